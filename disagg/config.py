@@ -1,0 +1,96 @@
+"""hosts.toml as frozen, validated models.
+
+`load(path)` reads the file; every error is a ConfigError with file, line, column, a caret and a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Role = Literal["prefill", "decode", "gateway"]
+EngineName = Literal["transformers", "mlx"]
+Connector = Literal["ssh", "local"]
+ServiceManager = Literal["systemd", "launchd", "process"]
+DType = Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model the fleet serves. `sources`: hub id or path per engine name; relative paths are made absolute
+    against the folder of hosts.toml (or the package, for ``package:`` paths). `context`: tokens."""
+
+    name: str
+    sources: Mapping[EngineName, str]
+    context: int
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a host runs its model. Fields that the host's engine does not know are refused when the file is read."""
+
+    name: EngineName
+    dtype: DType = "bfloat16"
+    device: str = "auto"  # transformers: auto | cuda | cuda:N | mps | cpu; mlx: auto | gpu | cpu
+    attention: str | None = None  # transformers: attn_implementation
+    quantization: str | None = None  # transformers: int8 | int4
+    chunk_tokens: int = 2048  # tokens per prefill chunk
+    threads: int | None = None  # CPU compute threads
+    max_batch: int = 16  # decode: requests in the running batch
+    max_kv_bytes: int = 8 << 30  # decode: KV bytes held, received and in use
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine. `port` is its HTTP port; `kv_port` (decode only) takes KV transfers."""
+
+    name: str
+    address: str
+    roles: tuple[Role, ...]
+    model: str
+    engine: EngineOptions
+    port: int
+    kv_port: int | None = None
+    data_address: str | None = None
+    connector: Connector = "ssh"
+    service: ServiceManager = "systemd"
+    python: str | None = None
+    queue_size: int = 32
+
+    @property
+    def url(self) -> str:
+        """Base URL of this host's HTTP server."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.port}"
+
+    @property
+    def kv_address(self) -> str:
+        """Where prefill hosts deliver KV: the data address if there is one."""
+        return self.data_address or self.address
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All of hosts.toml. `path` is the file it came from; `token_file` holds the fleet's shared secret."""
+
+    name: str
+    path: Path
+    models: Mapping[str, Model] = field(default_factory=dict)
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    token_file: Path | None = None
+
+    def model(self, name: str) -> Model:
+        """The model with this name or alias; UnknownModel lists those there are, with the nearest match."""
+        raise NotImplementedError(name)
+
+    def serving(self, model: str, role: Role) -> list[Host]:
+        """The hosts that serve this model (by canonical name) in this role, in file order."""
+        return [host for host in self.hosts.values() if host.model == model and role in host.roles]
+
+
+def load(path: Path) -> Fleet:
+    """Read and validate hosts.toml."""
+    raise NotImplementedError(path)

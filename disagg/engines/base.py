@@ -1,0 +1,178 @@
+"""What an engine is: the two interfaces every framework implements, and the values that cross them.
+
+PrefillEngine: tokens -> stream of layer KV. DecodeEngine: KV + last token -> stream of tokens. Both can also run a
+request alone, prompt and answer. Nothing here imports a framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from disagg.engines.profile import Finding, ModelProfile
+from disagg.engines.text import PromptTokenizer
+from disagg.kv.blocks import Block
+from disagg.kv.fingerprint import Fingerprint
+from disagg.kv.layout import Layout
+from disagg.kv.receive import ReceivedKV
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. temperature 0 is greedy. `logprobs`: how many top alternatives to report, None for none.
+    `stop`: strings that end the answer (not part of it). `ignore_eos`: run to max_tokens (benchmarks)."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token, as the engine chose it. `top`: (id, logprob) of the likeliest, where asked for.
+    `finish`: set on the last token of a request: "stop" for an end-of-sequence token, "length" at max_tokens."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTiming:
+    """Seconds on the prefill host's monotonic clock. `started`/`ended`: time.monotonic() around the compute."""
+
+    started: float
+    ended: float
+    tokens: int
+
+    @property
+    def compute_s(self) -> float:
+        return self.ended - self.started
+
+
+@dataclass(slots=True)
+class DecodeTiming:
+    """time.monotonic() on the decode host as a request passes: inserted into the engine, cache built (ingest),
+    first token out. `computed_prompt_tokens`: prompt tokens this host ran through the model itself
+    (1 after a hand-off, all of them alone)."""
+
+    submitted: float = 0.0
+    ingested: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+    computed_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """One request to a DecodeEngine. tokens: the whole prompt. kv: KV of tokens[:-1], or None to compute alone."""
+
+    id: str
+    tokens: Sequence[int]
+    sampling: Sampling
+    kv: ReceivedKV | None = None
+
+
+class Listener(Protocol):
+    """Called on the engine's thread, never blocking: one call per decode step with that step's tokens."""
+
+    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None: ...
+
+    def on_error(self, error: Exception) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What both engines say about themselves after load."""
+
+    backend: str  # e.g. "transformers/cuda", "mlx/cpu"
+    versions: dict[str, str]  # package -> version
+    profile: ModelProfile
+    layout: Layout
+    fingerprint: Fingerprint
+    preflight: tuple[Finding, ...] = ()
+    memory_bytes: int = 0  # weights, as loaded
+    eos_ids: frozenset[int] = field(default_factory=frozenset)
+
+
+class PrefillEngine(Protocol):
+    """Computes KV. Calls come from one thread at a time."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def tokenizer(self) -> PromptTokenizer: ...
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block], None],
+        *,
+        start: int = 0,
+        cancelled: Callable[[], bool] = lambda: False,
+        chunk_tokens: int | None = None,
+    ) -> PrefillTiming:
+        """Run tokens[start:] in chunks and emit each layer's new rows as soon as they exist.
+
+        `tokens` is exactly what KV is wanted for (the prompt without its last token); it may be empty.
+        Only rows that the layout keeps for len(tokens) tokens are emitted. Raises Cancelled between chunks.
+        """
+        ...
+
+    def generate(
+        self, tokens: Sequence[int], sampling: Sampling, *, cancelled: Callable[[], bool] = lambda: False
+    ) -> Iterator[Token]:
+        """Run a whole request alone: the baseline and the reference."""
+        ...
+
+    def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
+        """Logits [last, vocab] after each of the final `last` tokens of one teacher-forced pass. For `verify`."""
+        ...
+
+
+class DecodeEngine(Protocol):
+    """Turns KV into tokens with continuous batching, on a thread of its own."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def tokenizer(self) -> PromptTokenizer: ...
+
+    def submit(self, request: DecodeRequest, listener: Listener) -> None:
+        """Queue a request; its tokens arrive at the listener."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request at any stage; no call to its listener begins after this returns. Unknown ids are fine."""
+        ...
+
+    def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
+        """Like PrefillEngine.logits; with `kv`, which covers tokens[:-last], only the last tokens are computed."""
+        ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV that running and queued requests hold in the engine."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests in the engine, queued or decoding."""
+        ...
+
+    def close(self) -> None:
+        """Stop the engine's thread; running requests get Cancelled."""
+        ...

@@ -1,0 +1,56 @@
+"""What a framework will really compute for a model, as values that two hosts can compare.
+
+The *reference* profile comes from the checkpoint's files alone (transformers' config classes, which need no torch);
+each engine also measures an *actual* profile from its loaded modules. `engines/preflight.py` compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from disagg.kv.layout import LayerLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding of one layer. inv_freq: radians per token, one per rotated pair, fastest first.
+    scale: what cos and sin are multiplied by (YaRN's attention factor); 1.0 otherwise."""
+
+    inv_freq: tuple[float, ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """One layer: its cache layout and its rotary embedding (None where the layer has none)."""
+
+    layout: LayerLayout
+    rope: Rope | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """A model as one framework, or the checkpoint's files, see it.
+
+    source: "checkpoint", "transformers" or "mlx-lm".
+    """
+
+    source: str
+    architecture: str
+    vocab_size: int
+    context: int
+    layers: tuple[LayerProfile, ...]
+    tokenizer: str  # short hash
+    chat_template: str  # short hash
+    special_tokens: str  # short hash
+    eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a preflight: what was compared, and how it ended."""
+
+    component: str
+    status: Literal["ok", "mended", "refused"]
+    detail: str = ""

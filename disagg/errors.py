@@ -1,0 +1,187 @@
+"""Every failure disagg reports, as one tree.
+
+    DisaggError                      exit 1, HTTP 500
+    ├── ConfigError                  exit 2            hosts.toml: file, line, column, caret
+    ├── UsageError                   exit 2            a command line that cannot be carried out
+    ├── RequestError                 exit 2, HTTP 400  the caller's request is wrong
+    │   ├── UnknownModel             exit 2, HTTP 404
+    │   ├── ContextLengthExceeded    exit 2, HTTP 400
+    │   ├── BodyTooLarge             exit 2, HTTP 413
+    │   └── Unauthorized             exit 2, HTTP 401
+    ├── Overloaded                   exit 3, HTTP 503  the queue is full; carries Retry-After
+    ├── Cancelled                    exit 130, HTTP 499
+    ├── DeadlineExceeded             exit 1, HTTP 504
+    ├── ModelError                   exit 3, HTTP 500  a model cannot be loaded or served
+    │   └── PreflightRefused         exit 3            the two frameworks disagree about it
+    ├── HandoffError                 exit 1, HTTP 502  a KV transfer failed
+    │   ├── TicketRefused                              unknown, used or expired
+    │   ├── LayoutMismatch                             names the field
+    │   ├── FingerprintMismatch                        names the component
+    │   ├── ProtocolError                              malformed, oversized, out of order, truncated
+    │   ├── IntegrityError                             the digest does not match
+    │   └── PeerLost                                   connect, send or receive failed or timed out
+    ├── ServerUnavailable            exit 4, HTTP 502  no server answers
+    └── FleetError                   exit 1            a host could not do as asked
+        └── PortInUse                exit 1
+
+A DisaggError says what failed and where (`message`) and what to do about it (`hint`). `code` is its stable name
+in JSON; `to_json` and `from_json` carry an error across HTTP unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class DisaggError(Exception):
+    """The root. `message`: what failed and where, one line. `hint`: how to mend it, may be empty."""
+
+    exit_code: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    @classmethod
+    def code(cls) -> str:
+        """The stable name of this kind of error in JSON: its class name."""
+        return cls.__name__
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"code", "message", "hint"}`, the body of every error answer."""
+        return {"code": self.code(), "message": self.message, "hint": self.hint}
+
+    @staticmethod
+    def from_json(body: dict[str, Any]) -> DisaggError:
+        """The error that `to_json` described; an unknown code becomes a plain DisaggError."""
+        kinds = {kind.code(): kind for kind in _family(DisaggError)}
+        kind = kinds.get(str(body.get("code")), DisaggError)
+        error = kind.__new__(kind)
+        DisaggError.__init__(error, str(body.get("message", "unknown error")), str(body.get("hint", "")))
+        return error
+
+
+def _family(kind: type[DisaggError]) -> list[type[DisaggError]]:
+    return [kind, *(grandchild for child in kind.__subclasses__() for grandchild in _family(child))]
+
+
+class ConfigError(DisaggError):
+    """hosts.toml cannot be read. `message` already holds file, line, column and the caret lines."""
+
+    exit_code = 2
+
+
+class UsageError(DisaggError):
+    """A command line that cannot be carried out."""
+
+    exit_code = 2
+
+
+class RequestError(DisaggError):
+    """The caller's request is wrong: nothing was started."""
+
+    exit_code = 2
+    http_status = 400
+
+
+class UnknownModel(RequestError):
+    """No host serves the named model."""
+
+    http_status = 404
+
+
+class ContextLengthExceeded(RequestError):
+    """prompt tokens + max_tokens do not fit the model's context."""
+
+
+class BodyTooLarge(RequestError):
+    """The HTTP body is over the server's bound."""
+
+    http_status = 413
+
+
+class Unauthorized(RequestError):
+    """The fleet token is missing or wrong."""
+
+    http_status = 401
+
+
+class Overloaded(DisaggError):
+    """The server's queue is full. `retry_after_s` goes out as the Retry-After header."""
+
+    exit_code = 3
+    http_status = 503
+    retry_after_s: int = 1
+
+
+class Cancelled(DisaggError):
+    """The caller went away or interrupted."""
+
+    exit_code = 130
+    http_status = 499
+
+
+class DeadlineExceeded(DisaggError):
+    """The request's deadline passed."""
+
+    http_status = 504
+
+
+class ModelError(DisaggError):
+    """A model cannot be loaded or served: missing, corrupt, unsupported."""
+
+    exit_code = 3
+
+
+class PreflightRefused(ModelError):
+    """transformers and mlx-lm disagree about the model, and the difference cannot be mended."""
+
+
+class HandoffError(DisaggError):
+    """A KV transfer failed."""
+
+    http_status = 502
+
+
+class TicketRefused(HandoffError):
+    """The transfer's ticket is unknown, already used or expired."""
+
+
+class LayoutMismatch(HandoffError):
+    """The two hosts lay out the KV cache differently; the message names the field."""
+
+
+class FingerprintMismatch(HandoffError):
+    """The two hosts hold different models or tokenizers; the message names the component."""
+
+
+class ProtocolError(HandoffError):
+    """The peer broke the wire protocol: malformed, oversized, out of order or truncated."""
+
+
+class IntegrityError(HandoffError):
+    """The bytes arrived, but their digest is not the sender's."""
+
+
+class PeerLost(HandoffError):
+    """The KV peer could not be reached, fell silent or closed."""
+
+
+class ServerUnavailable(DisaggError):
+    """No server answers for this step of the request."""
+
+    exit_code = 4
+    http_status = 502
+
+
+class FleetError(DisaggError):
+    """A host could not do as asked."""
+
+
+class PortInUse(FleetError):
+    """Another process already listens where a server should."""

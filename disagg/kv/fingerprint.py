@@ -1,0 +1,64 @@
+"""What must be equal on both hosts for a hand-off to make sense, beyond the KV layout.
+
+Each component is a short hash or a plain value that both hosts derive from their own files by the same code.
+Weights are not part of it: one host may hold bf16 and the other an 8-bit conversion of the same checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from disagg.errors import FingerprintMismatch, ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """The model as a host knows it. Hash components are the first 16 hex digits of a SHA-256."""
+
+    architecture: str
+    vocab_size: int
+    rope: str
+    tokenizer: str
+    chat_template: str
+    special_tokens: str
+
+    @property
+    def digest(self) -> str:
+        """One short name for all components."""
+        return short_hash(json.dumps(asdict(self), sort_keys=True).encode())
+
+    def require_same(self, other: Fingerprint, *, mine: str, theirs: str) -> None:
+        """Raise FingerprintMismatch naming every component that differs."""
+        differing = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
+        if differing:
+            pairs = "; ".join(f"{n}: {mine} {getattr(self, n)}, {theirs} {getattr(other, n)}" for n in differing)
+            raise FingerprintMismatch(
+                f"the hosts hold different models ({pairs})",
+                "put the same revision of the model, with the same tokenizer files, on both hosts",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(body: Any) -> Fingerprint:
+        """The fingerprint a peer sent; ProtocolError where it is not one."""
+        try:
+            return Fingerprint(**{f.name: body[f.name] for f in fields(Fingerprint)})
+        except (KeyError, TypeError) as error:
+            raise ProtocolError(f"malformed fingerprint in the transfer header: {error!r}") from error
+
+
+def short_hash(data: bytes) -> str:
+    """The first 16 hex digits of SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def token_hash(tokens: Sequence[int]) -> str:
+    """SHA-256 (hex) of token ids as little-endian uint32: proves both hosts tokenised alike."""
+    return hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).hexdigest()
