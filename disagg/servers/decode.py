@@ -114,9 +114,11 @@ class DecodeService(Service):
             token_hash=token_hash(job.tokens),
             tokens=len(job.tokens) - 1,
         )
-        slot = self._tickets.issue(
-            expected, lambda result: loop.call_soon_threadsafe(_settle, arrival, result), deadline=job.deadline
-        )
+
+        def settle(result: Result) -> None:
+            loop.call_soon_threadsafe(_settle, arrival, result)
+
+        slot = self._tickets.issue(expected, settle, deadline=job.deadline)
         job.held.callback(self._tickets.revoke, slot.ticket)
         job.held.callback(_drop, arrival)
         return {

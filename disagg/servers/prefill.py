@@ -102,12 +102,11 @@ class PrefillService(Service):
                 queue_s = time.monotonic() - job.tokenised
                 timing = await self._on_thread(
                     lambda cancelled: self._compute_and_send(job, body, outbox, cancelled),
-                    on_cancel=lambda: [transfer.abort() for transfer in outbox],
+                    on_cancel=lambda: _abort(outbox),
                 )
             result = await asyncio.to_thread(outbox[0].finish)
         finally:
-            for transfer in outbox:
-                await asyncio.to_thread(transfer.abort)
+            await asyncio.to_thread(_abort, outbox)  # without effect where the transfer has finished
             self._kv_bytes -= nbytes
         self.counters.computed_prompt_tokens += timing.tokens
         self.counters.kv_bytes_total += result.payload_bytes
@@ -190,6 +189,11 @@ class PrefillService(Service):
             if not future.cancelled() and (error := future.exception()) and not isinstance(error, DisaggError):
                 logs.log.error("failed_while_cancelling", exc_info=error)
             raise
+
+
+def _abort(outbox: Sequence[Transfer]) -> None:
+    for transfer in outbox:
+        transfer.abort()
 
 
 def _account(job: Job, queue_s: float, timing: PrefillTiming, result: TransferResult) -> dict[str, Any]:
