@@ -26,7 +26,7 @@ class TTFTParts:
 
     @property
     def total(self) -> float:
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
 
 @dataclass(frozen=True, slots=True)

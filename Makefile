@@ -1,0 +1,32 @@
+# Everything from a clean clone with python3 alone: each target sets up .venv first, and is quick the second time.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.ready
+	$(BIN)/disagg demo
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The stamp is removed first, so that an interrupted set-up is done again.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	rm -f $@
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,107 @@
+"""The servers' HTTP API from the caller's side: JSON calls and event streams, with every failure as a DisaggError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+
+from disagg.config import Host
+from disagg.errors import DisaggError, Overloaded, ProtocolError, ServerUnavailable
+
+CONNECT_TIMEOUT_S = 5.0
+SILENCE_TIMEOUT_S = 60.0  # servers send a keep-alive every 10 s
+MAX_EVENT_BYTES = 4 << 20
+
+Event = tuple[str, dict[str, Any]]
+
+
+def client(token: str) -> httpx.AsyncClient:
+    """An HTTP client for the fleet: no proxies, no redirects, bounded connects."""
+    return httpx.AsyncClient(
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30),
+        trust_env=False,
+    )
+
+
+async def post(
+    http: httpx.AsyncClient, host: Host, path: str, body: Mapping[str, Any], *, timeout: float, request_id: str
+) -> dict[str, Any]:
+    """POST JSON and return the JSON answer. Raises the server's own error, or ServerUnavailable."""
+    with _failures(host):
+        answer = await http.post(
+            host.url + path,
+            json=body,
+            timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT_S),
+            headers={"X-Request-Id": request_id},
+        )
+        _raise_for(answer, answer.content, host)
+        result = answer.json()
+        assert isinstance(result, dict)
+        return result
+
+
+@asynccontextmanager
+async def events(
+    http: httpx.AsyncClient, host: Host, path: str, body: Mapping[str, Any], *, request_id: str
+) -> AsyncIterator[AsyncGenerator[Event, None]]:
+    """POST JSON and read the answer as server-sent events. Leaving the block ends the request on the server."""
+    with _failures(host):
+        async with http.stream("POST", host.url + path, json=body, headers={"X-Request-Id": request_id}) as answer:
+            if answer.status_code != httpx.codes.OK:
+                _raise_for(answer, await answer.aread(), host)
+            async with aclosing(_parse(answer, host)) as stream:
+                yield stream
+
+
+async def _parse(answer: httpx.Response, host: Host) -> AsyncGenerator[Event, None]:
+    name, buffer = "", bytearray()
+    async for part in answer.aiter_raw():
+        buffer += part
+        while (end := buffer.find(b"\n")) >= 0:
+            line = bytes(buffer[:end])
+            del buffer[: end + 1]
+            if line.startswith(b"event: "):
+                name = line[7:].decode()
+            elif line.startswith(b"data: "):
+                data = json.loads(line[6:])
+                if name == "error":
+                    raise DisaggError.from_json(data)
+                yield name, data
+        if len(buffer) > MAX_EVENT_BYTES:
+            raise ProtocolError(f"{host.name} sent an event of over {MAX_EVENT_BYTES} bytes")
+    raise ServerUnavailable(f"{host.name} closed the stream before the answer was complete", "see its log")
+
+
+def _raise_for(answer: httpx.Response, content: bytes, host: Host) -> None:
+    if answer.status_code == httpx.codes.OK:
+        return
+    try:
+        error = DisaggError.from_json(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        raise ServerUnavailable(
+            f"{host.name} ({host.url}) answered HTTP {answer.status_code}, not as a disagg server does",
+            "check the port in hosts.toml",
+        ) from None
+    if isinstance(error, Overloaded):
+        error.retry_after_s = int(answer.headers.get("retry-after", "1"))
+    raise error
+
+
+@contextmanager
+def _failures(host: Host) -> Iterator[None]:
+    try:
+        yield
+    except httpx.ConnectError as error:
+        raise ServerUnavailable(f"no server answers at {host.url} ({host.name})", "run `disagg status`") from error
+    except httpx.TimeoutException as error:
+        raise ServerUnavailable(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`") from error
+    except (httpx.HTTPError, httpx.StreamError) as error:
+        raise ServerUnavailable(f"lost the connection to {host.name}: {error}", "run `disagg status`") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ServerUnavailable(f"{host.name} ({host.url}) sent an unreadable answer", "see its log") from error

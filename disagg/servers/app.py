@@ -1,0 +1,128 @@
+"""The HTTP shell around a service: fleet token, bounded bodies, request ids, and every error as JSON."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from disagg.errors import BodyTooLarge, DisaggError, Overloaded, RequestError, Unauthorized
+from disagg.servers import logs
+from disagg.servers.schemas import Body, parse
+from disagg.servers.service import Service
+from disagg.servers.sse import read_body
+
+MAX_BODY_BYTES = 16 << 20
+REQUEST_ID = "X-Request-Id"
+
+
+def build(service: Service, token: str) -> Starlette:
+    """The ASGI application of one server."""
+    return Starlette(
+        routes=[
+            Route("/health", _health(service, token), methods=["GET"]),
+            Route("/status", _status(service), methods=["GET"]),
+            *service.routes(),
+        ],
+        middleware=[],
+        exception_handlers={
+            DisaggError: _on_error,
+            HTTPException: _on_http_error,
+            Exception: _on_bug,
+        },
+    )
+
+
+class Gate:
+    """Outermost ASGI layer: sets the request id, and lets no one past /health without the fleet's token."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        scope["disagg.request_id"] = _request_id(request)
+        reset = logs.request_id.set(scope["disagg.request_id"])
+        try:
+            if scope["path"] != "/health" and not authorized(request, self._token):
+                error = Unauthorized(
+                    "the fleet token is missing or wrong", "send it as 'Authorization: Bearer TOKEN'; see token_file"
+                )
+                await error_response(error)(scope, receive, send)
+                return
+            await self._app(scope, receive, send)
+        finally:
+            logs.request_id.reset(reset)
+
+
+def authorized(request: Request, token: str) -> bool:
+    """Whether the request carries the fleet's token, compared in constant time."""
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(given.encode(), token.encode())
+
+
+def endpoint(kind: type[Body], handle: Callable[[Request, Body], Awaitable[Response]]) -> Callable[..., object]:
+    """A POST endpoint that hands a validated body to `handle`."""
+
+    async def serve(request: Request) -> Response:
+        body = await read_body(request, MAX_BODY_BYTES)
+        if body is None:
+            raise BodyTooLarge(f"the request body is over {MAX_BODY_BYTES >> 20} MiB", "shorten the prompt")
+        return await handle(request, parse(kind, body))
+
+    return serve
+
+
+def error_response(error: DisaggError) -> JSONResponse:
+    """An error as `{"error": {"code", "message", "hint"}}` with its HTTP status."""
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse({"error": error.to_json()}, status_code=error.http_status, headers=headers)
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get(REQUEST_ID, "")
+    return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else secrets.token_hex(8)
+
+
+def _health(service: Service, token: str) -> Callable[..., object]:
+    async def health(request: Request) -> Response:
+        return JSONResponse(service.health() if authorized(request, token) else {"status": service.state})
+
+    return health
+
+
+def _status(service: Service) -> Callable[..., object]:
+    async def status(_: Request) -> Response:
+        return JSONResponse(service.status())
+
+    return status
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, DisaggError)
+    return error_response(error)
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    described = RequestError(str(error.detail), "see docs/http-api.md for the endpoints")
+    return JSONResponse({"error": described.to_json()}, status_code=error.status_code, headers=error.headers)
+
+
+async def _on_bug(_: Request, error: Exception) -> Response:
+    logs.log.error("internal_error", exc_info=error)
+    return error_response(DisaggError("internal error in the server", "its log has the traceback"))

@@ -1,0 +1,143 @@
+"""What the prefill and the decode server have in common: life cycle, health, status and counters."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import psutil
+from starlette.routing import Route
+
+from disagg import __version__
+from disagg.config import Fleet, Host, Model
+from disagg.engines.base import EngineInfo
+from disagg.engines.text import Messages, PromptTokenizer
+from disagg.errors import ContextLengthExceeded, DisaggError, Overloaded, UnknownModel
+from disagg.servers import logs
+
+State = Literal["loading", "ok", "draining"]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the server started. `computed_prompt_tokens`: prompt tokens run through the model here."""
+
+    requests: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    kv_bytes_total: int = 0
+
+
+@dataclass(slots=True)
+class Service(ABC):
+    """One host's server behind HTTP. `load` runs once; until then only /health answers."""
+
+    fleet: Fleet
+    host: Host
+    state: State = "loading"
+    counters: Counters = field(default_factory=Counters)
+    started: float = field(default_factory=time.monotonic)
+
+    role: Literal["prefill", "decode"] = field(init=False)
+
+    @property
+    def model(self) -> Model:
+        return self.fleet.models[self.host.model]
+
+    @property
+    @abstractmethod
+    def info(self) -> EngineInfo | None:
+        """The engine's own account, None until it is loaded."""
+
+    @abstractmethod
+    async def load(self) -> None:
+        """Load the model, warm up, open what must be open. Sets `state` to ok."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop the engine and everything that `load` opened."""
+
+    @abstractmethod
+    def routes(self) -> Sequence[Route]:
+        """The endpoints of this role."""
+
+    @abstractmethod
+    def load_figures(self) -> dict[str, int]:
+        """queue, running and kv_bytes now."""
+
+    def require_ready(self, model: str) -> None:
+        """Refuse work while loading or draining, and for a model that is not served here."""
+        if self.state != "ok":
+            raise Overloaded(f"{self.host.name} is {self.state}", "try again in a moment")
+        if model != self.model.name and model not in self.model.aliases:
+            raise UnknownModel(f"{self.host.name} serves {self.model.name}, not {model!r}", "ask a host of that model")
+
+    def require_context(self, prompt_tokens: int, max_tokens: int) -> None:
+        """ContextLengthExceeded where prompt and answer together do not fit."""
+        limit = min(self.model.context, self.info.profile.context) if self.info else self.model.context
+        if prompt_tokens + max_tokens > limit:
+            raise ContextLengthExceeded(
+                f"{prompt_tokens} prompt tokens + {max_tokens} max_tokens = {prompt_tokens + max_tokens}, "
+                f"over the {limit} tokens of {self.model.name}",
+                "shorten the prompt or lower max_tokens",
+            )
+
+    async def tokenise(self, tokenizer: PromptTokenizer, content: str | Messages | Sequence[int]) -> list[int]:
+        """Token ids of the prompt; long texts on a worker thread, so that others are still served."""
+        if isinstance(content, str) and len(content) < 2048:
+            return tokenizer.encode(content)
+        return await asyncio.to_thread(tokenizer.encode, content)
+
+    def count_end(self, error: BaseException | None) -> None:
+        """Book the end of a request, however it ended."""
+        if error is None:
+            self.counters.completed += 1
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self.counters.cancelled += 1
+        else:
+            self.counters.failed += 1
+            detail = error.to_json() if isinstance(error, DisaggError) else {"message": repr(error)}
+            logs.info("request_failed", **detail)
+
+    def health(self) -> dict[str, Any]:
+        """What /health answers to a caller with the fleet's token."""
+        info = self.info
+        return {
+            "status": self.state,
+            "model": self.model.name,
+            "loaded": info is not None,
+            "backend": info.backend if info else None,
+            "role": self.role,
+            "host": self.host.name,
+            "version": __version__,
+            "versions": info.versions if info else {},
+            "fingerprint": info.fingerprint.to_json() if info else None,
+            "preflight": [asdict(finding) for finding in info.preflight] if info else [],
+            "uptime_s": round(time.monotonic() - self.started, 3),
+            "pid": os.getpid(),
+        }
+
+    def status(self) -> dict[str, Any]:
+        """What /status answers: health, load, memory, device use, counters."""
+        memory, process = psutil.virtual_memory(), psutil.Process()
+        return {
+            **self.health(),
+            **self.load_figures(),
+            "memory": {
+                "total": memory.total,
+                "available": memory.available,
+                "process": process.memory_info().rss,
+                "weights": self.info.memory_bytes if self.info else 0,
+            },
+            "device": {"name": self.info.backend if self.info else None, "cpu_percent": psutil.cpu_percent()},
+            "counters": asdict(self.counters),
+        }

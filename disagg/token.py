@@ -1,0 +1,44 @@
+"""The fleet's shared secret and where a fleet keeps its local state.
+
+The token comes from the file named by $DISAGG_TOKEN_FILE, else by `token_file` in hosts.toml, else from the fleet's
+state folder, where `disagg start` makes one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from disagg.config import Fleet
+from disagg.errors import ConfigError
+
+TOKEN_FILE_VARIABLE = "DISAGG_TOKEN_FILE"
+
+
+def state_folder(fleet: Fleet) -> Path:
+    """$XDG_STATE_HOME/disagg/NAME-HASH: tokens, pids and logs of this fleet on this machine."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base / "disagg" / f"{fleet.name}-{hashlib.sha256(str(fleet.path.resolve()).encode()).hexdigest()[:8]}"
+
+
+def token_path(fleet: Fleet) -> Path:
+    """The file that holds the fleet's token."""
+    if named := os.environ.get(TOKEN_FILE_VARIABLE):
+        return Path(named)
+    return fleet.token_file or state_folder(fleet) / "token"
+
+
+def fleet_token(fleet: Fleet) -> str:
+    """The fleet's token. ConfigError where there is none."""
+    path = token_path(fleet)
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the fleet token from {path}: {error.strerror}",
+            "start the fleet with `disagg start`, which makes one, or set token_file in hosts.toml",
+        ) from error
+    if not token.isascii() or not token.isprintable() or len(token) < 16:
+        raise ConfigError(f"{path} holds no usable token", "it must be at least 16 printable ASCII characters")
+    return token
