@@ -1,7 +1,4 @@
-"""hosts.toml as frozen, validated models.
-
-`load(path)` reads the file; every error is a ConfigError with file, line, column, a caret and a hint.
-"""
+"""What hosts.toml says, as frozen values. They are made by `load`, which has checked them."""
 
 from __future__ import annotations
 
@@ -9,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from disagg.config.words import nearest, printable
+from disagg.errors import UnknownModel
 
 Role = Literal["prefill", "decode", "gateway"]
 EngineName = Literal["transformers", "mlx"]
@@ -84,13 +84,16 @@ class Fleet:
 
     def model(self, name: str) -> Model:
         """The model with this name or alias; UnknownModel lists those there are, with the nearest match."""
-        raise NotImplementedError(name)
+        for model in self.models.values():
+            if name == model.name or name in model.aliases:
+                return model
+        known = [word for model in self.models.values() for word in (model.name, *model.aliases)]
+        there = ", ".join(
+            f"{model.name} ({', '.join(model.aliases)})" if model.aliases else model.name
+            for model in self.models.values()
+        )
+        raise UnknownModel(f'no model "{printable(name)}" in this fleet: there are {there}', nearest(name, known))
 
     def serving(self, model: str, role: Role) -> list[Host]:
         """The hosts that serve this model (by canonical name) in this role, in file order."""
         return [host for host in self.hosts.values() if host.model == model and role in host.roles]
-
-
-def load(path: Path) -> Fleet:
-    """Read and validate hosts.toml."""
-    raise NotImplementedError(path)

@@ -1,0 +1,77 @@
+"""Names, addresses and model sources from outside: each check returns what is wrong, or nothing.
+
+Host and fleet names become file, service and table names; addresses become arguments of ssh and parts of URLs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+
+NAME_RULE = 'letters, digits, ".", "_" and "-", beginning with a letter or digit, at most 64'
+PACKAGE = "package:"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+
+
+def is_name(text: str) -> bool:
+    """Whether this may name a host or fleet, by NAME_RULE."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_label(text: str) -> bool:
+    """Whether this may name a model: printable, not blank at either end, at most 200 characters."""
+    return 0 < len(text) <= 200 and text.isprintable() and text == text.strip()
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether this has the form of a model hub id, `owner/name` or `name`."""
+    return _HUB_ID.fullmatch(text) is not None
+
+
+def is_path(source: str) -> bool:
+    """Whether a model source is a path and not a hub id."""
+    return source.startswith((".", "/", "~", PACKAGE))
+
+
+def address_fault(address: str) -> str | None:
+    """What is wrong with the address of a host: a hostname, IPv4 or IPv6 address is wanted."""
+    if any(sign in address for sign in "/@[]%"):
+        return 'give the bare hostname or IP address, without URL, user, brackets or "%" zone'
+    if address.count(":") == 1:
+        return "the port is a key of its own, as in port = 8000"
+    if ":" in address or re.fullmatch(r"[0-9.]+", address):
+        try:
+            unspecified = ipaddress.ip_address(address).is_unspecified
+        except ValueError:
+            return "this is not a valid IP address"
+        return "this means every interface: give the address that the other machines reach" if unspecified else None
+    labels = address.removesuffix(".").split(".")
+    if len(address) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        return 'a hostname holds letters, digits, "-" and ".", and no part of it begins or ends with "-"'
+    return None
+
+
+def same_machine(address: str) -> str:
+    """One spelling for every spelling of an address."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return address.lower().removesuffix(".")
+
+
+def resolve(source: str, folder: Path) -> str:
+    """A model source as the engines take it: hub ids as they are, paths absolute.
+
+    Relative paths begin at `folder`, `package:` paths at the installed disagg package.
+    RuntimeError: `~name` where there is no such user.
+    """
+    if not is_path(source):
+        return source
+    package = Path(__file__).parents[1]
+    path = package / source.removeprefix(PACKAGE) if source.startswith(PACKAGE) else Path(source).expanduser()
+    return os.path.normpath(folder.absolute() / path)

@@ -1,0 +1,184 @@
+"""The rules of [hosts.*] tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, get_args
+
+from disagg.config.addresses import NAME_RULE, address_fault, is_hub_id, is_name, same_machine
+from disagg.config.schema import Connector, DType, EngineName, EngineOptions, Host, Model, Role, ServiceManager
+from disagg.config.table import Table
+from disagg.config.words import nearest, printable, toml_key
+
+Reader = Callable[[Table, str], Any]  # takes one key's value out of a table, checked
+
+ENGINE_FOR: Final[Mapping[Role, EngineName]] = {"prefill": "transformers", "decode": "mlx"}
+ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
+    "transformers": ("auto", "cuda", "mps", "cpu"),
+    "mlx": ("auto", "gpu", "cpu"),
+}
+
+
+def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
+    """The hosts by name, in file order."""
+    hosts: dict[str, Host] = {}
+    ports: dict[tuple[str, int], str] = {}
+    for name, table in tables.tables("[hosts.dgx-spark-1]"):
+        hosts[name] = _host(name, table, models)
+        _claim_ports(hosts[name], table, ports)
+    if not hosts:
+        raise tables.document.fault_at_value(tables.path, "there is no host", "add [hosts.dgx-spark-1]")
+    return hosts
+
+
+def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
+    if not is_name(name):
+        raise table.document.fault_at_key(table.path, "this host name is not usable", NAME_RULE)
+    table.only((*_HOST_REQUIRED, *_HOST_OPTIONS))
+    for key, example in _HOST_REQUIRED.items():
+        table.require(key, f"add {example}")
+    roles = _roles(table)
+    _kv_port_fits(table, roles)
+    engine = _engine(table.table("engine", 'engine = {name = "transformers"}'), roles)
+    return Host(
+        name=name,
+        address=_address(table, "address"),
+        roles=roles,
+        model=_served_model(table, models, engine.name),
+        engine=engine,
+        port=_port(table, "port"),
+        **{key: reader(table, key) for key, reader in _HOST_OPTIONS.items() if key in table},
+    )
+
+
+def _roles(table: Table) -> tuple[Role, ...]:
+    roles = table.choices("roles", get_args(Role))
+    if "prefill" in roles and "decode" in roles:
+        raise table.fault_at_value(
+            "roles",
+            "one host cannot prefill and decode: the two need different engines",
+            "describe the machine as two hosts with the same address and different ports",
+        )
+    if roles == ("gateway",):
+        raise table.fault_at_value(
+            "roles", "a gateway alone serves no model", 'give the role "gateway" to a prefill or decode host'
+        )
+    return roles
+
+
+def _kv_port_fits(table: Table, roles: tuple[Role, ...]) -> None:
+    if "decode" in roles:
+        table.require("kv_port", "prefill hosts deliver KV to this port of a decode host: add kv_port = 9001")
+    elif "kv_port" in table:
+        raise table.fault_at_key("kv_port", "kv_port is for decode hosts", "only they take KV: remove this line")
+
+
+def _served_model(table: Table, models: Mapping[str, Model], engine: EngineName) -> str:
+    name = table.value("model", str, 'model = "qwen3-coder:30b"')
+    if name not in models:
+        owner = next((model.name for model in models.values() if name in model.aliases), None)
+        hint = f'this is an alias: write model = "{owner}"' if owner else nearest(name, models)
+        there = ", ".join(f'"{model}"' for model in models)
+        raise table.fault_at_value("model", f'no model "{printable(name)}"', hint or f"there are {there}")
+    if engine not in models[name].sources:
+        raise table.fault_at_value(
+            "model",
+            f'model "{name}" has no source for the engine "{engine}" of this host',
+            f'add {engine} = "owner/model" to [models.{toml_key(name)}.sources]',
+        )
+    return name
+
+
+def _claim_ports(host: Host, table: Table, ports: dict[tuple[str, int], str]) -> None:
+    """Refuse a port that another server on the same machine has. The KV listener may bind either address."""
+    for key, port, addresses in (
+        ("port", host.port, {host.address}),
+        ("kv_port", host.kv_port, {host.address, host.kv_address}),
+    ):
+        places = {(same_machine(address), port) for address in addresses if port is not None}
+        if taken := next((ports[place] for place in sorted(places) if place in ports), None):
+            raise table.fault_at_value(key, f"{key} {port} is already {taken}", "choose another port")
+        ports.update(dict.fromkeys(places, f"the {key} of [hosts.{toml_key(host.name)}] on {host.address}"))
+
+
+def _engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
+    names: tuple[EngineName, ...] = get_args(EngineName)
+    name = table.choice("name", names, 'name = "transformers"')
+    for role in roles:
+        if (needed := ENGINE_FOR.get(role, name)) != name:
+            raise table.fault_at_value("name", f'the engine "{name}" cannot {role}', f'{role} needs name = "{needed}"')
+    known = _ENGINE_OPTIONS[name]
+    others = {key: f'this is an option of the engine "{other}"' for other in names for key in _ENGINE_OPTIONS[other]}
+    table.only(("name", *known), others)
+    return EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
+
+
+def _address(table: Table, key: str) -> str:
+    address = table.value(key, str, f'{key} = "10.0.0.1"')
+    if hint := address_fault(address):
+        raise table.fault_at_value(key, f'"{printable(address)}" is not an address', hint)
+    return address
+
+
+def _port(table: Table, key: str) -> int:
+    return table.integer(key, 1, 65535, f"{key} = 8000")
+
+
+def _python(table: Table, key: str) -> str:
+    path = table.value(key, str, f'{key} = "/opt/homebrew/bin/python3"')
+    if not path.startswith(("/", "~/")) or not path.isprintable():
+        raise table.fault_at_value(
+            key, f"{key} is not an absolute path", "over ssh a host's PATH is short: begin with / or ~/"
+        )
+    return path
+
+
+def _device(table: Table, key: str) -> str:
+    engine: EngineName = table.data["name"]
+    device = table.value(key, str, f'{key} = "auto"')
+    if engine == "transformers" and re.fullmatch(r"cuda:[0-9]{1,3}", device):
+        return device
+    return table.choice(key, DEVICES[engine])
+
+
+def _attention(table: Table, key: str) -> str:
+    """One of transformers' own, or a kernel from the hub, `owner/name`."""
+    attention = table.value(key, str, f'{key} = "sdpa"')
+    return attention if "/" in attention and is_hub_id(attention) else table.choice(key, ATTENTION)
+
+
+def _within(low: int, high: int) -> Reader:
+    return lambda table, key: table.integer(key, low, high)
+
+
+def _one_of(allowed: tuple[str, ...]) -> Reader:
+    return lambda table, key: table.choice(key, allowed)
+
+
+_COMMON_OPTIONS: Final[Mapping[str, Reader]] = {
+    "dtype": _one_of(get_args(DType)),
+    "device": _device,
+    "chunk_tokens": _within(1, 1 << 17),
+    "threads": _within(1, 1024),
+}
+_ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
+    "transformers": {**_COMMON_OPTIONS, "attention": _attention, "quantization": _one_of(("int8", "int4"))},
+    "mlx": {**_COMMON_OPTIONS, "max_batch": _within(1, 1024), "max_kv_bytes": _within(1, 1 << 50)},
+}
+_HOST_REQUIRED: Final[Mapping[str, str]] = {
+    "address": 'address = "10.0.0.1"',
+    "roles": 'roles = ["prefill"]',
+    "model": 'model = "qwen3-coder:30b"',
+    "port": "port = 8000",
+    "engine": 'engine = {name = "transformers"}',
+}
+_HOST_OPTIONS: Final[Mapping[str, Reader]] = {
+    "kv_port": _port,
+    "data_address": _address,
+    "connector": _one_of(get_args(Connector)),
+    "service": _one_of(get_args(ServiceManager)),
+    "python": _python,
+    "queue_size": _within(1, 1 << 16),
+}

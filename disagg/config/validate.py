@@ -1,0 +1,45 @@
+"""From a parsed document to a Fleet: `load`, and the rules of the file as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from disagg.config.addresses import NAME_RULE, is_name, is_path
+from disagg.config.hosts import read_hosts
+from disagg.config.models import read_models, resolved
+from disagg.config.reader import Document, parse, read
+from disagg.config.schema import Fleet
+from disagg.config.table import Table
+
+
+def load(path: Path) -> Fleet:
+    """Read and validate hosts.toml. Every fault is a ConfigError; whether the models exist is not looked at."""
+    return build(parse(read(path), str(path)), path)
+
+
+def build(document: Document, path: Path) -> Fleet:
+    """The fleet that a document describes; relative paths in it begin at the folder of `path`."""
+    root = Table(document, (), document.data)
+    root.only(("fleet", "models", "hosts"))
+    head = root.table("fleet", '[fleet] with name = "studio"')
+    head.only(("name", "token_file"))
+    name = _name(head, "name")
+    models = read_models(root.table("models", '[models."qwen3-coder:30b"]'), path.parent)
+    hosts = read_hosts(root.table("hosts", "[hosts.dgx-spark-1]"), models)
+    return Fleet(name, path.absolute(), models, hosts, _token_file(head, path.parent))
+
+
+def _token_file(head: Table, folder: Path) -> Path | None:
+    if "token_file" not in head:
+        return None
+    text = head.value("token_file", str, 'token_file = "~/.config/disagg/token"')
+    if not text or not text.isprintable():
+        raise head.fault_at_value("token_file", "token_file is not a path")
+    return Path(resolved(head, "token_file", text if is_path(text) else f"./{text}", folder))
+
+
+def _name(table: Table, key: str) -> str:
+    name = table.value(key, str, f'{key} = "studio"')
+    if not is_name(name):
+        raise table.fault_at_value(key, "this name is not usable", NAME_RULE)
+    return name
