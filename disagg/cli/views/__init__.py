@@ -1,1 +1,1 @@
-"""cli/views."""
+"""What the commands show: pure functions from values to Rich renderables."""

@@ -1,0 +1,96 @@
+"""The fleet's health: a table that fits 80 columns, and what to do about each host that is not healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from disagg.cli.views.units import size, uptime
+from disagg.fleet.health import HostStatus
+
+STYLE = {
+    "healthy": "green",
+    "loading": "yellow",
+    "draining": "yellow",
+    "silent": "red",
+    "failed": "red",
+    "unauthorised": "red",
+    "foreign": "red",
+    "not running": "dim",
+    "unreachable": "magenta",
+}
+
+
+def health_view(statuses: Sequence[HostStatus]) -> RenderableType:
+    """The table, then a line `host: why` and a line `→ command` per unhealthy host."""
+    parts: list[RenderableType] = [_table(statuses)]
+    parts += [_remedy(status) for status in statuses if not status.ok]
+    return Group(*parts)
+
+
+def health_panel(statuses: Sequence[HostStatus]) -> Panel:
+    """The same inside a panel, titled with how many hosts are healthy."""
+    healthy = sum(status.ok for status in statuses)
+    title = f"Server health: {healthy} of {len(statuses)} healthy"
+    return Panel(health_view(statuses), title=title, border_style="green" if healthy == len(statuses) else "red")
+
+
+def status_line(status: HostStatus) -> str:
+    """One host as one plain line, for output that is no terminal."""
+    line = f"{status.host}: {status.state}"
+    return f"{line}: {status.why} -> {status.mend}" if not status.ok else f"{line} ({status.model}, {status.backend})"
+
+
+def _table(statuses: Sequence[HostStatus]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=True)
+    table.add_column("host", overflow="fold", style="bold", ratio=4)
+    table.add_column("model", overflow="fold", ratio=4)
+    table.add_column("health", overflow="fold", min_width=7)
+    table.add_column("backend", overflow="fold", ratio=3)
+    table.add_column("run/wait", justify="right", min_width=8)
+    table.add_column("KV held", justify="right", no_wrap=True)
+    table.add_column("memory", justify="right", min_width=8)
+    table.add_column("up", justify="right", min_width=5)
+    for status in statuses:
+        table.add_row(*_row(status))
+    return table
+
+
+def _row(status: HostStatus) -> list[RenderableType]:
+    host = Text.assemble(status.host, "\n", (", ".join(status.roles), "not bold dim"))
+    if not status.backend:
+        return [host, status.model, Text(status.state, STYLE[status.state]), *("–" for _ in range(5))]
+    process, total = status.memory.get("process"), status.memory.get("total")
+    memory = Text.assemble(size(process), "\n", (f"of {size(total)}", "dim"))
+    load = Text.assemble(f"{_number(status.running)}/{_number(status.queue)}", "\n", (_utilisation(status), "dim"))
+    return [
+        host,
+        status.model,
+        Text(status.state, STYLE[status.state]),
+        status.backend,
+        load,
+        size(status.kv_bytes),
+        memory,
+        uptime(status.uptime_s),
+    ]
+
+
+def _utilisation(status: HostStatus) -> str:
+    share = status.device.get("utilisation")
+    return f"{share:.0%} busy" if isinstance(share, (int, float)) else ""
+
+
+def _number(value: int | None) -> str:
+    return "–" if value is None else str(value)
+
+
+def _remedy(status: HostStatus) -> RenderableType:
+    lines = Text.assemble((f"{status.host}: ", f"bold {STYLE[status.state]}"), status.why)
+    if status.mend:
+        lines.append_text(Text.assemble("\n  → ", (status.mend, "bold cyan")))
+    return lines

@@ -1,0 +1,193 @@
+"""What requests cost: a table for `generate`, panels for `demo`. Every number's formula stands in a footnote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from disagg.cli.views.units import seconds, size, speed
+from disagg.inference.metrics import Metrics, TTFTParts
+from disagg.inference.types import Completion
+
+TTFT_NOTE = "TTFT: sent → first token here. Its parts add up to it; rest = network and scheduling."
+SPEED_NOTE = "prefill tok/s = prompt tokens / prefill time; decode tok/s = (output tokens - 1) / decode time."
+_PART_STYLE = {
+    "queue": "bright_black",
+    "tokenise": "white",
+    "prefill": "blue",
+    "exposed_transfer": "magenta",
+    "ingest": "yellow",
+    "first_step": "green",
+    "network": "cyan",
+}
+_PART_NAME = {"exposed_transfer": "exposed transfer", "first_step": "first step", "network": "rest"}
+_BAR_CELLS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Several models run at once, and each by itself. Seconds; tokens are output tokens.
+
+    `own`: model -> wall time by itself. `same_text`: whether both runs gave the same answers.
+    """
+
+    parallel_wall: float
+    own: dict[str, float]
+    completion_tokens: int
+    same_text: bool
+
+    @property
+    def sequential_sum(self) -> float:
+        return sum(self.own.values())
+
+    @property
+    def speedup(self) -> float:
+        return self.sequential_sum / self.parallel_wall
+
+    @property
+    def throughput(self) -> float:
+        return self.completion_tokens / self.parallel_wall
+
+    @property
+    def over_slower(self) -> float:
+        return self.parallel_wall / max(self.own.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "parallel_wall": self.parallel_wall,
+            "own_wall": self.own,
+            "sequential_sum": self.sequential_sum,
+            "speedup": self.speedup,
+            "throughput": self.throughput,
+            "parallel_over_slower": self.over_slower,
+            "same_text": self.same_text,
+        }
+
+
+def metrics_view(completions: Sequence[Completion]) -> RenderableType:
+    """One row per answer, the route and what is unusual below, then the formulas."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("model", overflow="fold", style="bold")
+    for name in ("tokens", "prefill", "decode", "TTFT", "total"):
+        table.add_column(name, justify="right")
+    for completion in completions:
+        metrics = completion.metrics
+        table.add_row(
+            metrics.model,
+            _two(f"{metrics.prompt_tokens} in", f"{metrics.completion_tokens} out"),
+            _two(seconds(metrics.prefill_time), speed(metrics.prefill_speed)),
+            _two(seconds(metrics.decode_time), speed(metrics.decode_speed)),
+            seconds(metrics.ttft),
+            seconds(metrics.total_time),
+        )
+    notes = [_route(completion.metrics) for completion in completions]
+    return Group(table, *notes, *_warnings(completions), Text(f"{SPEED_NOTE}\n{TTFT_NOTE}", "dim"))
+
+
+def model_panel(completion: Completion) -> Panel:
+    """One answer's cost: the three lines everyone asks for, then where TTFT went."""
+    metrics = completion.metrics
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(justify="right", style="bold")
+    grid.add_column(justify="right", style="bold")
+    grid.add_column(style="dim", overflow="fold")
+    tokens = f"{metrics.completion_tokens} tokens"
+    prompt = f"{metrics.prompt_tokens} tokens"
+    grid.add_row("prefill", seconds(metrics.prefill_time), speed(metrics.prefill_speed), _at(prompt, metrics, True))
+    grid.add_row("decode", seconds(metrics.decode_time), speed(metrics.decode_speed), _at(tokens, metrics, False))
+    grid.add_row("total", seconds(metrics.total_time), "", f"finished by {completion.finish_reason}")
+    parts: list[RenderableType] = [grid, Text(), ttft_view(metrics), _transfer(metrics), *_warnings([completion])]
+    return Panel(Group(*parts), title=f"[bold]{metrics.model}[/]", title_align="left", border_style="blue")
+
+
+def ttft_view(metrics: Metrics) -> RenderableType:
+    """TTFT as a bar of its parts, and a legend with each part's time."""
+    parts = {field.name: getattr(metrics.ttft_parts, field.name) for field in fields(TTFTParts)}
+    bar, legend = Text(), Text()
+    for name, cells in _cells(parts).items():
+        bar.append("█" * cells, _PART_STYLE[name])
+    for name, value in parts.items():
+        if value > 0:
+            legend.append("■ ", _PART_STYLE[name])
+            legend.append(f"{_PART_NAME.get(name, name)} ".replace(" ", "\u00a0"), "dim")
+            legend.append(seconds(value).replace(" ", "\u00a0") + "   ")
+    return Group(Text.assemble(("TTFT ", "dim"), (seconds(metrics.ttft), "bold"), "  ", bar), legend)
+
+
+def combined_panel(comparison: Comparison) -> Panel:
+    """Parallel against one after the other, with the formulas."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(justify="right", style="bold")
+    grid.add_column(style="dim", overflow="fold")
+    own = " + ".join(f"{name} {seconds(wall)}" for name, wall in comparison.own.items())
+    grid.add_row("total wall", seconds(comparison.parallel_wall), "all models at the same time")
+    grid.add_row("sequential sum", seconds(comparison.sequential_sum), own)
+    grid.add_row("speedup", f"{comparison.speedup:.2f} x", "sequential sum / total wall")
+    grid.add_row("throughput", speed(comparison.throughput), "output tokens of all models / total wall")
+    grid.add_row("parallel wall", f"{comparison.over_slower:.2f} x", "the slower one's own")
+    same = Text("the same answers both times", "green")
+    differ = Text("the answers differ between the two runs", "bold red")
+    body = Group(grid, same if comparison.same_text else differ)
+    return Panel(body, title="[bold]Combined[/]", title_align="left", border_style="green")
+
+
+def footnote() -> Text:
+    """The formulas behind the panels."""
+    hidden = "Hidden transfer: KV moved while prefill computed. Exposed: end of prefill → last KV byte accepted."
+    return Text(f"{SPEED_NOTE}\n{TTFT_NOTE}\n{hidden}", "dim")
+
+
+def _two(above: str, below: str) -> Text:
+    return Text.assemble(above, "\n", (below, "dim"))
+
+
+def _at(what: str, metrics: Metrics, prefill: bool) -> str:
+    server = metrics.prefill_server if prefill else metrics.decode_server
+    return f"{what} on {server}" if server else what
+
+
+def _route(metrics: Metrics) -> Text:
+    servers = " → ".join(filter(None, (metrics.prefill_server, metrics.decode_server)))
+    line = Text.assemble((f"{metrics.model}: ", "bold"), f"{metrics.method}, {servers}")
+    if metrics.kv_bytes:
+        line.append(f"; KV {size(metrics.kv_bytes)}, transfer {seconds(metrics.hidden_transfer)} hidden")
+        line.append(f", {seconds(metrics.exposed_transfer)} exposed")
+    return line
+
+
+def _transfer(metrics: Metrics) -> Text:
+    if not metrics.kv_bytes:
+        return Text(f"{metrics.method}: no KV was handed over", "dim")
+    return Text.assemble(
+        ("KV   ", "dim"),
+        (size(metrics.kv_bytes), "bold"),
+        (" handed over; transfer ", "dim"),
+        f"{seconds(metrics.hidden_transfer)} hidden, {seconds(metrics.exposed_transfer)} exposed",
+        ("; prompt tokens that decode computed: ", "dim"),
+        str(metrics.decode_computed_tokens),
+    )
+
+
+def _warnings(completions: Sequence[Completion]) -> list[RenderableType]:
+    lines = [f"{c.metrics.model}: {warning}" for c in completions for warning in c.warnings]
+    return [Text.assemble(("warning: ", "bold yellow"), line) for line in lines]
+
+
+def _cells(parts: dict[str, float]) -> dict[str, int]:
+    """Bar cells per part, in proportion; rounding errors do not pile up, since the edges are rounded, not the parts."""
+    total = sum(parts.values()) or 1.0
+    cells, before, edge = {}, 0, 0.0
+    for name, value in parts.items():
+        edge += value
+        now = round(_BAR_CELLS * edge / total)
+        cells[name], before = now - before, now
+    return cells

@@ -1,0 +1,41 @@
+"""Quantities as short text: a few significant digits, binary sizes, times people read."""
+
+from __future__ import annotations
+
+
+def size(count: float | None) -> str:
+    """Bytes: 0 B, 512 B, 3.0 MiB, 128 GiB."""
+    if count is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+
+
+def seconds(value: float) -> str:
+    """A duration: 0.8 ms, 42 ms, 1.23 s, 95 s."""
+    if value < 0.9995:
+        return f"{value * 1e3:.1f} ms" if value < 0.00995 else f"{value * 1e3:.0f} ms"
+    return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.95 else f"{value:.0f} s"
+
+
+def speed(value: float) -> str:
+    """Tokens per second; a dash where nothing was measured."""
+    if value <= 0:
+        return "– tok/s"
+    return f"{value:,.1f} tok/s" if value < 99.95 else f"{value:,.0f} tok/s"
+
+
+def uptime(value: float | None) -> str:
+    """12 s, 5 min, 3 h 20 min, 12 d 4 h."""
+    if value is None:
+        return "–"
+    minutes, rest = divmod(int(value), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    if minutes == 0:
+        return f"{rest} s"
+    if hours == 0:
+        return f"{minutes} min"
+    return f"{hours} h {minutes_left} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,278 @@
+"""How the fleet fares: every server's /health and /status at once, each with its own deadline.
+
+    healthy       serves
+    loading       runs, the model is not ready yet
+    silent        its process runs, but does not answer in time
+    draining      finishes its requests, then ends
+    failed        runs but cannot serve, or ended by itself
+    unauthorised  does not take this fleet's token
+    foreign       something else answers on its port
+    not running   the machine answers, nothing listens there
+    unreachable   the machine does not answer
+
+Every state but healthy says why, and which command mends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from disagg.config import Fleet, Host
+from disagg.errors import UsageError
+from disagg.fleet import local
+from disagg.fleet.state import State
+
+if TYPE_CHECKING:
+    import httpx
+
+HealthState = Literal[
+    "healthy", "loading", "silent", "draining", "failed", "unauthorised", "foreign", "not running", "unreachable"
+]
+TIMEOUT_S = 3.0
+_MAX_ANSWER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """One server as seen from this machine. Bytes, seconds; None where the server does not say.
+
+    `utilisation`: of the device, 0 to 1. `why` and `mend` are empty for a healthy host.
+    """
+
+    host: str
+    roles: tuple[str, ...]
+    model: str
+    url: str
+    state: HealthState
+    why: str = ""
+    mend: str = ""
+    backend: str | None = None
+    version: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, Any] | str | None = None
+    preflight: tuple[Mapping[str, Any], ...] = ()
+    uptime_s: float | None = None
+    pid: int | None = None
+    queue: int | None = None
+    running: int | None = None
+    kv_bytes: int | None = None
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    device: Mapping[str, Any] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "healthy"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def poll(
+    fleet: Fleet, token: str, state: State, names: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+) -> list[HostStatus]:
+    """All named hosts (every host by default) at once, in file order. Takes at most about `timeout_s`."""
+    hosts = select_hosts(fleet, names)
+    return _flag_skew(asyncio.run(_poll_all(hosts, token, state, timeout_s)))
+
+
+def select_hosts(fleet: Fleet, names: Sequence[str]) -> list[Host]:
+    """The named hosts in file order, all of them without names. UsageError for one that hosts.toml does not name."""
+    unknown = [name for name in names if name not in fleet.hosts]
+    if unknown:
+        raise UsageError(f"{fleet.path} has no host {', '.join(unknown)}", f"it has: {', '.join(fleet.hosts)}")
+    return [host for host in fleet.hosts.values() if not names or host.name in names]
+
+
+def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S) -> HostStatus:
+    """One host."""
+    return asyncio.run(_poll_all([host], token, state, timeout_s))[0]
+
+
+def exit_code(statuses: Sequence[HostStatus]) -> int:
+    """0 if all are healthy, 4 if a machine does not answer, else 3."""
+    if all(status.ok for status in statuses):
+        return 0
+    return 4 if any(status.state == "unreachable" for status in statuses) else 3
+
+
+async def _poll_all(hosts: Sequence[Host], token: str, state: State, timeout_s: float) -> list[HostStatus]:
+    import httpx
+
+    headers = {"Authorization": f"Bearer {token}"}
+    # No proxy from the environment between the machines of a fleet; and no TLS context, which costs 75 ms to make:
+    # every URL is plain http.
+    async with httpx.AsyncClient(headers=headers, timeout=timeout_s, trust_env=False, verify=False) as client:
+        return list(await asyncio.gather(*(_poll(client, host, state, timeout_s) for host in hosts)))
+
+
+async def _poll(client: httpx.AsyncClient, host: Host, state: State, timeout_s: float) -> HostStatus:
+    import httpx
+
+    blank = HostStatus(host.name, host.roles, host.model, host.url, "failed")
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer = await _get(client, host.url + "/health")
+            if isinstance(answer, dict) and answer.get("status") == "ok" and "model" in answer:
+                status = await _get(client, host.url + "/status")
+                answer = status if isinstance(status, dict) else answer
+    except (httpx.HTTPError, TimeoutError) as error:
+        return _silent(blank, host, state, error, timeout_s)
+    if answer == 401:
+        why = f"{host.url} does not take the token in {state.token_file}"
+        mend = "put the same token file on both machines, or stop a server that another fleet file started"
+        return replace(blank, state="unauthorised", why=why, mend=mend)
+    if not isinstance(answer, dict) or "status" not in answer:
+        holder = f": {local.port_holder(host.port)}" if host.connector == "local" else ""
+        return replace(
+            blank,
+            state="foreign",
+            why=f"port {host.port} answers, but not as a disagg server{holder}",
+            mend=f"stop that process, or give {host.name} another port in hosts.toml",
+        )
+    return _judge(_filled(blank, answer), host, state, answer)
+
+
+async def _get(client: httpx.AsyncClient, url: str) -> dict[str, Any] | int | None:
+    """The JSON object there; 401 if the token is refused; None for anything else. Reads a bounded answer."""
+    async with client.stream("GET", url) as response:
+        if response.status_code == 401:
+            return 401
+        body = b""
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > _MAX_ANSWER:
+                return None
+    return _object(body)
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _filled(blank: HostStatus, answer: Mapping[str, Any]) -> HostStatus:
+    told: dict[str, Any] = {name: answer.get(name) for name in _SCALARS}
+    told |= {name: answer.get(name) or {} for name in _MAPPINGS}
+    return replace(blank, **told, preflight=tuple(answer.get("preflight") or ()))
+
+
+_SCALARS = ("backend", "version", "fingerprint", "uptime_s", "pid", "queue", "running", "kv_bytes")
+_MAPPINGS = ("versions", "memory", "device", "counters")
+
+
+def _judge(status: HostStatus, host: Host, state: State, answer: Mapping[str, Any]) -> HostStatus:
+    """The state of a server that answered as one of ours."""
+    served = (answer.get("host"), answer.get("model"))
+    if answer["status"] in ("ok", "loading") and served != (host.name, host.model):
+        return replace(
+            status,
+            state="foreign",
+            why=f"{host.url} is {served[0]} serving {served[1]}, not {host.name} serving {host.model}",
+            mend="stop that server, or correct address and port in hosts.toml",
+        )
+    if answer["status"] == "ok":
+        return replace(status, state="healthy")
+    if answer["status"] == "loading":
+        return replace(status, state="loading", why="the model is still loading", mend="disagg status --watch")
+    if answer["status"] == "draining":
+        return replace(status, state="draining", why="it is shutting down", mend=_start_command(host, "start"))
+    error = answer.get("error") or {}
+    why = str(error.get("message") or f"it reports status {answer['status']!r} and no reason")
+    mend = str(error.get("hint") or f"read its log: {_log(host, state)}")
+    return replace(status, state="failed", why=why, mend=mend)
+
+
+def _silent(blank: HostStatus, host: Host, state: State, error: Exception, timeout_s: float) -> HostStatus:
+    """The state of a host that gave no HTTP answer."""
+    record = state.recorded(host.name) if host.connector == "local" else None
+    if record is not None and local.identity(record.pid) == record.identity:
+        if isinstance(error, TimeoutError) or _errno(error) is None:
+            why = f"process {record.pid} runs but did not answer within {timeout_s:g} s"
+            return replace(blank, state="silent", why=why, mend=_start_command(host, "restart"), pid=record.pid)
+        why = f"process {record.pid} runs but does not listen yet"
+        return replace(blank, state="loading", why=why, mend="disagg status --watch", pid=record.pid)
+    if record is not None:
+        logged = state.last_error(host.name)
+        why = f"its process ended by itself: {logged.message if logged else 'see ' + _log(host, state)}"
+        return replace(blank, state="failed", why=why, mend=_start_command(host, "start"))
+    where = f"{host.address}:{host.port}"
+    code = _errno(error)
+    if code == errno.ECONNREFUSED:
+        mend = _start_command(host, "start")
+        return replace(blank, state="not running", why=f"nothing listens on {where}", mend=mend)
+    if code is not None:
+        return replace(blank, state="unreachable", why=f"{where}: {os.strerror(code)}", mend=_network_hint(host, code))
+    why = f"{where} did not answer within {timeout_s:g} s" if _is_timeout(error) else f"{where}: {_words(error)}"
+    return replace(blank, state="unreachable", why=why, mend=_network_hint(host, None))
+
+
+def _network_hint(host: Host, code: int | None) -> str:
+    if code == errno.EHOSTUNREACH and os.uname().sysname == "Darwin":
+        return "System Settings > Privacy & Security > Local Network: allow this program; then: ping " + host.address
+    return f"ping {host.address}"
+
+
+def _start_command(host: Host, verb: str) -> str:
+    if host.connector == "local":
+        return f"disagg {verb} --host {host.name}"
+    return f"on {host.address}: python -m disagg.servers --config hosts.toml --host {host.name}"
+
+
+def _log(host: Host, state: State) -> str:
+    return str(state.log_file(host.name)) if host.connector == "local" else f"on {host.address}"
+
+
+def _flag_skew(statuses: Sequence[HostStatus]) -> list[HostStatus]:
+    """Healthy hosts that serve one model but hold different revisions of it or of disagg fail: no hand-off between
+    them would be accepted."""
+    first: dict[str, HostStatus] = {}
+
+    def judged(status: HostStatus) -> HostStatus:
+        reference = first.setdefault(status.model, status) if status.ok else status
+        differing = [what for what in ("version", "fingerprint") if getattr(status, what) != getattr(reference, what)]
+        if not differing:
+            return status
+        why = f"its {' and '.join(differing)} of {status.model} differs from {reference.host}'s"
+        mend = "put the same disagg and the same revision of the model on both hosts, then restart them"
+        return replace(status, state="failed", why=why, mend=mend)
+
+    return [judged(status) for status in statuses]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from, also inside groups (anyio raises one for several addresses)."""
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for inner in error.exceptions:
+                yield from _causes(inner)
+        error = error.__cause__ or error.__context__
+
+
+def _errno(error: Exception) -> int | None:
+    """The operating system's error number behind an HTTP error, if there is one."""
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and not isinstance(cause, (TimeoutError, socket.gaierror)) and cause.errno:
+            return cause.errno
+    return None
+
+
+def _is_timeout(error: Exception) -> bool:
+    import httpx
+
+    return isinstance(error, (TimeoutError, httpx.TimeoutException))
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

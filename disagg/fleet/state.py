@@ -1,0 +1,172 @@
+"""What disagg remembers about a fleet between two commands: one private folder per hosts.toml.
+
+$XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
+    token         the fleet's shared secret (0600), where hosts.toml names no token_file
+    hosts.toml    a copy of the file that the last start used
+    <host>.pid    which process is this host's server (JSON)
+    <host>.log    what that process wrote; <host>.log.1 is the run before
+    lock          held while a command starts or stops servers
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from disagg.config import Fleet
+from disagg.errors import DisaggError, FleetError
+
+_LOG_TAIL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """A server process that disagg started. `identity` tells it from a later process with the same pid;
+    `config` is the digest of the part of hosts.toml it was started with."""
+
+    host: str
+    pid: int
+    identity: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A fleet's state folder."""
+
+    folder: Path
+    token_file: Path
+
+    @staticmethod
+    def of(fleet: Fleet, root: Path | None = None) -> State:
+        """The state of the fleet in this file. Creates nothing. `root` replaces the user's state folder."""
+        path_hash = hashlib.sha256(str(fleet.path.resolve()).encode()).hexdigest()[:8]
+        folder = (root or _user_state()) / f"{fleet.name}-{path_hash}"
+        return State(folder, fleet.token_file or folder / "token")
+
+    def prepare(self, fleet: Fleet) -> None:
+        """Make the folder, the token where it is ours to make, and the copy of hosts.toml."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.token_file == self.folder / "token" and not self.token_file.exists():
+            _write_private(self.token_file, secrets.token_hex(32) + "\n")
+        self.token()
+        if fleet.path.is_file():
+            _write_private(self.folder / "hosts.toml", fleet.path.read_text(encoding="utf-8"))
+
+    def token(self) -> str:
+        """The fleet's shared secret; FleetError where it is missing, empty or readable by others."""
+        path = self.token_file
+        try:
+            mode = path.stat().st_mode
+            token = path.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            raise FleetError(f"the fleet's token file {path} does not exist", self._token_hint()) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise FleetError(f"the fleet's token file {path} cannot be read: {error}", self._token_hint()) from error
+        if stat.S_IMODE(mode) & 0o077:
+            raise FleetError(f"other users can read the fleet's token file {path}", f"chmod 600 {path}")
+        if not token:
+            raise FleetError(f"the fleet's token file {path} is empty", self._token_hint())
+        return token
+
+    def _token_hint(self) -> str:
+        if self.token_file == self.folder / "token":
+            return "disagg start"
+        return f"(umask 077; openssl rand -hex 32 > {self.token_file}), and copy it to every host"
+
+    def log_file(self, host: str) -> Path:
+        """Where the host's server writes."""
+        return self.folder / f"{host}.log"
+
+    def record(self, record: ProcessRecord) -> None:
+        """Remember a started process."""
+        _write_private(self._pid_file(record.host), json.dumps(asdict(record)) + "\n")
+
+    def recorded(self, host: str) -> ProcessRecord | None:
+        """The process last started for this host, whether or not it still runs."""
+        try:
+            return ProcessRecord(**json.loads(self._pid_file(host).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            path = self._pid_file(host)
+            raise FleetError(f"{path} is damaged: {error}", f"end {host}'s server by hand, then: rm {path}") from error
+
+    def recorded_hosts(self) -> list[str]:
+        """Hosts with a remembered process, also those that hosts.toml no longer names."""
+        return sorted(path.name.removesuffix(".pid") for path in self.folder.glob("*.pid"))
+
+    def forget(self, host: str) -> None:
+        """Drop the record of a process that ended."""
+        self._pid_file(host).unlink(missing_ok=True)
+
+    def log_tail(self, host: str, lines: int = 50) -> list[str]:
+        """The last lines of the host's log."""
+        try:
+            with self.log_file(host).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+                return log.read().decode("utf-8", "replace").splitlines()[-lines:]
+        except FileNotFoundError:
+            return []
+
+    def last_error(self, host: str) -> DisaggError | None:
+        """The last error in the host's log (servers log JSON lines), None where there is none."""
+        for line in reversed(self.log_tail(host)):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict) and entry.get("level") == "error" and "message" in entry:
+                return DisaggError.from_json(entry)
+        return None
+
+    @contextmanager
+    def locked(self, what: str, timeout_s: float = 10.0) -> Iterator[None]:
+        """Hold the fleet's lock, so that two commands do not interleave. FleetError names who holds it."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _acquire(descriptor, time.monotonic() + timeout_s)
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"disagg {what} (pid {os.getpid()}, since {time.strftime('%H:%M:%S')})".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _pid_file(self, host: str) -> Path:
+        return self.folder / f"{host}.pid"
+
+
+def _user_state() -> Path:
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "disagg"
+
+
+def _acquire(descriptor: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace") or "another disagg command"
+                raise FleetError(f"the fleet is busy: {holder}", "wait until that command has ended") from None
+            time.sleep(0.1)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a 0600 file in one step: a reader sees the old content or the new, never a part."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    part.replace(path)

@@ -1,0 +1,16 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from farm import Farm
+
+from disagg.fleet import local
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farm]:
+    farm = Farm(tmp_path)
+    yield farm
+    for host in farm.state.recorded_hosts():
+        record = farm.state.recorded(host)
+        local.end(record.pid, record.identity, grace_s=0.2)

@@ -1,0 +1,83 @@
+"""A tiny server that stands in for disagg's in tests of starting, stopping and watching: no model, no framework.
+
+    python fake_server.py HOST MODEL ADDRESS PORT BEHAVIOUR
+
+BEHAVIOUR: serve | slow (loads forever) | crash (logs an error, exits 1) | die (exits 1 with plain words) |
+broken (answers with status error) | stubborn (ignores SIGTERM) | mute (listens, never answers) |
+older (another version).
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+host, model, address, port, behaviour = sys.argv[1:6]
+began = time.monotonic()
+token = Path(os.environ["DISAGG_TOKEN_FILE"]).read_text().strip()
+status = {"slow": "loading", "broken": "error"}.get(behaviour, "ok")
+body = {
+    "status": status,
+    "host": host,
+    "model": model,
+    "loaded": status == "ok",
+    "backend": "fake/cpu",
+    "role": "prefill",
+    "version": "0.0.1" if behaviour == "older" else "0.1.0",
+    "versions": {"fake": "1"},
+    "fingerprint": {"architecture": "fake"},
+    "preflight": [],
+    "error": {"code": "ModelError", "message": "weights are corrupt", "hint": "download again"},
+    "pid": os.getpid(),
+    "queue": 1,
+    "running": 2,
+    "kv_bytes": 3 << 20,
+    "memory": {"total": 128 << 30, "available": 100 << 30, "process": 2 << 30},
+    "device": {"name": "fake", "utilisation": 0.25},
+    "counters": {"requests": 7},
+}
+
+
+async def health(request: Request) -> JSONResponse:
+    given = request.headers.get("authorization")
+    if given is None:
+        return JSONResponse({"status": "ok"})
+    if given != f"Bearer {token}":
+        return JSONResponse({"error": {"code": "Unauthorized", "message": "wrong token", "hint": ""}}, 401)
+    return JSONResponse({**body, "uptime_s": time.monotonic() - began})
+
+
+def main() -> None:
+    if behaviour == "crash":
+        entry = {"level": "error", "code": "ModelError", "message": "no weights in /models/x", "hint": "fetch them"}
+        sys.stderr.write(json.dumps(entry) + "\n")
+        sys.exit(1)
+    if behaviour == "die":
+        sys.exit("Segmentation fault, as it were")
+    if behaviour == "mute":
+        with socket.create_server((address, int(port))):
+            signal.pause()
+    app = Starlette(routes=[Route("/health", health), Route("/status", health)])
+    server = uvicorn.Server(uvicorn.Config(app, host=address, port=int(port), log_level="warning"))
+    if behaviour == "stubborn":
+        server.capture_signals = ignore_signals
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    asyncio.run(server.serve())
+
+
+class ignore_signals:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exc: object) -> None: ...
+
+
+main()

@@ -1,0 +1,57 @@
+"""Local fleets of fake servers, started through the real spawn path."""
+
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from disagg.config import EngineOptions, Fleet, Host, Model
+from disagg.fleet.lifecycle import Lifecycle
+from disagg.fleet.state import State
+
+FAKE = Path(__file__).with_name("fake_server.py")
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.02)
+
+
+def make_fleet(folder: Path, names: tuple[str, ...] = ("a", "b"), **host_fields: object) -> Fleet:
+    path = folder / "hosts.toml"
+    path.write_text("# a fleet of fakes\n")
+    hosts = {}
+    for name, port in zip(names, free_ports(len(names)), strict=True):
+        fields = {"connector": "local", "service": "process", **host_fields}
+        hosts[name] = Host(name, "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), port, **fields)
+    models = {"tiny": Model("tiny", {"transformers": "x", "mlx": "x"}, 2048)}
+    return Fleet("test", path, models, hosts)
+
+
+class Farm:
+    """A fleet of fakes and the state it lives in; `behaviour` per host, "serve" by default."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.behaviour: dict[str, str] = {}
+        self.use(make_fleet(folder))
+
+    def use(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.state = State.of(fleet, self.folder / "state")
+        self.lifecycle = Lifecycle(fleet, self.state, argv=self.argv, grace_s=3)
+
+    def argv(self, fleet: Fleet, host: Host) -> tuple[list[str], dict[str, str]]:
+        behaviour = self.behaviour.get(host.name, "serve")
+        return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), behaviour], {}

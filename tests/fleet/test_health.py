@@ -1,0 +1,134 @@
+import asyncio
+import os
+import signal
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+from farm import Farm, wait_until
+
+from disagg.errors import UsageError
+from disagg.fleet import local
+from disagg.fleet.health import exit_code, poll
+
+
+def states(farm: Farm, **options):
+    return {status.host: status for status in poll(farm.fleet, farm.state.token(), farm.state, **options)}
+
+
+@pytest.fixture
+def prepared(farm: Farm) -> Farm:
+    farm.state.prepare(farm.fleet)
+    return farm
+
+
+def test_a_healthy_fleet_tells_what_its_servers_say(farm: Farm):
+    farm.lifecycle.start()
+    statuses = states(farm)
+    assert [s.state for s in statuses.values()] == ["healthy", "healthy"] and exit_code(list(statuses.values())) == 0
+    a = statuses["a"]
+    assert (a.queue, a.running, a.kv_bytes, a.backend, a.version) == (1, 2, 3 << 20, "fake/cpu", "0.1.0")
+    assert a.memory["total"] == 128 << 30 and a.device["utilisation"] == 0.25 and a.counters == {"requests": 7}
+    assert a.why == "" and a.mend == ""
+
+
+def test_a_host_that_was_never_started_names_the_command(prepared: Farm):
+    a = states(prepared)["a"]
+    assert (a.state, a.mend) == ("not running", "disagg start --host a")
+    assert a.why == f"nothing listens on 127.0.0.1:{prepared.fleet.hosts['a'].port}"
+    assert exit_code([a]) == 3
+
+
+def test_a_loading_and_a_broken_server_say_why(farm: Farm):
+    farm.behaviour = {"a": "slow", "b": "broken"}
+    farm.lifecycle.start(["a"], timeout_s=0)
+    farm.lifecycle._spawn(farm.fleet.hosts["b"])  # a failed start would end it, and here it must go on
+    wait_until(lambda: states(farm)["a"].why == "the model is still loading")
+    wait_until(lambda: states(farm)["b"].state == "failed")
+    assert (states(farm)["b"].why, states(farm)["b"].mend) == ("weights are corrupt", "download again")
+    assert exit_code(list(states(farm).values())) == 3
+
+
+def test_a_server_killed_from_outside_is_failed_with_its_last_error(farm: Farm):
+    farm.lifecycle.start(["a"])
+    pid = farm.state.recorded("a").pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: local.identity(pid) is None)
+    assert states(farm)["a"].why.startswith("its process ended by itself: see ")
+    farm.state.log_file("a").write_text('{"level": "error", "code": "ModelError", "message": "out of memory"}\n')
+    assert states(farm)["a"].why == "its process ended by itself: out of memory"
+    assert states(farm)["a"].mend == "disagg start --host a"
+
+
+def test_a_process_that_runs_but_does_not_answer_is_silent(farm: Farm):
+    farm.behaviour["a"] = "mute"
+    farm.lifecycle.start(["a"], timeout_s=0)
+    wait_until(lambda: states(farm, timeout_s=0.3)["a"].state == "silent")
+    assert states(farm, timeout_s=0.3)["a"].mend == "disagg restart --host a"
+
+
+def test_a_machine_that_takes_the_connection_and_says_nothing_is_unreachable_in_bounded_time(prepared: Farm):
+    with socket.create_server(("127.0.0.1", prepared.fleet.hosts["a"].port)):
+        a = states(prepared, names=["a"], timeout_s=0.3)["a"]
+    assert a.state == "unreachable" and "did not answer within 0.3 s" in a.why
+    assert exit_code([a]) == 4
+
+
+def test_a_name_that_does_not_resolve_is_unreachable(prepared: Farm):
+    far = replace(prepared.fleet.hosts["a"], address="no-such-host.invalid", connector="ssh")
+    prepared.use(replace(prepared.fleet, hosts={"a": far}))
+    prepared.state.prepare(prepared.fleet)
+    a = states(prepared)["a"]
+    assert (a.state, a.mend) == ("unreachable", "ping no-such-host.invalid")
+
+
+def test_another_program_on_the_port_is_named(prepared: Farm):
+    port = prepared.fleet.hosts["a"].port
+    ready = threading.Event()
+    stop = threading.Event()
+
+    async def other_program():
+        async def answer(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", port):
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(other_program(),))
+    thread.start()
+    ready.wait(10)
+    a = states(prepared)["a"]
+    stop.set()
+    thread.join()
+    assert a.state == "foreign" and f"(pid {os.getpid()})" in a.why
+
+
+def test_a_server_of_another_host_on_the_port_is_foreign(farm: Farm):
+    farm.lifecycle.start(["a"])
+    swapped = {"b": replace(farm.fleet.hosts["b"], port=farm.fleet.hosts["a"].port)}
+    b = poll(replace(farm.fleet, hosts=swapped), farm.state.token(), farm.state)[0]
+    assert b.state == "foreign" and "is a serving tiny, not b serving tiny" in b.why
+
+
+def test_a_server_that_refuses_the_token_is_unauthorised(farm: Farm):
+    farm.lifecycle.start(["a"])
+    a = poll(farm.fleet, "another token", farm.state, ["a"])[0]
+    assert a.state == "unauthorised" and "put the same token file on both machines" in a.mend
+
+
+def test_two_versions_serving_one_model_are_reported_on_the_second(farm: Farm):
+    farm.behaviour["b"] = "older"
+    farm.lifecycle.start()
+    statuses = states(farm)
+    assert statuses["a"].ok
+    assert (statuses["b"].state, statuses["b"].why) == ("failed", "its version of tiny differs from a's")
+
+
+def test_an_unknown_host_is_a_usage_error(prepared: Farm):
+    with pytest.raises(UsageError, match="no host c"):
+        states(prepared, names=["c"])

@@ -1,0 +1,82 @@
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from farm import make_fleet
+
+from disagg.errors import FleetError
+from disagg.fleet.state import ProcessRecord, State
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    return make_fleet(tmp_path)
+
+
+def test_the_folder_is_private_and_the_token_is_made_once(fleet, tmp_path):
+    state = State.of(fleet, tmp_path / "state")
+    state.prepare(fleet)
+    token = state.token()
+    state.prepare(fleet)
+    assert len(token) == 64 and state.token() == token
+    assert (mode(state.folder), mode(state.token_file)) == (0o700, 0o600)
+    assert (state.folder / "hosts.toml").read_text() == fleet.path.read_text()
+
+
+def test_the_folder_follows_xdg_state_home_and_differs_per_file(fleet, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    one, two = State.of(fleet), State.of(replace(fleet, path=tmp_path / "other.toml"))
+    assert one.folder.parent == tmp_path / "xdg" / "disagg"
+    assert one.folder != two.folder and one.folder.name.startswith("test-")
+
+
+def test_a_named_token_file_is_used_and_never_made(fleet, tmp_path):
+    named = replace(fleet, token_file=tmp_path / "secret")
+    state = State.of(named, tmp_path / "state")
+    with pytest.raises(FleetError, match="secret does not exist"):
+        state.prepare(named)
+    (tmp_path / "secret").write_text("s3cret\n")
+    (tmp_path / "secret").chmod(0o600)
+    state.prepare(named)
+    assert state.token() == "s3cret"
+
+
+def test_a_token_that_others_can_read_or_that_is_empty_is_refused(fleet, tmp_path):
+    named = replace(fleet, token_file=tmp_path / "secret")
+    state = State.of(named, tmp_path / "state")
+    (tmp_path / "secret").write_text("s3cret\n")
+    (tmp_path / "secret").chmod(0o644)
+    with pytest.raises(FleetError, match=r"other users can read .*\(chmod 600 "):
+        state.token()
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "secret").write_text("\n")
+    with pytest.raises(FleetError, match="is empty"):
+        state.token()
+
+
+def test_records_survive_and_a_damaged_one_says_what_to_do(fleet, tmp_path):
+    state = State.of(fleet, tmp_path / "state")
+    state.prepare(fleet)
+    record = ProcessRecord("a", 12, "boot:34", "digest")
+    state.record(record)
+    assert state.recorded("a") == record and state.recorded_hosts() == ["a"]
+    (state.folder / "a.pid").write_text("{")
+    with pytest.raises(FleetError, match=r"damaged.*rm "):
+        state.recorded("a")
+    state.forget("a")
+    assert state.recorded("a") is None
+
+
+def test_the_last_error_of_a_log_is_found_among_other_lines(fleet, tmp_path):
+    state = State.of(fleet, tmp_path / "state")
+    state.prepare(fleet)
+    assert state.last_error("a") is None
+    lines = ['{"level": "error", "code": "PortInUse", "message": "first"}', '{"level": "error", "message": "second"}']
+    state.log_file("a").write_text("\n".join(["warning: x", *lines, '{"level": "info", "message": "bye"}', "end"]))
+    assert state.last_error("a").message == "second"
+    assert state.log_tail("a", 1) == ["end"]
