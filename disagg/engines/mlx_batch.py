@@ -114,7 +114,9 @@ class Batch:
     def _count(self, progress: Any) -> None:
         """Prompt tokens as the generator fed them to the model: chunk by chunk, then the last one by itself."""
         timing = self._jobs[progress.uid].timing
-        timing.computed_prompt_tokens = timing.computed_prompt_tokens + 1 if progress.end_of_prompt else progress.progress[0]
+        timing.computed_prompt_tokens = (
+            timing.computed_prompt_tokens + 1 if progress.end_of_prompt else progress.progress[0]
+        )
 
     def _token(self, response: Any) -> Token:
         wanted = self._jobs[response.uid].sampling.logprobs

@@ -54,7 +54,7 @@ def _fill(cache: Any, keys: Any, values: Any, *, index: int, tokens: int) -> Non
     wanted = min(tokens, cache.max_size) if isinstance(cache, RotatingKVCache) else tokens
     if rows != wanted:
         raise LayoutMismatch(
-            f"layer {index}: the KV holds {rows} of {tokens} tokens where mlx-lm's {type(cache).__name__} needs {wanted}"
+            f"layer {index}: the KV holds {rows} of {tokens} tokens, mlx-lm's {type(cache).__name__} needs {wanted}"
         )
     if isinstance(cache, RotatingKVCache):
         # In temporal order and full up to `rows`: the next token is written at index `rows`, or wraps around.

@@ -41,7 +41,9 @@ def untruncated_yarn(
             rope._freqs = 1.0 / mx.array(want.inv_freq, dtype=mx.float32)
             mx.eval(rope._freqs)
     return [
-        Finding("rope", "mended", f"on {count} layers {what}: it ignores YaRN's truncate: false; set from the reference")
+        Finding(
+            "rope", "mended", f"on {count} layers {what}: it ignores YaRN's truncate: false; set from the reference"
+        )
         for what, count in mended.items()
     ]
 

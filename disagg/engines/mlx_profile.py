@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
+from mlx import nn
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.engines.profile import LayerProfile, Rope
@@ -132,5 +132,5 @@ def _kv_dtype(caches: list[Any]) -> str:
 
 
 def dtype_name(array: Any) -> str:
-    """"float32", "float16" or "bfloat16"."""
+    """ "float32", "float16" or "bfloat16"."""
     return str(array.dtype).rpartition(".")[2]

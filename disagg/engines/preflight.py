@@ -111,7 +111,9 @@ def _dims(reference: ModelProfile, actual: ModelProfile) -> Iterator[Finding]:
     differing = False
     for name in ("kv_heads", "key_dim", "value_dim", "states"):
         bad = [
-            i for i, (a, b) in enumerate(_pairs(reference, actual)) if getattr(a.layout, name) != getattr(b.layout, name)
+            i
+            for i, (a, b) in enumerate(_pairs(reference, actual))
+            if getattr(a.layout, name) != getattr(b.layout, name)
         ]
         if bad:
             want, have = (getattr(p.layers[bad[0]].layout, name) for p in (reference, actual))
