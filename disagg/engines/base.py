@@ -15,7 +15,7 @@ from disagg.engines.text import PromptTokenizer
 from disagg.kv.blocks import Block
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
-from disagg.kv.receive import ReceivedKV
+from disagg.kv.received import ReceivedKV
 
 FinishReason = Literal["stop", "length"]
 

@@ -17,7 +17,7 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 
 from disagg.engines import mlx_cache, mlx_sampling
 from disagg.engines.base import DecodeTiming, FinishReason, Listener, Sampling, Token
-from disagg.kv.receive import ReceivedKV
+from disagg.kv.received import ReceivedKV
 
 # Prompts that may be computed side by side, right-padded, while others decode.
 _PREFILL_BATCH = 8

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prom
 
 from disagg.errors import LayoutMismatch
 from disagg.kv.layout import LayerLayout
-from disagg.kv.receive import Buffer, ReceivedKV
+from disagg.kv.received import Buffer, ReceivedKV
 
 # numpy has no bfloat16: its bits travel as uint16.
 _NUMPY: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}

@@ -19,7 +19,7 @@ from disagg.engines.mlx_mends import MENDS, Mend
 from disagg.engines.mlx_warm_up import warm_up
 from disagg.engines.text import PromptTokenizer
 from disagg.errors import LayoutMismatch, ModelError, RequestError
-from disagg.kv.receive import ReceivedKV
+from disagg.kv.received import ReceivedKV
 
 
 class MLXDecodeEngine:

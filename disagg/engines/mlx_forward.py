@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from disagg.engines import mlx_cache
-from disagg.kv.receive import ReceivedKV
+from disagg.kv.received import ReceivedKV
 
 
 def logits(model: Any, tokens: list[int], last: int, kv: ReceivedKV | None, chunk_tokens: int) -> list[list[float]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, EngineInfo, Sampling, Token
 from disagg.errors import ModelError
-from disagg.kv.receive import ReceivedKV
+from disagg.kv.received import ReceivedKV
 
 _PROMPT = [0] * 8
 _TOKENS = 4

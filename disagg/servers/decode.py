@@ -61,7 +61,9 @@ class DecodeService(Service):
         assert self.host.kv_port is not None, "config.py requires kv_port on decode hosts"
         # Bound before the model loads: a taken port must not cost a model load to find out.
         self._kv_server = KVServer(self.host.kv_address, self.host.kv_port, self._tickets)
-        self._engine = await asyncio.to_thread(self._make_engine)
+        engine = await asyncio.to_thread(self._make_engine)
+        await asyncio.to_thread(engine.warm_up)
+        self._engine = engine
         self.state = "ok"
 
     async def close(self) -> None:

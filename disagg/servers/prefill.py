@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from disagg.config import Fleet, Host
+from disagg.engines import preflight
 from disagg.engines.base import DecodeTiming, EngineInfo, PrefillEngine, PrefillTiming
 from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
@@ -63,8 +64,15 @@ class PrefillService(Service):
 
     async def load(self) -> None:
         loop = asyncio.get_running_loop()
-        self._engine = await loop.run_in_executor(self._thread, self._make_engine)
+        self._engine = await loop.run_in_executor(self._thread, self._prepare)
         self.state = "ok"
+
+    def _prepare(self) -> PrefillEngine:
+        """Load, refuse what the two frameworks would not agree on, and run every kernel once."""
+        engine = self._make_engine()
+        preflight.require(engine.info.preflight)
+        engine.warm_up()
+        return engine
 
     async def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)

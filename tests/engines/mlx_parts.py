@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from disagg.engines.base import DecodeRequest, DecodeTiming, Sampling, Token
 from disagg.engines.mlx_engine import MLXDecodeEngine
 from disagg.kv.layout import Layout
-from disagg.kv.receive import ReceivedKV
+from disagg.kv.received import ReceivedKV
 from tests.tiny_models import VOCAB
 
 DEADLINE_S = 60.0
