@@ -156,6 +156,10 @@ class DecodeEngine(Protocol):
     @property
     def tokenizer(self) -> PromptTokenizer: ...
 
+    def warm_up(self) -> None:
+        """Run one small request through everything, so that the first real one is not slow."""
+        ...
+
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request; its tokens arrive at the listener."""
         ...
