@@ -37,7 +37,7 @@ class RunningFleet:
 
     def http(self, host: str, token: str = TOKEN) -> httpx.Client:
         """A bare HTTP client of one server."""
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         return httpx.Client(base_url=self.fleet.hosts[host].url, headers=headers, timeout=30, trust_env=False)
 
     def status(self, host: str) -> dict[str, Any]:
