@@ -37,7 +37,6 @@ class Document:
     name: str
     text: str
     data: Mapping[str, Any]
-    places: Mapping[KeyPath, Place]
 
     def fault_at_key(self, path: KeyPath, message: str, hint: str = "") -> ConfigError:
         """A fault in the key at `path`."""
@@ -51,15 +50,16 @@ class Document:
 
     def _place(self, path: KeyPath) -> tuple[Place, bool]:
         """Where `path` stands, or else the nearest table around it."""
+        places = locate(self.text)  # only now: a file without faults needs none
         for length in range(len(path), 0, -1):
-            if place := self.places.get(path[:length]):
+            if place := places.get(path[:length]):
                 return place, length == len(path)
         return Place((0, 0), (0, 0)), False
 
 
-def read(path: Path) -> str:
-    """The text of a configuration file, line ends as ``\\n``."""
-    raw = _bytes(path)
+def read(path: Path, where_from: str = "") -> str:
+    """The text of a configuration file, line ends as ``\\n``. `where_from`: the hint where there is no such file."""
+    raw = _bytes(path, where_from)
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", "is this the right file?")
     try:
@@ -82,16 +82,16 @@ def parse(text: str, name: str) -> Document:
         raise fault(name, text, (error.pos, error.pos + 1), f"not valid TOML: {error.msg}", hint) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; hundreds of nested lists
         raise ConfigError(f"{name}: not usable TOML: {error}") from error
-    return Document(name, text, data, locate(text))
+    return Document(name, text, data)
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, where_from: str) -> bytes:
     """At most one byte more than the limit. Looks before it opens: opening a pipe would wait for a writer."""
     try:
         if path.is_dir():
-            raise ConfigError(f"{path}: is a folder", f"name the file in it, as in {path / 'hosts.toml'}")
+            raise ConfigError(f"{path}: is a folder", "name the file in it")
         if not path.exists():
-            raise ConfigError(f"{path}: no such file", "`disagg init` writes one to start from")
+            raise ConfigError(f"{path}: no such file", where_from)
         if not path.is_file():
             raise ConfigError(f"{path}: not a regular file")
         with path.open("rb") as file:
