@@ -177,6 +177,7 @@ def _receive(channel: Channel, slot: Slot, limits: ReceiveLimits) -> ReceivedKV:
     assembly = Assembly(expected.layout, expected.tokens, expected.start)
     channel.deadline, channel.idle_s = slot.deadline, limits.idle_s
     channel.write([memoryview(frames.encode_ok())])
+    assembly.warm(channel.readable)  # while the prefill host computes its first chunk
     digest = frames.new_digest()
     first_byte = 0.0
     while True:
