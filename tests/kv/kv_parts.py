@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import random
 import socket
@@ -17,8 +18,8 @@ from disagg.kv import frames
 from disagg.kv.blocks import Block, KVBlock, StateBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
-from disagg.kv.received import ReceivedKV
 from disagg.kv.receive import KVServer, ReceiveLimits
+from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Expected, Slot, Tickets
 
 FINGERPRINT = Fingerprint("tiny", 1000, "rope-1", "tokenizer-1", "template-1", "special-1")
@@ -84,9 +85,7 @@ class Cache:
     def matches(self, kv: ReceivedKV) -> bool:
         mine = [*self.keys, *self.values, *(s for states in self.states for s in states)]
         theirs = [*kv.keys, *kv.values, *(s for states in kv.states for s in states)]
-        return len(mine) == len(theirs) and all(
-            a.tobytes() == b.tobytes() for a, b in zip(mine, theirs, strict=True)
-        )
+        return len(mine) == len(theirs) and all(a.tobytes() == b.tobytes() for a, b in zip(mine, theirs, strict=True))
 
 
 def expected(cache: Cache, request_id: str = "r1", tokens: list[int] | None = None) -> Expected:
@@ -175,8 +174,6 @@ def start_receiver(limits: ReceiveLimits | None = None, max_kv_bytes: int = 1 <<
 
 def read_replies(sock: socket.socket) -> list[dict[str, Any]]:
     """Every reply until the other end closes; a reset after the last one counts as closing."""
-    import json
-
     raw = b""
     try:
         while piece := sock.recv(1 << 16):

@@ -60,7 +60,9 @@ def test_each_malformed_header_field_is_a_protocol_error(field: str, value: Any)
         frames.decode_header(json.dumps({**body, field: value}).encode())
 
 
-@pytest.mark.parametrize("raw", [b"", b"\xff\xfe", b"[]", b"{", b"null", b"[" * 100_000, b'{"tokens":' + b"9" * 5000 + b"}"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"\xff\xfe", b"[]", b"{", b"null", b"[" * 100_000, b'{"tokens":' + b"9" * 5000 + b"}"]
+)
 def test_a_header_that_is_no_json_object_is_a_protocol_error(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
         frames.decode_header(raw)

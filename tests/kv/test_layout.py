@@ -37,7 +37,9 @@ def test_a_layout_survives_json() -> None:
 
 
 def test_a_mismatch_names_the_field_and_both_values() -> None:
-    other = Layout((*mixed_layout().layers[:1], LayerLayout("sliding", 2, 4, 4, window=8), *mixed_layout().layers[2:]), "bfloat16")
+    other = Layout(
+        (*mixed_layout().layers[:1], LayerLayout("sliding", 2, 4, 4, window=8), *mixed_layout().layers[2:]), "bfloat16"
+    )
     with pytest.raises(LayoutMismatch, match=r"layers\[1\]\.window: decode has 7, prefill has 8"):
         mixed_layout().require_same(other, mine="decode", theirs="prefill")
 

@@ -167,7 +167,7 @@ def test_a_transfer_of_something_else_is_refused_to_both_sides(
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not a KV transfer"),
         (frames.PREAMBLE.pack(frames.MAGIC, 99, 2) + b"{}", "version 99"),
-        (frames.PREAMBLE.pack(frames.MAGIC, 1, 0xFFFFFFFF), "at most 1048576"),
+        (frames.PREAMBLE.pack(frames.MAGIC, 1, 0xFFFFFFFF), "at most 262144"),
         (frames.PREAMBLE.pack(frames.MAGIC, 1, 2) + b"{}", "tokens in the transfer header"),
         (frames.PREAMBLE.pack(frames.MAGIC, 1, 3) + b"\xff\xff\xff", "not JSON"),
     ],
@@ -383,6 +383,21 @@ def test_the_reply_to_a_hostile_header_stays_small(receiver: Receiver) -> None:
     raw = json.dumps(body).encode()
     (refused,) = receiver.exchange(frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, len(raw)) + raw)
     assert len(refused["error"]["message"]) <= frames.MAX_ERROR_CHARS
+    receiver.require_serving()
+
+
+def test_a_host_out_of_threads_turns_a_peer_away_and_goes_on(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    slot = receiver.issue(CACHE)
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", no_thread)
+        (refused,) = receiver.exchange(frames.encode_header(header_for(slot)))
+    assert refused["error"]["code"] == "Overloaded"
+    receiver.tickets.revoke(slot.ticket)
     receiver.require_serving()
 
 

@@ -16,6 +16,7 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
+from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Budget, Result, Slot, Tickets
 
 EXPECTED = expected(Cache.random(mixed_layout(), 5))
@@ -113,6 +114,16 @@ def test_an_owner_that_fails_does_not_harm_the_receiver(caplog: pytest.LogCaptur
     tickets.expire()
     assert slot.state == "failed"
     assert "owner's defect" in caplog.text
+
+
+def test_kv_that_its_owner_failed_to_take_is_released() -> None:
+    def broken(_: Result) -> None:
+        raise RuntimeError("owner's defect")
+
+    tickets = Tickets(max_kv_bytes=10)
+    kv = ReceivedKV(EXPECTED.layout, 5, [], [], [], on_release=tickets.budget.reserve(10))
+    assert tickets.settle(tickets.issue(EXPECTED, broken, deadline=0), kv)
+    assert tickets.held_bytes == 0
 
 
 def test_bytes_over_the_budget_are_refused_with_both_numbers() -> None:
