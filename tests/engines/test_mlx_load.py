@@ -22,9 +22,9 @@ NESTED = ["llama3", "qwen3_moe", "phi3", "gpt_oss_yarn", "gemma3_text", "glm4_mo
 
 
 @pytest.fixture
-def copy(checkpoint, tmp_path):
+def copy(tiny, tmp_path):
     """A private copy of a checkpoint, to be damaged."""
-    return lambda architecture: shutil.copytree(checkpoint(architecture), tmp_path / architecture)
+    return lambda architecture: shutil.copytree(tiny(architecture), tmp_path / architecture)
 
 
 @pytest.mark.parametrize("architecture", NESTED)
@@ -32,17 +32,19 @@ def test_a_checkpoint_with_nested_rope_parameters_loads_as_its_flat_form(archite
     folder = copy(architecture)
     AutoConfig.from_pretrained(folder).save_pretrained(folder)  # the form transformers >= 5 writes
     assert "rope_theta" not in json.loads((folder / "config.json").read_text())
-    engine = MLXDecodeEngine(folder, OPTIONS, context=8192)
+    engine = MLXDecodeEngine(folder, 8192, OPTIONS)
 
     assert engine.info.profile == mlx_engine(architecture).info.profile
     tokens = prompt(30)
-    assert start(engine, tokens, max_tokens=8).result() == start(mlx_engine(architecture), tokens, max_tokens=8).result()
+    assert (
+        start(engine, tokens, max_tokens=8).result() == start(mlx_engine(architecture), tokens, max_tokens=8).result()
+    )
     engine.close()
 
 
 @pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if "gpt_oss" not in a])
-def test_a_hub_config_is_not_touched(architecture, checkpoint):
-    config = json.loads((checkpoint(architecture) / "config.json").read_text())
+def test_a_hub_config_is_not_touched(architecture, tiny):
+    config = json.loads((tiny(architecture) / "config.json").read_text())
 
     assert flat_config(config) == {}
 
@@ -64,9 +66,9 @@ def test_float_experts_are_transposed_and_packed_ones_pass_untouched():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_weights_and_kv_take_the_dtype_of_the_host(dtype, checkpoint):
+def test_weights_and_kv_take_the_dtype_of_the_host(dtype, tiny):
     options = EngineOptions("mlx", dtype=dtype, device="cpu")
-    engine = MLXDecodeEngine(checkpoint("qwen3"), options, context=8192)
+    engine = MLXDecodeEngine(tiny("qwen3"), 8192, options)
 
     assert engine.info.layout.dtype == dtype
     (token, *_) = [start(engine, prompt(20), max_tokens=2, logprobs=3)]
@@ -77,11 +79,11 @@ def test_weights_and_kv_take_the_dtype_of_the_host(dtype, checkpoint):
     engine.close()
 
 
-def test_float_experts_in_bf16_on_the_cpu_are_refused_before_serving(checkpoint):
+def test_float_experts_in_bf16_on_the_cpu_are_refused_before_serving(tiny):
     options = EngineOptions("mlx", dtype="bfloat16", device="cpu")
 
     with pytest.raises(ModelError, match="mixture-of-experts model cannot run in bfloat16"):
-        MLXDecodeEngine(checkpoint("qwen3_moe"), options, context=8192)
+        MLXDecodeEngine(tiny("qwen3_moe"), 8192, options)
 
 
 def test_a_device_that_is_not_there_or_not_known_is_refused(monkeypatch):
@@ -93,16 +95,16 @@ def test_a_device_that_is_not_there_or_not_known_is_refused(monkeypatch):
         select_device("gpu")
 
 
-def test_more_threads_than_mlx_can_use_are_refused(checkpoint):
+def test_more_threads_than_mlx_can_use_are_refused(tiny):
     options = EngineOptions("mlx", dtype="float32", device="cpu", threads=4)
 
     with pytest.raises(ModelError, match="threads = 4"):
-        MLXDecodeEngine(checkpoint("llama"), options, context=8192)
+        MLXDecodeEngine(tiny("llama"), 8192, options)
 
 
 def test_a_missing_folder_is_a_model_error(tmp_path):
     with pytest.raises(ModelError, match="no"):
-        MLXDecodeEngine(tmp_path / "nothing", OPTIONS, context=8192)
+        MLXDecodeEngine(tmp_path / "nothing", 8192, OPTIONS)
     with pytest.raises(ModelError, match=r"config\.json"):
         load(tmp_path, dtype="float32", device=mx.cpu)
 
@@ -123,7 +125,7 @@ def test_truncated_weights_are_a_model_error_from_either_check(copy):
     with pytest.raises(ModelError, match="cannot be read"):
         load(folder, dtype="float32", device=mx.cpu)
     with pytest.raises(ModelError):
-        MLXDecodeEngine(folder, OPTIONS, context=8192)
+        MLXDecodeEngine(folder, 8192, OPTIONS)
 
 
 def test_weights_of_another_shape_are_a_model_error(copy):

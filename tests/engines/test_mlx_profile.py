@@ -73,8 +73,8 @@ def test_a_layer_without_rope_has_none_even_where_it_owns_a_rope_module(architec
     assert [rope is None for rope in ropes] == [False, False, False, True]
 
 
-def test_measuring_leaves_the_model_as_it_was(checkpoint):
-    model = load(checkpoint("cohere2"), dtype="float32", device=mx.cpu).model
+def test_measuring_leaves_the_model_as_it_was(tiny):
+    model = load(tiny("cohere2"), dtype="float32", device=mx.cpu).model
     before = [type(layer.self_attn.rope) for layer in model.layers]
 
     measure(model)
@@ -82,22 +82,22 @@ def test_measuring_leaves_the_model_as_it_was(checkpoint):
     assert [type(layer.self_attn.rope) for layer in model.layers] == before
 
 
-def test_a_window_that_mlx_lm_ignores_is_refused_by_name(checkpoint):
+def test_a_window_that_mlx_lm_ignores_is_refused_by_name(tiny):
     with pytest.raises(PreflightRefused, match=f"mlx-lm ignores sliding_window={WINDOW}.*on layers 0-2"):
-        MLXDecodeEngine(checkpoint("mistral_windowed"), OPTIONS, context=8192)
+        MLXDecodeEngine(tiny("mistral_windowed"), 8192, OPTIONS)
 
 
-def test_the_ignored_window_is_served_where_the_context_fits_it(checkpoint):
-    engine = MLXDecodeEngine(checkpoint("mistral_windowed"), OPTIONS, context=WINDOW)
+def test_the_ignored_window_is_served_where_the_context_fits_it(tiny):
+    engine = MLXDecodeEngine(tiny("mistral_windowed"), WINDOW, OPTIONS)
 
     assert {layer.kind for layer in engine.info.layout.layers} == {"sliding"}, "as the prefill host names them"
     engine.warm_up()
     engine.close()
 
 
-def test_gpt_oss_with_untruncated_yarn_is_refused_without_the_mend(checkpoint):
+def test_gpt_oss_with_untruncated_yarn_is_refused_without_the_mend(tiny):
     with pytest.raises(PreflightRefused, match=r"mlx-lm turns pair \d+ by .* % off"):
-        MLXDecodeEngine(checkpoint("gpt_oss_yarn"), OPTIONS, context=8192, mends=())
+        MLXDecodeEngine(tiny("gpt_oss_yarn"), 8192, OPTIONS, mends=())
 
 
 def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine):
@@ -109,12 +109,12 @@ def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine):
     assert {finding.status for finding in info.preflight if finding is not rope} == {"ok"}
 
 
-def test_a_yarn_difference_of_another_cause_is_not_mended(checkpoint, tmp_path):
+def test_a_yarn_difference_of_another_cause_is_not_mended(tiny, tmp_path):
     """Only `truncate: false` is understood: with it gone from config.json, mlx-lm must agree by itself or be refused."""
-    folder = shutil.copytree(checkpoint("gpt_oss_yarn"), tmp_path / "model")
+    folder = shutil.copytree(tiny("gpt_oss_yarn"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config["rope_scaling"]["attention_factor"] = 1.5  # transformers heeds it, mlx-lm does not know it
     (folder / "config.json").write_text(json.dumps(config))
 
     with pytest.raises(PreflightRefused, match=r"scales rotated vectors by 1\.34\d* instead of 1\.5"):
-        MLXDecodeEngine(folder, OPTIONS, context=8192)
+        MLXDecodeEngine(folder, 8192, OPTIONS)
