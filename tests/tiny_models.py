@@ -11,7 +11,7 @@ Weights are wide enough that greedy text keeps changing, and no model ever prefe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
+
+TinyModel = Callable[[str], Path]  # architecture -> folder: what the fixture `tiny` is
 
 WINDOW = 64
 VOCAB = 640
