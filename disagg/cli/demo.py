@@ -201,14 +201,21 @@ def _save_svg(run: Run, path: Path) -> None:
 
 @contextmanager
 def _terminating() -> Iterator[None]:
-    """Turn SIGTERM and a closed terminal into an exception, so that the servers are stopped on those ways too."""
+    """Let SIGTERM and a closed terminal interrupt as Ctrl-C does, so that the servers are stopped on those ways too;
+    the exit code tells the signal."""
+    received: list[int] = []
 
-    def leave(number: int, frame: object) -> None:
-        sys.exit(128 + number)
+    def interrupt(number: int, frame: object) -> None:
+        received.append(number)
+        signal.raise_signal(signal.SIGINT)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
+    except KeyboardInterrupt:
+        if received:
+            sys.exit(128 + received[0])
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
