@@ -57,9 +57,9 @@ class Document:
         return Place((0, 0), (0, 0)), False
 
 
-def read(path: Path) -> str:
-    """The text of a configuration file, line ends as ``\\n``."""
-    raw = _bytes(path)
+def read(path: Path, where_from: str = "") -> str:
+    """The text of a configuration file, line ends as ``\\n``. `where_from`: the hint where there is no such file."""
+    raw = _bytes(path, where_from)
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", "is this the right file?")
     try:
@@ -85,13 +85,13 @@ def parse(text: str, name: str) -> Document:
     return Document(name, text, data, locate(text))
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, where_from: str) -> bytes:
     """At most one byte more than the limit. Looks before it opens: opening a pipe would wait for a writer."""
     try:
         if path.is_dir():
-            raise ConfigError(f"{path}: is a folder", f"name the file in it, as in {path / 'hosts.toml'}")
+            raise ConfigError(f"{path}: is a folder", "name the file in it")
         if not path.exists():
-            raise ConfigError(f"{path}: no such file", "`disagg init` writes one to start from")
+            raise ConfigError(f"{path}: no such file", where_from)
         if not path.is_file():
             raise ConfigError(f"{path}: not a regular file")
         with path.open("rb") as file:

@@ -124,8 +124,9 @@ class Table:
         for choice in allowed:
             if word == choice:
                 return choice
-        hint = one_of(allowed)
-        raise self._fault(below, f'"{printable(word)}" is not a value for {key}', nearest(word, allowed) or hint)
+        close = nearest(word, allowed)
+        hint = f"{one_of(allowed)}{f'; {close}' if close else ''}"
+        raise self._fault(below, f'"{printable(word)}" is not a value for {key}', hint)
 
 
 def _hint(key: str, value: Any, known: Collection[str]) -> str:

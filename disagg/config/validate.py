@@ -14,7 +14,7 @@ from disagg.config.table import Table
 
 def load(path: Path) -> Fleet:
     """Read and validate hosts.toml. Every fault is a ConfigError; whether the models exist is not looked at."""
-    return build(parse(read(path), str(path)), path)
+    return build(parse(read(path, "`disagg init` writes one to start from"), str(path)), path)
 
 
 def build(document: Document, path: Path) -> Fleet:

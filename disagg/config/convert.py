@@ -1,0 +1,215 @@
+"""A JSON list of servers, `{"prefill_servers": [{"host", "port", "model", "name"}], "decode_servers": [...]}`, as a
+hosts.toml. What JSON does not say (sources, context, connectors) gets a value that is right for the usual fleet, and
+a comment where it wants a look."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Literal, TypeVar
+
+from disagg.config.addresses import address_fault, is_hub_id, is_label, same_machine
+from disagg.config.excerpt import fault
+from disagg.config.words import nearest, printable, toml_key, toml_string
+from disagg.errors import ConfigError
+
+T = TypeVar("T")
+Section = Literal["prefill_servers", "decode_servers"]
+_SECTIONS: tuple[Section, ...] = ("prefill_servers", "decode_servers")
+_KEYS = ("host", "port", "model", "name")
+_ENGINES = {"prefill_servers": "transformers", "decode_servers": "mlx"}
+_KV_PORT = 9001
+_KNOWN_MODELS = {  # name -> context, sources
+    "qwen3-coder:30b": (
+        32768,
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+        "mlx-community/Qwen3-Coder-30B-A3B-Instruct-8bit",
+    ),
+    "gpt-oss:120b": (8192, "openai/gpt-oss-120b", "mlx-community/gpt-oss-120b-MXFP4-Q8"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The text of a hosts.toml, and what was in the JSON but is not in it."""
+
+    text: str
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    section: Section
+    name: str
+    host: str
+    port: int
+    model: str
+    kv_port: int | None
+
+
+def from_json(text: str, name: str) -> Converted:
+    """The hosts.toml for a JSON text; `name` is what messages call it. ConfigError says which value is wrong."""
+    body = _parse(text, name)
+    if not isinstance(body, dict) or not any(section in body for section in _SECTIONS):
+        raise ConfigError(
+            f'{name}: neither "prefill_servers" nor "decode_servers" is in it',
+            'the form is {"prefill_servers": [{"host": "10.0.0.1", "port": 8000, "model": "...", "name": "..."}], '
+            '"decode_servers": [...]}',
+        )
+    ignored = [_unknown(key, "", _SECTIONS) for key in body if key not in _SECTIONS]
+    drafts = [draft for section in _SECTIONS for draft in _drafts(body.get(section, []), section, name, ignored)]
+    if not drafts:
+        raise ConfigError(f"{name}: lists no servers", "a fleet needs one at least")
+    _refuse_shared_ports(drafts, name)
+    servers = _with_kv_ports(_with_names(drafts))
+    return Converted(_render(servers), tuple(ignored))
+
+
+# From JSON to servers
+
+
+def _parse(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise fault(name, text, (error.pos, error.pos + 1), f"not valid JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists nested thousands deep
+        raise ConfigError(f"{name}: not usable JSON: {error}") from error
+
+
+def _drafts(entries: Any, section: Section, name: str, ignored: list[str]) -> Iterator[_Server]:
+    if not isinstance(entries, list):
+        raise ConfigError(f"{name}: {section} is not a list", f'as in "{section}": [{{"host": "10.0.0.1", ...}}]')
+    for index, entry in enumerate(entries):
+        where = f"{section}[{index}]"
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{name}: {where} is not an object", 'as in {"host": "10.0.0.1", "port": 8000, ...}')
+        ignored += [_unknown(key, f"{where}.", _KEYS) for key in entry if key not in _KEYS]
+        yield _draft(entry, section, f"{name}: {where}")
+
+
+def _draft(entry: dict[str, Any], section: Section, where: str) -> _Server:
+    host = _value(entry, "host", str, where)
+    if hint := address_fault(host):
+        raise ConfigError(f'{where}.host: "{printable(host)}" is not an address', hint)
+    port = _value(entry, "port", int, where)
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"{where}.port: out of range", "from 1 to 65535")
+    model = _value(entry, "model", str, where)
+    if not is_label(model):
+        raise ConfigError(f"{where}.model: not usable as a name", "printable characters, no blank at either end")
+    wanted = "" if entry.get("name") is None else _value(entry, "name", str, where)
+    return _Server(section, wanted, host, port, model, None)
+
+
+def _value(entry: dict[str, Any], key: str, kind: type[T], where: str) -> T:
+    if key not in entry:
+        raise ConfigError(f'{where}: missing "{key}"', 'a server needs "host", "port" and "model"')
+    value = entry[key]
+    if type(value) is not kind:  # not isinstance: true is no port number
+        raise ConfigError(f"{where}.{key}: must be {'a string' if kind is str else 'an integer'}")
+    return value
+
+
+def _unknown(key: str, where: str, known: Sequence[str]) -> str:
+    hint = nearest(key, known)
+    return f"{where}{printable(key)}: unknown, ignored{f' ({hint})' if hint else ''}"
+
+
+def _refuse_shared_ports(servers: list[_Server], name: str) -> None:
+    taken: set[tuple[str, int]] = set()
+    for server in servers:
+        place = (same_machine(server.host), server.port)
+        if place in taken:
+            raise ConfigError(f"{name}: two servers have port {server.port} on {server.host}", "give one another port")
+        taken.add(place)
+
+
+def _with_names(servers: list[_Server]) -> list[_Server]:
+    """Names as hosts.toml wants them: given names made safe, doubles numbered, then missing ones made."""
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    for index, server in sorted(enumerate(servers), key=lambda numbered: not numbered[1].name):
+        given = re.sub(r"[^A-Za-z0-9._-]+", "-", server.name).strip("-._")[:56]
+        role = server.section.removesuffix("_servers")
+        candidates = (f"{given or role}-{number}" for number in count(2 if given else 1))
+        names[index] = given if given and given not in taken else next(name for name in candidates if name not in taken)
+        taken.add(names[index])
+    return [replace(server, name=names[index]) for index, server in enumerate(servers)]
+
+
+def _with_kv_ports(servers: list[_Server]) -> list[_Server]:
+    """Each decode server with a KV port that is free on its machine."""
+    taken = {(same_machine(server.host), server.port) for server in servers}
+    for index, server in enumerate(servers):
+        if server.section == "decode_servers":
+            machine = same_machine(server.host)
+            kv_port = next(port for port in range(_KV_PORT, 65536) if (machine, port) not in taken)
+            taken.add((machine, kv_port))
+            servers[index] = replace(server, kv_port=kv_port)
+    return servers
+
+
+# From servers to TOML
+
+
+def _render(servers: list[_Server]) -> str:
+    models: dict[str, list[str]] = {}
+    for server in servers:
+        engines = models.setdefault(server.model, [])
+        if (engine := _ENGINES[server.section]) not in engines:
+            engines.append(engine)
+    head = "# Converted from JSON by `disagg init`. Lines marked CHECK hold what the JSON did not say.\n\n"
+    tables = ['[fleet]\nname = "fleet"\n']
+    tables += [_render_model(model, engines) for model, engines in models.items()]
+    tables += [_render_host(server) for server in servers]
+    return head + "\n".join(tables)
+
+
+def _render_model(model: str, engines: list[str]) -> str:
+    key = toml_key(model)
+    lines = [f"[models.{key}]"]
+    if known := _KNOWN_MODELS.get(model):
+        context, transformers, mlx = known
+        lines += [f"context = {context}", "", f"[models.{key}.sources]"]
+        lines += [f"transformers = {toml_string(transformers)}", f"mlx = {toml_string(mlx)}"]
+    else:
+        hub = "/" in model and is_hub_id(model)
+        source = model if hub else "./models/" + (re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model")
+        lines += ["context = 8192 # CHECK: prompt and answer together, in tokens", "", f"[models.{key}.sources]"]
+        lines += [f"{engine} = {toml_string(source)} # CHECK: hub id or path" for engine in engines]
+    return "\n".join(lines) + "\n"
+
+
+def _render_host(server: _Server) -> str:
+    key = toml_key(server.name)
+    local = _is_loopback(server.host)
+    service = "process" if local else "systemd" if server.section == "prefill_servers" else "launchd"
+    lines = [
+        f"[hosts.{key}]",
+        f"address = {toml_string(server.host)}",
+        f'roles = ["{server.section.removesuffix("_servers")}"]',
+        f"model = {toml_string(server.model)}",
+        f"port = {server.port}",
+    ]
+    if server.kv_port is not None:
+        lines.append(f"kv_port = {server.kv_port} # CHECK: prefill hosts deliver KV here")
+    lines += [
+        f'connector = "{"local" if local else "ssh"}"',
+        f'service = "{service}"',
+        "",
+        f"[hosts.{key}.engine]",
+        f'name = "{_ENGINES[server.section]}"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -1,0 +1,144 @@
+"""The rules of hosts.toml as a whole, and the two files that are shipped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import disagg
+from disagg.config import Fleet, load
+from disagg.errors import ConfigError
+
+Expect = Callable[[dict[str, str], str, str], ConfigError]
+
+PACKAGE = Path(disagg.__file__).parent
+NAME_RULE = 'letters, digits, ".", "_" and "-", beginning with a letter or digit, at most 64'
+
+
+def load_text(folder: Path, text: str) -> Fleet:
+    path = folder / "hosts.toml"
+    path.write_text(text, encoding="utf-8")
+    return load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        ({"[fleet]": "«nmae» = 3\n[fleet]"}, 'unknown key "nmae" in the file', "there are fleet, models, hosts"),
+        ({"[hosts.spark]": "[«host».spark]"}, 'unknown key "host" in the file', 'did you mean "hosts"?'),
+        ({'name = "lab"': '«nam» = "lab"'}, 'unknown key "nam" in [fleet]', 'did you mean "name"?'),
+        ({'[fleet]\nname = "lab"': "«[fleet]»"}, 'missing key "name" in [fleet]', 'add name = "studio"'),
+        ({'name = "lab"': "name = «3»"}, "name must be a string, not an integer", 'as in name = "studio"'),
+        ({'name = "lab"': 'name = «"a lab"»'}, "this name is not usable", NAME_RULE),
+        (
+            {'[fleet]\nname = "lab"': 'fleet = «"lab"»'},
+            "fleet must be a table, not a string",
+            'as in [fleet] with name = "studio"',
+        ),
+        (
+            {'name = "lab"': 'name = "lab"\ntoken_file = «""»'},
+            "token_file is not a path",
+            "",
+        ),
+        (
+            {'name = "lab"': 'name = "lab"\ntoken_file = «3»'},
+            "token_file must be a string, not an integer",
+            'as in token_file = "~/.config/disagg/token"',
+        ),
+    ],
+)
+def test_a_fault_in_the_file_as_a_whole_is_pointed_at(
+    expect_fault: Expect, changes: dict[str, str], message: str, hint: str
+) -> None:
+    expect_fault(changes, message, hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("", "1:1: missing table [fleet]"),
+        ('[fleet]\nname = "x"\n', "1:1: missing table [models]"),
+        ('[fleet]\nname = "x"\n[models]\n[hosts]\n', "3:1: there is no model"),
+        ('[fleet]\nname = "x"\n[models.a]\ncontext=1\nsources.mlx="a/b"\n', "1:1: missing table [hosts]"),
+        ('[fleet]\nname = "x"\n[models.a]\ncontext=1\nsources.mlx="a/b"\n[hosts]', "6:1: there is no host"),
+    ],
+)
+def test_a_file_that_lacks_a_part_is_refused(tmp_path: Path, text: str, first: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, text)
+    assert caught.value.message.splitlines()[0] == f"{tmp_path}/hosts.toml:{first}"
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("token_file", "expected"),
+    [("secret", "{folder}/secret"), ("./a/../b", "{folder}/b"), ("/etc/t", "/etc/t"), ("~/t", "/homes/me/t")],
+)
+def test_the_token_file_is_found_from_the_files_folder(
+    tmp_path: Path, fleet_text: str, monkeypatch: pytest.MonkeyPatch, token_file: str, expected: str
+) -> None:
+    monkeypatch.setenv("HOME", "/homes/me")
+    fleet = load_text(tmp_path, fleet_text.replace('"lab"', f'"lab"\ntoken_file = "{token_file}"'))
+    assert fleet.token_file == Path(expected.format(folder=tmp_path))
+
+
+def test_without_a_token_file_there_is_none(tmp_path: Path, fleet_text: str) -> None:
+    assert load_text(tmp_path, fleet_text).token_file is None
+
+
+def test_the_path_of_a_fleet_is_absolute(tmp_path: Path, fleet_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_text(tmp_path, fleet_text)
+    monkeypatch.chdir(tmp_path)
+    assert load(Path("hosts.toml")).path == tmp_path / "hosts.toml"
+
+
+def test_hosts_and_models_keep_the_order_of_the_file(tmp_path: Path, fleet_text: str) -> None:
+    fleet = load_text(tmp_path, fleet_text)
+    assert list(fleet.hosts) == ["spark", "mac"]
+    assert list(fleet.models) == ["qwen:30b", "plain"]
+
+
+def test_the_shipped_fleet_is_the_four_machines() -> None:
+    fleet = load(PACKAGE.parent / "hosts.toml")
+    summary = {
+        host.name: (host.url, host.roles, host.model, host.kv_port, host.connector, host.service, host.engine.name)
+        for host in fleet.hosts.values()
+    }
+    assert summary == {
+        "dgx-spark-1": (
+            "http://169.254.150.103:8000", ("prefill",), "qwen3-coder:30b", None, "ssh", "systemd", "transformers",
+        ),
+        "dgx-spark-2": (
+            "http://169.254.150.104:8000", ("prefill",), "gpt-oss:120b", None, "ssh", "systemd", "transformers",
+        ),
+        "mac-studio-1": (
+            "http://169.254.150.101:8001", ("decode", "gateway"), "gpt-oss:120b", 9001, "ssh", "launchd", "mlx",
+        ),
+        "mac-studio-2": ("http://169.254.150.102:8001", ("decode",), "qwen3-coder:30b", 9001, "ssh", "launchd", "mlx"),
+    }  # fmt: skip
+    assert (fleet.model("qwen").context, fleet.model("gpt-oss").context) == (32768, 8192)
+    assert fleet.hosts["dgx-spark-1"].engine.quantization == "int8"
+
+
+def test_the_demo_fleet_is_four_local_servers_on_one_thread_each() -> None:
+    fleet = load(PACKAGE / "demo/hosts.toml")
+    assert list(fleet.hosts) == ["prefill-1", "prefill-2", "decode-1", "decode-2"]
+    for host in fleet.hosts.values():
+        assert (host.address, host.connector, host.service) == ("127.0.0.1", "local", "process")
+        assert (host.engine.dtype, host.engine.device, host.engine.threads) == ("float32", "cpu", 1)
+    for alias, folder in (("qwen", "qwen3-moe-tiny"), ("gpt-oss", "gpt-oss-tiny")):
+        model = fleet.model(alias)
+        assert set(model.sources.values()) == {str(PACKAGE / "demo/models" / folder)}
+        assert [len(fleet.serving(model.name, role)) for role in ("prefill", "decode")] == [1, 1]
+        assert model.context == 8192
+
+
+def test_configuration_imports_nothing_heavy() -> None:
+    heavy = {"torch", "transformers", "mlx", "mlx_lm", "fabric", "paramiko", "numpy", "httpx", "rich"}
+    script = "import sys, disagg.config, disagg.config.starter, disagg.config.convert; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert not heavy & set(loaded.stdout.split())
