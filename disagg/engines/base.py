@@ -15,7 +15,7 @@ from disagg.engines.text import PromptTokenizer
 from disagg.kv.blocks import Block
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
-from disagg.kv.receive import ReceivedKV
+from disagg.kv.received import ReceivedKV
 
 FinishReason = Literal["stop", "length"]
 
@@ -120,11 +120,11 @@ class PrefillEngine(Protocol):
         tokens: Sequence[int],
         emit: Callable[[Block], None],
         *,
-        start: int = 0,
         cancelled: Callable[[], bool] = lambda: False,
         chunk_tokens: int | None = None,
     ) -> PrefillTiming:
-        """Run tokens[start:] in chunks and emit each layer's new rows as soon as they exist.
+        """Run tokens in chunks and emit each layer's new rows as soon as they exist, from inside the computation:
+        an exception from `emit` ends it.
 
         `tokens` is exactly what KV is wanted for (the prompt without its last token); it may be empty.
         Only rows that the layout keeps for len(tokens) tokens are emitted. Raises Cancelled between chunks.
@@ -134,7 +134,12 @@ class PrefillEngine(Protocol):
     def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, cancelled: Callable[[], bool] = lambda: False
     ) -> Iterator[Token]:
-        """Run a whole request alone: the baseline and the reference."""
+        """Run a whole request alone: the baseline and the reference. Raises Cancelled between tokens. Stop strings
+        are the caller's to look for: it closes the iterator where one is met."""
+        ...
+
+    def warm_up(self) -> None:
+        """Run a few tokens, so that the first request does not pay for what a framework does only once."""
         ...
 
     def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
@@ -150,6 +155,10 @@ class DecodeEngine(Protocol):
 
     @property
     def tokenizer(self) -> PromptTokenizer: ...
+
+    def warm_up(self) -> None:
+        """Run one small request through everything, so that the first real one is not slow."""
+        ...
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request; its tokens arrive at the listener."""

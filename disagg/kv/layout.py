@@ -46,12 +46,12 @@ class LayerLayout:
     window: int | None = None
     states: tuple[StateTensor, ...] = ()
 
-    def rows(self, tokens: int) -> range:
-        """The absolute token indices this layer keeps once `tokens` tokens were read."""
+    def rows(self, tokens: int, start: int = 0) -> range:
+        """The absolute token indices from `start` on that this layer keeps once `tokens` tokens were read."""
         if self.kind == "state":
             return range(0)
         first = max(0, tokens - self.window) if self.window else 0
-        return range(first, tokens)
+        return range(max(first, start), tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,12 @@ class Layout:
     def itemsize(self) -> int:
         return DTYPE_BYTES[self.dtype]
 
-    def nbytes(self, tokens: int) -> int:
-        """Bytes of KV for `tokens` tokens: what one transfer carries in payloads."""
+    def nbytes(self, tokens: int, start: int = 0) -> int:
+        """Bytes of KV for tokens [start, tokens): what one transfer carries in payloads; 0 where there are none."""
+        if tokens <= start:
+            return 0
         return sum(
-            layer.kv_heads * (layer.key_dim + layer.value_dim) * len(layer.rows(tokens)) * self.itemsize
+            layer.kv_heads * (layer.key_dim + layer.value_dim) * len(layer.rows(tokens, start)) * self.itemsize
             + sum(state.nbytes for state in layer.states)
             for layer in self.layers
         )
@@ -90,7 +92,7 @@ class Layout:
         try:
             layers = tuple(_layer_from_json(layer) for layer in body["layers"][: MAX_LAYERS + 1])
             layout = Layout(layers, str(body["dtype"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ProtocolError(f"malformed layout in the transfer header: {error!r}") from error
         if layout.dtype not in DTYPE_BYTES or not 1 <= len(layout.layers) <= MAX_LAYERS:
             raise ProtocolError(f"unusable layout: dtype {layout.dtype!r}, {len(layout.layers)} layers")

@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack
 
 from disagg.errors import Overloaded
 
 
 class Admission:
-    """At most `running_limit` requests run and `queue_limit` more wait, first come first served."""
+    """At most `running_limit` requests run and `queue_limit` more wait, first come first served.
+
+    A request first takes a place, then waits for its turn. Both are given back by closing the stack they were put on.
+    """
 
     def __init__(self, running_limit: int, queue_limit: int) -> None:
-        self._slots = asyncio.Semaphore(running_limit)
+        self._turns = asyncio.Semaphore(running_limit)
         self._limit = running_limit + queue_limit
         self._inside = 0
         self.running = 0
 
     @property
     def queued(self) -> int:
+        """Requests that hold a place but do not run."""
         return self._inside - self.running
 
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold a place, waiting or running; Overloaded when there is none."""
+    def take_place(self, held: ExitStack) -> None:
+        """Put a place on `held`; Overloaded when there is none."""
         if self._inside >= self._limit:
             raise Overloaded(
                 f"the server's queue is full ({self.running} running, {self.queued} waiting)",
                 "try again in a moment, or add a host for this model",
             )
         self._inside += 1
-        try:
-            yield
-        finally:
-            self._inside -= 1
+        held.callback(self._leave)
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for one's turn inside `place`, and run."""
-        async with self._slots:
-            self.running += 1
-            try:
-                yield
-            finally:
-                self.running -= 1
+    async def take_turn(self, held: ExitStack) -> None:
+        """Wait for one's turn and put it on `held`."""
+        await self._turns.acquire()
+        self.running += 1
+        held.callback(self._end_turn)
+
+    def _leave(self) -> None:
+        self._inside -= 1
+
+    def _end_turn(self) -> None:
+        self.running -= 1
+        self._turns.release()

@@ -1,18 +1,23 @@
 """From an engine's tokens to the events of one answer.
 
-Events: ``tokens`` {"text", "tokens": [{"id", "logprob", "top"}]} once per decode step, then one ``done`` or ``error``.
+``tokens`` {"text", "tokens": [{"id", "logprob", "top"}]} once per decode step, then ``done`` or ``error``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.text import TextStream
+from disagg.errors import DeadlineExceeded, DisaggError
+from disagg.servers import logs
 from disagg.servers.sse import Event
 
+T = TypeVar("T")
 Step = tuple[Sequence[Token], DecodeTiming]
 
 
@@ -32,15 +37,24 @@ class TokenFeed:
     def on_error(self, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._queue.put_nowait, error)
 
-    async def steps(self) -> AsyncIterator[Step]:
-        """Every step until the last token; raises the engine's error."""
+    async def steps(self, deadline: float) -> AsyncIterator[Step]:
+        """Every step until the last token; raises the engine's error, or DeadlineExceeded (time.monotonic())."""
         while True:
-            item = await self._queue.get()
+            item = await within(self._queue.get(), deadline, "the answer was not complete")
             if isinstance(item, Exception):
                 raise item
             yield item
             if item[0][-1].finish:
                 return
+
+
+async def within(work: Awaitable[T], deadline: float, otherwise: str) -> T:
+    """Await until `deadline` on time.monotonic(); DeadlineExceeded says what had not happened by then."""
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(f"{otherwise} by the request's deadline", "raise the timeout") from None
 
 
 @dataclass(slots=True)
@@ -49,7 +63,7 @@ class Answer:
 
     text: TextStream
     completion_tokens: int = 0
-    finish_reason: str | None = None
+    finish_reason: str = ""
     timing: DecodeTiming | None = None
 
     async def events(self, steps: AsyncIterator[Step]) -> AsyncGenerator[Event, None]:
@@ -60,27 +74,41 @@ class Answer:
             if self.finish_reason:
                 return
 
+    def done(self, prompt_tokens: int, timing: Mapping[str, float], computed: int, **extra: Any) -> Event:
+        """The closing event. `timing`: seconds on this host's clock; `computed`: prompt tokens this host ran."""
+        return "done", {
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "computed_prompt_tokens": computed,
+            "timing": timing,
+            **extra,
+        }
+
     def _event(self, tokens: Sequence[Token]) -> dict[str, object]:
         pieces, sent = [], []
         for token in tokens:
             self.completion_tokens += 1
             sent.append({"id": token.id, "logprob": token.logprob, "top": token.top})
             pieces.append(self.text.push(token.id))
+            if not self.text.stopped and token.finish:
+                pieces.append(self.text.finish())
+                self.finish_reason = token.finish
             if self.text.stopped:
                 self.finish_reason = "stop"
                 break
-            if token.finish:
-                pieces.append(self.text.finish())
-                # A stop string may complete in the text that was held back.
-                self.finish_reason = "stop" if self.text.stopped else token.finish
         return {"text": "".join(pieces), "tokens": sent}
 
 
-def feed_from(tokens: Iterator[Token], feed: TokenFeed, timing: DecodeTiming, now: Callable[[], float]) -> None:
-    """Drain an engine's own generator into a feed, on the engine's thread."""
-    for token in tokens:
-        if not timing.first_token:
-            timing.first_token = now()
-        if token.finish:
-            timing.finished = now()
-        feed.on_tokens((token,), timing)
+async def with_errors(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """The same events; a failure becomes a closing ``error`` event, since the HTTP status has gone out."""
+    try:
+        async for event in events:
+            yield event
+    except DisaggError as error:
+        yield "error", error.to_json()
+    except Exception as error:  # noqa: BLE001 - whatever a bug raises, the caller must hear of it, and the log
+        logs.log.error("internal_error", exc_info=error)
+        yield "error", DisaggError("internal error in the server", "its log has the traceback").to_json()
+    finally:
+        await events.aclose()

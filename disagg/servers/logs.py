@@ -29,7 +29,7 @@ def configure() -> None:
     handler.setFormatter(_JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    for noisy in ("httpx", "httpcore", "uvicorn.access", "asyncio", "huggingface_hub"):
+    for noisy in ("httpx", "httpcore", "uvicorn.error", "asyncio", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -18,43 +18,23 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from disagg.config import Fleet, Host
-from disagg.engines.base import EngineInfo, PrefillEngine, PrefillTiming
-from disagg.errors import Cancelled, DisaggError, HandoffError, RequestError
+from disagg.engines import preflight
+from disagg.engines.base import DecodeTiming, EngineInfo, PrefillEngine, PrefillTiming
+from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.send import Header, Transfer, TransferResult
+from disagg.kv.frames import Header
+from disagg.kv.send import Transfer, TransferResult
 from disagg.servers import logs
 from disagg.servers.admission import Admission
+from disagg.servers.answer import Answer, TokenFeed, with_errors, within
 from disagg.servers.app import endpoint
+from disagg.servers.job import Job
 from disagg.servers.schemas import GenerateBody, PrefillBody
 from disagg.servers.service import Service
 from disagg.servers.sse import Event, EventStream, until_disconnect
 
-MAX_DRAINING_TRANSFERS = 2
+MAX_TRANSFERS = 2  # computing or draining: each holds a prompt's KV in memory
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Shipment:
-    """One finished prefill and how long its steps took, in seconds on this host's monotonic clock."""
-
-    tokenise_s: float
-    queue_s: float
-    timing: PrefillTiming
-    result: TransferResult
-
-    def to_json(self, prompt_tokens: int) -> dict[str, Any]:
-        exposed = max(0.0, self.result.acknowledged - self.timing.ended)
-        hidden = max(0.0, min(self.timing.ended, self.result.acknowledged) - self.result.first_byte)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "computed_tokens": self.timing.tokens,
-            "kv_bytes": self.result.payload_bytes,
-            "tokenise_s": self.tokenise_s,
-            "queue_s": self.queue_s,
-            "compute_s": self.timing.compute_s,
-            "hidden_transfer_s": hidden,
-            "exposed_transfer_s": exposed,
-        }
 
 
 class PrefillService(Service):
@@ -66,14 +46,16 @@ class PrefillService(Service):
         super().__init__(fleet, host)
         self._make_engine = make_engine
         self._engine: PrefillEngine | None = None
-        self._compute = ThreadPoolExecutor(1, thread_name_prefix="prefill")
-        self._admission = Admission(running_limit=1, queue_limit=host.queue_size)
-        self._draining = asyncio.Semaphore(MAX_DRAINING_TRANSFERS)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefill")
+        self._admission = Admission(MAX_TRANSFERS, host.queue_size)
+        self._compute = asyncio.Lock()
+        self._kv_bytes = 0
 
     @property
     def engine(self) -> PrefillEngine:
+        """The loaded engine."""
         if self._engine is None:
-            raise DisaggError("the model is not loaded yet")
+            raise Overloaded(f"{self.host.name} is still loading", "try again in a moment")
         return self._engine
 
     @property
@@ -82,11 +64,18 @@ class PrefillService(Service):
 
     async def load(self) -> None:
         loop = asyncio.get_running_loop()
-        self._engine = await loop.run_in_executor(self._compute, self._make_engine)
+        self._engine = await loop.run_in_executor(self._thread, self._prepare)
         self.state = "ok"
 
+    def _prepare(self) -> PrefillEngine:
+        """Load, refuse what the two frameworks would not agree on, and run every kernel once."""
+        engine = self._make_engine()
+        preflight.require(engine.info.preflight)
+        engine.warm_up()
+        return engine
+
     async def close(self) -> None:
-        self._compute.shutdown(wait=True, cancel_futures=True)
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
     def routes(self) -> Sequence[Route]:
         return [
@@ -95,77 +84,61 @@ class PrefillService(Service):
         ]
 
     def load_figures(self) -> dict[str, int]:
-        return {"queue": self._admission.queued, "running": self._admission.running, "kv_bytes": 0}
+        return {"queue": self._admission.queued, "running": self._admission.running, "kv_bytes": self._kv_bytes}
 
     async def _prefill(self, request: Request, body: PrefillBody) -> Response:
-        self.require_ready(body.model)
         self._require_known_destination(body)
-        self.counters.requests += 1
+        job = await self.admit(request, body, self.engine.tokenizer, self._admission)
         error: BaseException | None = None
         try:
-            work = self._deliver(body, request.scope["disagg.request_id"])
-            return JSONResponse(await until_disconnect(request.receive, work))
-        except Cancelled:
-            error = asyncio.CancelledError()
-            raise
+            return JSONResponse(await until_disconnect(request.receive, self._ship(job, body)))
         except BaseException as failure:
             error = failure
             raise
         finally:
+            job.held.close()
             self.count_end(error)
 
-    async def _deliver(self, body: PrefillBody, request_id: str) -> dict[str, Any]:
-        began = time.monotonic()
-        tokens = await self.tokenise(self.engine.tokenizer, body.content)
-        self.require_context(len(tokens), 1)
-        tokenised = time.monotonic()
-        with self._admission.place():
-            async with asyncio.timeout(body.deadline_s):
-                shipment = await self._ship(tokens, body, request_id, began, tokenised)
-        self.counters.prompt_tokens += len(tokens)
-        self.counters.computed_prompt_tokens += shipment.timing.tokens
-        self.counters.kv_bytes_total += shipment.result.payload_bytes
-        answer = shipment.to_json(len(tokens))
-        logs.info("prefilled", **answer)
-        return answer
-
-    async def _ship(
-        self, tokens: list[int], body: PrefillBody, request_id: str, began: float, tokenised: float
-    ) -> Shipment:
-        """Wait for a turn, compute while sending, then let the rest drain outside the turn."""
-        async with self._draining:
-            async with self._admission.turn():
-                turn = time.monotonic()
-                header = self._header(tokens, body, request_id)
-                transfer, timing = await self._on_compute_thread(
-                    lambda cancelled: self._compute_and_send(tokens, body, header, cancelled)
+    async def _ship(self, job: Job, body: PrefillBody) -> dict[str, Any]:
+        """Wait for a turn, compute while sending, and let the rest drain while the next prompt computes."""
+        await within(self._admission.take_turn(job.held), job.deadline, "the prompt's turn had not come")
+        outbox: list[Transfer] = []  # what the compute thread has opened
+        nbytes = self.engine.info.layout.nbytes(len(job.tokens) - 1)
+        self._kv_bytes += nbytes
+        try:
+            async with self._compute:
+                queue_s = time.monotonic() - job.tokenised
+                timing = await self._on_thread(
+                    lambda cancelled: self._compute_and_send(job, body, outbox, cancelled),
+                    on_cancel=lambda: _abort(outbox),
                 )
-            try:
-                result = await asyncio.to_thread(transfer.finish)
-            except BaseException:
-                transfer.abort()
-                raise
-        return Shipment(tokenised - began, turn - tokenised, timing, result)
+            result = await asyncio.to_thread(outbox[0].finish)
+        finally:
+            await asyncio.to_thread(_abort, outbox)  # without effect where the transfer has finished
+            self._kv_bytes -= nbytes
+        self.counters.computed_prompt_tokens += timing.tokens
+        self.counters.kv_bytes_total += result.payload_bytes
+        account = _account(job, queue_s, timing, result)
+        logs.info("prefilled", **account)
+        return account
 
     def _compute_and_send(
-        self, tokens: list[int], body: PrefillBody, header: Header, cancelled: Callable[[], bool]
-    ) -> tuple[Transfer, PrefillTiming]:
-        transfer = Transfer.open((body.deliver.host, body.deliver.port), header, deadline_s=body.deadline_s)
-        try:
-            return transfer, self.engine.prefill(tokens[:-1], transfer.send, cancelled=cancelled)
-        except BaseException:
-            transfer.abort()
-            raise
+        self, job: Job, body: PrefillBody, outbox: list[Transfer], cancelled: Callable[[], bool]
+    ) -> PrefillTiming:
+        deliver = body.deliver
+        transfer = Transfer.open(deliver.host, deliver.port, self._header(job, body), deadline=job.deadline)
+        outbox.append(transfer)
+        return self.engine.prefill(job.tokens[:-1], transfer.send, cancelled=cancelled)
 
-    def _header(self, tokens: list[int], body: PrefillBody, request_id: str) -> Header:
+    def _header(self, job: Job, body: PrefillBody) -> Header:
         info = self.engine.info
         return Header(
             ticket=body.ticket,
-            request_id=request_id,
+            request_id=job.id,
             fingerprint=info.fingerprint,
             layout=info.layout,
-            tokens=len(tokens) - 1,
-            token_hash=token_hash(tokens),
+            token_hash=token_hash(job.tokens),
+            tokens=len(job.tokens) - 1,
         )
 
     def _require_known_destination(self, body: PrefillBody) -> None:
@@ -178,30 +151,71 @@ class PrefillService(Service):
             )
 
     async def _generate(self, request: Request, body: GenerateBody) -> Response:
-        self.require_ready(body.model)
-        tokens = await self.tokenise(self.engine.tokenizer, body.content)
-        self.require_context(len(tokens), body.sampling.max_tokens)
-        self.counters.requests += 1
-        place = self._admission.place()
-        place.__enter__()
-        return EventStream(self._alone(tokens, body, place))
+        job = await self.admit(request, body, self.engine.tokenizer, self._admission)
+        return EventStream(with_errors(self.counted(job, self._alone(job))))
 
-    async def _alone(self, tokens: list[int], body: GenerateBody, place: Any) -> AsyncGenerator[Event, None]:
-        raise NotImplementedError
+    async def _alone(self, job: Job) -> AsyncGenerator[Event, None]:
+        """Prompt and answer on this host: the engine's own loop on the compute thread, its tokens through a feed."""
+        feed, timing = TokenFeed(), DecodeTiming()
+        await within(self._admission.take_turn(job.held), job.deadline, "the prompt's turn had not come")
+        answer = Answer(self.engine.tokenizer.stream(job.sampling.stop))
+        async with self._compute:
+            queue_s = time.monotonic() - job.tokenised
+            run = asyncio.ensure_future(self._on_thread(lambda cancelled: self._drain(job, feed, timing, cancelled)))
+            try:
+                async with aclosing(answer.events(feed.steps(job.deadline))) as events:
+                    async for event in events:
+                        yield event
+            finally:
+                run.cancel()
+                await asyncio.wait((run,))
+        self.counters.completion_tokens += answer.completion_tokens
+        self.counters.computed_prompt_tokens += len(job.tokens)
+        yield answer.done(len(job.tokens), job.parts(queue_s, timing, None), len(job.tokens))
 
-    async def _on_compute_thread(self, work: Callable[[Callable[[], bool]], T]) -> T:
+    def _drain(self, job: Job, feed: TokenFeed, timing: DecodeTiming, cancelled: Callable[[], bool]) -> None:
+        timing.submitted = timing.ingested = time.monotonic()
+        try:
+            for token in self.engine.generate(job.tokens, job.sampling, cancelled=cancelled):
+                timing.first_token = timing.first_token or time.monotonic()
+                feed.on_tokens((token,), timing)
+        except Exception as error:  # noqa: BLE001 - it belongs to the caller, who reads the feed
+            feed.on_error(error)
+
+    async def _on_thread(
+        self, work: Callable[[Callable[[], bool]], T], on_cancel: Callable[[], object] = lambda: None
+    ) -> T:
         """Run `work(cancelled)` on the compute thread; on cancellation tell it, and wait until it has let go."""
         cancel = threading.Event()
-        future = asyncio.get_running_loop().run_in_executor(self._compute, work, cancel.is_set)
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work, cancel.is_set)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             cancel.set()
+            on_cancel()
             await asyncio.wait((future,))
-            if (
-                not future.cancelled()
-                and (error := future.exception())
-                and not isinstance(error, HandoffError | Cancelled)
-            ):
+            if not future.cancelled() and (error := future.exception()) and not isinstance(error, DisaggError):
                 logs.log.error("failed_while_cancelling", exc_info=error)
             raise
+
+
+def _abort(outbox: Sequence[Transfer]) -> None:
+    for transfer in outbox:
+        transfer.abort()
+
+
+def _account(job: Job, queue_s: float, timing: PrefillTiming, result: TransferResult) -> dict[str, Any]:
+    """What /prefill answers: durations in seconds on this host's clock.
+
+    hidden: bytes moved while the prompt computed. exposed: end of compute -> the receiver's acknowledgement.
+    """
+    return {
+        "prompt_tokens": len(job.tokens),
+        "computed_tokens": timing.tokens,
+        "kv_bytes": result.payload_bytes,
+        "tokenise_s": job.tokenise_s,
+        "queue_s": queue_s,
+        "compute_s": timing.compute_s,
+        "hidden_transfer_s": result.hidden_s(timing.ended),
+        "exposed_transfer_s": result.exposed_s(timing.ended),
+    }

@@ -6,19 +6,25 @@ import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import psutil
+from starlette.requests import Request
 from starlette.routing import Route
 
 from disagg import __version__
 from disagg.config import Fleet, Host, Model
-from disagg.engines.base import EngineInfo
+from disagg.engines.base import EngineInfo, Sampling
 from disagg.engines.text import Messages, PromptTokenizer
-from disagg.errors import ContextLengthExceeded, DisaggError, Overloaded, UnknownModel
+from disagg.errors import Cancelled, ContextLengthExceeded, DisaggError, Overloaded, UnknownModel
 from disagg.servers import logs
+from disagg.servers.admission import Admission
+from disagg.servers.job import Job
+from disagg.servers.schemas import GenerateBody, PromptBody
+from disagg.servers.sse import Event
 
 State = Literal["loading", "ok", "draining"]
 
@@ -81,7 +87,7 @@ class Service(ABC):
         if model != self.model.name and model not in self.model.aliases:
             raise UnknownModel(f"{self.host.name} serves {self.model.name}, not {model!r}", "ask a host of that model")
 
-    def require_context(self, prompt_tokens: int, max_tokens: int) -> None:
+    def _require_context(self, prompt_tokens: int, max_tokens: int) -> None:
         """ContextLengthExceeded where prompt and answer together do not fit."""
         limit = min(self.model.context, self.info.profile.context) if self.info else self.model.context
         if prompt_tokens + max_tokens > limit:
@@ -91,7 +97,34 @@ class Service(ABC):
                 "shorten the prompt or lower max_tokens",
             )
 
-    async def tokenise(self, tokenizer: PromptTokenizer, content: str | Messages | Sequence[int]) -> list[int]:
+    async def admit(self, request: Request, body: PromptBody, tokenizer: PromptTokenizer, admission: Admission) -> Job:
+        """Everything that can be refused with an HTTP status: readiness, prompt, context, place in the queue."""
+        arrived = time.monotonic()
+        self.require_ready(body.model)
+        tokens = await self._tokenise(tokenizer, body.content)
+        sampling = body.sampling.sampling() if isinstance(body, GenerateBody) else Sampling(max_tokens=1)
+        self._require_context(len(tokens), sampling.max_tokens)
+        held = ExitStack()
+        admission.take_place(held)
+        self.counters.requests += 1
+        self.counters.prompt_tokens += len(tokens)
+        return Job(request.scope["disagg.request_id"], tokens, body, sampling, held, arrived, time.monotonic())
+
+    async def counted(self, job: Job, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+        """Pass the events on; whatever happens, let go of what the job holds and book how it ended."""
+        error: BaseException | None = None
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    yield event
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            job.held.close()
+            self.count_end(error)
+
+    async def _tokenise(self, tokenizer: PromptTokenizer, content: str | Messages | Sequence[int]) -> list[int]:
         """Token ids of the prompt; long texts on a worker thread, so that others are still served."""
         if isinstance(content, str) and len(content) < 2048:
             return tokenizer.encode(content)
@@ -101,7 +134,7 @@ class Service(ABC):
         """Book the end of a request, however it ended."""
         if error is None:
             self.counters.completed += 1
-        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit | Cancelled):
             self.counters.cancelled += 1
         else:
             self.counters.failed += 1

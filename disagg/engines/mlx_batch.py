@@ -1,0 +1,131 @@
+"""The running batch: requests in, tokens out, on mlx-lm's BatchGenerator. Used by the engine's thread only.
+
+BatchGenerator runs one step ahead: a step first starts computing the next token and then hands out the last one, so
+every request costs one step that nobody reads, and samplers are called one token before their token is seen.
+All sequences of one batch are left-padded to the longest; several `Batch`es side by side would group them by length.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator, StopSequences
+
+from disagg.engines import mlx_cache, mlx_sampling
+from disagg.engines.base import DecodeTiming, FinishReason, Listener, Sampling, Token
+from disagg.kv.received import ReceivedKV
+
+# Prompts that may be computed side by side, right-padded, while others decode.
+_PREFILL_BATCH = 8
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request inside the engine. `lock` is held during every call to the listener; `open`: it may be called."""
+
+    id: str
+    tokens: list[int]
+    sampling: Sampling
+    kv: ReceivedKV | None  # until the caches are built
+    listener: Listener
+    timing: DecodeTiming = field(default_factory=DecodeTiming)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    open: bool = True
+    uid: int | None = None
+
+
+class Batch:
+    """Requests that decode together. `max_batch`: how many; `chunk_tokens`: prompt tokens per prefill step."""
+
+    def __init__(self, model: Any, *, stream: Any, eos_ids: frozenset[int], max_batch: int, chunk_tokens: int) -> None:
+        self._model = model
+        self._jobs: dict[int, Job] = {}
+        self._stop_at_eos = StopSequences([(token,) for token in sorted(eos_ids)])
+        self._never_stop = StopSequences()
+        self._generator = BatchGenerator(
+            model,
+            sampler=mlx_sampling.greedy,
+            completion_batch_size=max_batch,
+            prefill_batch_size=min(_PREFILL_BATCH, max_batch),
+            prefill_step_size=chunk_tokens,
+            stream=stream,
+        )
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def jobs(self) -> list[Job]:
+        return list(self._jobs.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of KV, padding and growth room included."""
+        return int(self._generator.prompt_cache_nbytes) if self._jobs else 0
+
+    def build(self, job: Job) -> list[Any] | None:
+        """The job's received KV as caches, None where it has none. The received buffers are let go."""
+        if job.kv is None:
+            return None
+        caches = mlx_cache.build(self._model, job.kv)
+        job.kv = None
+        return caches
+
+    def insert(self, job: Job, caches: list[Any] | None) -> None:
+        """Let the job join at the next step: its last token on top of `caches`, or its whole prompt."""
+        handed_over = caches is not None
+        (job.uid,) = self._generator.insert(
+            [job.tokens[-1:] if handed_over else job.tokens],
+            max_tokens=[job.sampling.max_tokens],
+            caches=[caches],
+            all_tokens=[job.tokens[:-1] if handed_over else []],  # a copy: the generator appends to it
+            samplers=[mlx_sampling.sampler(job.sampling)],
+            logits_processors=[mlx_sampling.logits_processors(job.sampling)],
+            stop_sequences=[self._never_stop if job.sampling.ignore_eos else self._stop_at_eos],
+        )
+        self._jobs[job.uid] = job
+
+    def remove(self, job: Job) -> None:
+        """Forget the job at whatever stage it is; fine if it is not here."""
+        if job.uid is not None and self._jobs.pop(job.uid, None) is not None:
+            self._generator.remove([job.uid])
+
+    def step(self) -> list[tuple[Job, Token]]:
+        """One token for every decoding job, and one chunk for every job still reading its prompt."""
+        read, generated = self._generator.next()
+        for progress in read:
+            self._count(progress)
+        return [(self._jobs[r.uid], self._token(r)) for r in generated]
+
+    def forget(self, jobs: Sequence[Job]) -> None:
+        """Drop jobs whose last token was handed out; the generator has let go of them itself."""
+        for job in jobs:
+            if job.uid is not None:
+                self._jobs.pop(job.uid, None)
+
+    def close(self) -> None:
+        """Give back wired memory."""
+        self._generator.close()
+
+    def _count(self, progress: Any) -> None:
+        """Prompt tokens as the generator fed them to the model: chunk by chunk, then the last one by itself."""
+        timing = self._jobs[progress.uid].timing
+        timing.computed_prompt_tokens = (
+            timing.computed_prompt_tokens + 1 if progress.end_of_prompt else progress.progress[0]
+        )
+
+    def _token(self, response: Any) -> Token:
+        wanted = self._jobs[response.uid].sampling.logprobs
+        row = mlx_sampling.read_row(response.logprobs)
+        top = mlx_sampling.top_logprobs(row, wanted) if wanted else ()
+        finish: FinishReason | None = response.finish_reason
+        return Token(int(response.token), mlx_sampling.logprob(row, response.token), top, finish)
+
+
+def release_memory() -> None:
+    """Give freed buffers back to the system; called when no request is left."""
+    mx.clear_cache()

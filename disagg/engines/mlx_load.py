@@ -1,0 +1,174 @@
+"""Load a checkpoint with mlx-lm's ordinary loader, plus the mends it needs.
+
+Each mend is one small function that changes nothing where it is not needed:
+- `flat_config`: checkpoints saved by transformers >= 5 nest the rotary settings under `rope_parameters` and rename
+  `num_experts`; many mlx-lm models read only the flat names and silently fall back to a default theta.
+- `_model_classes`: float gpt_oss experts are stored transposed by transformers; MXFP4 ones are what mlx-lm expects.
+- `_cast`: weights in the dtype the host asked for.
+
+Must run on the thread that will run the model: rotary modules keep arrays outside the parameters, which stay lazy and
+belong to the stream of the thread that made them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.utils import _get_classes, load_config, load_model
+
+from disagg.config import DType
+from disagg.errors import ModelError
+
+DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """An mlx-lm model in memory. config: config.json as mlx-lm read it, with the mends and generation_config's eos."""
+
+    model: Any
+    config: Mapping[str, Any]
+    memory_bytes: int
+
+
+def select_device(name: str) -> Any:
+    """The mlx device called auto | gpu | cpu; ModelError where this machine has no such device."""
+    has_gpu = mx.device_count(mx.gpu) > 0
+    if name == "auto":
+        return mx.gpu if has_gpu else mx.cpu
+    if name not in ("gpu", "cpu"):
+        raise ModelError(f"mlx has no device {name!r}", "use device = auto, gpu or cpu")
+    if name == "gpu" and not has_gpu:
+        raise ModelError("device = gpu, but mlx finds no GPU on this machine", "use device = auto or cpu")
+    return mx.gpu if name == "gpu" else mx.cpu
+
+
+def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
+    """Read `path` (a checkpoint folder) into memory as `dtype`; quantized weights keep their packed form.
+
+    Raises ModelError for a missing, corrupt or unsupported checkpoint, or a dtype the device cannot compute.
+    """
+    overrides = flat_config(_read_config(path))
+    try:
+        model, config = load_model(path, lazy=True, model_config=overrides, get_model_classes=_model_classes)
+        _cast(model, DTYPES[dtype])
+        mx.eval(model.parameters())
+    except FileNotFoundError as error:
+        raise ModelError(f"no model*.safetensors in {path}", "download the weights again") from error
+    except RuntimeError as error:  # mlx's only exception: unreadable or truncated safetensors
+        raise ModelError(f"the weights in {path} cannot be read: {error}", "download them again") from error
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+        # Which of these depends on the architecture: unknown model_type, keys missing from config.json,
+        # tensors missing, left over or of another shape.
+        hint = "check that the installed mlx-lm supports this architecture and that all files belong together"
+        raise ModelError(f"mlx-lm cannot load {path}: {type(error).__name__}: {_short(error)}", hint) from error
+    _require_computable(model, dtype, device)
+    memory = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    return LoadedModel(model, config, memory)
+
+
+def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys to add to config.json so that mlx-lm reads what transformers reads; {} for a hub checkpoint."""
+    flat = {**_flat_rope(config), **_flat_experts(config), **_flat_pattern(config)}
+    return {key: value for key, value in flat.items() if key not in config}
+
+
+def _flat_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_theta, rope_scaling, partial_rotary_factor (and gemma3's rope_local_base_freq) from rope_parameters."""
+    nested = config.get("rope_parameters") or {}
+    local = nested.get("sliding_attention")
+    main = nested.get("full_attention", nested if local is None else local)
+    flat = {key: main[key] for key in ("rope_theta", "partial_rotary_factor") if key in main}
+    if main:
+        kind = main.get("rope_type", "default")
+        scaling = {key: value for key, value in main.items() if key != "rope_theta"}
+        flat["rope_scaling"] = None if kind == "default" else {**scaling, "type": kind}
+    if local is not None and "rope_theta" in local:
+        flat["rope_local_base_freq"] = local["rope_theta"]
+    return flat
+
+
+def _flat_experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_experts": config["num_local_experts"]} if "num_local_experts" in config else {}
+
+
+def _flat_pattern(config: Mapping[str, Any]) -> dict[str, Any]:
+    """sliding_window_pattern (every n-th layer is full) from layer_types, which transformers >= 5 saves instead."""
+    kinds = list(config.get("layer_types") or ())
+    if "full_attention" not in kinds or "sliding_attention" not in kinds:
+        return {}
+    return {"sliding_window_pattern": kinds.index("full_attention") + 1}
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = load_config(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        hint = "give a folder with config.json, or the id of a model that has been downloaded"
+        raise ModelError(f"no model in {path}: there is no config.json", hint) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path / 'config.json'} is not JSON: {error}", "download the file again") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelError(f"{path / 'config.json'} names no model_type", "give a language model's folder")
+    return config
+
+
+def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's Model and ModelArgs; for gpt_oss a Model that also takes float experts."""
+    model_class, args_class = _get_classes(config)
+    if config["model_type"] != "gpt_oss":
+        return model_class, args_class
+
+    class GptOss(model_class):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: dict[str, Any]) -> Any:
+            return super().sanitize(transposed_experts(weights))
+
+    return GptOss, args_class
+
+
+def transposed_experts(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Float gpt_oss experts, [experts, in, out] as transformers saves them, as [experts, out, in] `.weight`s.
+
+    MXFP4 checkpoints name theirs `_blocks` and `_scales` and pass through untouched.
+    """
+    suffixes = ("experts.gate_up_proj", "experts.down_proj")
+    return {
+        f"{name}.weight" if name.endswith(suffixes) else name: mx.contiguous(array.swapaxes(-1, -2))
+        if name.endswith(suffixes)
+        else array
+        for name, array in weights.items()
+    }
+
+
+def _cast(model: Any, dtype: Any) -> None:
+    """Floating weights to `dtype`; packed weights and uint8 scales are integers and stay."""
+    model.set_dtype(dtype)
+
+
+def _require_computable(model: Any, dtype: DType, device: Any) -> None:
+    """mlx's CPU GatherMM, the matmul of float experts, knows float32 only (mlx 0.32); it would fail mid-request."""
+    if device != mx.cpu or dtype == "float32":
+        return
+    if any(isinstance(module, SwitchLinear) for module in _modules(model)):
+        raise ModelError(
+            f"a mixture-of-experts model cannot run in {dtype} on mlx's CPU backend, which multiplies experts in "
+            "float32 only",
+            "set dtype = float32 for this host, or run it on a GPU",
+        )
+
+
+def _modules(model: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, nn.Module)]
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + "..."

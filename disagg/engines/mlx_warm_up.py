@@ -1,0 +1,62 @@
+"""Requests that nobody asked for, run once after loading: kernels are compiled on first use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, EngineInfo, Sampling, Token
+from disagg.errors import ModelError
+from disagg.kv.received import ReceivedKV
+
+_PROMPT = [0] * 8
+_TOKENS = 4
+_DEADLINE_S = 600.0  # a large model's first step on a cold disk
+
+
+def warm_up(engine: DecodeEngine) -> None:
+    """One request over handed-over KV (zeros) and one that computes its prompt, together in one batch. ModelError
+    where they fail or take longer than ten minutes."""
+    sampling = Sampling(max_tokens=_TOKENS, ignore_eos=True)
+    waiters = []
+    for name, kv in (("handed-over", zero_kv(engine.info, len(_PROMPT) - 1)), ("alone", None)):
+        waiters.append(_Waiter())
+        engine.submit(DecodeRequest(f"warm-up-{name}", _PROMPT, sampling, kv), waiters[-1])
+    for waiter in waiters:
+        waiter.wait()
+
+
+def zero_kv(info: EngineInfo, tokens: int) -> ReceivedKV:
+    """KV of `tokens` tokens, all zeros, in the model's layout."""
+    layout = info.layout
+    keys, values, states = [], [], []
+    for layer in layout.layers:
+        row = layer.kv_heads * len(layer.rows(tokens)) * layout.itemsize
+        keys.append(np.zeros(row * layer.key_dim, dtype=np.uint8))
+        values.append(np.zeros(row * layer.value_dim, dtype=np.uint8))
+        states.append([np.zeros(state.nbytes, dtype=np.uint8) for state in layer.states])
+    return ReceivedKV(layout, tokens, keys, values, states)
+
+
+class _Waiter:
+    """A listener that remembers how its request ended."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+
+    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
+        if any(token.finish for token in tokens):
+            self._ended.set()
+
+    def on_error(self, error: Exception) -> None:
+        self._error = error
+        self._ended.set()
+
+    def wait(self) -> None:
+        if not self._ended.wait(_DEADLINE_S):
+            raise ModelError(f"the warm-up did not end in {_DEADLINE_S:.0f} s", "look at the host's load and memory")
+        if self._error is not None:
+            raise ModelError(f"the warm-up failed: {self._error}") from self._error

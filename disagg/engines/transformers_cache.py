@@ -1,0 +1,150 @@
+"""A transformers Cache that is allocated once and can tell, layer by layer, which rows were just written.
+
+Full layers hold all rows, [1, kv_heads, total, dim]. Sliding layers hold the last window - 1 rows and what came with
+the current chunk, moved to the front of their buffer when it is full. Nothing is concatenated: with transformers' own
+DynamicCache every chunk copies all rows before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from disagg.errors import ModelError
+from disagg.kv.layout import LayerLayout, Layout
+
+# (layer, index of the first new token, new keys, new values: views of the cache, [1, kv_heads, new, dim])
+OnRows = Callable[[int, int, torch.Tensor, torch.Tensor], None]
+
+
+class PreallocatedCache(Cache):  # type: ignore[misc]
+    """The KV cache of one request of at most `total` tokens, read in chunks of at most `chunk` tokens.
+
+    on_rows is called inside `update`, that is before that layer's attention runs. Rows of a full layer never move and
+    are written once, so views of them stay valid; those of a sliding layer are overwritten by later chunks.
+    """
+
+    def __init__(
+        self, layout: Layout, total: int, chunk: int, device: torch.device, on_rows: OnRows | None = None
+    ) -> None:
+        make = {"full": FullLayer, "sliding": SlidingLayer}
+        dtype = getattr(torch, layout.dtype)
+        super().__init__(layers=[make[layer.kind](layer, total, chunk, dtype, device) for layer in layout.layers])
+        self._on_rows = on_rows
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new rows of a layer; returns the rows its attention may look at."""
+        layer = self.layers[layer_idx]
+        start = layer.get_seq_length()
+        keys, values = layer.update(key_states, value_states)
+        if self._on_rows is not None:
+            new = key_states.shape[2]
+            self._on_rows(layer_idx, start, keys[:, :, -new:], values[:, :, -new:])
+        return keys, values
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[misc]
+    """What both kinds share: two buffers and a count of tokens seen."""
+
+    is_sliding = False
+
+    def __init__(self, layout: LayerLayout, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.keys = torch.empty(1, layout.kv_heads, rows, layout.key_dim, dtype=dtype, device=device)
+        self.values = torch.empty(1, layout.kv_heads, rows, layout.value_dim, dtype=dtype, device=device)
+        self.dtype, self.device = dtype, device
+        self.is_initialized = True
+        self.seen = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing is left to do: the buffers exist."""
+
+    def get_seq_length(self) -> int:
+        """Tokens seen so far."""
+        return self.seen
+
+    def _check(self, key_states: torch.Tensor, value_states: torch.Tensor) -> int:
+        """Number of new rows; ModelError where they are not what the checkpoint's layout says."""
+        for name, new, buffer in (("keys", key_states, self.keys), ("values", value_states, self.values)):
+            want = (1, buffer.shape[1], new.shape[2], buffer.shape[3])
+            if tuple(new.shape) != want or new.dtype != buffer.dtype:
+                raise ModelError(
+                    f"transformers computes {name} of shape {tuple(new.shape)} {new.dtype}, the checkpoint's layout "
+                    f"says {want} {buffer.dtype}",
+                    "this architecture cannot be handed over",
+                )
+        return int(key_states.shape[2])
+
+
+class FullLayer(_Layer):
+    """All rows, where the next tokens' rows follow the last."""
+
+    def __init__(self, layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(layout, total, dtype, device)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See PreallocatedCache.update."""
+        end = self.seen + self._check(key_states, value_states)
+        self.keys[:, :, self.seen : end] = key_states
+        self.values[:, :, self.seen : end] = value_states
+        self.seen = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(rows, index of the first) that `query_length` new tokens look at."""
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Rows there is room for."""
+        return int(self.keys.shape[2])
+
+
+class SlidingLayer(_Layer):
+    """The last window - 1 rows and the newest chunk."""
+
+    is_sliding = True
+
+    def __init__(self, layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
+        assert layout.window is not None
+        self.window = layout.window
+        # Room for a window of single tokens, so that decoding moves rows once per window and not at every token.
+        super().__init__(layout, min(total, self.window - 1 + max(chunk, self.window)), dtype, device)
+        self.end = 0  # rows in use
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See PreallocatedCache.update."""
+        new = self._check(key_states, value_states)
+        past = self._past()
+        if self.end + new > self.keys.shape[2]:
+            self._move_to_front(past)
+        start, self.end = self.end, self.end + new
+        self.keys[:, :, start : self.end] = key_states
+        self.values[:, :, start : self.end] = value_states
+        self.seen += new
+        return self.keys[:, :, start - past : self.end], self.values[:, :, start - past : self.end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(rows, index of the first) that `query_length` new tokens look at."""
+        past = self._past()
+        return past + query_length, self.seen - past
+
+    def get_max_length(self) -> int:
+        """The window."""
+        return self.window
+
+    def _past(self) -> int:
+        return min(self.seen, self.window - 1)
+
+    def _move_to_front(self, rows: int) -> None:
+        for buffer in (self.keys, self.values):
+            buffer[:, :, :rows] = buffer[:, :, self.end - rows : self.end].clone()  # the two may overlap
+        self.end = rows

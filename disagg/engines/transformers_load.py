@@ -1,0 +1,82 @@
+"""Loading a causal language model through transformers, with every way it can fail turned into a ModelError."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
+
+from disagg.config import EngineOptions
+from disagg.errors import ModelError
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`: CUDA, else Apple's GPU, else the CPU. ModelError where a named device is not there."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError) as error:  # "not compiled with CUDA" is an AssertionError
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"device {name!r} cannot be used: {reason}", "use auto, cuda, cuda:N, mps or cpu") from error
+
+
+def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
+    """The model in `path` on `device`, ready for inference, with every weight coming from the checkpoint."""
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=getattr(torch, options.dtype),
+            device_map={"": device},  # straight to the device: no second copy in host memory
+            attn_implementation=options.attention,
+            quantization_config=quantization(options.quantization),
+            output_loading_info=True,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{path}: does not fit on {device}: {str(error).splitlines()[0]}", "quantize it, or use a larger machine"
+        ) from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip().splitlines() or [repr(error)])[0]
+        raise ModelError(
+            f"{path}: transformers cannot load it: {reason}", "check the files, and the engine's options"
+        ) from error
+    _require_all_weights(path, info)
+    return model.eval()
+
+
+def quantization(name: str | None) -> Any:
+    """transformers' quantization_config for weight-only `int8` or `int4` by torchao; None for none.
+
+    It converts linear layers. Mixture-of-experts weights, one fused tensor per layer in transformers, stay as they
+    are: serve such a model from a checkpoint that is quantized already (gpt-oss is).
+    """
+    if name is None:
+        return None
+    try:
+        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
+    except ImportError as error:
+        raise ModelError(f"quantization {name!r} needs torchao", "pip install torchao") from error
+    from transformers import TorchAoConfig
+
+    known = {"int8": Int8WeightOnlyConfig, "int4": Int4WeightOnlyConfig}
+    if name not in known:
+        raise ModelError(f"unknown quantization {name!r}", f"use {' or '.join(sorted(known))}")
+    return TorchAoConfig(known[name]())
+
+
+def _require_all_weights(path: Path, info: dict[str, Any]) -> None:
+    """transformers fills what a checkpoint lacks with random numbers and only warns."""
+    wrong = sorted(info["missing_keys"]) or sorted(str(key[0]) for key in info["mismatched_keys"])
+    if wrong or info["error_msgs"]:
+        raise ModelError(
+            f"{path}: the weights do not fit config.json: {len(wrong)} missing or of another shape"
+            + (f", {wrong[0]} first" if wrong else f": {info['error_msgs'][0]}"),
+            "download the model again, config.json and weights from the same revision",
+        )

@@ -1,0 +1,249 @@
+"""The wire format of one KV transfer: values to bytes and back, no sockets.
+
+    sender   -> receiver   preamble, header
+    receiver -> sender     reply: accepted, or refused with the reason
+    sender   -> receiver   frames, end frame
+    receiver -> sender     reply: acknowledged, or failed with the reason
+
+Integers are little-endian. Everything a peer sends is checked here before it is believed; ProtocolError says what
+was wrong with it. docs/wire-protocol.md specifies the same for other programs.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import xxhash
+
+from disagg.errors import DisaggError, ProtocolError
+from disagg.kv.blocks import Block, StateBlock
+from disagg.kv.fingerprint import Fingerprint
+from disagg.kv.layout import Layout
+
+MAGIC = b"DISAGG"
+VERSION = 1
+MAX_HEADER_BYTES = 1 << 20
+MAX_REPLY_BYTES = 1 << 16
+MAX_TOKENS = (1 << 32) - 1
+MAX_NAME_CHARS = 256  # tickets, request ids and token hashes
+MAX_ERROR_CHARS = 2000
+
+PREAMBLE = struct.Struct("<6sHI")  # magic, version, header length
+REPLY_LENGTH = struct.Struct("<I")
+FRAME = struct.Struct("<HHIIIQ")  # kind, layer, tensor, start, end, payload length
+TOTALS = struct.Struct("<QQ16s")  # frames, payload bytes, digest
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    KEYS = 1
+    VALUES = 2
+    STATE = 3
+    END = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the sender says it will deliver: the KV of tokens [start, tokens) of one prompt."""
+
+    ticket: str
+    request_id: str
+    fingerprint: Fingerprint
+    layout: Layout
+    token_hash: str
+    tokens: int
+    start: int = 0
+
+
+class Frame(NamedTuple):
+    """The head of one frame. tensor: which tensor of a ``state`` layer, else 0. length: payload bytes."""
+
+    kind: Kind
+    layer: int
+    tensor: int
+    start: int
+    end: int
+    length: int
+
+
+class Totals(NamedTuple):
+    """The payload of the end frame. digest: see `new_digest`."""
+
+    frames: int
+    payload_bytes: int
+    digest: bytes
+
+
+def new_digest() -> xxhash.xxh3_128:
+    """The running checksum of a transfer: XXH3-128 over every frame head and payload, end frame excluded, in order."""
+    return xxhash.xxh3_128()
+
+
+def encode_header(header: Header) -> bytes:
+    """Preamble and header."""
+    body = _json_bytes(
+        {
+            "ticket": header.ticket,
+            "request_id": header.request_id,
+            "tokens": header.tokens,
+            "start": header.start,
+            "token_hash": header.token_hash,
+            "fingerprint": header.fingerprint.to_json(),
+            "layout": header.layout.to_json(),
+        }
+    )
+    if len(body) > MAX_HEADER_BYTES:
+        raise ProtocolError(f"the transfer header has {len(body)} bytes, at most {MAX_HEADER_BYTES} are allowed")
+    return PREAMBLE.pack(MAGIC, VERSION, len(body)) + body
+
+
+def decode_preamble(raw: bytes) -> int:
+    """The number of header bytes that follow."""
+    magic, version, length = PREAMBLE.unpack(raw)
+    if magic != MAGIC:
+        raise ProtocolError(f"not a KV transfer: it begins with {magic!r}", "point the sender at the KV port")
+    if version != VERSION:
+        raise ProtocolError(
+            f"the sender speaks KV protocol version {version}, the receiver version {VERSION}",
+            "install the same disagg version on both hosts",
+        )
+    if length > MAX_HEADER_BYTES:
+        raise ProtocolError(f"the transfer header announces {length} bytes, at most {MAX_HEADER_BYTES} are allowed")
+    return int(length)
+
+
+def decode_header(raw: bytes) -> Header:
+    """The header, each field of the right type and size; whether it is the expected one is for the caller."""
+    body = _json_object(raw, "transfer header")
+    tokens = _count(body, "tokens", MAX_TOKENS)
+    return Header(
+        ticket=_name(body, "ticket"),
+        request_id=_name(body, "request_id"),
+        fingerprint=Fingerprint.from_json(body.get("fingerprint")),
+        layout=Layout.from_json(body.get("layout")),
+        token_hash=_name(body, "token_hash"),
+        tokens=tokens,
+        start=_count(body, "start", tokens),
+    )
+
+
+def encode_ok(**facts: float) -> bytes:
+    """The receiver's reply when all is well, with what it measured."""
+    return _reply({"ok": True, **facts})
+
+
+def encode_error(error: DisaggError) -> bytes:
+    """The receiver's reply when it refuses or gives up; long messages are cut."""
+    clipped = {name: text[:MAX_ERROR_CHARS] for name, text in error.to_json().items()}
+    return _reply({"ok": False, "error": clipped})
+
+
+def decode_reply_length(raw: bytes) -> int:
+    """The number of reply bytes that follow."""
+    (length,) = REPLY_LENGTH.unpack(raw)
+    if length > MAX_REPLY_BYTES:
+        raise ProtocolError(f"the receiver's reply announces {length} bytes, at most {MAX_REPLY_BYTES} are allowed")
+    return int(length)
+
+
+def decode_reply(raw: bytes) -> dict[str, Any]:
+    """The facts of a good reply; raises the error of a bad one."""
+    body = _json_object(raw, "receiver's reply")
+    if body.get("ok") is True:
+        return body
+    error = body.get("error")
+    if not isinstance(error, dict):
+        raise ProtocolError("the receiver's reply is neither ok nor an error")
+    raise DisaggError.from_json(error)
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """A frame's head; the payload follows it."""
+    return FRAME.pack(*frame)
+
+
+def decode_frame(raw: bytes) -> Frame:
+    """A frame's head. Whether that frame may come next is known to who assembles the KV."""
+    kind, *rest = FRAME.unpack(raw)
+    if kind not in Kind.__members__.values():
+        raise ProtocolError(f"unknown frame kind {kind}")
+    if kind == Kind.END and rest != [0, 0, 0, 0, TOTALS.size]:
+        raise ProtocolError(f"malformed end frame: {rest}")
+    return Frame(Kind(kind), *rest)
+
+
+def encode_end(totals: Totals) -> bytes:
+    """The whole end frame."""
+    return FRAME.pack(Kind.END, 0, 0, 0, 0, TOTALS.size) + TOTALS.pack(*totals)
+
+
+def decode_totals(raw: bytes) -> Totals:
+    """The end frame's payload."""
+    return Totals(*TOTALS.unpack(raw))
+
+
+def frames_of(block: Block, layout: Layout) -> list[tuple[Frame, list[memoryview]]]:
+    """The frames that carry a block, each with its payload; ProtocolError where the block does not fit the layout."""
+    if not 0 <= block.layer < len(layout.layers):
+        raise ProtocolError(f"a block for layer {block.layer} of a model with {len(layout.layers)} layers")
+    layer = layout.layers[block.layer]
+    if isinstance(block, StateBlock):
+        sizes = [state.nbytes for state in layer.states]
+        views = _fitting(block.tensors, sizes, f"the state of layer {block.layer}")
+        return [(Frame(Kind.STATE, block.layer, i, 0, 0, len(v)), [v]) for i, v in enumerate(views)]
+    if not 0 <= block.start < block.end <= MAX_TOKENS:
+        raise ProtocolError(f"a block of layer {block.layer} with rows [{block.start}, {block.end})")
+    frames: list[tuple[Frame, list[memoryview]]] = []
+    for kind, heads, dim in ((Kind.KEYS, block.keys, layer.key_dim), (Kind.VALUES, block.values, layer.value_dim)):
+        if dim == 0:  # a latent cache has keys only
+            continue
+        size = (block.end - block.start) * dim * layout.itemsize
+        views = _fitting(heads, [size] * layer.kv_heads, f"the {kind.name.lower()} of layer {block.layer}")
+        frames.append((Frame(kind, block.layer, 0, block.start, block.end, size * layer.kv_heads), views))
+    return frames
+
+
+def _fitting(views: Sequence[memoryview], sizes: Sequence[int], what: str) -> list[memoryview]:
+    found = [view.nbytes for view in views]
+    if found != list(sizes):
+        raise ProtocolError(f"a block carries {found} bytes for {what}, the layout has {list(sizes)}")
+    return [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views]
+
+
+def _reply(body: dict[str, Any]) -> bytes:
+    raw = _json_bytes(body)
+    return REPLY_LENGTH.pack(len(raw)) + raw
+
+
+def _json_bytes(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode("ascii")
+
+
+def _json_object(raw: bytes, what: str) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the {what} is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ProtocolError(f"the {what} is not a JSON object")
+    return body
+
+
+def _name(body: dict[str, Any], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not value.isascii() or not 1 <= len(value) <= MAX_NAME_CHARS:
+        raise ProtocolError(f"{field} in the transfer header must be 1 to {MAX_NAME_CHARS} ASCII characters")
+    return value
+
+
+def _count(body: dict[str, Any], field: str, most: int) -> int:
+    value = body.get(field)
+    if type(value) is not int or not 0 <= value <= most:
+        raise ProtocolError(f"{field} in the transfer header must be a whole number from 0 to {most}")
+    return value

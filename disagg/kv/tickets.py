@@ -1,0 +1,205 @@
+"""Who may deliver a KV cache, and how much KV may be held: one-time tickets and the byte budget.
+
+A slot goes issued -> claimed -> done, or from either of the first two to failed. Whoever takes the last step, be it
+the transfer, its deadline or a revocation, delivers the result; nobody else can after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from disagg.errors import (
+    Cancelled,
+    DisaggError,
+    FingerprintMismatch,
+    Overloaded,
+    PeerLost,
+    ProtocolError,
+    TicketRefused,
+)
+from disagg.kv.fingerprint import Fingerprint
+from disagg.kv.frames import Header
+from disagg.kv.layout import Layout
+from disagg.kv.received import ReceivedKV
+
+TICKET_BYTES = 32
+
+log = logging.getLogger(__name__)
+
+Result = ReceivedKV | DisaggError
+OnResult = Callable[[Result], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The one transfer that a ticket is good for: the KV of tokens [start, tokens) of this prompt on this model."""
+
+    request_id: str
+    layout: Layout
+    fingerprint: Fingerprint
+    token_hash: str
+    tokens: int
+    start: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes(self.tokens, self.start)
+
+    def require(self, header: Header) -> None:
+        """Raise the error that names the first thing in which the header differs."""
+        self.layout.require_same(header.layout, mine="decode", theirs="prefill")
+        self.fingerprint.require_same(header.fingerprint, mine="decode", theirs="prefill")
+        if (self.tokens, self.token_hash) != (header.tokens, header.token_hash):
+            raise FingerprintMismatch(
+                f"the hosts tokenised the prompt differently (token_hash: "
+                f"decode {self.token_hash[:16]} of {self.tokens} tokens, "
+                f"prefill {header.token_hash[:16]} of {header.tokens})",
+                "put the same tokenizer files and chat template on both hosts",
+            )
+        if self.start != header.start or self.request_id != header.request_id:
+            raise ProtocolError(
+                f"the transfer is for request {header.request_id} from token {header.start} on, "
+                f"the ticket for request {self.request_id} from token {self.start} on"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One issued ticket. Changed by `Tickets` alone."""
+
+    ticket: str
+    expected: Expected
+    deadline: float  # time.monotonic()
+    on_result: OnResult
+    state: Literal["issued", "claimed", "done", "failed"] = "issued"
+    abort: Callable[[], None] | None = None  # ends the connection that claimed it
+    failure: DisaggError | None = None  # what was delivered, in state failed
+
+
+class Tickets:
+    """All outstanding tickets of one receiver and the KV bytes it holds. Safe to use from any thread.
+
+    max_kv_bytes: bound on the KV that arrives or has arrived and is not released. max_outstanding: bound on tickets.
+    """
+
+    def __init__(self, *, max_kv_bytes: int, max_outstanding: int = 1024) -> None:
+        self.budget = Budget(max_kv_bytes)
+        self._max_outstanding = max_outstanding
+        self._lock = threading.Lock()
+        self._slots: dict[str, Slot] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """KV bytes allocated for transfers and not yet released by the owner."""
+        return self.budget.held_bytes
+
+    @property
+    def outstanding(self) -> int:
+        """Tickets issued or claimed whose result is not delivered yet."""
+        return len(self._slots)
+
+    def issue(self, expected: Expected, on_result: OnResult, *, deadline: float) -> Slot:
+        """A new ticket, good until `deadline` (time.monotonic()) for the whole transfer. Overloaded at the bound.
+
+        on_result is called exactly once, on any thread, with the KV or with the error; it must neither block nor raise.
+        """
+        slot = Slot(secrets.token_urlsafe(TICKET_BYTES), expected, deadline, on_result)
+        with self._lock:
+            if len(self._slots) >= self._max_outstanding:
+                raise Overloaded(f"{len(self._slots)} KV transfers are already awaited", "try again shortly")
+            self._slots[slot.ticket] = slot
+        return slot
+
+    def claim(self, ticket: str, abort: Callable[[], None]) -> Slot:
+        """Use a ticket up. `abort` will be called where the slot ends before its transfer does."""
+        with self._lock:
+            slot = self._find(ticket)
+            if slot is None or slot.state != "issued" or time.monotonic() >= slot.deadline:
+                raise TicketRefused(
+                    "the KV ticket is unknown, already used or expired", "ask the decode host for a new one"
+                )
+            slot.state, slot.abort = "claimed", abort
+        return slot
+
+    def settle(self, slot: Slot, result: Result) -> bool:
+        """Deliver the slot's result. False where one was delivered before: `result` is then still the caller's."""
+        with self._lock:
+            if self._slots.pop(slot.ticket, None) is None:
+                return False
+            slot.failure = result if isinstance(result, DisaggError) else None
+            slot.state = "failed" if slot.failure else "done"
+        try:
+            slot.on_result(result)
+        except Exception:  # one owner's defect must not stop the thread that serves all others
+            log.exception("the owner of request %s failed to take its KV", slot.expected.request_id)
+        return True
+
+    def revoke(self, ticket: str) -> bool:
+        """End a ticket at any stage with Cancelled; a transfer under way is cut off. False where it had ended."""
+        with self._lock:
+            slot = self._slots.get(ticket)
+        return slot is not None and self._cut(slot, Cancelled("the KV transfer was cancelled by its receiver"))
+
+    def revoke_all(self) -> None:
+        """Revoke every ticket: for shutdown."""
+        for ticket in list(self._slots):
+            self.revoke(ticket)
+
+    def expire(self) -> None:
+        """End every slot whose deadline has passed. The receiver calls this several times a second."""
+        now = time.monotonic()
+        with self._lock:
+            late = [slot for slot in self._slots.values() if now >= slot.deadline]
+        for slot in late:
+            request = slot.expected.request_id
+            self._cut(slot, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
+
+    def _find(self, ticket: str) -> Slot | None:
+        """Compares with every ticket in constant time each: how long it takes tells nothing about any of them."""
+        given, found = ticket.encode(), None
+        for known, slot in self._slots.items():
+            if secrets.compare_digest(known.encode(), given):
+                found = slot
+        return found
+
+    def _cut(self, slot: Slot, error: DisaggError) -> bool:
+        settled = self.settle(slot, error)
+        if settled and slot.abort is not None:
+            slot.abort()
+        return settled
+
+
+class Budget:
+    """A bounded number of bytes, lent out in reservations."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._held = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held
+
+    def reserve(self, nbytes: int) -> Callable[[], None]:
+        """Take `nbytes`; returns what gives them back, once. Overloaded where they do not fit."""
+        with self._lock:
+            if self._held + nbytes > self.limit:
+                raise Overloaded(
+                    f"no room for {nbytes} bytes of KV: {self._held} of {self.limit} are in use",
+                    "try again shortly, or raise the decode host's KV budget",
+                )
+            self._held += nbytes
+        owed = [nbytes]
+
+        def release() -> None:
+            with self._lock:
+                self._held -= owed.pop() if owed else 0
+
+        return release

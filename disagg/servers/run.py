@@ -1,0 +1,136 @@
+"""The life of a server process: bind, answer /health while loading, serve, drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from disagg.config import Fleet, Host
+from disagg.errors import ConfigError, FleetError, PortInUse
+from disagg.servers import logs
+from disagg.servers.app import Gate, build
+from disagg.servers.service import Service
+from disagg.token import fleet_token
+
+DRAIN_S = 20
+BACKLOG = 512
+
+
+def serve(fleet: Fleet, host: Host) -> int:
+    """Run the server of `host` until SIGTERM or SIGINT. Returns 0; raises what made it fail."""
+    token = fleet_token(fleet)
+    listener = listen(host)
+    try:
+        asyncio.run(_serve(make_service(fleet, host), token, listener))
+    finally:
+        listener.close()
+    return 0
+
+
+def make_service(fleet: Fleet, host: Host) -> Service:
+    """The service for the host's role, with its engine still to be loaded."""
+    model = fleet.models[host.model]
+    source = model.sources[host.engine.name]
+    if "prefill" in host.roles:
+        from disagg.engines.transformers_engine import TransformersPrefillEngine
+        from disagg.servers.prefill import PrefillService
+
+        return PrefillService(
+            fleet, host, lambda: TransformersPrefillEngine(source, host.engine, context=model.context)
+        )
+    if "decode" in host.roles:
+        from disagg.engines.mlx_engine import MLXDecodeEngine
+        from disagg.servers.decode import DecodeService
+
+        return DecodeService(fleet, host, lambda: MLXDecodeEngine(source, host.engine, context=model.context))
+    raise ConfigError(f"{host.name} has no role that serves a model", 'give it roles = ["prefill"] or ["decode"]')
+
+
+def listen(host: Host) -> socket.socket:
+    """A listening socket on the host's address and port, bound before the model loads."""
+    family = socket.AF_INET6 if ":" in host.address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.address, host.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        where = f"{host.address}:{host.port}"
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"port {host.port} on {host.address} is in use",
+                f"stop what listens there (`ss -ltnp 'sport = :{host.port}'`) or change the port of {host.name}",
+            ) from error
+        raise FleetError(f"cannot listen on {where}: {error.strerror}", "check the address in hosts.toml") from error
+    return listener
+
+
+async def _serve(service: Service, token: str, listener: socket.socket) -> None:
+    """Load beside the HTTP server, so that /health says "loading"; stop both when either ends."""
+    server = _Server(service, Gate(build(service, token), token))
+    loading = asyncio.ensure_future(_load(service, server))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        if not loading.done():
+            loading.cancel()
+        await asyncio.wait((loading,))
+        await service.close()
+    logs.info("stopped", host=service.host.name)
+    if not loading.cancelled():
+        loading.result()
+
+
+async def _load(service: Service, server: uvicorn.Server) -> None:
+    began = time.monotonic()
+    logs.info("loading", host=service.host.name, model=service.model.name, role=service.role)
+    try:
+        await service.load()
+    except BaseException:
+        server.should_exit = True
+        raise
+    logs.info("ready", host=service.host.name, seconds=round(time.monotonic() - began, 3))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which marks the service as draining once it is asked to stop."""
+
+    def __init__(self, service: Service, app: Gate) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                backlog=BACKLOG,
+                h11_max_incomplete_event_size=64 << 10,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=DRAIN_S,
+            )
+        )
+        self._service = service
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's own, but a signal that was obeyed is not raised again: the engine must still be closed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.state = "draining"
+        await super().shutdown(sockets)

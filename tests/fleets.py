@@ -1,0 +1,150 @@
+"""Real fleets for tests: hosts.toml on free loopback ports, real server processes, stopped whatever happens."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from disagg.config import Fleet, Host, load
+from disagg.inference.client import Client
+from disagg.token import TOKEN_FILE_VARIABLE
+
+TOKEN = "test-token-of-sixteen-or-more"
+START_S = 90.0
+STOP_S = 30.0
+
+
+@dataclass(slots=True)
+class RunningFleet:
+    """A fleet whose servers answer. `processes` by host name."""
+
+    fleet: Fleet
+    folder: Path
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def client(self) -> Client:
+        return Client(self.fleet, token=TOKEN)
+
+    def http(self, host: str, token: str = TOKEN) -> httpx.Client:
+        """A bare HTTP client of one server."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx.Client(base_url=self.fleet.hosts[host].url, headers=headers, timeout=30, trust_env=False)
+
+    def status(self, host: str) -> dict[str, Any]:
+        with self.http(host) as http:
+            answer = http.get("/status")
+            assert answer.status_code == httpx.codes.OK, answer.text
+            return dict(answer.json())
+
+    def log(self, host: str) -> str:
+        return (self.folder / f"{host}.log").read_text()
+
+    def start(self, host: Host) -> None:
+        """Start the server of one host; does not wait."""
+        with (self.folder / f"{host.name}.log").open("ab") as log:
+            self.processes[host.name] = subprocess.Popen(
+                [sys.executable, "-m", "disagg.servers", "--config", str(self.fleet.path), "--host", host.name],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, TOKEN_FILE_VARIABLE: str(self.folder / "token")},
+            )
+
+    def wait_ready(self, host: Host) -> None:
+        """Until the host's model is loaded; fails with its log where the process ends first."""
+        wait_until(lambda: self._ready(host), START_S, f"{host.name} to be ready")
+
+    def _ready(self, host: Host) -> bool:
+        assert self.processes[host.name].poll() is None, f"{host.name} ended:\n{self.log(host.name)}"
+        try:
+            return bool(self.status(host.name)["status"] == "ok")
+        except httpx.TransportError:
+            return False
+
+    def stop(self, name: str) -> int:
+        """SIGTERM one server and wait for its end."""
+        process = self.processes.pop(name)
+        process.terminate()
+        try:
+            return process.wait(STOP_S)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def running(path: Path, *names: str) -> Iterator[RunningFleet]:
+    """The fleet of this hosts.toml with its servers (or just those named) up; all are stopped at the end."""
+    (path.parent / "token").write_text(TOKEN)
+    fleet = RunningFleet(load(path), path.parent)
+    hosts = [fleet.fleet.hosts[name] for name in names or fleet.fleet.hosts]
+    with ExitStack() as stack:
+        for host in hosts:
+            fleet.start(host)
+        stack.callback(lambda: [fleet.stop(name) for name in list(fleet.processes)])
+        for host in hosts:
+            fleet.wait_ready(host)
+        yield fleet
+
+
+def write_hosts(
+    folder: Path,
+    models: Mapping[str, Path],
+    *,
+    context: int = 8192,
+    prefill: Mapping[str, Any] | None = None,
+    decode: Mapping[str, Any] | None = None,
+    **host_options: Any,
+) -> Path:
+    """hosts.toml with one prefill and one decode host per model, named MODEL-prefill and MODEL-decode.
+
+    prefill, decode: engine options of either side. Other keywords go to every host.
+    """
+    ports = iter(free_ports(3 * len(models)))
+    lines = ['[fleet]\nname = "test"']
+    for name, path in models.items():
+        lines.append(f'[models."{name}"]\ncontext = {context}\naliases = ["alias-of-{name}"]')
+        lines.append(f'[models."{name}".sources]\ntransformers = "{path}"\nmlx = "{path}"')
+        for role, engine, options in (("prefill", "transformers", prefill), ("decode", "mlx", decode)):
+            lines.append(f'[hosts.{name}-{role}]\naddress = "127.0.0.1"\nport = {next(ports)}\nroles = ["{role}"]')
+            lines.append(f'model = "{name}"\nconnector = "local"\nservice = "process"')
+            lines += [f"{key} = {_toml(value)}" for key, value in host_options.items()]
+            if role == "decode":
+                lines.append(f"kv_port = {next(ports)}")
+            engine_options = {"dtype": "float32", "device": "cpu", "threads": 1, **(options or {})}
+            lines.append(f'[hosts.{name}-{role}.engine]\nname = "{engine}"')
+            lines += [f"{key} = {_toml(value)}" for key, value in engine_options.items()]
+    path = folder / "hosts.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
+
+
+def wait_until(condition: Any, seconds: float, what: str) -> None:
+    """Poll until the condition holds; fails when it does not within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.02)
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,144 @@
+"""The public client against real servers: exactness, metrics, streaming, parallel requests."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from dataclasses import asdict
+
+import pytest
+
+from disagg.errors import ContextLengthExceeded, DeadlineExceeded, RequestError, UnknownModel
+from disagg.inference.client import AsyncClient, Client
+from disagg.inference.types import Chunk, Completion
+from tests.fleets import TOKEN, RunningFleet
+
+PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n" * 20
+
+
+def ids(answer: Completion) -> list[int]:
+    return [token.id for token in answer.tokens]
+
+
+def test_a_hand_off_gives_the_tokens_of_each_engine_alone(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        answers = {
+            "disaggregated": client.generate("tiny", PROMPT, max_tokens=64),
+            "decode-alone": client.generate("tiny", PROMPT, max_tokens=64, alone="decode"),
+            "prefill-alone": client.generate("tiny", PROMPT, max_tokens=64, alone="prefill"),
+        }
+    tokens = {name: ids(answer) for name, answer in answers.items()}
+    assert tokens["disaggregated"] == tokens["decode-alone"] == tokens["prefill-alone"]
+    assert len(set(tokens["disaggregated"])) > 20
+    assert {name: answer.metrics.method for name, answer in answers.items()} == {name: name for name in answers}
+    assert len({answer.text for answer in answers.values()}) == 1
+
+
+def test_the_decode_host_computes_exactly_one_prompt_token_after_a_hand_off(tiny_fleet: RunningFleet) -> None:
+    before = tiny_fleet.status("tiny-decode")["counters"]["computed_prompt_tokens"]
+    with tiny_fleet.client() as client:
+        answer = client.generate("tiny", PROMPT, max_tokens=4)
+    after = tiny_fleet.status("tiny-decode")["counters"]["computed_prompt_tokens"]
+    assert after - before == 1
+    assert answer.metrics.decode_computed_tokens == 1
+    assert answer.metrics.kv_bytes > 0
+
+
+@pytest.mark.timeout(300)
+def test_the_parts_of_ttft_are_never_negative_and_explain_it(tiny_fleet: RunningFleet) -> None:
+    prompt = PROMPT * 3
+    with tiny_fleet.client() as client:
+        runs = [client.generate("tiny", prompt, max_tokens=2).metrics for _ in range(100)]
+    for run in runs:
+        assert min(asdict(run.ttft_parts).values()) >= 0
+        assert run.ttft_parts.total == pytest.approx(run.ttft)
+        assert run.ttft <= run.total_time
+    unexplained = [run.ttft_parts.network / run.ttft for run in runs]
+    assert statistics.median(unexplained) < 0.10
+
+
+def test_a_stream_gives_the_text_in_pieces_and_the_completion_last(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        *chunks, completion = client.stream("tiny", PROMPT, max_tokens=16)
+    assert isinstance(completion, Completion)
+    assert all(isinstance(chunk, Chunk) for chunk in chunks) and len(chunks) > 1
+    assert "".join(chunk.text for chunk in chunks) == completion.text
+    assert sum((chunk.tokens for chunk in chunks), ()) == completion.tokens
+    assert completion.finish_reason == "length"
+
+
+def test_closing_a_stream_early_cancels_the_request(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        stream = client.stream("tiny", PROMPT, max_tokens=1000)
+        assert isinstance(next(stream), Chunk)
+        stream.close()
+        assert client.generate("tiny", PROMPT, max_tokens=1).finish_reason == "length"
+
+
+def test_a_stop_string_ends_the_answer_right_before_it(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        whole = client.generate("tiny", PROMPT, max_tokens=48).text
+        stop = whole[20:23]
+        cut = client.generate("tiny", PROMPT, max_tokens=48, stop=[stop])
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_logprobs_come_with_as_many_alternatives_as_asked_for(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        answer = client.generate("tiny", PROMPT, max_tokens=4, logprobs=3)
+    for token in answer.tokens:
+        assert len(token.top) == 3
+        assert token.top[0] == (token.id, pytest.approx(token.logprob))
+        assert token.logprob < 0
+
+
+def test_a_seed_repeats_a_sampled_answer(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        first, again, other = (
+            client.generate("tiny", PROMPT, max_tokens=24, temperature=1.0, seed=seed).text for seed in (11, 11, 12)
+        )
+    assert first == again != other
+
+
+def test_chat_messages_go_through_the_chat_template(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        chat = client.generate("tiny", messages=[{"role": "user", "content": "x = 1"}], max_tokens=4)
+        bare = client.generate("tiny", "x = 1", max_tokens=4)
+    assert chat.metrics.prompt_tokens > bare.metrics.prompt_tokens
+
+
+async def test_concurrent_requests_of_mixed_length_each_get_their_own_answer(tiny_fleet: RunningFleet) -> None:
+    prompts = [PROMPT[: 7 + 90 * i] for i in range(8)]
+    async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client:
+        one_by_one = [await client.generate("tiny", prompt, max_tokens=24) for prompt in prompts]
+        together = await asyncio.gather(*(client.generate("tiny", prompt, max_tokens=24) for prompt in prompts))
+    assert [ids(answer) for answer in together] == [ids(answer) for answer in one_by_one]
+
+
+def test_an_alias_reaches_the_model(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        assert client.generate("alias-of-tiny", PROMPT, max_tokens=1).metrics.model == "tiny"
+
+
+def test_an_unknown_model_lists_those_there_are(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client, pytest.raises(UnknownModel, match="tiny"):
+        client.generate("tinny", PROMPT)
+
+
+def test_an_error_of_the_server_arrives_as_it_was_raised(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        with pytest.raises(ContextLengthExceeded, match="2048"):
+            client.generate("tiny", PROMPT, max_tokens=2048)
+        with pytest.raises(RequestError, match="empty"):
+            client.generate("tiny", "")
+
+
+def test_a_request_ends_at_its_timeout(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client, pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
+        client.generate("tiny", PROMPT, max_tokens=1500, timeout=0.2)
+
+
+def test_several_clients_in_one_process_do_not_disturb_each_other(tiny_fleet: RunningFleet) -> None:
+    with Client(tiny_fleet.fleet, token=TOKEN) as one, Client(tiny_fleet.fleet, token=TOKEN) as two:
+        assert one.generate("tiny", PROMPT, max_tokens=3).text == two.generate("tiny", PROMPT, max_tokens=3).text

@@ -1,0 +1,62 @@
+"""A caller that goes away leaves nothing behind on either host."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import httpx
+import pytest
+
+from disagg.inference.client import AsyncClient
+from tests.fleets import TOKEN, RunningFleet, wait_until
+
+CANCELLED_REQUESTS = 200
+AT_ONCE = 8
+PROMPT = "class Stack:\n    def __init__(self):\n" * 12
+
+
+def idle(fleet: RunningFleet) -> bool:
+    figures = [fleet.status(host) for host in fleet.fleet.hosts]
+    return all((f["running"], f["queue"], f["kv_bytes"]) == (0, 0, 0) for f in figures)
+
+
+@pytest.mark.timeout(300)
+async def test_200_requests_cancelled_at_random_moments_leave_nothing_a_second_later(tiny_fleet: RunningFleet) -> None:
+    chance = random.Random(7)
+    gate = asyncio.Semaphore(AT_ONCE)
+    async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client:
+        began = time.monotonic()
+        await client.generate("tiny", PROMPT, max_tokens=40)
+        usual = time.monotonic() - began
+
+        async def cancelled_midway() -> None:
+            async with gate:
+                request = asyncio.ensure_future(client.generate("tiny", PROMPT, max_tokens=1000))
+                await asyncio.wait((request,), timeout=chance.uniform(0, usual * 2))
+                assert not request.done() or request.exception() is not None
+                request.cancel()
+                await asyncio.wait((request,))
+
+        await asyncio.gather(*(cancelled_midway() for _ in range(CANCELLED_REQUESTS)))
+        await asyncio.to_thread(wait_until, lambda: idle(tiny_fleet), 1.0, "both hosts to hold nothing")
+        answer = await client.generate("tiny", PROMPT, max_tokens=4)
+    assert len(answer.tokens) == 4
+
+
+def test_a_caller_that_leaves_before_its_kv_came_frees_the_slot(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.http("tiny-decode") as http:
+        with http.stream("POST", "/decode", json={"model": "tiny", "prompt": PROMPT}) as answer:
+            assert next(answer.iter_lines()) == "event: slot"
+            assert not idle(tiny_fleet)
+        wait_until(lambda: idle(tiny_fleet), 1.0, "the slot to be freed")
+
+
+def test_kv_that_never_comes_ends_the_request_at_its_deadline(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.http("tiny-decode") as http:
+        answer = http.post("/decode", json={"model": "tiny", "prompt": PROMPT, "deadline_s": 0.3})
+    assert answer.status_code == httpx.codes.OK
+    assert "event: error" in answer.text
+    assert "deadline" in answer.text.splitlines()[-2]
+    wait_until(lambda: idle(tiny_fleet), 1.0, "the slot to be freed")
