@@ -45,8 +45,17 @@ def verify(
 
 
 def _subject(chosen: Settings, model: str) -> list[str]:
-    """A folder as it is; else a name that hosts.toml must know, with that file."""
+    """Where both engines find the model: a folder as it is, else the sources that hosts.toml names."""
+    from disagg.errors import UsageError
+
     if Path(model).is_dir():
-        return [str(Path(model).resolve())]
+        return [str(Path(model).resolve())] * 2
     fleet = chosen.fleet()
-    return [fleet.model(model).name, "--config", str(fleet.path.resolve())]
+    known = fleet.model(model)
+    missing = [engine for engine in ("transformers", "mlx") if engine not in known.sources]
+    if missing:
+        raise UsageError(
+            f"{fleet.path.name} has no {missing[0]} source for {known.name}: there is nothing to compare",
+            f"add {missing[0]} = ... to its sources, or give the path of a model folder",
+        )
+    return [known.sources["transformers"], known.sources["mlx"]]

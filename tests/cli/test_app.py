@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 import pytest
-from fleets import ROOT, run, write_fleet
+from commandline import ROOT, run, write_fleet
 
 import disagg
 from disagg.cli import app

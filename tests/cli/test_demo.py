@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from answers import FakeClient
+from commandline import run, write_fleet
 from farm import FAKE
-from fleets import run, write_fleet
 
 import disagg
 from disagg.config import Fleet, load

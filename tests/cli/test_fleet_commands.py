@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from commandline import ROOT, run, write_fleet
 from farm import FAKE, wait_until
-from fleets import ROOT, run, write_fleet
 
 from disagg.config import load
 from disagg.fleet import lifecycle, local

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from answers import TEXT, FakeClient
-from fleets import run, write_fleet
+from commandline import run, write_fleet
 
 from disagg.errors import Overloaded
 from disagg.inference import client

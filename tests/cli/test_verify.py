@@ -2,7 +2,7 @@ import json
 import sys
 
 import pytest
-from fleets import run, write_fleet
+from commandline import run, write_fleet
 
 from disagg.fleet import local
 
@@ -47,13 +47,13 @@ def test_a_folder_is_verified_and_shown(verifier, tmp_path, capsys):
     assert "64 equal" in out and "✔ same answer" in out and "rope mended YaRN truncate" in out
     assert all(len(line) <= 80 for line in out.splitlines())
     options = ["--prompt-tokens", "6000", "--max-tokens", "64", "--chunk", "100", "--dtype", "float32"]
-    assert eval(seen.read_text()) == ["disagg.servers.verify", str(tmp_path), *options]
+    assert eval(seen.read_text()) == ["disagg.servers.verify", str(tmp_path), str(tmp_path), *options]
 
 
-def test_a_name_is_passed_on_with_its_file(verifier, tmp_path):
+def test_a_name_stands_for_its_sources(verifier, tmp_path):
     seen, path = verifier(RESULT), write_fleet(tmp_path)
     assert run("--config", path, "verify", "tiny-alias", "--json") == 0
-    assert eval(seen.read_text()) == ["disagg.servers.verify", "tiny", "--config", str(path)]
+    assert eval(seen.read_text()) == ["disagg.servers.verify", *[str(tmp_path / "weights")] * 2]
 
 
 def test_json_is_the_verifiers_own(verifier, tmp_path, capsys):
@@ -92,3 +92,11 @@ def test_an_unknown_model_starts_no_engine(verifier, tmp_path, capsys):
     seen = verifier(RESULT)
     assert run("--config", write_fleet(tmp_path), "verify", "nope") == 2
     assert "tiny" in capsys.readouterr().err and not seen.exists()
+
+
+def test_a_model_that_only_one_engine_can_load_cannot_be_verified(verifier, tmp_path, capsys):
+    path = write_fleet(tmp_path)
+    text = path.read_text().replace('mlx = "./weights"\n', "")
+    path.write_text(text[: text.index("[hosts.decode-1]")])
+    assert run("--config", path, "verify", "tiny") == 2
+    assert "no mlx source for tiny" in capsys.readouterr().err
