@@ -31,9 +31,13 @@ def token_path(fleet: Fleet) -> Path:
 
 def fleet_token(fleet: Fleet) -> str:
     """The fleet's token. ConfigError where there is none."""
-    path = token_path(fleet)
+    return read_token(token_path(fleet))
+
+
+def read_token(path: Path) -> str:
+    """The token in this file. ConfigError where there is none."""
     try:
-        token = path.read_text().strip()
+        token = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise ConfigError(
             f"cannot read the fleet token from {path}: {error.strerror}",

@@ -20,13 +20,14 @@ from disagg.errors import DisaggError, FleetError, PortInUse
 from disagg.fleet import local
 from disagg.fleet.health import HostStatus, poll_host, select_hosts
 from disagg.fleet.state import ProcessRecord, State
+from disagg.token import TOKEN_FILE_VARIABLE
 
 Outcome = Literal["started", "unchanged", "slow", "failed", "stopped", "killed", "not running"]
 Argv = Callable[[Fleet, Host], tuple[list[str], dict[str, str]]]
 """The command line that serves a host, and the environment it needs."""
 
-GRACE_S = 15.0
-"""From SIGTERM to SIGKILL: servers finish or cancel their requests in this time."""
+GRACE_S = 30.0
+"""From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
 
 _UNDECIDED = ("loading", "silent", "draining")
 
@@ -150,7 +151,7 @@ class Lifecycle:
         argv, environment = self.argv(self.fleet, host)
         self.report(host.name, "starting")
         token_file = str(self.state.token_file.resolve())
-        pid = local.spawn(argv, self.state.log_file(host.name), {**environment, "DISAGG_TOKEN_FILE": token_file})
+        pid = local.spawn(argv, self.state.log_file(host.name), {**environment, TOKEN_FILE_VARIABLE: token_file})
         identity = local.identity(pid) or "ended at once"
         record = ProcessRecord(host.name, pid, identity, config_digest(self.fleet, host))
         self.state.record(record)

@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 
-import disagg
 from disagg.errors import DisaggError, FleetError
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -63,7 +62,7 @@ def python_command(python: str | None) -> tuple[list[str], dict[str, str]]:
     """
     if python is not None:
         return [python, "-P", "-m"], {}
-    package_root = str(Path(disagg.__file__).parents[1])
+    package_root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
     return [sys.executable, "-P", "-m"], {"PYTHONPATH": path}
 

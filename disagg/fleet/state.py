@@ -11,7 +11,6 @@ $XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import secrets
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from disagg.config import Fleet
 from disagg.errors import DisaggError, FleetError
+from disagg.token import read_token, state_folder, token_path
 
 _LOG_TAIL_BYTES = 64 << 10
 
@@ -49,8 +49,9 @@ class State:
     @staticmethod
     def of(fleet: Fleet, root: Path | None = None) -> State:
         """The state of the fleet in this file. Creates nothing. `root` replaces the user's state folder."""
-        path_hash = hashlib.sha256(str(fleet.path.resolve()).encode()).hexdigest()[:8]
-        folder = (root or _user_state()) / f"{fleet.name}-{path_hash}"
+        if root is None:
+            return State(state_folder(fleet), token_path(fleet))
+        folder = root / state_folder(fleet).name
         return State(folder, fleet.token_file or folder / "token")
 
     def prepare(self, fleet: Fleet) -> None:
@@ -58,30 +59,19 @@ class State:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.token_file == self.folder / "token" and not self.token_file.exists():
             _write_private(self.token_file, secrets.token_hex(32) + "\n")
-        self.token()
+        self._require_private_token()
         if fleet.path.is_file():
             _write_private(self.folder / "hosts.toml", fleet.path.read_text(encoding="utf-8"))
 
     def token(self) -> str:
-        """The fleet's shared secret; FleetError where it is missing, empty or readable by others."""
-        path = self.token_file
-        try:
-            mode = path.stat().st_mode
-            token = path.read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            raise FleetError(f"the fleet's token file {path} does not exist", self._token_hint()) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise FleetError(f"the fleet's token file {path} cannot be read: {error}", self._token_hint()) from error
-        if stat.S_IMODE(mode) & 0o077:
-            raise FleetError(f"other users can read the fleet's token file {path}", f"chmod 600 {path}")
-        if not token:
-            raise FleetError(f"the fleet's token file {path} is empty", self._token_hint())
-        return token
+        """The fleet's shared secret; ConfigError where there is none."""
+        return read_token(self.token_file)
 
-    def _token_hint(self) -> str:
-        if self.token_file == self.folder / "token":
-            return "disagg start"
-        return f"(umask 077; openssl rand -hex 32 > {self.token_file}), and copy it to every host"
+    def _require_private_token(self) -> None:
+        self.token()
+        if stat.S_IMODE(self.token_file.stat().st_mode) & 0o077:
+            path = self.token_file
+            raise FleetError(f"other users can read the fleet's token file {path}", f"chmod 600 {path}")
 
     def log_file(self, host: str) -> Path:
         """Where the host's server writes."""
@@ -144,11 +134,6 @@ class State:
 
     def _pid_file(self, host: str) -> Path:
         return self.folder / f"{host}.pid"
-
-
-def _user_state() -> Path:
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "disagg"
 
 
 def _acquire(descriptor: int, deadline: float) -> None:

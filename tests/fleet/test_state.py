@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from farm import make_fleet
 
-from disagg.errors import FleetError
+from disagg.errors import ConfigError, FleetError
 from disagg.fleet.state import ProcessRecord, State
 
 
@@ -38,25 +38,25 @@ def test_the_folder_follows_xdg_state_home_and_differs_per_file(fleet, tmp_path,
 def test_a_named_token_file_is_used_and_never_made(fleet, tmp_path):
     named = replace(fleet, token_file=tmp_path / "secret")
     state = State.of(named, tmp_path / "state")
-    with pytest.raises(FleetError, match="secret does not exist"):
+    with pytest.raises(ConfigError, match=r"cannot read the fleet token from .*secret: No such file"):
         state.prepare(named)
-    (tmp_path / "secret").write_text("s3cret\n")
+    (tmp_path / "secret").write_text("s3cret-s3cret-s3cret\n")
     (tmp_path / "secret").chmod(0o600)
     state.prepare(named)
-    assert state.token() == "s3cret"
+    assert state.token() == "s3cret-s3cret-s3cret"
 
 
-def test_a_token_that_others_can_read_or_that_is_empty_is_refused(fleet, tmp_path):
+def test_a_token_that_others_can_read_or_that_is_too_short_is_refused(fleet, tmp_path):
     named = replace(fleet, token_file=tmp_path / "secret")
     state = State.of(named, tmp_path / "state")
-    (tmp_path / "secret").write_text("s3cret\n")
+    (tmp_path / "secret").write_text("s3cret-s3cret-s3cret\n")
     (tmp_path / "secret").chmod(0o644)
     with pytest.raises(FleetError, match=r"other users can read .*\(chmod 600 "):
-        state.token()
+        state.prepare(named)
     (tmp_path / "secret").chmod(0o600)
-    (tmp_path / "secret").write_text("\n")
-    with pytest.raises(FleetError, match="is empty"):
-        state.token()
+    (tmp_path / "secret").write_text("short\n")
+    with pytest.raises(ConfigError, match="no usable token"):
+        state.prepare(named)
 
 
 def test_records_survive_and_a_damaged_one_says_what_to_do(fleet, tmp_path):

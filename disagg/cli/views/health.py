@@ -29,6 +29,7 @@ STYLE = {
 def health_view(statuses: Sequence[HostStatus]) -> RenderableType:
     """The table, then a line `host: why` and a line `→ command` per unhealthy host."""
     parts: list[RenderableType] = [_table(statuses)]
+    parts += [Text()] if any(not status.ok for status in statuses) else []
     parts += [_remedy(status) for status in statuses if not status.ok]
     return Group(*parts)
 
@@ -47,37 +48,38 @@ def status_line(status: HostStatus) -> str:
 
 
 def _table(statuses: Sequence[HostStatus]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), expand=True)
-    table.add_column("host", overflow="fold", style="bold", ratio=4)
-    table.add_column("model", overflow="fold", ratio=4)
-    table.add_column("health", overflow="fold", min_width=7)
-    table.add_column("backend", overflow="fold", ratio=3)
-    table.add_column("run/wait", justify="right", min_width=8)
-    table.add_column("KV held", justify="right", no_wrap=True)
-    table.add_column("memory", justify="right", min_width=8)
-    table.add_column("up", justify="right", min_width=5)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("host\nrole", overflow="fold", style="bold")
+    table.add_column("model\nbackend", overflow="fold")
+    table.add_column("health", no_wrap=True)
+    table.add_column("running\nqueued", justify="right", no_wrap=True)
+    table.add_column("KV held\ndevice", justify="right", no_wrap=True)
+    table.add_column("memory\ntotal", justify="right", no_wrap=True)
+    table.add_column("up", justify="right", no_wrap=True)
     for status in statuses:
         table.add_row(*_row(status))
     return table
 
 
 def _row(status: HostStatus) -> list[RenderableType]:
-    host = Text.assemble(status.host, "\n", (", ".join(status.roles), "not bold dim"))
+    host = Text.assemble(status.host, "\n", ("\n".join(status.roles), "not bold dim"))
+    health = Text(status.state, STYLE[status.state])
+    model = _two(status.model, status.backend or "")
     if not status.backend:
-        return [host, status.model, Text(status.state, STYLE[status.state]), *("–" for _ in range(5))]
-    process, total = status.memory.get("process"), status.memory.get("total")
-    memory = Text.assemble(size(process), "\n", (f"of {size(total)}", "dim"))
-    load = Text.assemble(f"{_number(status.running)}/{_number(status.queue)}", "\n", (_utilisation(status), "dim"))
+        return [host, model, health, *("–" for _ in range(4))]
     return [
         host,
-        status.model,
-        Text(status.state, STYLE[status.state]),
-        status.backend,
-        load,
-        size(status.kv_bytes),
-        memory,
+        model,
+        health,
+        _two(_number(status.running), _number(status.queue)),
+        _two(size(status.kv_bytes), _utilisation(status)),
+        _two(size(status.memory.get("process")), size(status.memory.get("total"))),
         uptime(status.uptime_s),
     ]
+
+
+def _two(above: str, below: str) -> Text:
+    return Text.assemble(above, "\n", (below, "dim"))
 
 
 def _utilisation(status: HostStatus) -> str:

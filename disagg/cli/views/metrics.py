@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rich import box
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -28,7 +29,7 @@ _PART_STYLE = {
     "network": "cyan",
 }
 _PART_NAME = {"exposed_transfer": "exposed transfer", "first_step": "first step", "network": "rest"}
-_BAR_CELLS = 40
+_BAR_CELLS = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Comparison:
 
 def metrics_view(completions: Sequence[Completion]) -> RenderableType:
     """One row per answer, the route and what is unusual below, then the formulas."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("model", overflow="fold", style="bold")
     for name in ("tokens", "prefill", "decode", "TTFT", "total"):
         table.add_column(name, justify="right")
@@ -88,7 +89,7 @@ def metrics_view(completions: Sequence[Completion]) -> RenderableType:
             seconds(metrics.total_time),
         )
     notes = [_route(completion.metrics) for completion in completions]
-    return Group(table, *notes, *_warnings(completions), Text(f"{SPEED_NOTE}\n{TTFT_NOTE}", "dim"))
+    return Group(table, Text(), *notes, *_warnings(completions), Text(f"{SPEED_NOTE}\n{TTFT_NOTE}", "dim"))
 
 
 def model_panel(completion: Completion) -> Panel:
@@ -104,22 +105,23 @@ def model_panel(completion: Completion) -> Panel:
     grid.add_row("prefill", seconds(metrics.prefill_time), speed(metrics.prefill_speed), _at(prompt, metrics, True))
     grid.add_row("decode", seconds(metrics.decode_time), speed(metrics.decode_speed), _at(tokens, metrics, False))
     grid.add_row("total", seconds(metrics.total_time), "", f"finished by {completion.finish_reason}")
-    parts: list[RenderableType] = [grid, Text(), ttft_view(metrics), _transfer(metrics), *_warnings([completion])]
+    parts: list[RenderableType] = [grid, _transfer(metrics), Text(), ttft_view(metrics), *_warnings([completion])]
     return Panel(Group(*parts), title=f"[bold]{metrics.model}[/]", title_align="left", border_style="blue")
 
 
 def ttft_view(metrics: Metrics) -> RenderableType:
     """TTFT as a bar of its parts, and a legend with each part's time."""
     parts = {field.name: getattr(metrics.ttft_parts, field.name) for field in fields(TTFTParts)}
-    bar, legend = Text(), Text()
-    for name, cells in _cells(parts).items():
-        bar.append("█" * cells, _PART_STYLE[name])
-    for name, value in parts.items():
-        if value > 0:
-            legend.append("■ ", _PART_STYLE[name])
-            legend.append(f"{_PART_NAME.get(name, name)} ".replace(" ", "\u00a0"), "dim")
-            legend.append(seconds(value).replace(" ", "\u00a0") + "   ")
-    return Group(Text.assemble(("TTFT ", "dim"), (seconds(metrics.ttft), "bold"), "  ", bar), legend)
+    bar = Text.assemble(*(("█" * cells, _PART_STYLE[name]) for name, cells in _cells(parts).items()))
+    legend = [
+        Text.assemble(("■ ", _PART_STYLE[name]), (f"{_PART_NAME.get(name, name)} ", "dim"), seconds(value))
+        for name, value in parts.items()
+        if value > 0
+    ]
+    return Group(
+        Text.assemble(("TTFT  ", "dim"), (seconds(metrics.ttft), "bold"), "  ", bar),
+        Columns(legend, padding=(0, 2), column_first=False),
+    )
 
 
 def combined_panel(comparison: Comparison) -> Panel:
@@ -165,15 +167,17 @@ def _route(metrics: Metrics) -> Text:
 
 
 def _transfer(metrics: Metrics) -> Text:
+    """What the hand-off moved, and what decode computed in spite of it."""
+    recomputed = f"{metrics.decode_computed_tokens} of {metrics.prompt_tokens}"
     if not metrics.kv_bytes:
-        return Text(f"{metrics.method}: no KV was handed over", "dim")
+        return Text.assemble(("KV    ", "dim"), f"none handed over: {metrics.method}")
     return Text.assemble(
-        ("KV   ", "dim"),
+        ("KV    ", "dim"),
         (size(metrics.kv_bytes), "bold"),
-        (" handed over; transfer ", "dim"),
+        ("; transfer ", "dim"),
         f"{seconds(metrics.hidden_transfer)} hidden, {seconds(metrics.exposed_transfer)} exposed",
-        ("; prompt tokens that decode computed: ", "dim"),
-        str(metrics.decode_computed_tokens),
+        ("\n      prompt tokens that decode computed: ", "dim"),
+        recomputed,
     )
 
 

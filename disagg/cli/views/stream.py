@@ -1,9 +1,9 @@
-"""Answers while they arrive: one panel per model, of equal height, showing the latest lines."""
+"""Answers while they arrive, one panel per model, and when they are whole."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -11,33 +11,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disagg.cli.asking import Answer
 from disagg.cli.views.units import speed
-from disagg.inference.types import Completion
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_SIDE_BY_SIDE = 50  # columns per panel
-
-
-class LiveAnswer:
-    """One model's answer so far."""
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-        self.text = ""
-        self.tokens = 0
-        self.seconds = 0.0
-        self.completion: Completion | None = None
-        self.failure = ""
-
-    @property
-    def footer(self) -> str:
-        """The line under the panel: tokens and speed so far, or how it ended."""
-        if self.failure:
-            return self.failure
-        if self.completion is not None:
-            metrics = self.completion.metrics
-            return f"{metrics.completion_tokens} tokens, {speed(metrics.decode_speed)}, {self.completion.finish_reason}"
-        return f"{self.tokens} tokens" if self.tokens else "waiting for the first token"
+_SIDE_BY_SIDE = 50  # columns a panel needs
+_LIVE_LINES = 24
 
 
 def printable(text: str) -> str:
@@ -45,11 +24,30 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def stream_view(prompt: str, answers: Mapping[str, LiveAnswer], width: int, height: int) -> RenderableType:
-    """The panels side by side where the width allows it, stacked otherwise. `height`: lines for all of it."""
-    beside = len(answers) == 1 or width >= _SIDE_BY_SIDE * len(answers)
-    rows = max(3, (height - 2) if beside else (height - 2) // max(1, len(answers)) - 2)
-    panels = [_panel(prompt, answer, rows) for answer in answers.values()]
+class LiveView:
+    """The answers as they are now, in the space the terminal has now."""
+
+    def __init__(self, prompt: str, answers: Sequence[Answer]) -> None:
+        self._prompt, self._answers = prompt, answers
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = min(console.height - 2, _LIVE_LINES)
+        beside = _fits_beside(self._answers, options.max_width)
+        each = lines if beside else lines // len(self._answers)
+        yield arranged([_panel(self._prompt, answer, max(1, each - 2)) for answer in self._answers], beside)
+
+
+def final_view(prompt: str, answers: Sequence[Answer], width: int) -> RenderableType:
+    """The whole answers, side by side where the width allows it."""
+    return arranged([_panel(prompt, answer, None) for answer in answers], _fits_beside(answers, width))
+
+
+def _fits_beside(answers: Sequence[Answer], width: int) -> bool:
+    return len(answers) == 1 or width >= _SIDE_BY_SIDE * len(answers)
+
+
+def arranged(panels: Sequence[Panel], beside: bool) -> RenderableType:
+    """The panels in one row of equal widths, or one below the other."""
     if not beside:
         return Group(*panels)
     grid = Table.grid(expand=True, padding=0)
@@ -59,19 +57,29 @@ def stream_view(prompt: str, answers: Mapping[str, LiveAnswer], width: int, heig
     return grid
 
 
-def _panel(prompt: str, answer: LiveAnswer, rows: int) -> Panel:
+def _panel(prompt: str, answer: Answer, rows: int | None) -> Panel:
+    """One answer after its prompt; only the last `rows` lines if that is given."""
     text = Text.assemble((printable(prompt), "dim"), printable(answer.text))
-    done = answer.completion is not None
-    style = "red" if answer.failure else "green" if done else "yellow"
+    style = "red" if answer.error else "green" if answer.completion else "yellow"
     return Panel(
-        _Tail(text, rows),
+        text if rows is None else _Tail(text, rows),
         title=f"[bold]{answer.model}[/]",
         title_align="left",
-        subtitle=f"[dim]{answer.footer}[/]",
+        subtitle=Text(_footer(answer), "dim"),
         subtitle_align="right",
         border_style=style,
-        height=rows + 2,
+        height=None if rows is None else rows + 2,
     )
+
+
+def _footer(answer: Answer) -> str:
+    """Tokens so far, or how it ended."""
+    if answer.error is not None:
+        return answer.error.message
+    if answer.completion is not None:
+        metrics = answer.completion.metrics
+        return f"{metrics.completion_tokens} tokens · {speed(metrics.decode_speed)} · {answer.completion.finish_reason}"
+    return f"{answer.tokens} tokens" if answer.tokens else "waiting for the first token"
 
 
 class _Tail:

@@ -29,13 +29,13 @@ def speed(value: float) -> str:
 
 
 def uptime(value: float | None) -> str:
-    """12 s, 5 min, 3 h 20 min, 12 d 4 h."""
+    """12s, 5m, 3h 20m, 12d 4h."""
     if value is None:
         return "–"
     minutes, rest = divmod(int(value), 60)
     hours, minutes_left = divmod(minutes, 60)
     if minutes == 0:
-        return f"{rest} s"
+        return f"{rest}s"
     if hours == 0:
-        return f"{minutes} min"
-    return f"{hours} h {minutes_left} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+        return f"{minutes}m"
+    return f"{hours}h {minutes_left}m" if hours < 24 else f"{hours // 24}d {hours % 24}h"

@@ -1,0 +1,78 @@
+"""The `disagg` command. Frameworks, SSH and HTTP are imported by the commands that need them, when they run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import disagg
+from disagg.cli import demo, fleet, generate, init, status, verify
+from disagg.cli.context import Settings, stderr
+from disagg.errors import DisaggError
+
+app = typer.Typer(
+    name="disagg",
+    help="One LLM server from machines of different makes: NVIDIA prefills, Apple decodes, the KV cache crosses.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"disagg {disagg.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="PATH", help="The fleet's file; without it $DISAGG_CONFIG, then ./hosts.toml."
+        ),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+    context.obj = Settings(config)
+
+
+app.command()(demo.demo)
+app.command()(generate.generate)
+app.command()(fleet.start)
+app.command()(fleet.stop)
+app.command()(fleet.restart)
+app.command()(status.status)
+app.command()(verify.verify)
+app.command()(init.init)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command line and exit: 0, or the error's own code. Errors are one message on stderr."""
+    try:
+        app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="disagg")
+    except DisaggError as error:
+        from disagg.cli.views.errors import error_view
+
+        stderr().print(error_view(error), soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

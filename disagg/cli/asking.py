@@ -1,0 +1,85 @@
+"""Put one prompt to several models at once and keep what arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from disagg.errors import DisaggError
+from disagg.inference.types import Chunk, Completion
+
+Stream = Callable[..., AsyncGenerator[Chunk | Completion, None]]
+"""AsyncClient.stream, or what behaves like it."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One model's answer: what has arrived, and in the end either `completion` or `error`. `wall`: seconds."""
+
+    model: str
+    text: str = ""
+    tokens: int = 0
+    wall: float = 0.0
+    completion: Completion | None = None
+    error: DisaggError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as `--json` prints it; token log-probabilities only where there are alternatives."""
+        if self.completion is None:
+            return {"model": self.model, "error": self.error.to_json() if self.error else None}
+        done = self.completion
+        body: dict[str, Any] = {
+            "model": self.model,
+            "text": done.text,
+            "finish_reason": done.finish_reason,
+            "warnings": list(done.warnings),
+            "metrics": done.metrics.to_json(),
+        }
+        if any(token.top for token in done.tokens):
+            body["tokens"] = [asdict(token) for token in done.tokens]
+        return body
+
+
+def ignore(answer: Answer, text: str) -> None:
+    """Nobody watches the pieces arrive."""
+
+
+async def ask(
+    stream: Stream,
+    answers: Sequence[Answer],
+    request: Mapping[str, Any],
+    arrived: Callable[[Answer, str], None] = ignore,
+) -> float:
+    """Fill all answers at the same time; the wall time in seconds. A model's error ends its own answer only.
+
+    `arrived(answer, text)` is told each new piece of text.
+    """
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for answer in answers:
+            group.create_task(_ask_one(stream, answer, request, arrived))
+    return time.monotonic() - began
+
+
+async def _ask_one(
+    stream: Stream, answer: Answer, request: Mapping[str, Any], arrived: Callable[[Answer, str], None]
+) -> None:
+    began = time.monotonic()
+    try:
+        async with aclosing(stream(answer.model, **request)) as items:
+            async for item in items:
+                if isinstance(item, Completion):
+                    answer.completion = item
+                    rest = item.text[len(answer.text) :]
+                else:
+                    answer.tokens += len(item.tokens)
+                    rest = item.text
+                answer.text += rest
+                arrived(answer, rest)
+    except DisaggError as error:
+        answer.error = error
+    answer.wall = time.monotonic() - began

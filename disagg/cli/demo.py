@@ -1,0 +1,233 @@
+"""`disagg demo`: a whole fleet on this machine, two models at once, and what it cost."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from disagg.cli.context import settings, stderr, stdout
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from disagg.cli.asking import Answer
+    from disagg.cli.views.metrics import Comparison
+    from disagg.config import Fleet
+    from disagg.fleet.health import HostStatus
+    from disagg.fleet.state import State
+
+PROMPT = "def fibonacci(n):"
+_GRACE_S = 5.0
+_SVG_WIDTH = 120
+_MODEL_PANEL_WIDTH = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the demo did: all models at once, then each by itself, and how the servers fared meanwhile."""
+
+    prompt: str
+    together: Sequence[Answer]
+    by_itself: Sequence[Answer]
+    comparison: Comparison
+    health: Sequence[HostStatus]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "prompt": self.prompt,
+            "together": [answer.to_json() for answer in self.together],
+            "by_itself": [answer.to_json() for answer in self.by_itself],
+            "comparison": self.comparison.to_json(),
+            "health": [status.to_json() for status in self.health],
+        }
+
+
+def demo(
+    context: typer.Context,
+    *,
+    prompt: Annotated[str, typer.Option(help="What both models continue.")] = PROMPT,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 128,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for the servers to start.")] = 180.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the panels as an image.")] = None,
+) -> None:
+    """Start the demo fleet here, run all its models at once, show what it cost, stop everything."""
+    import json
+    import tempfile
+
+    from disagg.cli.generate import read_prompt
+
+    read_prompt(prompt, None)
+    with _terminating(), tempfile.TemporaryDirectory(prefix="disagg-demo-") as folder:
+        fleet = _demo_fleet(settings(context).config, Path(folder))
+        with _running(fleet, Path(folder), timeout) as state:
+            run = _compare(fleet, state, prompt, max_tokens, live=not as_json)
+    if as_json:
+        typer.echo(json.dumps(run.to_json(), indent=2))
+    else:
+        _show(run, stdout(), answers=not stdout().is_terminal)
+    if svg is not None:
+        _save_svg(run, svg)
+
+
+def _demo_fleet(config: Path | None, folder: Path) -> Fleet:
+    """--config's fleet as it is; else the package's, on free ports."""
+    import disagg
+    from disagg.config import load
+    from disagg.fleet.ports import on_free_ports
+
+    if config is not None:
+        return load(config)
+    fleet, moved = on_free_ports(load(Path(disagg.__file__).parent / "demo" / "hosts.toml"), folder)
+    for port, other in moved.items():
+        stderr().print(f"port {port} is in use here; using {other}", style="dim")
+    return fleet
+
+
+@contextmanager
+def _running(fleet: Fleet, folder: Path, timeout: float) -> Iterator[State]:
+    """The fleet's servers, healthy; stopped on every way out. The first host's error if not all come up."""
+    from disagg.cli.views.progress import Progress
+    from disagg.fleet.lifecycle import Lifecycle
+    from disagg.fleet.state import State
+
+    state = State.of(fleet, folder / "state")
+    lifecycle = Lifecycle(fleet, state, report=Progress(stderr()).report, grace_s=_GRACE_S)
+    try:
+        failed = [result.error for result in lifecycle.start(timeout_s=timeout) if result.error is not None]
+        if failed:
+            raise failed[0]
+        yield state
+    finally:
+        with _uninterrupted():
+            lifecycle.stop()
+
+
+def _compare(fleet: Fleet, state: State, prompt: str, max_tokens: int, live: bool) -> Run:
+    import asyncio
+
+    from disagg.cli.asking import Answer, ask
+    from disagg.cli.views.metrics import Comparison
+    from disagg.fleet.health import poll
+    from disagg.inference.client import AsyncClient
+
+    together = [Answer(model) for model in fleet.models]
+    by_itself = [Answer(model) for model in fleet.models]
+    request = {"prompt": prompt, "max_tokens": max_tokens}
+
+    async def run() -> float:
+        async with AsyncClient(fleet, token=state.token()) as client:
+            with _live(prompt, together, live):
+                wall = await ask(client.stream, together, request)
+            _raise_first(together)
+            for answer in by_itself:
+                stderr().print(f"{answer.model} by itself …", style="dim")
+                await ask(client.stream, [answer], request)
+            _raise_first(by_itself)
+            return wall
+
+    wall = asyncio.run(run())
+    comparison = Comparison(
+        parallel_wall=wall,
+        own={answer.model: answer.wall for answer in by_itself},
+        completion_tokens=sum(a.completion.metrics.completion_tokens for a in together if a.completion),
+        same_text=[answer.text for answer in together] == [answer.text for answer in by_itself],
+    )
+    return Run(prompt, together, by_itself, comparison, poll(fleet, state.token(), state))
+
+
+def _raise_first(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+
+
+@contextmanager
+def _live(prompt: str, answers: Sequence[Answer], wanted: bool) -> Iterator[None]:
+    """Panels that fill while the block runs, where there is a terminal to show them."""
+    from rich.live import Live
+
+    from disagg.cli.views.stream import LiveView
+
+    console = stdout()
+    if not wanted or not console.is_terminal:
+        yield
+        return
+    with Live(LiveView(prompt, answers), console=console, refresh_per_second=12):
+        yield
+
+
+def _show(run: Run, console: Console, answers: bool) -> None:
+    """The panels; the answers too where no live panels have shown them."""
+    from disagg.cli.views.stream import final_view
+
+    if answers:
+        console.print(final_view(run.prompt, run.together, console.width))
+    for part in _panels(run, console.width):
+        console.print(part)
+
+
+def _panels(run: Run, width: int) -> list[RenderableType]:
+    from disagg.cli.views.health import health_panel
+    from disagg.cli.views.metrics import combined_panel, footnote, model_panel
+    from disagg.cli.views.stream import arranged
+
+    models = [model_panel(answer.completion) for answer in run.together if answer.completion]
+    models_view = arranged(models, beside=width >= _MODEL_PANEL_WIDTH * len(models))
+    return [models_view, combined_panel(run.comparison), health_panel(run.health), footnote()]
+
+
+def _save_svg(run: Run, path: Path) -> None:
+    import io
+
+    from rich.console import Console
+
+    from disagg.errors import UsageError
+
+    console = Console(record=True, file=io.StringIO(), width=_SVG_WIDTH, force_terminal=True, color_system="truecolor")
+    _show(run, console, answers=True)
+    try:
+        console.save_svg(str(path), title="disagg demo")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _terminating() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal interrupt as Ctrl-C does, so that the servers are stopped on those ways too;
+    the exit code tells the signal."""
+    received: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        received.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        if received:
+            sys.exit(128 + received[0])
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore a second Ctrl-C: stopping is bounded, and must not be left half done."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

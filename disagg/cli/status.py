@@ -1,0 +1,76 @@
+"""`disagg status`: how every server fares, and which command mends it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg.cli.context import settings, stdout
+from disagg.cli.fleet import Hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from disagg.fleet.health import HostStatus
+
+    Poll = Callable[[], list[HostStatus]]
+
+
+def status(
+    context: typer.Context,
+    *,
+    host: Hosts = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until interrupted.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks with --watch.")] = 2.0,
+) -> None:
+    """Show the health of the fleet. Exit code 0: all healthy; 3: some unhealthy; 4: a machine does not answer."""
+    from disagg.errors import UsageError
+    from disagg.fleet.health import exit_code, poll
+    from disagg.fleet.state import State
+
+    if watch and as_json:
+        raise UsageError("--watch and --json exclude each other", "call `disagg status --json` in a loop")
+    fleet = settings(context).fleet()
+    state = State.of(fleet)
+
+    def look() -> list[HostStatus]:
+        token = state.token() if state.token_file.exists() else None
+        return poll(fleet, token, state, host or ())
+
+    if watch:
+        _watch(look, every)
+    statuses = look()
+    if as_json:
+        body = {"fleet": fleet.name, "ok": exit_code(statuses) == 0, "hosts": [one.to_json() for one in statuses]}
+        typer.echo(json.dumps(body, indent=2))
+    else:
+        from disagg.cli.views.health import health_view
+
+        stdout().print(health_view(statuses))
+    raise typer.Exit(exit_code(statuses))
+
+
+def _watch(look: Poll, every: float) -> None:
+    """Show the fleet until interrupted: a live table, or one line per change where there is no terminal."""
+    from rich.live import Live
+
+    from disagg.cli.views.health import health_view, status_line
+
+    console = stdout()
+    if console.is_terminal:
+        with Live(health_view(look()), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(every)
+                live.update(health_view(look()), refresh=True)
+    last: dict[str, str] = {}
+    while True:
+        for one in look():
+            line = status_line(one)
+            if last.get(one.host) != line:
+                last[one.host] = line
+                console.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True, markup=False)
+        time.sleep(every)

@@ -1,0 +1,61 @@
+"""`disagg verify`: does the hand-off give the tokens that one machine alone gives?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg.cli.context import settings, stderr, stdout
+
+if TYPE_CHECKING:
+    from disagg.cli.context import Settings
+
+
+def verify(
+    context: typer.Context,
+    *,
+    model: Annotated[str, typer.Argument(help="A model of hosts.toml, or the path of a model folder.")],
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the answer.")] = None,
+    chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens per prefill chunk.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 1800.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Run MODEL through the hand-off and through each engine alone, and compare. Exit code 1: they differ."""
+    from disagg.fleet.local import python_command, run_json
+
+    given = {"--prompt-tokens": prompt_tokens, "--max-tokens": max_tokens, "--chunk": chunk, "--dtype": dtype}
+    options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+    python, environment = python_command(None)
+    argv = [*python, "disagg.servers.verify", *_subject(settings(context), model), *options]
+    with stderr().status(f"verifying {model}: hand-off, prefill alone, decode alone …"):
+        result = run_json(argv, environment, timeout)
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        from disagg.cli.views.verify import verify_view
+
+        stdout().print(verify_view(result))
+    if not result.get("ok"):
+        raise typer.Exit(1)
+
+
+def _subject(chosen: Settings, model: str) -> list[str]:
+    """Where both engines find the model: a folder as it is, else the sources that hosts.toml names."""
+    from disagg.errors import UsageError
+
+    if Path(model).is_dir():
+        return [str(Path(model).resolve())] * 2
+    fleet = chosen.fleet()
+    known = fleet.model(model)
+    missing = [engine for engine in ("transformers", "mlx") if engine not in known.sources]
+    if missing:
+        raise UsageError(
+            f"{fleet.path.name} has no {missing[0]} source for {known.name}: there is nothing to compare",
+            f"add {missing[0]} = ... to its sources, or give the path of a model folder",
+        )
+    return [known.sources["transformers"], known.sources["mlx"]]

@@ -1,0 +1,67 @@
+"""Completions to show, and a client that streams them without any server."""
+
+import asyncio
+from typing import ClassVar
+
+from disagg.errors import UnknownModel
+from disagg.inference.metrics import Metrics, TTFTParts
+from disagg.inference.types import Chunk, Completion, TokenLogprob
+
+TEXT = "\n    return fibonacci(n - 1)\n"
+
+
+def metrics(model: str, **changed) -> Metrics:
+    parts = TTFTParts(0.0021, 0.0008, 0.0213, 0.0011, 0.0006, 0.0042, 0.0009)
+    values = {
+        "method": "disaggregated",
+        "prefill_server": "prefill-1",
+        "decode_server": "decode-1",
+        "prompt_tokens": 7,
+        "completion_tokens": 128,
+        "total_tokens": 135,
+        "prefill_time": 0.0213,
+        "decode_time": 0.4312,
+        "total_time": 0.4631,
+        "prefill_speed": 7 / 0.0213,
+        "decode_speed": 127 / 0.4312,
+        "ttft": parts.total,
+        "ttft_parts": parts,
+        "hidden_transfer": 0.0185,
+        "exposed_transfer": 0.0011,
+        "kv_bytes": 1310720,
+        "decode_computed_tokens": 1,
+    }
+    return Metrics(model=model, **{**values, **changed})
+
+
+def completion(model: str, warnings: tuple[str, ...] = (), text: str = TEXT, **changed) -> Completion:
+    tokens = (TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.0))),)
+    return Completion(text, tokens, "length", metrics(model, **changed), warnings)
+
+
+class FakeClient:
+    """Stands in for AsyncClient: streams `text` in two pieces. `on_stream(model)` may raise. Notes its requests."""
+
+    requests: ClassVar[list[dict]] = []
+    on_stream = staticmethod(lambda model: None)
+    text = TEXT
+
+    def __init__(self, fleet, *, token=None):
+        self.token = token
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc):
+        return None
+
+    async def stream(self, model, prompt=None, **options):
+        FakeClient.requests.append({"model": model, "prompt": prompt, **options})
+        await asyncio.sleep(0)
+        if model == "unknown":
+            raise UnknownModel("no such model")
+        self.on_stream(model)
+        half = len(self.text) // 2
+        yield Chunk(self.text[:half], (TokenLogprob(1, 0.0),))
+        yield Chunk(self.text[half:], (TokenLogprob(2, 0.0),))
+        yield completion(model, text=self.text)

@@ -1,0 +1,105 @@
+import subprocess
+import sys
+
+import pytest
+from commandline import ROOT, run, write_fleet
+
+import disagg
+from disagg.cli import app
+from disagg.errors import ConfigError, Overloaded, ServerUnavailable
+
+HEAVY = ("torch", "transformers", "mlx", "mlx_lm", "numpy", "fabric", "starlette")
+
+
+def modules_after(arguments: list[str]) -> tuple[int, set[str]]:
+    script = (
+        "import sys\nfrom disagg.cli.app import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    code = end.code or 0\n"
+        "sys.stderr.write('\\n' + ' '.join(sys.modules) + '\\n')\nsys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--help"], 0), (["start"], 1), (["status"], 3), (["stop"], 0), (["init", "--path", "new.toml"], 0)],
+)
+def test_commands_that_need_no_engine_import_none(arguments, code, tmp_path, monkeypatch):
+    path = write_fleet(tmp_path)
+    text = path.read_text().replace('connector = "local"', 'connector = "local"\npython = "/no/such/python"')
+    path.write_text(text)
+    monkeypatch.setenv("DISAGG_CONFIG", str(path))
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    monkeypatch.chdir(tmp_path)
+    ended, modules = modules_after(arguments)
+    assert ended == code
+    assert "disagg.cli.app" in modules and not modules & set(HEAVY)
+    if arguments == ["--help"]:
+        assert "httpx" not in modules and "rich.live" not in modules
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("bad", "mend"), 2), (Overloaded("full"), 3), (ServerUnavailable("gone"), 4)]
+)
+def test_an_error_is_one_message_on_stderr_with_its_exit_code(error, code, monkeypatch, capsys):
+    def fail(**arguments):
+        raise error
+
+    monkeypatch.setattr(app, "app", fail)
+    assert run("anything") == code
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
+    assert err == f"error: {error.message}\n" + (f" hint: {error.hint}\n" if error.hint else "")
+
+
+def test_markup_in_an_error_is_shown_as_it_is(monkeypatch, capsys):
+    def fail(**arguments):
+        raise ConfigError("hosts.toml: [hosts.a] is wrong [bold]")
+
+    monkeypatch.setattr(app, "app", fail)
+    run("anything")
+    assert "[hosts.a] is wrong [bold]" in capsys.readouterr().err
+
+
+def test_an_interruption_exits_130(monkeypatch):
+    def interrupted(**arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "app", interrupted)
+    assert run("anything") == 130
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["generate", "--max-tokens", "0", "x"], ["--nonsense"]])
+def test_a_wrong_command_line_exits_2(arguments, capsys):
+    assert run(*arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"disagg {disagg.__version__}\n"
+
+
+def test_a_missing_file_says_where_it_was_looked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("status") == 2
+    assert "there is no hosts.toml" in capsys.readouterr().err
+    assert run("--config", "nope.toml", "status") == 2
+    assert "there is no nope.toml" in capsys.readouterr().err
+
+
+def test_a_malformed_file_exits_2_with_line_and_column(tmp_path, capsys):
+    (tmp_path / "hosts.toml").write_text("[fleet\n")
+    assert run("--config", tmp_path / "hosts.toml", "status") == 2
+    assert "hosts.toml:1:" in capsys.readouterr().err
+
+
+def test_output_into_a_closed_pipe_is_no_traceback(tmp_path, monkeypatch):
+    command = f"{sys.executable} -m disagg.cli.app status --json --host prefill-1 | true"
+    monkeypatch.setenv("DISAGG_CONFIG", str(write_fleet(tmp_path)))
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr

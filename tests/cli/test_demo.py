@@ -1,0 +1,135 @@
+import functools
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from answers import FakeClient
+from commandline import run, write_fleet
+from farm import FAKE
+
+import disagg
+from disagg.config import Fleet, load
+from disagg.errors import ServerUnavailable
+from disagg.fleet import lifecycle, local
+from disagg.fleet.lifecycle import Lifecycle
+from disagg.fleet.ports import on_free_ports
+from disagg.inference import client
+
+
+@dataclass
+class Stage:
+    """The demo with fake servers and a fake client: what it started, and how to misbehave."""
+
+    behaviour: dict[str, str] = field(default_factory=dict)
+    pids: list[int] = field(default_factory=list)
+    fleets: list[Fleet] = field(default_factory=list)
+    client: type[FakeClient] = FakeClient
+
+    def argv(self, fleet, host):
+        self.fleets.append(fleet)
+        how = self.behaviour.get(host.name, "serve")
+        return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
+
+
+@pytest.fixture
+def farm(monkeypatch):
+    class Client(FakeClient):
+        pass
+
+    stage, real_spawn = Stage(client=Client), local.spawn
+
+    def spawn(*arguments):
+        stage.pids.append(real_spawn(*arguments))
+        return stage.pids[-1]
+
+    monkeypatch.setattr(local, "spawn", spawn)
+    monkeypatch.setattr(lifecycle, "Lifecycle", functools.partial(Lifecycle, argv=stage.argv))
+    monkeypatch.setattr(client, "AsyncClient", Client)
+    return stage
+
+
+def nothing_left(farm) -> bool:
+    return bool(farm.pids) and all(local.identity(pid) is None for pid in farm.pids)
+
+
+def test_the_demo_shows_answers_costs_and_health_and_stops_everything(farm, capsys, tmp_path):
+    svg = tmp_path / "demo.svg"
+    assert run("demo", "--svg", svg) == 0
+    out, err = capsys.readouterr()
+    for text in ("total wall", "sequential sum", "speedup", "throughput", "the slower one's own", "4 of 4 healthy"):
+        assert text in out
+    assert "qwen3-demo" in out and "gpt-oss-demo" in out and "prefill-1: starting …" in err
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert nothing_left(farm) and len(farm.pids) == 4
+    assert svg.read_text().startswith("<svg") and "speedup" in svg.read_text()
+
+
+def test_json_is_one_object_on_stdout(farm, capsys):
+    assert run("demo", "--json", "--prompt", "x") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["prompt"] == "x" and [r["model"] for r in body["together"]] == ["qwen3-demo", "gpt-oss-demo"]
+    assert body["comparison"]["same_text"] is True and len(body["health"]) == 4
+    assert body["comparison"]["speedup"] == pytest.approx(
+        body["comparison"]["sequential_sum"] / body["comparison"]["parallel_wall"]
+    )
+
+
+def test_a_server_that_does_not_start_stops_all_the_others(farm, capsys):
+    farm.behaviour["decode-2"] = "crash"
+    assert run("demo") == 1
+    assert "error: decode-2 did not start: no weights in /models/x" in capsys.readouterr().err
+    assert nothing_left(farm) and len(farm.pids) == 4
+
+
+def test_a_request_that_fails_stops_everything(farm, capsys):
+    def fail(model):
+        raise ServerUnavailable("Decode server unavailable - request failed")
+
+    farm.client.on_stream = staticmethod(fail)
+    assert run("demo") == 4
+    assert nothing_left(farm) and "Decode server unavailable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_stops_everything(farm, number, code):
+    before = signal.getsignal(number)
+    farm.client.on_stream = staticmethod(lambda model: os.kill(os.getpid(), number))
+    assert run("demo") == code
+    assert nothing_left(farm)
+    assert signal.getsignal(number) == before
+
+
+def test_ports_that_are_taken_are_replaced(farm, capsys, tmp_path):
+    packaged = load(Path(disagg.__file__).parent / "demo" / "hosts.toml")
+    port = packaged.hosts["prefill-1"].port
+    with socket.create_server(("127.0.0.1", port)):
+        assert run("demo") == 0
+    assert f"port {port} is in use here; using " in capsys.readouterr().err
+    used = farm.fleets[0]
+    assert used.hosts["prefill-1"].port != port
+    assert used.hosts["decode-1"] == packaged.hosts["decode-1"]
+    assert used.models == packaged.models
+
+
+def test_a_fleet_given_by_config_keeps_its_ports(farm, tmp_path, capsys):
+    path = write_fleet(tmp_path)
+    taken = load(path).hosts["prefill-1"].port
+    with socket.create_server(("127.0.0.1", taken)):
+        assert run("--config", path, "demo") == 1
+    assert f"port {taken} on 127.0.0.1 is in use" in capsys.readouterr().err
+    assert all(local.identity(pid) is None for pid in farm.pids)
+
+
+def test_free_ports_leave_the_fleet_alone_where_none_is_taken(tmp_path):
+    fleet = load(write_fleet(tmp_path))
+    assert on_free_ports(fleet, tmp_path) == (fleet, {})
+
+
+def test_an_empty_prompt_starts_nothing(farm, capsys):
+    assert run("demo", "--prompt", "") == 2
+    assert farm.pids == [] and "is empty" in capsys.readouterr().err

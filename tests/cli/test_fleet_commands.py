@@ -1,0 +1,123 @@
+import functools
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from commandline import ROOT, run, write_fleet
+from farm import FAKE, wait_until
+
+from disagg.config import load
+from disagg.fleet import lifecycle, local
+from disagg.fleet.lifecycle import Lifecycle
+from disagg.fleet.state import State
+
+
+@pytest.fixture
+def behaviour(monkeypatch):
+    """Serve with fakes; behaviour per host."""
+    chosen: dict[str, str] = {}
+
+    def argv(fleet, host):
+        how = chosen.get(host.name, "serve")
+        return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
+
+    monkeypatch.setattr(lifecycle, "Lifecycle", functools.partial(Lifecycle, argv=argv))
+    return chosen
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = write_fleet(tmp_path)
+    yield path
+    state = State.of(load(path))
+    for host in state.recorded_hosts():
+        record = state.recorded(host)
+        local.end(record.pid, record.identity, grace_s=0.2)
+
+
+def test_start_status_restart_stop(config, behaviour, capsys):
+    assert run("--config", config, "start") == 0
+    assert "prefill-1   started" in capsys.readouterr().out
+    assert run("--config", config, "start") == 0
+    assert "unchanged" in capsys.readouterr().out
+    assert run("--config", config, "status") == 0
+    table = capsys.readouterr().out
+    assert "healthy" in table and "fake/cpu" in table and all(len(line) <= 80 for line in table.splitlines())
+    pid = State.of(load(config)).recorded("decode-1").pid
+    assert run("--config", config, "restart", "--host", "decode-1") == 0
+    assert State.of(load(config)).recorded("decode-1").pid != pid
+    assert run("--config", config, "stop") == 0
+    assert "stopped" in capsys.readouterr().out
+    assert run("--config", config, "status") == 3
+
+
+def test_status_before_any_start_says_how_to_start(config, capsys):
+    assert run("--config", config, "status") == 3
+    out = capsys.readouterr().out
+    assert "not running" in out and "→ disagg start --host prefill-1" in out
+
+
+def test_status_json_is_clean_and_tells_the_same(config, behaviour, capsys):
+    run("--config", config, "start", "--host", "prefill-1")
+    capsys.readouterr()
+    assert run("--config", config, "status", "--json") == 3
+    body = json.loads(capsys.readouterr().out)
+    assert {h["host"]: h["state"] for h in body["hosts"]} == {"prefill-1": "healthy", "decode-1": "not running"}
+    assert body["ok"] is False and body["hosts"][0]["counters"] == {"requests": 7}
+    assert run("--config", config, "status", "--json", "--host", "prefill-1") == 0
+
+
+def test_status_of_a_machine_that_does_not_answer_exits_4(tmp_path, capsys):
+    path = write_fleet(tmp_path, connector="ssh")
+    path.write_text(path.read_text().replace('"127.0.0.1"', '"no-such-host.invalid"'))
+    assert run("--config", path, "status") == 4
+    assert "→ ping no-such-host.invalid" in capsys.readouterr().out
+
+
+def test_status_of_an_unknown_host_exits_2(config, capsys):
+    assert run("--config", config, "status", "--host", "nobody") == 2
+    assert "it has: prefill-1, decode-1" in capsys.readouterr().err
+
+
+def test_a_host_that_fails_to_start_exits_1_and_the_other_is_reported(config, behaviour, capsys):
+    behaviour["decode-1"] = "crash"
+    assert run("--config", config, "start") == 1
+    out = capsys.readouterr().out
+    assert "prefill-1   started" in out and "decode-1    failed" in out
+    assert "error: decode-1 did not start: no weights in /models/x" in out and "hint: fetch them" in out
+
+
+def test_start_of_ssh_hosts_names_them(tmp_path, capsys):
+    assert run("--config", write_fleet(tmp_path, connector="ssh"), "start") == 1
+    assert 'connector "ssh": prefill-1, decode-1' in capsys.readouterr().err
+
+
+def test_watch_without_a_terminal_prints_a_line_per_change_until_interrupted(config, behaviour, tmp_path):
+    output = tmp_path / "watched"
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    with output.open("w") as out:
+        watching = subprocess.Popen(
+            [sys.executable, "-m", "disagg.cli.app", "--config", str(config), "status", "--watch", "--every", "0.1"],
+            stdout=out,
+            env=environment,
+        )
+        try:
+            wait_until(lambda: "decode-1: not running" in output.read_text(), 20)
+            run("--config", config, "start")
+            wait_until(lambda: "decode-1: healthy" in output.read_text(), 20)
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(10) == 130
+        finally:
+            watching.kill()
+            watching.wait()
+    lines = [line for line in output.read_text().splitlines() if "prefill-1" in line]
+    changes = [line.split(" ", 1)[1] for line in lines]
+    assert all(one != other for one, other in itertools.pairwise(changes))
+
+
+def test_watch_and_json_exclude_each_other(config, capsys):
+    assert run("--config", config, "status", "--watch", "--json") == 2

@@ -1,0 +1,177 @@
+import io
+import json
+import os
+import pty
+import signal
+import sys
+
+import pytest
+from answers import TEXT, FakeClient
+from commandline import run, write_fleet
+
+from disagg.errors import Overloaded
+from disagg.inference import client
+
+
+@pytest.fixture(autouse=True)
+def fake_client(monkeypatch):
+    class Fresh(FakeClient):
+        pass
+
+    FakeClient.requests.clear()
+    monkeypatch.setattr(client, "AsyncClient", Fresh)
+    return Fresh
+
+
+@pytest.fixture
+def one(tmp_path):
+    return write_fleet(tmp_path)
+
+
+@pytest.fixture
+def two(tmp_path):
+    return write_fleet(tmp_path, ("tiny", "other"))
+
+
+def test_the_text_goes_to_stdout_and_the_metrics_to_stderr(one, capsys):
+    assert run("--config", one, "generate", "def fibonacci(n):") == 0
+    out, err = capsys.readouterr()
+    assert out == TEXT
+    assert "7 in" in err and "329 tok/s" in err and "TTFT: sent → first token" in err
+    assert all(len(line) <= 80 for line in err.splitlines())
+
+
+def test_every_option_reaches_the_request(one):
+    sampling = "--max-tokens 3 --temperature 0.5 --top-p 0.9 --top-k 4 --min-p 0.1 --repetition-penalty 1.1 --seed 7"
+    rest = ["--stop", "a", "--stop", "b", "--logprobs", "2", "--timeout", "9", "--alone", "prefill", "--json"]
+    assert run("--config", one, "generate", "-m", "tiny-alias", *sampling.split(), *rest, "x") == 0
+    assert FakeClient.requests == [
+        {
+            "model": "tiny",
+            "prompt": "x",
+            "max_tokens": 3,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 4,
+            "min_p": 0.1,
+            "repetition_penalty": 1.1,
+            "seed": 7,
+            "stop": ("a", "b"),
+            "logprobs": 2,
+            "timeout": 9.0,
+            "alone": "prefill",
+        }
+    ]
+
+
+def test_chat_sends_the_prompt_as_a_users_message(one):
+    run("--config", one, "generate", "--chat", "hello")
+    assert FakeClient.requests[0]["messages"] == [{"role": "user", "content": "hello"}]
+    assert FakeClient.requests[0]["prompt"] is None
+
+
+def test_json_is_one_object_on_stdout(two, capsys):
+    assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "--json", "x") == 0
+    out, err = capsys.readouterr()
+    results = json.loads(out)["results"]
+    assert [r["model"] for r in results] == ["tiny", "other"] and err == ""
+    assert set(results[0]) == {"model", "text", "finish_reason", "warnings", "metrics", "tokens"}
+    assert results[0]["text"] == TEXT and results[0]["metrics"]["decode_computed_tokens"] == 1
+
+
+def test_several_models_print_each_text_under_a_header(two, capsys):
+    assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "x") == 0
+    out = capsys.readouterr().out
+    assert f"== tiny ==\n{TEXT}\n" in out and f"== other ==\n{TEXT}\n" in out
+
+
+def test_one_models_failure_leaves_the_others_answer(two, fake_client, capsys):
+    def fail(model):
+        if model == "tiny":
+            raise Overloaded("the queue of tiny is full", "try again in 1 s")
+
+    fake_client.on_stream = staticmethod(fail)
+    assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "x") == 3
+    out, err = capsys.readouterr()
+    assert "== other ==" in out and "error: the queue of tiny is full\n hint: try again in 1 s" in err
+
+
+def test_a_failed_models_error_is_in_the_json(two, fake_client, capsys):
+    def fail(model):
+        if model == "tiny":
+            raise Overloaded("full")
+
+    fake_client.on_stream = staticmethod(fail)
+    assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "--json", "x") == 3
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert results[0] == {"model": "tiny", "error": {"code": "Overloaded", "message": "full", "hint": ""}}
+
+
+def test_which_model_must_be_said_where_there_are_several(two, capsys):
+    assert run("--config", two, "generate", "x") == 2
+    assert "which model? hosts.toml has tiny, other" in capsys.readouterr().err
+
+
+def test_an_unknown_model_lists_those_there_are(two, capsys):
+    assert run("--config", two, "generate", "-m", "nope", "x") == 2
+    err = capsys.readouterr().err
+    assert "tiny" in err and "other" in err and FakeClient.requests == []
+
+
+def test_the_prompt_comes_from_a_file_or_stdin_as_it_is(one, tmp_path, monkeypatch):
+    (tmp_path / "prompt").write_text("from a file\n")
+    run("--config", one, "generate", "-f", tmp_path / "prompt")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("from stdin é\n".encode())))
+    run("--config", one, "generate", "-")
+    assert [r["prompt"] for r in FakeClient.requests] == ["from a file\n", "from stdin é\n"]
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        (b"", ["-"], "the prompt from stdin is empty"),
+        (b"\n", ["-"], "the prompt from stdin is empty"),
+        (b"\xff", ["-"], "the prompt from stdin is not UTF-8"),
+        (b"", [""], "the prompt from PROMPT is empty"),
+        (b"", [], "there is no prompt"),
+        (b"", ["x", "-f", "y"], "there are two prompts"),
+        (b"", ["-f", "/no/such/file"], "cannot read the prompt from /no/such/file: No such file or directory"),
+        (b"", ["-f", "/"], "cannot read the prompt from /: Is a directory"),
+        (b"", ["x", "--logprobs", "2"], "--logprobs shows its numbers in JSON only"),
+    ],
+)
+def test_a_prompt_that_cannot_be_used_is_one_clear_error(content, arguments, message, one, monkeypatch, capsys):  # noqa: PLR0917
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert run("--config", one, "generate", *arguments) == 2
+    assert message in capsys.readouterr().err and FakeClient.requests == []
+
+
+def test_an_interruption_ends_the_stream_and_exits_130(one, fake_client, capsys):
+    closed = []
+
+    class Interrupted(fake_client):
+        async def stream(self, model, prompt=None, **options):
+            import asyncio
+
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(30)
+                yield
+            finally:
+                closed.append(model)
+
+    client.AsyncClient = Interrupted
+    assert run("--config", one, "generate", "x") == 130
+    assert closed == ["tiny"] and "Traceback" not in capsys.readouterr().err
+
+
+def test_a_terminal_gets_panels_and_no_control_characters(two, fake_client, monkeypatch):
+    fake_client.text = "safe \x1b]0;title\x07 text"
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "x") == 0
+        terminal.flush()
+        shown = os.read(reader, 100_000).decode()
+    os.close(reader)
+    assert "╭─" in shown and "other" in shown and "\x1b]0;title" not in shown

@@ -1,0 +1,102 @@
+import json
+import sys
+
+import pytest
+from commandline import run, write_fleet
+
+from disagg.fleet import local
+
+SAME = {"equal_tokens": 64, "first_divergence": None, "max_logit_diff": 3.2e-5, "mean_kl": 1e-9, "top1": 1.0}
+RESULT = {
+    "architecture": "gpt_oss",
+    "prompt_tokens": 6000,
+    "max_tokens": 64,
+    "handoff_vs_prefill": SAME,
+    "handoff_vs_decode": SAME,
+    "prefill_vs_decode": SAME,
+    "wrong_kv_changes_output": True,
+    "distinct_tokens": 41,
+    "preflight": [{"component": "rope", "status": "mended", "detail": "YaRN truncate"}],
+    "ok": True,
+}
+
+
+@pytest.fixture
+def verifier(tmp_path, monkeypatch):
+    """A program in the verifier's place: `verifier(body)` makes it print that; its argv goes to a file."""
+    script, seen = tmp_path / "fake_verify.py", tmp_path / "argv"
+
+    def prints(body, exit_code: int = 0, stderr: str = "", before: str = ""):
+        text = body if isinstance(body, str) else json.dumps(body)
+        script.write_text(
+            f"import sys\nopen({str(seen)!r}, 'w').write(repr(sys.argv[1:]))\n{before}\n"
+            f"sys.stderr.write({stderr!r})\nsys.stdout.write({text!r})\nsys.exit({exit_code})"
+        )
+        return seen
+
+    monkeypatch.setattr(local, "python_command", lambda python: ([sys.executable, str(script)], {}))
+    return prints
+
+
+def test_a_folder_is_verified_and_shown(verifier, tmp_path, capsys):
+    seen = verifier(RESULT, stderr="a framework warns")
+    assert (
+        run("verify", tmp_path, "--prompt-tokens", 6000, "--max-tokens", 64, "--chunk", 100, "--dtype", "float32") == 0
+    )
+    out = capsys.readouterr().out
+    assert "64 equal" in out and "✔ same answer" in out and "rope mended YaRN truncate" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    options = ["--prompt-tokens", "6000", "--max-tokens", "64", "--chunk", "100", "--dtype", "float32"]
+    assert eval(seen.read_text()) == ["disagg.servers.verify", str(tmp_path), str(tmp_path), *options]
+
+
+def test_a_name_stands_for_its_sources(verifier, tmp_path):
+    seen, path = verifier(RESULT), write_fleet(tmp_path)
+    assert run("--config", path, "verify", "tiny-alias", "--json") == 0
+    assert eval(seen.read_text()) == ["disagg.servers.verify", *[str(tmp_path / "weights")] * 2]
+
+
+def test_json_is_the_verifiers_own(verifier, tmp_path, capsys):
+    verifier(RESULT)
+    assert run("verify", tmp_path, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == RESULT
+
+
+def test_a_difference_exits_1_and_is_shown(verifier, tmp_path, capsys):
+    differs = {**SAME, "equal_tokens": 31, "first_divergence": 31}
+    verifier({**RESULT, "handoff_vs_prefill": differs, "wrong_kv_changes_output": False, "ok": False}, exit_code=1)
+    assert run("verify", tmp_path) == 1
+    out = capsys.readouterr().out
+    assert "31 equal" in out and "✘ not the same answer" in out and "proves nothing" in out
+
+
+def test_the_verifiers_error_is_ours(verifier, tmp_path, capsys):
+    verifier({"error": {"code": "PreflightRefused", "message": "mlx-lm ignores the window", "hint": "use x"}}, 3)
+    assert run("verify", tmp_path) == 3
+    assert "error: mlx-lm ignores the window\n hint: use x\n" in capsys.readouterr().err
+
+
+def test_a_verifier_that_dies_shows_its_last_words(verifier, tmp_path, capsys):
+    verifier("", exit_code=9, stderr="Killed by the kernel\n")
+    assert run("verify", tmp_path) == 1
+    assert "ended with code 9 and no result" in (err := capsys.readouterr().err) and "Killed by the kernel" in err
+
+
+def test_a_verifier_that_hangs_is_ended_at_the_timeout(verifier, tmp_path, capsys):
+    verifier(RESULT, before="import time; time.sleep(60)")
+    assert run("verify", tmp_path, "--timeout", "1") == 1
+    assert "no result after 1 s" in capsys.readouterr().err
+
+
+def test_an_unknown_model_starts_no_engine(verifier, tmp_path, capsys):
+    seen = verifier(RESULT)
+    assert run("--config", write_fleet(tmp_path), "verify", "nope") == 2
+    assert "tiny" in capsys.readouterr().err and not seen.exists()
+
+
+def test_a_model_that_only_one_engine_can_load_cannot_be_verified(verifier, tmp_path, capsys):
+    path = write_fleet(tmp_path)
+    text = path.read_text().replace('mlx = "./weights"\n', "")
+    path.write_text(text[: text.index("[hosts.decode-1]")])
+    assert run("--config", path, "verify", "tiny") == 2
+    assert "no mlx source for tiny" in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""Every view at 80 and at 120 columns: nothing is cut, and the numbers people look for are there."""
+
+import io
+
+import pytest
+from answers import completion
+from rich.console import Console
+
+from disagg.cli.asking import Answer
+from disagg.cli.views import units
+from disagg.cli.views.errors import error_view
+from disagg.cli.views.health import health_panel, health_view, status_line
+from disagg.cli.views.metrics import Comparison, combined_panel, footnote, metrics_view, model_panel
+from disagg.cli.views.progress import Progress, results_view
+from disagg.cli.views.stream import LiveView, final_view, printable
+from disagg.errors import DisaggError, PortInUse
+from disagg.fleet.health import HostStatus
+from disagg.fleet.lifecycle import HostResult
+
+WIDTHS = pytest.mark.parametrize("width", [80, 120])
+
+
+def shown(view, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, height=30, color_system=None)
+    console.print(view)
+    text = console.file.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    return text
+
+
+def healthy(name="dgx-spark-1", **changed) -> HostStatus:
+    values = {
+        "backend": "transformers/cuda",
+        "queue": 12,
+        "running": 16,
+        "kv_bytes": 7 << 30,
+        "memory": {"total": 128 << 30, "process": 101 << 30},
+        "device": {"utilisation": 0.42},
+        "uptime_s": 1_234_567.0,
+    }
+    return HostStatus(name, ("prefill",), "qwen3-coder:30b", "", "healthy", **{**values, **changed})
+
+
+DOWN = HostStatus(
+    "mac-studio-1", ("decode", "gateway"), "gpt-oss:120b", "", "not running", "nothing listens", "mend it"
+)
+
+
+@WIDTHS
+def test_health_names_every_host_in_full_and_what_mends_it(width):
+    text = shown(health_view([healthy(), DOWN]), width)
+    for word in ("dgx-spark-1", "mac-studio-1", "qwen3-coder:30b", "transformers/cuda", "not running", "gateway"):
+        assert word in text
+    for number in ("16", "12", "7.0 GiB", "42% busy", "101 GiB", "128 GiB", "14d 6h"):
+        assert number in text
+    assert "mac-studio-1: nothing listens\n  → mend it" in text
+
+
+def test_health_of_a_server_that_says_little_shows_dashes():
+    text = shown(health_panel([healthy(queue=None, kv_bytes=None, memory={}, device={}, uptime_s=None)]))
+    assert "–" in text and "None" not in text and "1 of 1 healthy" in text
+
+
+def test_a_status_line_is_one_line():
+    assert status_line(DOWN) == "mac-studio-1: not running: nothing listens -> mend it"
+    assert status_line(healthy()) == "dgx-spark-1: healthy (qwen3-coder:30b, transformers/cuda)"
+
+
+@WIDTHS
+def test_the_model_panel_shows_seconds_and_speeds_and_the_parts_of_ttft(width):
+    text = shown(model_panel(completion("qwen3-demo")), width)
+    for piece in ("21 ms", "329 tok/s", "431 ms", "295 tok/s", "463 ms", "TTFT  31 ms", "1 of 7", "1.2 MiB"):
+        assert piece in text
+    for part in ("queue 2.1 ms", "exposed transfer 1.1 ms", "first step 4.2 ms", "rest 0.9 ms"):
+        assert part in text
+
+
+def test_the_ttft_bar_is_always_as_long_as_the_whole():
+    even = completion("m")
+    assert shown(model_panel(even)).count("█") == 36
+
+
+def test_a_request_without_handoff_says_so_and_shows_its_warnings():
+    alone = completion("m", ("Using fallback mode - slower performance",), method="fallback", kv_bytes=0)
+    for view in (model_panel(alone), metrics_view([alone])):
+        text = shown(view)
+        assert "fallback" in text and "Using fallback mode - slower performance" in text
+
+
+@WIDTHS
+def test_the_metrics_table_has_a_row_per_model_and_its_formulas(width):
+    text = shown(metrics_view([completion("qwen3-demo"), completion("gpt-oss-demo")]), width)
+    assert "qwen3-demo" in text and "gpt-oss-demo" in text and "prefill-1 → decode-1" in text
+    assert "prompt tokens / prefill time" in text
+
+
+@WIDTHS
+def test_the_combined_panel_compares_parallel_with_sequential(width):
+    comparison = Comparison(0.52, {"a": 0.47, "b": 0.45}, 256, same_text=True)
+    text = shown(combined_panel(comparison), width)
+    for piece in ("520 ms", "920 ms", "1.77 x", "492 tok/s", "1.11 x", "a 470 ms + b 450 ms", "the same answers"):
+        assert piece in text
+    assert "differ" in shown(combined_panel(Comparison(1, {"a": 1}, 1, same_text=False)))
+    assert "Exposed: end of prefill" in shown(footnote(), width)
+
+
+def test_answers_stand_side_by_side_where_there_is_room():
+    answers = [Answer("one", "text one", completion=completion("one")), Answer("two", "text two")]
+    wide, narrow = shown(final_view("p", answers, 120), 120), shown(final_view("p", answers, 80))
+    assert any("one ─" in line and "two ─" in line for line in wide.splitlines())
+    assert len(narrow.splitlines()) > len(wide.splitlines())
+    assert "waiting for the first token" in wide and "128 tokens" in wide
+
+
+@WIDTHS
+def test_a_live_view_keeps_to_the_screen_and_shows_the_latest_lines(width):
+    text = "\n".join(f"line {number}" for number in range(200))
+    live = shown(LiveView("prompt", [Answer("one", text, 7), Answer("two", text)]), width)
+    assert len(live.splitlines()) <= 28 and "line 199" in live and "line 0\n" not in live and "7 tokens" in live
+
+
+def test_a_failed_answer_shows_its_error():
+    assert "the queue is full" in shown(LiveView("p", [Answer("one", error=DisaggError("the queue is full"))]))
+
+
+def test_markup_and_control_characters_of_a_model_do_nothing():
+    assert printable("a\x1b[2J\tb\nc\x9b") == "a\ufffd[2J\tb\nc\ufffd"
+    text = shown(final_view("p", [Answer("one", "[bold]x[/bold]")], 80))
+    assert "[bold]x[/bold]" in text
+
+
+def test_results_and_errors_show_the_remedy():
+    error = PortInUse("port 1 is in use by python (pid 2)", "stop it")
+    text = shown(results_view([HostResult("a", "started", 3.2), HostResult("b", "failed", 1, error)]))
+    assert "3.20 s" in text and "error: port 1 is in use by python (pid 2)\n hint: stop it" in text
+    assert shown(error_view(DisaggError("just this"))) == "error: just this\n"
+
+
+def test_progress_prints_a_line_per_change():
+    console = Console(file=io.StringIO(), width=80)
+    progress = Progress(console)
+    for state in ("starting", "loading", "loading", "healthy"):
+        progress.report("a", state)
+    assert console.file.getvalue().splitlines() == ["a: starting …", "a: loading …", "a: healthy …"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (128 << 30, "128 GiB"), (None, "–")],
+)
+def test_sizes(value, text):
+    assert units.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0.0 ms"), (0.0008, "0.8 ms"), (0.042, "42 ms"), (0.9996, "1.00 s"), (9.996, "10.0 s"), (120, "120 s")],
+)
+def test_durations(value, text):
+    assert units.seconds(value) == text
+
+
+def test_speeds_and_uptimes():
+    assert [units.speed(v) for v in (0, 12.34, 1234.5)] == ["– tok/s", "12.3 tok/s", "1,234 tok/s"]
+    assert [units.uptime(v) for v in (5, 300, 12000, 360000)] == ["5s", "5m", "3h 20m", "4d 4h"]
