@@ -42,9 +42,7 @@ def make_service(fleet: Fleet, host: Host) -> Service:
         from disagg.engines.transformers_engine import TransformersPrefillEngine
         from disagg.servers.prefill import PrefillService
 
-        return PrefillService(
-            fleet, host, lambda: TransformersPrefillEngine(source, model.context, host.engine)
-        )
+        return PrefillService(fleet, host, lambda: TransformersPrefillEngine(source, model.context, host.engine))
     if "decode" in host.roles:
         from disagg.engines.mlx_engine import MLXDecodeEngine
         from disagg.servers.decode import DecodeService
