@@ -1,0 +1,121 @@
+"""Hand-off = transformers alone = mlx-lm alone, token for token, through real servers in float32.
+
+Prefill runs in chunks of 48 tokens, so every prompt here that is longer leaves a ragged end; windows are 64 tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+
+from disagg.config import load
+from disagg.engines import checkpoint
+from disagg.inference.client import AsyncClient
+from disagg.inference.types import Completion
+from disagg.kv.blocks import KVBlock
+from disagg.kv.fingerprint import token_hash
+from disagg.kv.frames import Header
+from disagg.kv.send import Transfer
+from tests import tiny_models
+from tests.fleets import TOKEN, RunningFleet, running, write_hosts
+
+ARCHITECTURES = [
+    "llama", "llama3", "qwen2", "qwen3", "qwen3_moe", "phi3", "mistral", "gpt_oss", "gpt_oss_yarn", "gemma3_text",
+    "glm4_moe", "smollm3", "cohere2",
+]  # fmt: skip
+WINDOW = tiny_models.WINDOW
+LENGTHS = (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 200)
+ANSWER = {"max_tokens": 64, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny_models.make(request.param, folder / "model")
+    with running(write_hosts(folder, {"m": model}, prefill={"chunk_tokens": 48})) as fleet:
+        yield fleet
+
+
+def prompt(length: int, seed: int = 3) -> list[int]:
+    """Token ids without the special ones at the vocabulary's beginning."""
+    chance = random.Random(seed * 10_000 + length)
+    return [chance.randrange(8, tiny_models.VOCAB) for _ in range(length)]
+
+
+def ids(answer: Completion) -> list[int]:
+    return [token.id for token in answer.tokens]
+
+
+def computed_prompt_tokens(fleet: RunningFleet) -> int:
+    return int(fleet.status("m-decode")["counters"]["computed_prompt_tokens"])
+
+
+def test_every_length_gives_the_tokens_of_each_engine_alone(fleet: RunningFleet) -> None:
+    with fleet.client() as client:
+        for length in LENGTHS:
+            tokens = prompt(length)
+            before = computed_prompt_tokens(fleet)
+            handed_over = client.generate("m", tokens=tokens, **ANSWER)
+            assert computed_prompt_tokens(fleet) - before == 1
+            assert handed_over.metrics.method == "disaggregated"
+            for engine in ("prefill", "decode"):
+                alone = client.generate("m", tokens=tokens, alone=engine, **ANSWER)
+                assert ids(handed_over) == ids(alone), f"{length} tokens against {engine} alone"
+            assert len(set(ids(handed_over))) > 12
+
+
+async def test_concurrent_requests_join_the_running_batch_without_disturbing_it(fleet: RunningFleet) -> None:
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+        single = [ids(await client.generate("m", tokens=prompt(length), **ANSWER)) for length in LENGTHS]
+        before = await asyncio.to_thread(computed_prompt_tokens, fleet)
+        together = await asyncio.gather(*(client.generate("m", tokens=prompt(n), **ANSWER) for n in LENGTHS))
+    assert [ids(answer) for answer in together] == single
+    assert computed_prompt_tokens(fleet) - before == len(LENGTHS)
+
+
+def test_wrong_kv_changes_the_answer(fleet: RunningFleet) -> None:
+    """The control: noise of the right shape under the right ticket must not give the right tokens."""
+    tokens = prompt(200)
+    with fleet.client() as client:
+        right = ids(client.generate("m", tokens=tokens, **ANSWER))
+    body = {"model": "m", "tokens": tokens, "sampling": ANSWER}
+    with fleet.http("m-decode") as http, http.stream("POST", "/decode", json=body) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "event: slot"
+        slot = json.loads(next(lines).removeprefix("data: "))
+        sender = threading.Thread(target=send_noise, args=(fleet, slot, tokens))
+        sender.start()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        sender.join()
+    wrong = [token["id"] for event in events for token in event.get("tokens", ())]
+    assert len(wrong) == len(right)
+    assert wrong != right
+
+
+def send_noise(fleet: RunningFleet, slot: dict[str, object], tokens: list[int]) -> None:
+    profile = checkpoint.reference_profile(Path(fleet.fleet.models["m"].sources["mlx"]), 8192)
+    layout, n = checkpoint.layout(profile, "float32"), len(tokens) - 1
+    header = Header(
+        str(slot["ticket"]), str(slot["request_id"]), checkpoint.fingerprint(profile), layout, token_hash(tokens), n
+    )
+    port = load(fleet.fleet.path).hosts["m-decode"].kv_port
+    assert port is not None
+    noise = numpy.random.default_rng(5)
+    with Transfer.open("127.0.0.1", port, header, deadline=time.monotonic() + 30) as transfer:
+        for index, layer in enumerate(layout.layers):
+            rows = layer.rows(n)
+            keys, values = (
+                [noise.standard_normal((len(rows), dim)).astype("float32") for _ in range(layer.kv_heads)]
+                for dim in (layer.key_dim, layer.value_dim)
+            )
+            views = [[head.data.cast("B") for head in heads] for heads in (keys, values)]
+            transfer.send(KVBlock(index, rows.start, rows.stop, *views))
+        transfer.finish()
