@@ -2,6 +2,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from farm import wait_until
@@ -25,7 +26,8 @@ def python(code: str) -> list[str]:
 
 def test_end_leaves_a_process_with_another_identity_alone(bystander):
     assert local.end(bystander.pid, "another boot:1", grace_s=1) is False
-    assert bystander.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        bystander.wait(0.5)
 
 
 def test_an_identity_is_stable_and_a_processs_own(bystander):
@@ -83,6 +85,8 @@ def test_run_json_ends_the_whole_process_group_at_its_timeout(tmp_path):
         f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); \
 open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); time.sleep(60)"
     )
+    began = time.monotonic()
     with pytest.raises(FleetError, match="no result after 1 s"):
         local.run_json(python(code), {}, 1)
+    assert time.monotonic() - began < 5
     wait_until(lambda: local.identity(int((tmp_path / "pid").read_text())) is None)
