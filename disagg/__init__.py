@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from disagg.version import VERSION
+
 if TYPE_CHECKING:
     from disagg.inference.client import AsyncClient, Client
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["AsyncClient", "Client", "__version__"]
 
 

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-import disagg
 from disagg.cli import demo, fleet, generate, init, status, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
+from disagg.version import VERSION
 
 app = typer.Typer(
     name="disagg",
@@ -27,7 +27,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"disagg {disagg.__version__}")
+        typer.echo(f"disagg {VERSION}")
         raise typer.Exit
 
 

@@ -37,7 +37,6 @@ class Document:
     name: str
     text: str
     data: Mapping[str, Any]
-    places: Mapping[KeyPath, Place]
 
     def fault_at_key(self, path: KeyPath, message: str, hint: str = "") -> ConfigError:
         """A fault in the key at `path`."""
@@ -51,8 +50,9 @@ class Document:
 
     def _place(self, path: KeyPath) -> tuple[Place, bool]:
         """Where `path` stands, or else the nearest table around it."""
+        places = locate(self.text)  # only now: a file without faults needs none
         for length in range(len(path), 0, -1):
-            if place := self.places.get(path[:length]):
+            if place := places.get(path[:length]):
                 return place, length == len(path)
         return Place((0, 0), (0, 0)), False
 
@@ -82,7 +82,7 @@ def parse(text: str, name: str) -> Document:
         raise fault(name, text, (error.pos, error.pos + 1), f"not valid TOML: {error.msg}", hint) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; hundreds of nested lists
         raise ConfigError(f"{name}: not usable TOML: {error}") from error
-    return Document(name, text, data, locate(text))
+    return Document(name, text, data)
 
 
 def _bytes(path: Path, where_from: str) -> bytes:

@@ -62,6 +62,11 @@ def reference_profile(path: Path, context: int, tokenizer: HFTokenizer | None = 
     )
 
 
+def longest_context(path: Path) -> int | None:
+    """How many tokens the checkpoint in folder `path` says it reads; None where it does not say."""
+    return _longest_context(_load_config(path))
+
+
 def layout(profile: ModelProfile, dtype: str) -> Layout:
     """The KV layout of a profile with keys and values in `dtype`."""
     return Layout(tuple(layer.layout for layer in profile.layers), dtype)
@@ -125,13 +130,18 @@ def _refuse_unsupported(path: Path, config: Any) -> None:
 
 
 def _check_context(path: Path, config: Any, context: int) -> None:
-    """A YaRN factor may take a model beyond max_position_embeddings; nothing else may."""
-    limit = int(getattr(config, "max_position_embeddings", None) or context)
+    limit = _longest_context(config)
+    if limit is not None and context > limit:
+        raise ModelError(f"{path}: the model reads {limit} tokens, not {context}", f"set context to {limit} or less")
+
+
+def _longest_context(config: Any) -> int | None:
+    """A YaRN factor may take a model beyond max_position_embeddings; nothing else may. None: no limit is stated."""
+    limit = int(getattr(config, "max_position_embeddings", None) or 0)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "yarn":
         limit = max(limit, int((rope.get("factor") or 1) * rope.get("original_max_position_embeddings", 0)))
-    if context > limit:
-        raise ModelError(f"{path}: the model reads {limit} tokens, not {context}", f"set context to {limit} or less")
+    return limit or None
 
 
 def _layer_types(config: Any) -> list[str]:

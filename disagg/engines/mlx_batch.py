@@ -17,6 +17,7 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 
 from disagg.engines import mlx_cache, mlx_sampling
 from disagg.engines.base import DecodeTiming, FinishReason, Listener, Sampling, Token
+from disagg.engines.mlx_sampling import RepetitionPenalty
 from disagg.kv.received import ReceivedKV
 
 # Prompts that may be computed side by side, right-padded, while others decode.
@@ -36,6 +37,7 @@ class Job:
     lock: threading.RLock = field(default_factory=threading.RLock)
     open: bool = True
     uid: int | None = None
+    penalty: RepetitionPenalty | None = None
 
 
 class Batch:
@@ -78,13 +80,14 @@ class Batch:
     def insert(self, job: Job, caches: list[Any] | None) -> None:
         """Let the job join at the next step: its last token on top of `caches`, or its whole prompt."""
         handed_over = caches is not None
+        job.penalty = mlx_sampling.repetition_penalty(job.sampling)
         (job.uid,) = self._generator.insert(
             [job.tokens[-1:] if handed_over else job.tokens],
             max_tokens=[job.sampling.max_tokens],
             caches=[caches],
             all_tokens=[job.tokens[:-1] if handed_over else []],  # a copy: the generator appends to it
             samplers=[mlx_sampling.sampler(job.sampling)],
-            logits_processors=[mlx_sampling.logits_processors(job.sampling)],
+            logits_processors=[[job.penalty] if job.penalty else []],
             stop_sequences=[self._never_stop if job.sampling.ignore_eos else self._stop_at_eos],
         )
         self._jobs[job.uid] = job
@@ -119,11 +122,14 @@ class Batch:
         )
 
     def _token(self, response: Any) -> Token:
-        wanted = self._jobs[response.uid].sampling.logprobs
+        job = self._jobs[response.uid]
         row = mlx_sampling.read_row(response.logprobs)
-        top = mlx_sampling.top_logprobs(row, wanted) if wanted else ()
+        if job.penalty is not None:
+            row = mlx_sampling.log_softmax(mlx_sampling.as_float(mlx_sampling.read_row(job.penalty.raw.popleft())))
+        chosen = int(response.token)
+        top = mlx_sampling.top_logprobs(row, job.sampling.logprobs) if job.sampling.logprobs else ()
         finish: FinishReason | None = response.finish_reason
-        return Token(int(response.token), mlx_sampling.logprob(row, response.token), top, finish)
+        return Token(chosen, float(mlx_sampling.as_float(row[chosen : chosen + 1])[0]), top, finish)
 
 
 def release_memory() -> None:

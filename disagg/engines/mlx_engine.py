@@ -30,7 +30,7 @@ class MLXDecodeEngine:
     """
 
     def __init__(
-        self, source: str | Path, options: EngineOptions, *, context: int, mends: Sequence[Mend] = MENDS
+        self, source: str | Path, context: int, options: EngineOptions, *, mends: Sequence[Mend] = MENDS
     ) -> None:
         if options.threads not in (None, 1):
             raise ModelError(

@@ -54,10 +54,12 @@ def probe(rope: Any, width: int) -> Rope | None:
     """Frequencies and scale of a rope module that rotates vectors of `width`; None where it rotates nothing.
 
     Row i of the probe's answer is where unit vector i goes: `scale * cos` stays in place and `scale * sin` lands on
-    its partner.
+    its partner. Computed on the CPU always: a GPU's fast sine is not made for reading off slow frequencies.
     """
-    answer = rope(mx.eye(width).reshape(width, 1, 1, width), offset=1)
-    turned = np.array(answer.astype(mx.float32)).reshape(width, width).astype(np.float64)
+    with mx.stream(mx.cpu):
+        answer = rope(mx.eye(width).reshape(width, 1, 1, width), offset=1).astype(mx.float32)
+        mx.eval(answer)
+    turned = np.array(answer).reshape(width, width).astype(np.float64)
     frequencies, scales = [], []
     for i, row in enumerate(turned):
         partner = int(np.argmax(np.abs(np.where(np.arange(width) == i, 0.0, row))))

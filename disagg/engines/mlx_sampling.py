@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,6 @@ from disagg.engines.base import Sampling
 from disagg.errors import RequestError
 
 Sampler = Callable[[Any], Any]  # log-probabilities [n, vocab] -> token ids [n]
-LogitsProcessor = Callable[[Any, Any], Any]  # (tokens so far, logits [1, vocab]) -> logits
 
 
 def validate(sampling: Sampling) -> None:
@@ -48,9 +48,9 @@ def sampler(sampling: Sampling) -> Sampler:
     return greedy if sampling.temperature == 0.0 else _Draw(sampling)
 
 
-def logits_processors(sampling: Sampling) -> list[LogitsProcessor]:
-    """Fresh processors for one request; empty for most."""
-    return [_RepetitionPenalty(sampling.repetition_penalty)] if sampling.repetition_penalty != 1.0 else []
+def repetition_penalty(sampling: Sampling) -> RepetitionPenalty | None:
+    """A fresh penalty for one request; None for most."""
+    return RepetitionPenalty(sampling.repetition_penalty) if sampling.repetition_penalty != 1.0 else None
 
 
 class _Draw:
@@ -94,14 +94,21 @@ def _min_p(logits: Any, sampling: Sampling) -> Any:
     return mx.where(logits < threshold, -mx.inf, logits)
 
 
-class _RepetitionPenalty:
-    """Weakens every token that occurred in the prompt or the answer, as transformers does (the whole context)."""
+class RepetitionPenalty:
+    """A logits processor that weakens every token of the prompt and the answer so far, as transformers does.
+
+    `raw`: the model's own logits [1, vocab] of the steps not reported yet, oldest first. Log-probabilities are
+    reported from these: what the model thinks, before it is made to think otherwise.
+    """
 
     def __init__(self, penalty: float) -> None:
         self._penalty = penalty
         self._seen: Any = None
+        self.raw: deque[Any] = deque()
 
     def __call__(self, tokens: Any, logits: Any) -> Any:
+        """tokens: all that were read so far. Called once per step."""
+        self.raw.append(logits)
         if self._seen is None:
             self._seen = mx.zeros((logits.shape[-1],), dtype=mx.bool_)
             self._seen[tokens] = True
@@ -111,35 +118,33 @@ class _RepetitionPenalty:
         return mx.where(self._seen, weakened, logits)
 
 
-def read_row(logprobs: Any) -> Any:
-    """An evaluated row of log-probabilities as numpy, without a trip through mlx.
+def read_row(array: Any) -> Any:
+    """An evaluated row [vocab] or [1, vocab] of log-probabilities or logits as numpy, without a trip through mlx.
 
-    `array.item()` costs 120 us here and waits, on a GPU, for the step that is already in flight; a view of the
-    unified memory costs 0.6 us. bfloat16 comes as float32 only where it is read: see `logprob`.
+    `array.item()` costs 120 us here and waits, on a GPU, for the step that is already in flight; a view of the unified
+    memory costs 0.6 us. bfloat16 comes as its bits, uint16: `as_float` converts what is really read.
     """
-    kind = str(logprobs.dtype).rpartition(".")[2]
-    if kind == "bfloat16":
-        return np.frombuffer(logprobs, dtype=np.uint16)
-    return np.frombuffer(logprobs, dtype=np.float16 if kind == "float16" else np.float32)
+    kind = str(array.dtype).rpartition(".")[2]
+    return np.frombuffer(array, dtype=np.uint16 if kind == "bfloat16" else kind)
 
 
-def logprob(row: Any, token: int) -> float:
-    """The log-probability of one token in a `read_row`."""
-    return float(_as_float(row[token : token + 1])[0])
+def as_float(row: Any) -> Any:
+    """All or some of a `read_row` as float32."""
+    if row.dtype == np.uint16:
+        return (row.astype(np.uint32) << 16).view(np.float32)
+    return row.astype(np.float32)
+
+
+def log_softmax(logits: Any) -> Any:
+    """numpy [vocab] -> numpy [vocab]."""
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
 
 
 def top_logprobs(row: Any, count: int) -> tuple[tuple[int, float], ...]:
-    """(id, log-probability) of the `count` likeliest tokens, likeliest first."""
-    if count == 0:
-        return ()
-    values = _as_float(row)
+    """(id, log-probability) of the `count` likeliest tokens of a `read_row`, likeliest first."""
+    values = as_float(row)
     count = min(count, len(values))
     ids = np.argpartition(values, -count)[-count:]
     ids = ids[np.argsort(-values[ids], kind="stable")]
     return tuple((int(i), float(values[i])) for i in ids)
-
-
-def _as_float(row: Any) -> Any:
-    if row.dtype == np.uint16:
-        return (row.astype(np.uint32) << 16).view(np.float32)
-    return row.astype(np.float32)

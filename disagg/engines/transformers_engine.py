@@ -31,7 +31,7 @@ def _never() -> bool:
 class TransformersPrefillEngine:
     """A PrefillEngine. Calls come from one thread at a time."""
 
-    def __init__(self, source: str | Path, options: EngineOptions, *, context: int) -> None:
+    def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
         """Load the model in folder (or hub id) `source` to serve `context` tokens. ModelError where that fails;
         whether the model can be handed over at all is in `info.preflight`."""
         path = checkpoint.resolve(source)

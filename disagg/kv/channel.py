@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from disagg.errors import PeerLost
 
 IOV_MAX = 1024  # buffers per system call, on Linux and macOS
+PIECE_BYTES = 1 << 18  # per system call: what was moved is still in the core's own cache when `seen` reads it
 DRAIN_BYTES = 1 << 20
 
 Seen = Callable[[memoryview], object]
@@ -46,7 +47,7 @@ class Channel:
         todo = [view for view in views if len(view)]
         first = 0
         while first < len(todo):
-            first = _advance(todo, first, self._receive(todo[first : first + IOV_MAX]), seen)
+            first = _advance(todo, first, self._receive(_batch(todo, first)), seen)
 
     def write(self, views: Sequence[memoryview], seen: Seen | None = None, *, heed_peer: bool = False) -> bool:
         """Send every view, in order; `seen` is given each piece right after it was sent.
@@ -59,7 +60,7 @@ class Channel:
             if heed_peer and self._aborted:
                 raise self._ended_here()
             try:
-                count = self._sock.sendmsg(todo[first : first + IOV_MAX])
+                count = self._sock.sendmsg(_batch(todo, first))
             except BlockingIOError:
                 if self._wait(select.POLLOUT | (select.POLLIN if heed_peer else 0)) & select.POLLIN:
                     return False
@@ -136,6 +137,18 @@ class Channel:
 
     def _lost(self, error: OSError) -> PeerLost:
         return PeerLost(f"the connection to {self.peer} broke: {error}", "check the host and the link to it")
+
+
+def _batch(todo: list[memoryview], first: int) -> list[memoryview]:
+    """The views for one system call: some of the next ones, together about PIECE_BYTES."""
+    batch: list[memoryview] = []
+    room = PIECE_BYTES
+    for view in todo[first : first + IOV_MAX]:
+        batch.append(view[:room])
+        room -= len(view)
+        if room <= 0:
+            break
+    return batch
 
 
 def _advance(todo: list[memoryview], first: int, count: int, seen: Seen | None) -> int:

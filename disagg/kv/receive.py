@@ -101,15 +101,24 @@ class KVServer:
             return
         deadline = time.monotonic() + self._limits.header_s
         channel = Channel(sock, f"prefill host {address[0]}", deadline=deadline, idle_s=self._limits.header_s)
-        thread = threading.Thread(target=self._serve, args=(channel,), name=f"kv-{address[0]}", daemon=True)
-        with self._lock:
-            full = len(self._connections) >= self._limits.connections
-            if not full:
-                self._connections[channel] = thread
-        if full:
+        if not self._start(channel, address[0]):
             self._turn_away(channel)
-        else:
+
+    def _start(self, channel: Channel, name: str) -> bool:
+        """Give the connection a thread; False where there is none left for it."""
+        thread = threading.Thread(target=self._serve, args=(channel,), name=f"kv-{name}", daemon=True)
+        with self._lock:
+            if len(self._connections) >= self._limits.connections:
+                return False
+            self._connections[channel] = thread
+        try:
             thread.start()
+        except RuntimeError as error:  # the operating system has no more threads
+            log.warning("cannot serve a KV connection: %s", error)
+            with self._lock:
+                del self._connections[channel]
+            return False
+        return True
 
     def _turn_away(self, channel: Channel) -> None:
         """Without a thread: the reply is small and the socket new, so it fits its buffer and nothing waits."""
@@ -177,6 +186,7 @@ def _receive(channel: Channel, slot: Slot, limits: ReceiveLimits) -> ReceivedKV:
     assembly = Assembly(expected.layout, expected.tokens, expected.start)
     channel.deadline, channel.idle_s = slot.deadline, limits.idle_s
     channel.write([memoryview(frames.encode_ok())])
+    assembly.warm(channel.readable)  # while the prefill host computes its first chunk
     digest = frames.new_digest()
     first_byte = 0.0
     while True:

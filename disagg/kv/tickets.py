@@ -138,6 +138,8 @@ class Tickets:
             slot.on_result(result)
         except Exception:  # one owner's defect must not stop the thread that serves all others
             log.exception("the owner of request %s failed to take its KV", slot.expected.request_id)
+            if isinstance(result, ReceivedKV):
+                result.release()
         return True
 
     def revoke(self, ticket: str) -> bool:

@@ -29,8 +29,10 @@ def configure() -> None:
     handler.setFormatter(_JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    for noisy in ("httpx", "httpcore", "uvicorn.error", "asyncio", "huggingface_hub"):
+    for noisy in ("httpx", "httpcore", "uvicorn.error", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # asyncio warns of each write to a caller that has just gone away, which is an everyday event here.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 
 class _JsonFormatter(logging.Formatter):

@@ -58,9 +58,9 @@ class Pair:
         from disagg.engines.transformers_engine import TransformersPrefillEngine
 
         decode_options = dataclasses.replace(options, name="mlx", device="auto")
-        decode = MLXDecodeEngine(decode_source, decode_options, context=context)
+        decode = MLXDecodeEngine(decode_source, context, decode_options)
         try:
-            prefill = TransformersPrefillEngine(prefill_source, options, context=context)
+            prefill = TransformersPrefillEngine(prefill_source, context, options)
             prefill.info.fingerprint.require_same(decode.info.fingerprint, mine="prefill", theirs="decode")
         except BaseException:
             decode.close()

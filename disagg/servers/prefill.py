@@ -103,8 +103,7 @@ class PrefillService(Service):
         """Wait for a turn, compute while sending, and let the rest drain while the next prompt computes."""
         await within(self._admission.take_turn(job.held), job.deadline, "the prompt's turn had not come")
         outbox: list[Transfer] = []  # what the compute thread has opened
-        nbytes = self.engine.info.layout.nbytes(len(job.tokens) - 1)
-        self._kv_bytes += nbytes
+        self._hold(job)
         try:
             async with self._compute:
                 queue_s = time.monotonic() - job.tokenised
@@ -115,12 +114,21 @@ class PrefillService(Service):
             result = await asyncio.to_thread(outbox[0].finish)
         finally:
             await asyncio.to_thread(_abort, outbox)  # without effect where the transfer has finished
-            self._kv_bytes -= nbytes
         self.counters.computed_prompt_tokens += timing.tokens
         self.counters.kv_bytes_total += result.payload_bytes
         account = _account(job, queue_s, timing, result)
         logs.info("prefilled", **account)
         return account
+
+    def _hold(self, job: Job) -> None:
+        """Count the prompt's KV as held until the job ends."""
+        nbytes = self.engine.info.layout.nbytes(len(job.tokens) - 1)
+        self._kv_bytes += nbytes
+
+        def let_go() -> None:
+            self._kv_bytes -= nbytes
+
+        job.held.callback(let_go)
 
     def _compute_and_send(
         self, job: Job, body: PrefillBody, outbox: list[Transfer], cancelled: Callable[[], bool]

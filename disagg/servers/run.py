@@ -42,14 +42,12 @@ def make_service(fleet: Fleet, host: Host) -> Service:
         from disagg.engines.transformers_engine import TransformersPrefillEngine
         from disagg.servers.prefill import PrefillService
 
-        return PrefillService(
-            fleet, host, lambda: TransformersPrefillEngine(source, host.engine, context=model.context)
-        )
+        return PrefillService(fleet, host, lambda: TransformersPrefillEngine(source, model.context, host.engine))
     if "decode" in host.roles:
         from disagg.engines.mlx_engine import MLXDecodeEngine
         from disagg.servers.decode import DecodeService
 
-        return DecodeService(fleet, host, lambda: MLXDecodeEngine(source, host.engine, context=model.context))
+        return DecodeService(fleet, host, lambda: MLXDecodeEngine(source, model.context, host.engine))
     raise ConfigError(f"{host.name} has no role that serves a model", 'give it roles = ["prefill"] or ["decode"]')
 
 

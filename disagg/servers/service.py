@@ -15,7 +15,6 @@ import psutil
 from starlette.requests import Request
 from starlette.routing import Route
 
-from disagg import __version__
 from disagg.config import Fleet, Host, Model
 from disagg.engines.base import EngineInfo, Sampling
 from disagg.engines.text import Messages, PromptTokenizer
@@ -25,6 +24,7 @@ from disagg.servers.admission import Admission
 from disagg.servers.job import Job
 from disagg.servers.schemas import GenerateBody, PromptBody
 from disagg.servers.sse import Event
+from disagg.version import VERSION
 
 State = Literal["loading", "ok", "draining"]
 
@@ -151,7 +151,7 @@ class Service(ABC):
             "backend": info.backend if info else None,
             "role": self.role,
             "host": self.host.name,
-            "version": __version__,
+            "version": VERSION,
             "versions": info.versions if info else {},
             "fingerprint": info.fingerprint.to_json() if info else None,
             "preflight": [asdict(finding) for finding in info.preflight] if info else [],

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from typing import Any, get_args
 import numpy
 
 from disagg.config import DType, EngineOptions
+from disagg.engines import checkpoint
 from disagg.engines.base import Sampling
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
@@ -107,7 +107,11 @@ def verify(pair: Pair, dtype: DType, prompt_tokens: int, max_tokens: int, chunk:
         "distinct_tokens": len(set(handoff_tokens)),
         "decode_computed_tokens": computed,
         "kv_bytes": pair.prefill.info.layout.nbytes(prompt_tokens - 1),
-        "preflight": [asdict(f) for f in (*pair.prefill.info.preflight, *pair.decode_engine.info.preflight)],
+        "preflight": [
+            {"backend": info.backend, **asdict(finding)}
+            for info in (pair.prefill.info, pair.decode_engine.info)
+            for finding in info.preflight
+        ],
         "ok": all(c.within(dtype) for c in comparisons.values()) and changes is not False and computed == 1,
     }
 
@@ -150,7 +154,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     options = EngineOptions("transformers", dtype=arguments.dtype, device=arguments.device)
-    with Pair.load(arguments.prefill_source, arguments.decode_source, options, arguments.context) as pair:
+    # Without --context the model's whole range counts: preflight must not pass because the prompt is short.
+    path = checkpoint.resolve(arguments.prefill_source)
+    wanted = arguments.prompt_tokens + arguments.max_tokens
+    context = arguments.context or checkpoint.longest_context(path) or wanted
+    with Pair.load(arguments.prefill_source, arguments.decode_source, options, context) as pair:
         return verify(pair, arguments.dtype, arguments.prompt_tokens, arguments.max_tokens, arguments.chunk)
 
 
@@ -158,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m disagg.servers.verify", description=__doc__)
     parser.add_argument("prefill_source", help="checkpoint folder or hub id for transformers")
     parser.add_argument("decode_source", help="the same for mlx-lm")
-    parser.add_argument("--context", type=_positive, default=None, help="default: prompt and answer together")
+    parser.add_argument("--context", type=_positive, default=None, help="default: all that the model reads")
     parser.add_argument("--prompt-tokens", type=_positive, default=200)
     parser.add_argument("--max-tokens", type=_positive, default=64)
     parser.add_argument("--chunk", type=_positive, default=None, help="tokens per prefill chunk")
@@ -175,8 +183,7 @@ def _positive(text: str) -> int:
 
 
 def _print(report: dict[str, Any]) -> None:
-    finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in report.items()}
-    sys.stdout.write(json.dumps(finite) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":

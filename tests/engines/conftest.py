@@ -1,4 +1,4 @@
-"""Tiny checkpoints and the engines that serve them, made once per test run."""
+"""Tiny checkpoints, made once per session, and engines on them with one compute thread."""
 
 from __future__ import annotations
 
@@ -9,42 +9,45 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny_models import make
+from disagg.config import EngineOptions
+from disagg.engines.mlx_engine import MLXDecodeEngine
+from tests import tiny_models
+from tests.engines.mlx_parts import Reference
+from tests.tiny_models import TinyModel
 
 torch.set_num_threads(1)
 
-CONTEXT = 8192
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """The folder of a tiny checkpoint, by architecture. Shared: tests that change files copy them first."""
+    made: dict[str, Path] = {}
+
+    def folder(architecture: str) -> Path:
+        if architecture not in made:
+            made[architecture] = tiny_models.make(architecture, tmp_path_factory.mktemp("tiny") / architecture)
+        return made[architecture]
+
+    return folder
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of an architecture's tiny checkpoint. Shared: copy it before changing it."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    return lru_cache(lambda architecture: make(architecture, root / architecture))
-
-
-@pytest.fixture(scope="session")
-def mlx_engine(checkpoint: Callable[[str], Path]) -> Iterator[Callable]:
-    """A running float32 MLXDecodeEngine per architecture."""
-    from disagg.config import EngineOptions
-    from disagg.engines.mlx_engine import MLXDecodeEngine
-
+def mlx_engine(tiny: TinyModel) -> Iterator[Callable[[str], MLXDecodeEngine]]:
+    """A running float32 decode engine, by architecture. Shared: tests leave it idle."""
     engines: dict[str, MLXDecodeEngine] = {}
 
-    def get(architecture: str) -> MLXDecodeEngine:
+    def engine(architecture: str) -> MLXDecodeEngine:
         if architecture not in engines:
             options = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=48)
-            engines[architecture] = MLXDecodeEngine(checkpoint(architecture), options, context=CONTEXT)
+            engines[architecture] = MLXDecodeEngine(tiny(architecture), 8192, options)
         return engines[architecture]
 
-    yield get
-    for engine in engines.values():
-        engine.close()
+    yield engine
+    for running in engines.values():
+        running.close()
 
 
 @pytest.fixture(scope="session")
-def reference(checkpoint: Callable[[str], Path]) -> Callable:
-    """transformers on the same checkpoint, per architecture."""
-    from tests.engines.mlx_parts import Reference
-
-    return lru_cache(lambda architecture: Reference(checkpoint(architecture)))
+def reference(tiny: TinyModel) -> Callable[[str], Reference]:
+    """transformers on the same checkpoint, by architecture."""
+    return lru_cache(lambda architecture: Reference(tiny(architecture)))

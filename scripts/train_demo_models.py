@@ -1,0 +1,265 @@
+"""Train the two demo models: tiny, but of the real architectures, on the Python standard library.
+
+    python scripts/train_demo_models.py --model qwen3-moe-tiny --out disagg/demo/models --minutes 22
+    python scripts/train_demo_models.py --model gpt-oss-tiny --out disagg/demo/models --minutes 22
+
+Each run writes OUT/MODEL, a checkpoint in the form the Hugging Face hub has them: bf16 safetensors, flat
+`rope_theta` / `rope_scaling` keys, a tokenizer with a chat template. transformers and mlx-lm both load it.
+One CPU thread is enough; two runs fit side by side on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import math
+import random
+import sysconfig
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GptOssConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Tokenizer,
+    Qwen3MoeConfig,
+)
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+VOCAB_SIZE = 2048
+# Generated tables, copies of old grammars, test data, installed packages: no style to learn.
+SKIPPED_FOLDERS = {"site-packages", "test", "tests", "encodings", "idlelib", "lib2to3", "pydoc_data"}
+CHAT_SAMPLES = 3000
+TOKENS_PER_STEP = 2048
+# Rows are short while the model learns the language, and long at the end so that it uses its context.
+SHORT_CONTEXT, LONG_CONTEXT, LONG_FROM = 256, 1024, 0.8
+PEAK_LEARNING_RATE, WARMUP = 3e-3, 0.03
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train one demo model on the standard library's source.")
+    parser.add_argument("--model", choices=sorted(CONFIGS), required=True)
+    parser.add_argument("--out", type=Path, required=True, help="where MODEL/ is written")
+    parser.add_argument("--minutes", type=float, default=22.0, help="wall-clock time to train for")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    random.seed(args.seed)
+    files = stdlib_sources()
+    held_out, training = files[::50], [text for i, text in enumerate(files) if i % 50]
+    tokenizer = train_tokenizer(training)
+    samples = training + chats(training, tokenizer)
+    random.shuffle(samples)
+    tokens, unseen = encode(samples, tokenizer), encode(held_out, tokenizer)
+    print(
+        f"{len(training)} files, {len(samples)} samples, {len(tokens)} tokens, {len(unseen)} held out",
+        flush=True,
+    )
+
+    model = AutoModelForCausalLM.from_config(
+        CONFIGS[args.model](tokenizer), experts_implementation="grouped_mm"
+    )
+    train(model, tokens, minutes=args.minutes, seed=args.seed)
+    # What ships is bf16, so that is what the reported loss is about.
+    model.to(torch.bfloat16).float()
+    print(f"{model.num_parameters()} parameters, held-out loss {loss_on(model, unseen):.3f}", flush=True)
+    save(model, tokenizer, args.out / args.model)
+
+
+def stdlib_sources() -> list[str]:
+    """The text of the running interpreter's standard library, in path order."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = sorted(path.relative_to(root) for path in root.rglob("*.py"))
+    kept = [path for path in paths if not SKIPPED_FOLDERS.intersection(path.parts)]
+    texts = [(root / path).read_text(encoding="utf-8", errors="replace") for path in kept]
+    return [text for text in texts if text.strip()]
+
+
+def train_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
+    """A byte-level BPE tokenizer with exactly `VOCAB_SIZE` ids.
+
+    Qwen's splitting rules serve both models: AutoTokenizer rebuilds a `qwen3_moe` tokenizer with these rules
+    whatever tokenizer.json says, so any other rules would silently change the ids.
+    """
+    tokenizer = Qwen2Tokenizer().train_new_from_iterator(
+        texts, vocab_size=VOCAB_SIZE, new_special_tokens=[TURN_START, TURN_END]
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    if len(tokenizer) != VOCAB_SIZE:
+        raise RuntimeError(f"the tokenizer has {len(tokenizer)} ids, the models are built for {VOCAB_SIZE}")
+    return tokenizer
+
+
+def chats(texts: list[str], tokenizer: Qwen2Tokenizer) -> list[str]:
+    """One-turn chats that ask for a function of the library: so a chat is answered with code, and ends."""
+    functions = [found for text in texts for found in described_functions(text)]
+    turns = [
+        [{"role": "user", "content": summary}, {"role": "assistant", "content": source}]
+        for summary, source in random.sample(functions, min(CHAT_SAMPLES, len(functions)))
+    ]
+    return [str(tokenizer.apply_chat_template(turn, tokenize=False)) for turn in turns]
+
+
+def described_functions(text: str) -> Iterator[tuple[str, str]]:
+    """(first line of the docstring, source) of every function of 4 to 30 lines that has a docstring."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return
+    lines = text.splitlines()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.end_lineno and (summary := ast.get_docstring(node)):
+            source = lines[node.lineno - 1 : node.end_lineno]
+            if 4 <= len(source) <= 30:
+                yield f"{node.name}: {summary.splitlines()[0]}", textwrap.dedent("\n".join(source)) + "\n"
+
+
+def encode(samples: list[str], tokenizer: Qwen2Tokenizer) -> torch.Tensor:
+    """All samples as one row of ids, each closed by the end-of-text token."""
+    ids = [token for row in tokenizer([text + END_OF_TEXT for text in samples])["input_ids"] for token in row]
+    return torch.tensor(ids)
+
+
+def stop_ids(tokenizer: Qwen2Tokenizer) -> list[int]:
+    return [int(tokenizer.convert_tokens_to_ids(token)) for token in (END_OF_TEXT, TURN_END)]
+
+
+def qwen3_moe(tokenizer: Qwen2Tokenizer) -> PreTrainedConfig:
+    return Qwen3MoeConfig(
+        **COMMON,
+        moe_intermediate_size=128,
+        intermediate_size=256,
+        num_experts=4,
+        norm_topk_prob=True,
+        max_position_embeddings=32768,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        eos_token_id=stop_ids(tokenizer)[0],
+    )
+
+
+def gpt_oss(tokenizer: Qwen2Tokenizer) -> PreTrainedConfig:
+    """Window, sinks, biases and RoPE as openai/gpt-oss has them; `truncate: false` included."""
+    return GptOssConfig(
+        **COMMON,
+        intermediate_size=128,
+        num_local_experts=4,
+        sliding_window=128,
+        max_position_embeddings=131072,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        eos_token_id=stop_ids(tokenizer)[0],
+    )
+
+
+# No `pad_token_id` in either: padding is end-of-text here, and a padding id's embedding gets no gradient.
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_experts_per_tok": 2,
+    "router_aux_loss_coef": 0.01,
+    "initializer_range": 0.04,
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, Callable[[Qwen2Tokenizer], PreTrainedConfig]] = {
+    "qwen3-moe-tiny": qwen3_moe,
+    "gpt-oss-tiny": gpt_oss,
+}
+
+
+def train(model: PreTrainedModel, tokens: torch.Tensor, *, minutes: float, seed: int) -> None:
+    """AdamW on random windows of `tokens` until the time is up; the schedule follows the clock."""
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    plain = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=True)
+    picker = torch.Generator().manual_seed(seed)
+    started, step, smoothed = time.monotonic(), 0, math.nan
+    model.train()
+    while (progress := (time.monotonic() - started) / (minutes * 60)) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_LEARNING_RATE * min(progress / WARMUP, (1 - progress) / (1 - WARMUP))
+        rows = pick_rows(tokens, SHORT_CONTEXT if progress < LONG_FROM else LONG_CONTEXT, picker)
+        output = model(input_ids=rows, labels=rows, output_router_logits=True, use_cache=False)
+        output.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        language = float(output.loss.detach() - model.config.router_aux_loss_coef * output.aux_loss.detach())
+        smoothed = language if math.isnan(smoothed) else 0.98 * smoothed + 0.02 * language
+        if step % 100 == 0:
+            print(f"step {step} {progress:.0%} loss {smoothed:.3f}", flush=True)
+    model.eval()
+    print(f"trained {step} steps in {minutes:g} minutes, smoothed training loss {smoothed:.3f}", flush=True)
+
+
+def pick_rows(tokens: torch.Tensor, context: int, picker: torch.Generator) -> torch.Tensor:
+    """[TOKENS_PER_STEP / context, context] ids from random places."""
+    starts = torch.randint(len(tokens) - context, (TOKENS_PER_STEP // context,), generator=picker)
+    return torch.stack([tokens[start : start + context] for start in starts.tolist()])
+
+
+@torch.inference_mode()
+def loss_on(model: PreTrainedModel, tokens: torch.Tensor) -> float:
+    """Mean next-token loss over rows of `LONG_CONTEXT` ids."""
+    rows = tokens[: len(tokens) // LONG_CONTEXT * LONG_CONTEXT].view(-1, LONG_CONTEXT)
+    losses = [float(model(input_ids=row[None], labels=row[None], use_cache=False).loss) for row in rows]
+    return sum(losses) / len(losses)
+
+
+def save(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, folder: Path) -> None:
+    """Write the checkpoint the way the hub has it."""
+    model.generation_config = GenerationConfig(
+        eos_token_id=stop_ids(tokenizer), pad_token_id=stop_ids(tokenizer)[0], do_sample=False
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.save_pretrained(folder)
+    config_file = folder / "config.json"
+    config_file.write_text(json.dumps(hub_config(json.loads(config_file.read_text())), indent=2) + "\n")
+
+
+def hub_config(saved: dict[str, Any]) -> dict[str, Any]:
+    """The keys of hub checkpoints in place of what transformers 5 saves.
+
+    mlx-lm reads only the flat RoPE keys and would silently fall back to a default theta; its qwen3_moe wants
+    `num_experts`, which transformers saves as `num_local_experts`.
+    """
+    rope = dict(saved["rope_parameters"])
+    flat = {key: value for key, value in saved.items() if key != "rope_parameters"}
+    flat["rope_theta"] = rope.pop("rope_theta")
+    flat["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    if flat["model_type"] == "qwen3_moe":
+        flat["num_experts"] = flat.pop("num_local_experts")
+    return dict(sorted(flat.items()))
+
+
+if __name__ == "__main__":
+    main()

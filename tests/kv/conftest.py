@@ -1,0 +1,24 @@
+"""A running receiver, checked after each test: no bytes held, no connection open, no thread left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from kv_parts import Receiver, start_receiver, until
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = start_receiver()
+    yield receiver
+    receiver.server.close()
+    assert receiver.tickets.outstanding == 0
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    until(lambda: not {t for t in threading.enumerate() if t.name.startswith("kv-")} - before)

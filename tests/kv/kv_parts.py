@@ -1,0 +1,196 @@
+"""Real KV for the tests of the hand-off: layouts, random caches, their blocks, and the bytes of a whole transfer."""
+
+from __future__ import annotations
+
+import json
+import queue
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy
+
+from disagg.errors import DisaggError
+from disagg.kv import frames
+from disagg.kv.blocks import Block, KVBlock, StateBlock
+from disagg.kv.fingerprint import Fingerprint, token_hash
+from disagg.kv.layout import LayerLayout, Layout, StateTensor
+from disagg.kv.receive import KVServer, ReceiveLimits
+from disagg.kv.received import ReceivedKV
+from disagg.kv.tickets import Expected, Slot, Tickets
+
+FINGERPRINT = Fingerprint("tiny", 1000, "rope-1", "tokenizer-1", "template-1", "special-1")
+PATIENCE_S = 10.0
+WINDOW = 7
+
+
+def mixed_layout(dtype: str = "bfloat16") -> Layout:
+    """Full, sliding, state and latent (keys only) layers."""
+    states = (StateTensor((2, 3, 5)), StateTensor((4,), "bfloat16"))
+    return Layout(
+        (
+            LayerLayout("full", kv_heads=3, key_dim=8, value_dim=4),
+            LayerLayout("sliding", kv_heads=2, key_dim=4, value_dim=4, window=WINDOW),
+            LayerLayout("state", states=states),
+            LayerLayout("full", kv_heads=1, key_dim=6, value_dim=0),
+        ),
+        dtype,
+    )
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Random KV: keys[l], values[l] are uint8 [heads, rows, row bytes]; states[l] flat uint8."""
+
+    layout: Layout
+    tokens: int
+    start: int
+    keys: list[Any]
+    values: list[Any]
+    states: list[list[Any]]
+
+    @staticmethod
+    def random(layout: Layout, tokens: int, start: int = 0, seed: int = 0) -> Cache:
+        rng = numpy.random.default_rng(seed)
+
+        def some(*shape: int) -> Any:
+            return rng.integers(0, 256, shape, numpy.uint8)
+
+        keys, values, states = [], [], []
+        for layer in layout.layers:
+            rows = len(layer.rows(tokens, start))
+            keys.append(some(layer.kv_heads, rows, layer.key_dim * layout.itemsize))
+            values.append(some(layer.kv_heads, rows, layer.value_dim * layout.itemsize))
+            states.append([some(state.nbytes) for state in layer.states] if tokens > start else [])
+        return Cache(layout, tokens, start, keys, values, states)
+
+    def blocks(self, chunk: int = 4) -> Iterator[Block]:
+        """As a prefill emits them: chunk by chunk, layer by layer, states after the last chunk."""
+        for begin in range(self.start, self.tokens, chunk):
+            for index, layer in enumerate(self.layout.layers):
+                rows = layer.rows(self.tokens, self.start)
+                first, last = max(begin, rows.start), min(begin + chunk, self.tokens)
+                if layer.kind != "state" and first < last:
+                    part = slice(first - rows.start, last - rows.start)
+                    keys = [head[part].reshape(-1).data for head in self.keys[index]]
+                    values = [head[part].reshape(-1).data for head in self.values[index]]
+                    yield KVBlock(index, first, last, keys, values)
+        for index, states in enumerate(self.states):
+            if states:
+                yield StateBlock(index, [state.data for state in states])
+
+    def matches(self, kv: ReceivedKV) -> bool:
+        mine = [*self.keys, *self.values, *(s for states in self.states for s in states)]
+        theirs = [*kv.keys, *kv.values, *(s for states in kv.states for s in states)]
+        return len(mine) == len(theirs) and all(a.tobytes() == b.tobytes() for a, b in zip(mine, theirs, strict=True))
+
+
+def expected(cache: Cache, request_id: str = "r1", tokens: list[int] | None = None) -> Expected:
+    ids = tokens or list(range(cache.tokens))
+    return Expected(request_id, cache.layout, FINGERPRINT, token_hash(ids), cache.tokens, cache.start)
+
+
+def header_for(slot: Slot, **changes: Any) -> frames.Header:
+    e = slot.expected
+    header = frames.Header(slot.ticket, e.request_id, e.fingerprint, e.layout, e.token_hash, e.tokens, e.start)
+    return replace(header, **changes)
+
+
+Parts = list[tuple[frames.Frame, bytes]]
+
+
+def parts_of(cache: Cache, chunk: int = 4) -> Parts:
+    """The data frames of a transfer as (head, payload), to be damaged at will."""
+    return [
+        (frame, b"".join(views))
+        for block in cache.blocks(chunk)
+        for frame, views in frames.frames_of(block, cache.layout)
+    ]
+
+
+def stream(header: frames.Header, parts: Parts) -> bytes:
+    """Everything a sender says, with an end frame that is true for `parts`."""
+    body = b"".join(frames.encode_frame(frame) + payload for frame, payload in parts)
+    digest = frames.new_digest()
+    digest.update(body)
+    totals = frames.Totals(len(parts), sum(len(payload) for _, payload in parts), digest.digest())
+    return frames.encode_header(header) + body + frames.encode_end(totals)
+
+
+@dataclass
+class Receiver:
+    """A KVServer with the owner's side of it."""
+
+    server: KVServer
+    tickets: Tickets
+    results: dict[str, queue.Queue[ReceivedKV | DisaggError]] = field(default_factory=dict)
+
+    def issue(self, cache: Cache, request_id: str = "r1", *, lasts_s: float = PATIENCE_S) -> Slot:
+        results: queue.Queue[ReceivedKV | DisaggError] = queue.Queue()
+        slot = self.tickets.issue(expected(cache, request_id), results.put, deadline=time.monotonic() + lasts_s)
+        self.results[slot.ticket] = results
+        return slot
+
+    def result(self, slot: Slot) -> ReceivedKV | DisaggError:
+        return self.results[slot.ticket].get(timeout=PATIENCE_S)
+
+    def dial(self) -> socket.socket:
+        return socket.create_connection((self.server.host, self.server.port), timeout=PATIENCE_S)
+
+    def exchange(self, raw: bytes, *, hang_up: bool = False) -> list[dict[str, Any]]:
+        """Say `raw`, then (hang_up) that there is no more, and listen to the end: the replies."""
+        with self.dial() as sock:
+            try:
+                sock.sendall(raw)
+                if hang_up:
+                    sock.shutdown(socket.SHUT_WR)
+            except OSError:  # refused in mid-sentence: the reply is still to be read
+                pass
+            return read_replies(sock)
+
+    def settled(self) -> bool:
+        return self.tickets.held_bytes == 0 and self.server.connections == 0
+
+    def require_serving(self) -> None:
+        """Nothing is held, and a good transfer is taken as ever."""
+        until(self.settled)
+        cache = Cache.random(mixed_layout(), 9, seed=99)
+        slot = self.issue(cache, "good")
+        replies = self.exchange(stream(header_for(slot), parts_of(cache)))
+        assert [reply["ok"] for reply in replies] == [True, True]
+        kv = self.result(slot)
+        assert isinstance(kv, ReceivedKV) and cache.matches(kv)
+        kv.release()
+        until(self.settled)
+
+
+def start_receiver(limits: ReceiveLimits | None = None, max_kv_bytes: int = 1 << 26) -> Receiver:
+    tickets = Tickets(max_kv_bytes=max_kv_bytes)
+    return Receiver(KVServer("127.0.0.1", 0, tickets, limits or ReceiveLimits(linger_s=0.5)), tickets)
+
+
+def read_replies(sock: socket.socket) -> list[dict[str, Any]]:
+    """Every reply until the other end closes; a reset after the last one counts as closing."""
+    raw = b""
+    try:
+        while piece := sock.recv(1 << 16):
+            raw += piece
+    except ConnectionError:
+        pass
+    replies = []
+    while raw:
+        size = frames.decode_reply_length(raw[: frames.REPLY_LENGTH.size])
+        replies.append(json.loads(raw[frames.REPLY_LENGTH.size :][:size]))
+        raw = raw[frames.REPLY_LENGTH.size + size :]
+    return replies
+
+
+def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    """Wait for a condition, at most `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"still not true after {patience_s} s"
+        time.sleep(random.uniform(0.001, 0.01))

@@ -1,0 +1,111 @@
+from collections.abc import Callable
+
+import pytest
+from kv_parts import Cache, Parts, mixed_layout, parts_of
+
+from disagg.errors import IntegrityError, Overloaded, ProtocolError
+from disagg.kv import assemble
+from disagg.kv.assemble import Assembly
+from disagg.kv.frames import Frame, Kind, Totals
+from disagg.kv.layout import LayerLayout, Layout, StateTensor
+from disagg.kv.received import ReceivedKV
+
+CACHE = Cache.random(mixed_layout(), 10)
+DIGEST = bytes(16)
+
+
+def build(parts: Parts, cache: Cache = CACHE, totals: Totals | None = None) -> ReceivedKV:
+    assembly = Assembly(cache.layout, cache.tokens, cache.start)
+    for frame, payload in parts:
+        rest = memoryview(payload)
+        for view in assembly.place(frame):
+            view[:] = rest[: len(view)]
+            rest = rest[len(view) :]
+        assert not rest
+    return assembly.finish(totals or Totals(len(parts), sum(len(p) for _, p in parts), DIGEST), DIGEST)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 10, 64])
+@pytest.mark.parametrize("start", [0, 1, 5, 9])
+def test_every_byte_lands_in_its_place(chunk: int, start: int) -> None:
+    cache = Cache.random(mixed_layout(), 10, start)
+    kv = build(parts_of(cache, chunk), cache)
+    assert cache.matches(kv)
+    assert kv.nbytes == sum(b.nbytes for b in [*kv.keys, *kv.values, *kv.states[2]])
+
+
+def test_layers_and_kinds_may_interleave_in_any_order() -> None:
+    parts = parts_of(CACHE)
+    by_layer_backwards = sorted(parts, key=lambda part: (-part[0].layer, -part[0].kind))
+    assert CACHE.matches(build(by_layer_backwards))
+
+
+def test_without_tokens_nothing_is_expected() -> None:
+    empty = Cache.random(mixed_layout(), 0)
+    kv = build([], empty)
+    assert kv.nbytes == 0
+    assert kv.states == [[], [], [], []]
+
+
+def change(index: int, **fields: int) -> Callable[[Parts], Parts]:
+    return lambda parts: [(f._replace(**fields), p) if i == index else (f, p) for i, (f, p) in enumerate(parts)]
+
+
+FIRST_STATE = next(i for i, (frame, _) in enumerate(parts_of(CACHE)) if frame.kind is Kind.STATE)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda parts: [*parts, parts[0]], "after the last expected row"),
+        (lambda parts: [parts[0], *parts], "out of order"),
+        (lambda parts: parts[3:], "out of order"),
+        (lambda parts: parts[:-1], "truncated: state"),
+        (lambda parts: [p for p in parts if p[0][:2] != (Kind.VALUES, 1)], "truncated: the values of layer 1"),
+        (lambda parts: [*parts, parts[FIRST_STATE]], "came before"),
+        (change(0, end=11), "does not lie within"),
+        (change(0, end=0), "does not lie within"),
+        (change(0, length=1 << 60), "announces"),
+        (change(0, length=0), "announces"),
+        (change(0, tensor=1), "not part of the model"),
+        (change(0, layer=4), "not part of the model"),
+        (change(0, layer=2), "after the last expected row"),
+        (change(0, kind=Kind.STATE), "not expected"),
+        (change(FIRST_STATE, tensor=7), "not expected"),
+        (change(FIRST_STATE, end=1), "not expected"),
+        (change(FIRST_STATE, length=3), "announces"),
+    ],
+)
+def test_a_frame_that_may_not_come_next_is_refused(damage: Callable[[Parts], Parts], message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        build(damage(parts_of(CACHE)))
+
+
+def test_values_of_a_latent_layer_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="after the last expected row"):
+        build([(Frame(Kind.VALUES, 3, 0, 0, 10, 0), b"")])
+
+
+def test_totals_and_digest_must_agree() -> None:
+    parts = parts_of(CACHE)
+    size = sum(len(p) for _, p in parts)
+    with pytest.raises(ProtocolError, match="counts"):
+        build(parts, totals=Totals(len(parts) + 1, size, DIGEST))
+    with pytest.raises(ProtocolError, match="counts"):
+        build(parts, totals=Totals(len(parts), size - 1, DIGEST))
+    with pytest.raises(IntegrityError):
+        build(parts, totals=Totals(len(parts), size, b"x" * 16))
+
+
+def test_memory_that_is_not_there_is_overloaded_not_a_crash() -> None:
+    huge = Layout((LayerLayout("state", states=(StateTensor((1 << 59,)),)),), "float32")
+    with pytest.raises(Overloaded, match="no memory"):
+        Assembly(huge, 1, 0)
+
+
+def test_warming_stops_when_there_is_something_else_to_do() -> None:
+    layout = Layout((LayerLayout("full", 1, 1 << 20, 0),), "float32")
+    asked: list[int] = []
+    Assembly(layout, 16, 0).warm(lambda: len(asked) == 2 or asked.append(1) is not None)
+    assert len(asked) == 2
+    assert layout.nbytes(16) > 2 * assemble.WARM_BYTES

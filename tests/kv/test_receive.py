@@ -1,0 +1,409 @@
+import gc
+import json
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kv_parts import (
+    FINGERPRINT,
+    PATIENCE_S,
+    Cache,
+    Parts,
+    Receiver,
+    header_for,
+    mixed_layout,
+    parts_of,
+    read_replies,
+    start_receiver,
+    stream,
+    until,
+)
+
+from disagg.errors import (
+    Cancelled,
+    DisaggError,
+    FingerprintMismatch,
+    FleetError,
+    IntegrityError,
+    LayoutMismatch,
+    Overloaded,
+    PeerLost,
+    PortInUse,
+    ProtocolError,
+    TicketRefused,
+)
+from disagg.kv import frames
+from disagg.kv.frames import Kind
+from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.receive import KVServer, ReceiveLimits
+from disagg.kv.received import ReceivedKV
+from disagg.kv.tickets import Tickets
+
+CACHE = Cache.random(mixed_layout(), 10)
+QUICK = ReceiveLimits(header_s=0.3, idle_s=0.3, linger_s=0.3, connections=3)
+
+
+def test_a_transfer_is_acknowledged_with_its_size_and_the_time_it_took(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    accepted, acknowledged = receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+    assert accepted == {"ok": True}
+    assert acknowledged["received_bytes"] == CACHE.layout.nbytes(10)
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV)
+    timing = kv.timing
+    assert timing.claimed <= timing.first_byte <= timing.last_byte <= timing.accepted <= time.monotonic()
+    assert acknowledged["receive_s"] == pytest.approx(timing.last_byte - timing.first_byte)
+    kv.release()
+
+
+def test_bytes_count_as_held_until_the_owner_releases_them(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV)
+    assert receiver.tickets.held_bytes == CACHE.layout.nbytes(10)
+    kv.release()
+    kv.release()
+    assert receiver.tickets.held_bytes == 0
+    assert kv.keys == []
+
+
+def first(parts: Parts, **fields: Any) -> Parts:
+    frame, payload = parts[0]
+    return [(frame._replace(**fields), payload), *parts[1:]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda parts: [parts[0], *parts], "out of order"),
+        (lambda parts: [*parts, parts[-1]], "came before"),
+        (lambda parts: list(reversed(parts)), "out of order"),
+        (lambda parts: parts[1:], "out of order"),
+        (lambda parts: parts[:-1], "truncated"),
+        (lambda parts: [], "truncated"),
+        (lambda parts: first(parts, end=11), "does not lie within"),
+        (lambda parts: first(parts, length=1 << 63), "announces"),
+        (lambda parts: first(parts, length=1), "announces"),
+        (lambda parts: first(parts, layer=60_000), "not part of the model"),
+        (lambda parts: first(parts, kind=9), "unknown frame kind"),
+    ],
+)
+def test_a_broken_sequence_of_frames_is_refused_and_nothing_is_held(
+    receiver: Receiver, damage: Callable[[Parts], Parts], message: str
+) -> None:
+    slot = receiver.issue(CACHE)
+    accepted, refused = receiver.exchange(stream(header_for(slot), damage(parts_of(CACHE))))
+    assert accepted["ok"] and not refused["ok"]
+    assert refused["error"]["code"] == "ProtocolError"
+    error = receiver.result(slot)
+    assert isinstance(error, ProtocolError)
+    assert message in error.message
+    receiver.require_serving()
+
+
+def test_a_flipped_bit_in_a_payload_is_an_integrity_error(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    raw = bytearray(stream(header_for(slot), parts_of(CACHE)))
+    raw[-frames.FRAME.size - frames.TOTALS.size - 5] ^= 4
+    _, refused = receiver.exchange(bytes(raw))
+    assert refused["error"]["code"] == "IntegrityError"
+    assert isinstance(receiver.result(slot), IntegrityError)
+    receiver.require_serving()
+
+
+def test_totals_that_do_not_match_are_refused(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    raw = stream(header_for(slot), parts_of(CACHE))[: -frames.TOTALS.size] + frames.TOTALS.pack(1, 2, bytes(16))
+    receiver.exchange(raw)
+    error = receiver.result(slot)
+    assert isinstance(error, ProtocolError) and "counts 1 frames and 2 bytes" in error.message
+    receiver.require_serving()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.999])
+def test_a_sender_that_hangs_up_in_mid_transfer_is_lost(receiver: Receiver, share: float) -> None:
+    slot = receiver.issue(CACHE)
+    raw = stream(header_for(slot), parts_of(CACHE))
+    header = len(frames.encode_header(header_for(slot)))
+    receiver.exchange(raw[: header + int(share * (len(raw) - header))], hang_up=True)
+    assert isinstance(receiver.result(slot), PeerLost)
+    receiver.require_serving()
+
+
+OTHER_LAYOUT = Layout((replace(mixed_layout().layers[0], key_dim=16), *mixed_layout().layers[1:]), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "names"),
+    [
+        ({"layout": OTHER_LAYOUT}, LayoutMismatch, "layers[0].key_dim: decode has 8, prefill has 16"),
+        ({"layout": mixed_layout("float32")}, LayoutMismatch, "dtype"),
+        ({"fingerprint": replace(FINGERPRINT, tokenizer="t2")}, FingerprintMismatch, "tokenizer"),
+        ({"token_hash": "0" * 64}, FingerprintMismatch, "token_hash"),
+        ({"tokens": 11}, FingerprintMismatch, "token_hash"),
+        ({"start": 1}, ProtocolError, "from token 1"),
+    ],
+)
+def test_a_transfer_of_something_else_is_refused_to_both_sides(
+    receiver: Receiver, changes: dict[str, Any], kind: type[DisaggError], names: str
+) -> None:
+    slot = receiver.issue(CACHE)
+    (refused,) = receiver.exchange(frames.encode_header(header_for(slot, **changes)))
+    assert refused["error"]["code"] == kind.code()
+    error = receiver.result(slot)
+    assert isinstance(error, kind)
+    assert names in error.message
+    receiver.require_serving()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not a KV transfer"),
+        (frames.PREAMBLE.pack(frames.MAGIC, 99, 2) + b"{}", "version 99"),
+        (frames.PREAMBLE.pack(frames.MAGIC, 1, 0xFFFFFFFF), "at most 262144"),
+        (frames.PREAMBLE.pack(frames.MAGIC, 1, 2) + b"{}", "tokens in the transfer header"),
+        (frames.PREAMBLE.pack(frames.MAGIC, 1, 3) + b"\xff\xff\xff", "not JSON"),
+    ],
+)
+def test_what_is_not_a_transfer_is_told_so(receiver: Receiver, raw: bytes, message: str) -> None:
+    (refused,) = receiver.exchange(raw)
+    assert refused["error"]["code"] == "ProtocolError"
+    assert message in refused["error"]["message"]
+    receiver.require_serving()
+
+
+def test_unknown_used_revoked_and_expired_tickets_are_refused_alike(receiver: Receiver) -> None:
+    used, revoked, expired = (receiver.issue(CACHE, lasts_s=s) for s in (PATIENCE_S, PATIENCE_S, 0.0))
+    receiver.exchange(stream(header_for(used), parts_of(CACHE)))
+    receiver.tickets.revoke(revoked.ticket)
+    unknown = replace(used, ticket="nobody-issued-this")
+    for slot in (unknown, used, revoked, expired):
+        (refused,) = receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+        assert refused["error"]["code"] == TicketRefused.code()
+    assert isinstance(receiver.result(revoked), Cancelled)
+    assert isinstance(receiver.result(expired), PeerLost)
+    kv = receiver.result(used)
+    assert isinstance(kv, ReceivedKV)
+    kv.release()
+    receiver.require_serving()
+
+
+def test_the_owner_learns_that_nobody_came_by_the_deadline(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE, lasts_s=0.05)
+    error = receiver.result(slot)
+    assert isinstance(error, PeerLost) and "request r1 had not arrived by its deadline" in error.message
+
+
+def test_revoking_while_bytes_arrive_ends_the_connection_and_says_why(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    raw = stream(header_for(slot), parts_of(CACHE))
+    with receiver.dial() as sock:
+        sock.sendall(raw[: len(raw) // 2])
+        until(lambda: receiver.tickets.held_bytes > 0)
+        assert receiver.tickets.revoke(slot.ticket)
+        assert isinstance(receiver.result(slot), Cancelled)
+        accepted, refused = read_replies(sock)
+    assert accepted["ok"]
+    assert refused["error"]["code"] == "Cancelled"
+    receiver.require_serving()
+
+
+def test_a_transfer_over_the_byte_budget_is_refused_with_overloaded() -> None:
+    receiver = start_receiver(max_kv_bytes=CACHE.layout.nbytes(10) - 1)
+    slot = receiver.issue(CACHE)
+    (refused,) = receiver.exchange(frames.encode_header(header_for(slot)))
+    assert refused["error"]["code"] == "Overloaded"
+    assert isinstance(receiver.result(slot), Overloaded)
+    receiver.require_serving()
+    receiver.server.close()
+
+
+def test_kv_that_is_still_held_counts_against_the_budget() -> None:
+    receiver = start_receiver(max_kv_bytes=CACHE.layout.nbytes(10) * 3 // 2)
+    one, two = receiver.issue(CACHE), receiver.issue(CACHE)
+    receiver.exchange(stream(header_for(one), parts_of(CACHE)))
+    assert not receiver.exchange(stream(header_for(two), parts_of(CACHE)))[-1]["ok"]
+    kv = receiver.result(one)
+    assert isinstance(kv, ReceivedKV)
+    kv.release()
+    receiver.require_serving()
+    receiver.server.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"DIS", frames.PREAMBLE.pack(frames.MAGIC, 1, 1000) + b"{"])
+def test_a_silent_peer_is_dropped_and_blocks_nobody(said: bytes) -> None:
+    receiver = start_receiver(QUICK)
+    with receiver.dial() as silent:
+        silent.sendall(said)
+        until(lambda: receiver.server.connections == 1)
+        cache = Cache.random(mixed_layout(), 3)
+        slot = receiver.issue(cache)
+        receiver.exchange(stream(header_for(slot), parts_of(cache)))
+        kv = receiver.result(slot)
+        assert isinstance(kv, ReceivedKV)
+        kv.release()
+        (dropped,) = read_replies(silent)
+        assert dropped["error"]["code"] == "PeerLost"
+    receiver.require_serving()
+    receiver.server.close()
+
+
+def test_a_header_that_drips_in_is_bounded_in_total() -> None:
+    receiver = start_receiver(QUICK)
+    raw = frames.encode_header(header_for(receiver.issue(CACHE)))
+    began = time.monotonic()
+    with receiver.dial() as sock:
+        try:
+            for byte in raw:
+                sock.sendall(bytes([byte]))
+                time.sleep(0.02)  # the drip itself, not a wait for something
+                if time.monotonic() - began > PATIENCE_S:
+                    pytest.fail("the receiver listened on")
+        except OSError:
+            pass
+    assert time.monotonic() - began < 3
+    receiver.require_serving()
+    receiver.server.close()
+
+
+def test_a_peer_that_stalls_in_mid_payload_is_dropped_after_the_idle_time() -> None:
+    receiver = start_receiver(QUICK)
+    slot = receiver.issue(CACHE)
+    raw = stream(header_for(slot), parts_of(CACHE))
+    with receiver.dial() as sock:
+        sock.sendall(raw[:-100])
+        error = receiver.result(slot)
+        assert isinstance(error, PeerLost) and "no progress for 0.3 s" in error.message
+        assert read_replies(sock)[-1]["error"]["code"] == "PeerLost"
+    receiver.require_serving()
+    receiver.server.close()
+
+
+def test_connections_over_the_bound_are_turned_away_at_once() -> None:
+    receiver = start_receiver(ReceiveLimits(connections=2))
+    held = [receiver.dial() for _ in range(2)]
+    until(lambda: receiver.server.connections == 2)
+    (refused,) = receiver.exchange(b"")
+    assert refused["error"]["code"] == "Overloaded"
+    for sock in held:
+        sock.close()
+    receiver.require_serving()
+    receiver.server.close()
+
+
+def test_failed_transfers_leave_no_memory_behind() -> None:
+    layout = Layout(tuple(LayerLayout("full", 4, 64, 64) for _ in range(4)), "float32")
+    cache = Cache.random(layout, 1024)
+    receiver = start_receiver()
+    kept: list[Any] = []
+    tracemalloc.start()
+    for damaged in range(3):
+        slot = receiver.issue(cache)
+        raw = bytearray(stream(header_for(slot), parts_of(cache, 256)))
+        raw[-100 - damaged] ^= 1
+        receiver.exchange(bytes(raw))
+        kept.append(receiver.result(slot))  # an owner that logs the error later keeps no buffer alive
+        del raw
+    until(receiver.settled)
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert all(isinstance(error, IntegrityError) for error in kept)
+    assert held < layout.nbytes(1024) / 2
+    receiver.server.close()
+
+
+def test_closing_ends_transfers_tickets_and_threads_and_frees_the_port() -> None:
+    receiver = start_receiver()
+    waiting, arriving = receiver.issue(CACHE, "waiting"), receiver.issue(CACHE, "arriving")
+    with receiver.dial() as sock:
+        sock.sendall(stream(header_for(arriving), parts_of(CACHE))[:-50])
+        until(lambda: receiver.tickets.held_bytes > 0)
+        began = time.monotonic()
+        receiver.server.close()
+        assert time.monotonic() - began < 3
+    assert isinstance(receiver.result(waiting), Cancelled)
+    assert isinstance(receiver.result(arriving), Cancelled)
+    assert receiver.settled()
+    with pytest.raises(ConnectionRefusedError):
+        receiver.dial()
+    KVServer("127.0.0.1", receiver.server.port, Tickets(max_kv_bytes=0)).close()
+
+
+def test_a_taken_port_is_named_with_the_way_to_find_its_holder(receiver: Receiver) -> None:
+    with pytest.raises(PortInUse) as caught:
+        KVServer("127.0.0.1", receiver.server.port, Tickets(max_kv_bytes=0))
+    assert f"port {receiver.server.port} is already in use" in caught.value.message
+    assert "lsof" in caught.value.hint
+
+
+def test_an_address_that_is_not_this_hosts_is_a_clear_error() -> None:
+    with pytest.raises(FleetError, match=r"cannot receive KV on 192\.0\.2\.1"):
+        KVServer("192.0.2.1", 0, Tickets(max_kv_bytes=0))
+
+
+def test_a_defect_in_the_receiver_reaches_the_owner_and_frees_the_bytes(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defective(*_: object) -> None:
+        raise ZeroDivisionError
+
+    broken: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", broken.append)
+    slot = receiver.issue(CACHE)
+    with monkeypatch.context() as patch:
+        patch.setattr("disagg.kv.assemble.Assembly.place", defective)
+        receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+    error = receiver.result(slot)
+    assert isinstance(error, DisaggError) and "broke down on request r1" in error.message
+    until(lambda: [type(b.exc_value) for b in broken] == [ZeroDivisionError])
+    broken.clear()
+    receiver.require_serving()
+
+
+def test_a_peer_that_never_reads_its_reply_is_left_after_the_linger_time() -> None:
+    receiver = start_receiver(QUICK)
+    with socket.create_connection((receiver.server.host, receiver.server.port)) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        until(receiver.settled, 3)
+    receiver.server.close()
+
+
+def test_the_reply_to_a_hostile_header_stays_small(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    body = json.loads(frames.encode_header(header_for(slot))[frames.PREAMBLE.size :])
+    body["fingerprint"]["tokenizer"] = "\u0001" * 100_000
+    raw = json.dumps(body).encode()
+    (refused,) = receiver.exchange(frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, len(raw)) + raw)
+    assert len(refused["error"]["message"]) <= frames.MAX_ERROR_CHARS
+    receiver.require_serving()
+
+
+def test_a_host_out_of_threads_turns_a_peer_away_and_goes_on(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    slot = receiver.issue(CACHE)
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", no_thread)
+        (refused,) = receiver.exchange(frames.encode_header(header_for(slot)))
+    assert refused["error"]["code"] == "Overloaded"
+    receiver.tickets.revoke(slot.ticket)
+    receiver.require_serving()
+
+
+def test_kinds_beyond_keys_and_values_of_a_state_layer_are_refused(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    extra = (frames.Frame(Kind.KEYS, 2, 0, 0, 1, 4), b"1234")
+    receiver.exchange(stream(header_for(slot), [extra, *parts_of(CACHE)]))
+    assert isinstance(receiver.result(slot), ProtocolError)
+    receiver.require_serving()

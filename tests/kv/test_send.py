@@ -1,0 +1,324 @@
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout, until
+
+from disagg.errors import (
+    Cancelled,
+    DisaggError,
+    HandoffError,
+    LayoutMismatch,
+    Overloaded,
+    PeerLost,
+    ProtocolError,
+    TicketRefused,
+)
+from disagg.kv import frames
+from disagg.kv.blocks import KVBlock
+from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.received import ReceivedKV
+from disagg.kv.send import SendLimits, Span, Transfer, TransferResult
+from disagg.kv.tickets import Expected, Slot
+
+CACHE = Cache.random(mixed_layout(), 10)
+WIDE = Layout((LayerLayout("full", 1, 1 << 18, 0),), "float32")  # 1 MiB a token: fills every socket buffer
+QUICK = SendLimits(connect_s=1, answer_s=0.3, idle_s=0.3, queue_blocks=2)
+
+
+def soon(seconds: float = PATIENCE_S) -> float:
+    return time.monotonic() + seconds
+
+
+def open_to(receiver: Receiver, slot: Slot, limits: SendLimits | None = None) -> Transfer:
+    return Transfer.open("127.0.0.1", receiver.server.port, header_for(slot), deadline=soon(), limits=limits)
+
+
+@contextmanager
+def peer(behave: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A receiver that misbehaves: reads the header, then does what `behave` says. Yields its port."""
+    ended = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        sock.settimeout(PATIENCE_S)
+        with sock:
+            size = frames.decode_preamble(sock.recv(frames.PREAMBLE.size, socket.MSG_WAITALL))
+            sock.recv(size, socket.MSG_WAITALL)
+            behave(sock)
+            ended.wait(PATIENCE_S)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_S)
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            ended.set()
+            thread.join(PATIENCE_S)
+
+
+def any_header(layout: Layout, tokens: int) -> frames.Header:
+    expected = Expected("r1", layout, FINGERPRINT, "00" * 32, tokens)
+    return header_for(Slot("ticket", expected, 0.0, lambda _: None))
+
+
+def accept(sock: socket.socket) -> None:
+    sock.sendall(frames.encode_ok())
+
+
+def wide_block(token: int) -> KVBlock:
+    return KVBlock(0, token, token + 1, [memoryview(bytes(1 << 20))], [])
+
+
+def send_until_it_fails(transfer: Transfer, tokens: int = 64) -> DisaggError:
+    try:
+        for token in range(tokens):
+            transfer.send(wide_block(token))
+        transfer.finish()
+    except DisaggError as error:
+        return error
+    raise AssertionError("the transfer succeeded")
+
+
+def test_a_finished_transfer_reports_bytes_and_times_that_add_up(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    with open_to(receiver, slot) as transfer:
+        for block in CACHE.blocks():
+            transfer.send(block)
+        result = transfer.finish()
+        assert transfer.finish() is result
+    assert result.payload_bytes == CACHE.layout.nbytes(10)
+    assert result.connected <= result.spans[0].began <= result.spans[-1].ended <= result.acknowledged
+    assert 0 <= result.receive_s <= result.acknowledged - result.connected
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV) and CACHE.matches(kv)
+    kv.release()
+
+
+def test_hidden_is_what_moved_before_compute_ended_and_exposed_what_followed() -> None:
+    result = TransferResult(0.0, 10.0, (Span(1.0, 2.0, 100), Span(4.0, 6.0, 200), Span(7.0, 9.0, 300)), 8.0)
+    assert (result.sent_by(5.0), result.hidden_s(5.0), result.exposed_s(5.0)) == (100, 2.0, 5.0)
+    assert (result.sent_by(0.5), result.hidden_s(0.5), result.exposed_s(0.5)) == (0, 0.0, 9.5)
+    assert (result.sent_by(20.0), result.hidden_s(20.0), result.exposed_s(20.0)) == (600, 5.0, 0.0)
+
+
+def test_a_block_is_waited_for_on_the_sender_thread_before_it_is_read(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    ready = threading.Event()
+    waited_on: list[str] = []
+    source = bytearray(3 * 10 * 16)
+
+    def wait() -> None:
+        assert ready.wait(PATIENCE_S)
+        waited_on.append(threading.current_thread().name)
+        source[:] = CACHE.keys[0].tobytes()
+
+    first, *rest = CACHE.blocks(chunk=10)
+    assert isinstance(first, KVBlock)
+    heads = [memoryview(source)[160 * h : 160 * (h + 1)] for h in range(3)]
+    with open_to(receiver, slot) as transfer:
+        transfer.send(KVBlock(0, 0, 10, heads, first.values, wait))
+        ready.set()
+        for block in rest:
+            transfer.send(block)
+        transfer.finish()
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV) and CACHE.matches(kv)
+    assert waited_on == ["kv-send-r1"]
+    kv.release()
+
+
+def test_an_engine_that_fails_in_wait_fails_the_transfer_on_both_ends(receiver: Receiver) -> None:
+    def wait() -> None:
+        raise RuntimeError("CUDA error")
+
+    slot = receiver.issue(CACHE)
+    with open_to(receiver, slot) as transfer:
+        block = next(CACHE.blocks())
+        assert isinstance(block, KVBlock)
+        transfer.send(KVBlock(block.layer, block.start, block.end, block.keys, block.values, wait))
+        with pytest.raises(HandoffError, match="CUDA error"):
+            transfer.finish()
+    assert isinstance(receiver.result(slot), PeerLost)
+    receiver.require_serving()
+
+
+def test_a_refusal_is_raised_by_open_as_what_it_is(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    header = header_for(slot, layout=mixed_layout("float32"))
+    with pytest.raises(LayoutMismatch, match="dtype: decode has bfloat16, prefill has float32"):
+        Transfer.open("127.0.0.1", receiver.server.port, header, deadline=soon())
+    with pytest.raises(TicketRefused):
+        open_to(receiver, slot)
+    receiver.require_serving()
+
+
+def test_a_revoked_transfer_fails_at_the_next_send_with_the_receivers_reason(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    with open_to(receiver, slot) as transfer:
+        first, *rest = CACHE.blocks()
+        transfer.send(first)
+        receiver.tickets.revoke(slot.ticket)
+
+        def refused() -> bool:
+            try:
+                transfer.send(rest[0])
+            except Cancelled:
+                return True
+            return False
+
+        until(refused)
+        with pytest.raises(Cancelled):
+            transfer.finish()
+    receiver.require_serving()
+
+
+def test_a_revocation_reaches_a_sender_that_has_its_hands_full(receiver: Receiver) -> None:
+    cache = Cache.random(WIDE, 48)
+    slot = receiver.issue(cache)
+    with open_to(receiver, slot) as transfer:
+        receiver.tickets.revoke(slot.ticket)
+        assert isinstance(send_until_it_fails(transfer), Cancelled)
+    receiver.require_serving()
+
+
+def test_a_block_that_does_not_fit_fails_where_it_was_made(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    with open_to(receiver, slot) as transfer, pytest.raises(ProtocolError, match="the layout has"):
+        transfer.send(KVBlock(0, 0, 1, [memoryview(b"short")], []))
+    assert isinstance(receiver.result(slot), PeerLost)
+
+
+def test_blocks_out_of_order_are_refused_by_the_receiver(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    with open_to(receiver, slot) as transfer, pytest.raises(ProtocolError, match="out of order"):
+        for block in reversed(list(CACHE.blocks())):
+            transfer.send(block)
+        transfer.finish()
+    receiver.require_serving()
+
+
+def test_leaving_without_finish_aborts_and_the_receiver_frees_everything(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    with open_to(receiver, slot) as transfer:
+        transfer.send(next(CACHE.blocks()))
+    assert isinstance(receiver.result(slot), PeerLost)
+    with pytest.raises(Cancelled):
+        transfer.finish()
+    with pytest.raises(Cancelled):
+        transfer.send(next(CACHE.blocks()))
+    receiver.require_serving()
+
+
+def test_abort_frees_a_send_that_waits_for_room() -> None:
+    with peer(accept) as port:
+        transfer = Transfer.open(
+            "127.0.0.1", port, any_header(WIDE, 64), deadline=soon(), limits=SendLimits(queue_blocks=1)
+        )
+        failures: list[DisaggError] = []
+        thread = threading.Thread(target=lambda: failures.append(send_until_it_fails(transfer)))
+        thread.start()
+        until(transfer._queue.full)
+        transfer.abort()
+        thread.join(PATIENCE_S)
+    assert [type(failure) for failure in failures] == [Cancelled]
+
+
+def test_a_closed_port_is_a_peer_lost_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(PeerLost, match=f"cannot connect to decode host 127.0.0.1:{port}"):
+        Transfer.open("127.0.0.1", port, any_header(WIDE, 1), deadline=soon())
+
+
+def test_a_deadline_in_the_past_is_not_even_tried() -> None:
+    with pytest.raises(PeerLost, match="deadline passed before connecting"):
+        Transfer.open("127.0.0.1", 1, any_header(WIDE, 1), deadline=soon(-1))
+
+
+def test_a_receiver_that_never_answers_the_header_is_lost() -> None:
+    with peer(lambda _: None) as port, pytest.raises(PeerLost, match=r"no progress for 0\.3 s"):
+        Transfer.open("127.0.0.1", port, any_header(WIDE, 1), deadline=soon(), limits=QUICK)
+
+
+def test_a_receiver_that_stops_reading_is_lost_after_the_idle_time() -> None:
+    with peer(accept) as port:
+        with Transfer.open("127.0.0.1", port, any_header(WIDE, 64), deadline=soon(), limits=QUICK) as transfer:
+            began = time.monotonic()
+            assert isinstance(send_until_it_fails(transfer), PeerLost)
+        assert time.monotonic() - began < 5
+
+
+def test_a_receiver_that_never_acknowledges_is_lost() -> None:
+    with (
+        peer(accept) as port,
+        Transfer.open("127.0.0.1", port, any_header(WIDE, 0), deadline=soon(), limits=QUICK) as transfer,
+        pytest.raises(PeerLost, match="no progress"),
+    ):
+        transfer.finish()
+
+
+def test_the_deadline_ends_a_transfer_whose_compute_never_ends() -> None:
+    with peer(accept) as port:
+        transfer = Transfer.open("127.0.0.1", port, any_header(WIDE, 1), deadline=soon(0.3))
+        until(lambda: not transfer._thread.is_alive())
+        with pytest.raises(PeerLost, match="before all blocks were computed"):
+            transfer.send(wide_block(0))
+
+
+def refuse_and_reset(sock: socket.socket) -> None:
+    accept(sock)
+    sock.sendall(frames.encode_error(Overloaded("out of memory", "wait")))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()  # a reset
+
+
+def test_the_reason_is_read_even_when_the_connection_is_reset_behind_it() -> None:
+    with (
+        peer(refuse_and_reset) as port,
+        Transfer.open("127.0.0.1", port, any_header(WIDE, 64), deadline=soon()) as transfer,
+    ):
+        error = send_until_it_fails(transfer)
+    assert isinstance(error, Overloaded)
+    assert error.message == "out of memory"
+
+
+def accept_and_reset(sock: socket.socket) -> None:
+    accept(sock)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def test_a_reset_without_a_reason_is_a_lost_peer() -> None:
+    with (
+        peer(accept_and_reset) as port,
+        Transfer.open("127.0.0.1", port, any_header(WIDE, 64), deadline=soon()) as transfer,
+    ):
+        assert isinstance(send_until_it_fails(transfer), PeerLost)
+
+
+@pytest.mark.parametrize(
+    "babble",
+    [
+        b"\xff\xff\xff\xff",
+        frames.REPLY_LENGTH.pack(3) + b"abc",
+        frames.REPLY_LENGTH.pack(2) + b"{}",
+        frames.encode_ok(),
+    ],
+)
+def test_nonsense_from_the_receiver_is_a_protocol_error(babble: bytes) -> None:
+    def behave(sock: socket.socket) -> None:
+        accept(sock)
+        sock.sendall(babble)
+
+    with (
+        peer(behave) as port,
+        Transfer.open("127.0.0.1", port, any_header(WIDE, 64), deadline=soon(), limits=QUICK) as transfer,
+    ):
+        assert isinstance(send_until_it_fails(transfer), ProtocolError)

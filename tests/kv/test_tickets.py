@@ -1,0 +1,157 @@
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kv_parts import FINGERPRINT, PATIENCE_S, Cache, expected, header_for, mixed_layout
+
+from disagg.errors import (
+    Cancelled,
+    DisaggError,
+    FingerprintMismatch,
+    LayoutMismatch,
+    Overloaded,
+    PeerLost,
+    ProtocolError,
+    TicketRefused,
+)
+from disagg.kv.received import ReceivedKV
+from disagg.kv.tickets import Budget, Result, Slot, Tickets
+
+EXPECTED = expected(Cache.random(mixed_layout(), 5))
+
+
+def issue(tickets: Tickets, lasts_s: float = PATIENCE_S) -> tuple[Slot, list[Result]]:
+    results: list[Result] = []
+    return tickets.issue(EXPECTED, results.append, deadline=time.monotonic() + lasts_s), results
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_ticket_is_good_once() -> None:
+    tickets = Tickets(max_kv_bytes=0)
+    slot, _ = issue(tickets)
+    assert tickets.claim(slot.ticket, nothing) is slot
+    with pytest.raises(TicketRefused):
+        tickets.claim(slot.ticket, nothing)
+
+
+@pytest.mark.parametrize("ticket", ["", "x", "é"])
+def test_an_unknown_ticket_is_refused(ticket: str) -> None:
+    tickets = Tickets(max_kv_bytes=0)
+    issue(tickets)
+    with pytest.raises(TicketRefused, match="unknown, already used or expired"):
+        tickets.claim(ticket, nothing)
+
+
+def test_an_expired_ticket_is_refused_and_its_owner_told_once() -> None:
+    tickets = Tickets(max_kv_bytes=0)
+    slot, results = issue(tickets, lasts_s=-1)
+    with pytest.raises(TicketRefused):
+        tickets.claim(slot.ticket, nothing)
+    tickets.expire()
+    tickets.expire()
+    assert [type(r) for r in results] == [PeerLost]
+    assert tickets.outstanding == 0
+
+
+def test_tickets_are_long_and_all_different() -> None:
+    tickets = Tickets(max_kv_bytes=0)
+    names = {issue(tickets)[0].ticket for _ in range(100)}
+    assert len(names) == 100
+    assert all(len(name) >= 43 for name in names)
+
+
+def test_the_number_of_outstanding_tickets_is_bounded() -> None:
+    tickets = Tickets(max_kv_bytes=0, max_outstanding=2)
+    slot, _ = issue(tickets)
+    issue(tickets)
+    with pytest.raises(Overloaded):
+        issue(tickets)
+    tickets.revoke(slot.ticket)
+    issue(tickets)
+
+
+def test_revoking_tells_the_owner_and_cuts_the_connection() -> None:
+    tickets = Tickets(max_kv_bytes=0)
+    slot, results = issue(tickets)
+    cut: list[str] = []
+    tickets.claim(slot.ticket, lambda: cut.append("cut"))
+    assert tickets.revoke(slot.ticket)
+    assert not tickets.revoke(slot.ticket)
+    assert [type(r) for r in results] == [Cancelled]
+    assert cut == ["cut"]
+    assert slot.state == "failed"
+
+
+def test_one_result_is_delivered_however_many_compete() -> None:
+    tickets = Tickets(max_kv_bytes=0)
+    slot, results = issue(tickets)
+    barrier = threading.Barrier(8)
+
+    def compete() -> None:
+        barrier.wait(PATIENCE_S)
+        tickets.settle(slot, ProtocolError("x"))
+
+    threads = [threading.Thread(target=compete) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(results) == 1
+
+
+def test_an_owner_that_fails_does_not_harm_the_receiver(caplog: pytest.LogCaptureFixture) -> None:
+    tickets = Tickets(max_kv_bytes=0)
+
+    def broken(_: Result) -> None:
+        raise RuntimeError("owner's defect")
+
+    slot = tickets.issue(EXPECTED, broken, deadline=0)
+    tickets.expire()
+    assert slot.state == "failed"
+    assert "owner's defect" in caplog.text
+
+
+def test_kv_that_its_owner_failed_to_take_is_released() -> None:
+    def broken(_: Result) -> None:
+        raise RuntimeError("owner's defect")
+
+    tickets = Tickets(max_kv_bytes=10)
+    kv = ReceivedKV(EXPECTED.layout, 5, [], [], [], on_release=tickets.budget.reserve(10))
+    assert tickets.settle(tickets.issue(EXPECTED, broken, deadline=0), kv)
+    assert tickets.held_bytes == 0
+
+
+def test_bytes_over_the_budget_are_refused_with_both_numbers() -> None:
+    budget = Budget(100)
+    release = budget.reserve(60)
+    with pytest.raises(Overloaded, match="no room for 50 bytes of KV: 60 of 100"):
+        budget.reserve(50)
+    release()
+    release()
+    assert budget.held_bytes == 0
+    budget.reserve(100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "names"),
+    [
+        ({"layout": mixed_layout("float16")}, LayoutMismatch, "dtype"),
+        ({"fingerprint": replace(FINGERPRINT, chat_template="other")}, FingerprintMismatch, "chat_template"),
+        ({"token_hash": "0" * 64}, FingerprintMismatch, "token_hash"),
+        ({"tokens": 6}, FingerprintMismatch, "token_hash"),
+        ({"start": 1}, ProtocolError, "from token 1"),
+        ({"request_id": "other"}, ProtocolError, "request other"),
+    ],
+)
+def test_a_transfer_for_something_else_is_refused_by_name(
+    changes: dict[str, Any], error: type[DisaggError], names: str
+) -> None:
+    slot, _ = issue(Tickets(max_kv_bytes=0))
+    EXPECTED.require(header_for(slot))
+    with pytest.raises(error, match=names):
+        EXPECTED.require(header_for(slot, **changes))
