@@ -124,6 +124,9 @@ def _compare(fleet: Fleet, state: State, prompt: str, max_tokens: int, live: boo
 
     async def run() -> float:
         async with AsyncClient(fleet, token=state.token()) as client:
+            # One token first: what this program's own first request costs (imports, connections) is not the fleet's.
+            await ask(client.stream, warmup := [Answer(model) for model in fleet.models], {**request, "max_tokens": 1})
+            _raise_first(warmup)
             with _live(prompt, together, live):
                 wall = await ask(client.stream, together, request)
             _raise_first(together)

@@ -165,7 +165,8 @@ class Lifecycle:
             if local.identity(record.pid) != record.identity:
                 self.state.forget(host.name)
                 raise failed_start(self.state, host.name)
-            self.report(host.name, status.state)
+            # A server that imports a framework may not answer for seconds: it is silent, and it is loading.
+            self.report(host.name, "loading" if status.state == "silent" else status.state)
             if status.state not in _UNDECIDED or time.monotonic() > deadline or self._interrupted.is_set():
                 return status
             self._interrupted.wait(pause)

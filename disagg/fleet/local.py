@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,8 @@ def run_json(argv: Sequence[str], environment: Mapping[str, str], timeout_s: flo
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            with suppress(subprocess.TimeoutExpired):  # a grandchild in another session may hold the pipes open
+                process.communicate(timeout=5)
     return _one_object(out, err, process.returncode)
 
 
