@@ -110,7 +110,7 @@ def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine):
 
 
 def test_a_yarn_difference_of_another_cause_is_not_mended(tiny, tmp_path):
-    """Only `truncate: false` is understood: with it gone from config.json, mlx-lm must agree by itself or be refused."""
+    """Only `truncate: false` is understood."""
     folder = shutil.copytree(tiny("gpt_oss_yarn"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config["rope_scaling"]["attention_factor"] = 1.5  # transformers heeds it, mlx-lm does not know it

@@ -1,0 +1,101 @@
+"""Received bytes as mlx-lm's caches: exact offsets, exact rows, exact bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+
+from disagg.engines import mlx_cache
+from disagg.errors import LayoutMismatch
+from disagg.kv.layout import LayerLayout, Layout, StateTensor
+from disagg.kv.receive import ReceivedKV
+
+HEADS, KEY, VALUE, WINDOW = 2, 8, 4, 16
+LAYERS = (LayerLayout("full", HEADS, KEY, VALUE), LayerLayout("sliding", HEADS, KEY, VALUE, window=WINDOW))
+RNG = np.random.default_rng(0)
+
+
+def model(*kinds):
+    return SimpleNamespace(make_cache=lambda: [kind() for kind in kinds])
+
+
+MODEL = model(KVCache, lambda: RotatingKVCache(WINDOW))
+
+
+def received(tokens: int, dtype: str = "float32", layers=LAYERS) -> ReceivedKV:
+    layout = Layout(layers, dtype)
+    keys, values = [], []
+    for layer in layers:
+        rows = layer.kv_heads * len(layer.rows(tokens))
+        for side, dim in ((keys, layer.key_dim), (values, layer.value_dim)):
+            side.append(RNG.normal(size=rows * dim).astype(np.float32).view(np.uint8)[: rows * dim * layout.itemsize])
+    return ReceivedKV(layout, tokens, keys, values, [[] for _ in layers])
+
+
+@pytest.mark.parametrize("tokens", [1, WINDOW - 1, WINDOW, WINDOW + 1, 5 * WINDOW])
+def test_offsets_rows_and_write_index_are_exact(tokens):
+    kv = received(tokens)
+
+    full, sliding = mlx_cache.build(MODEL, kv)
+
+    kept = min(tokens, WINDOW)
+    assert full.offset == tokens == sliding.offset
+    assert full.keys.shape == (1, HEADS, tokens, KEY)
+    assert full.values.shape == (1, HEADS, tokens, VALUE)
+    assert sliding.keys.shape == (1, HEADS, kept, KEY)
+    assert (sliding._idx, sliding.max_size, sliding.keep) == (kept, WINDOW, 0)
+    assert np.array_equal(np.array(sliding.keys).reshape(-1), kv.keys[1].view(np.float32))
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", mx.uint32), ("float16", mx.uint16), ("bfloat16", mx.uint16)])
+def test_every_bit_arrives_in_every_dtype(dtype, bits):
+    kv = received(7, dtype)
+
+    full, _ = mlx_cache.build(MODEL, kv)
+
+    assert str(full.keys.dtype) == f"mlx.core.{dtype}"
+    assert np.array(full.values.view(bits)).tobytes() == kv.values[0].tobytes()
+
+
+def test_no_tokens_make_fresh_caches():
+    full, sliding = mlx_cache.build(MODEL, received(0))
+
+    assert full.empty() and sliding.empty()
+
+
+def test_the_caches_do_not_share_memory_with_the_received_buffers():
+    kv = received(5)
+    full, _ = mlx_cache.build(MODEL, kv)
+    before = np.array(full.keys)
+    kv.keys[0][:] = 0
+
+    assert np.array_equal(np.array(full.keys), before)
+
+
+def test_states_become_an_arrays_cache():
+    layers = (LayerLayout("state", states=(StateTensor((3, 4)), StateTensor((2, 2), "bfloat16"))),)
+    states = [RNG.normal(size=12).astype(np.float32).view(np.uint8), np.arange(8, dtype=np.uint8)]
+    kv = ReceivedKV(Layout(layers, "bfloat16"), 9, [np.zeros(0, np.uint8)], [np.zeros(0, np.uint8)], [states])
+
+    (cache,) = mlx_cache.build(model(lambda: ArraysCache(2)), kv)
+
+    assert [a.shape for a in cache.cache] == [(1, 3, 4), (1, 2, 2)]
+    assert [str(a.dtype) for a in cache.cache] == ["mlx.core.float32", "mlx.core.bfloat16"]
+    assert np.array_equal(np.array(cache.cache[0]).reshape(-1), states[0].view(np.float32))
+
+
+def test_kv_that_does_not_fit_the_model_is_refused_by_layer():
+    with pytest.raises(LayoutMismatch, match="the KV has 2 layers, the model 1"):
+        mlx_cache.build(model(KVCache), received(5))
+    with pytest.raises(LayoutMismatch, match="layer 1: the KV holds 16 of 20 tokens, mlx-lm's KVCache needs 20"):
+        mlx_cache.build(model(KVCache, KVCache), received(20))
+    with pytest.raises(LayoutMismatch, match="layer 0: a CacheList cannot be filled"):
+        mlx_cache.build(model(CacheList), received(5, layers=LAYERS[:1]))
+    narrow = replace(LAYERS[1], window=8)
+    with pytest.raises(LayoutMismatch, match="layer 1: the KV holds 8 of 20 tokens"):
+        mlx_cache.build(MODEL, received(20, layers=(LAYERS[0], narrow)))
