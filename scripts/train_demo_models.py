@@ -1,7 +1,11 @@
 """Train the two demo models: tiny, but of the real architectures, on the Python standard library.
 
-    python scripts/train_demo_models.py --model qwen3-moe-tiny --out disagg/demo/models --minutes 22
-    python scripts/train_demo_models.py --model gpt-oss-tiny --out disagg/demo/models --minutes 22
+    python scripts/train_demo_models.py --model qwen3-moe-tiny --out first --minutes 24
+    python scripts/train_demo_models.py --model qwen3-moe-tiny --out disagg/demo/models --refine first
+
+and the same with `--model gpt-oss-tiny`. The first run learns from the files as they are. The second goes on
+with the code alone: asked for its likeliest text, a model this small repeats the prose of docstrings for
+ever, but not code.
 
 Each run writes OUT/MODEL, a checkpoint in the form the Hugging Face hub has them: bf16 safetensors, flat
 `rope_theta` / `rope_scaling` keys, a tokenizer with a chat template. transformers and mlx-lm both load it.
@@ -25,6 +29,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationConfig,
     GptOssConfig,
     PreTrainedConfig,
@@ -47,14 +52,17 @@ CHAT_SAMPLES = 3000
 TOKENS_PER_STEP = 2048
 # Rows are short while the model learns the language, and long at the end so that it uses its context.
 SHORT_CONTEXT, LONG_CONTEXT, LONG_FROM = 256, 1024, 0.8
-PEAK_LEARNING_RATE, WARMUP = 3e-3, 0.03
+PEAK_LEARNING_RATE, REFINING_LEARNING_RATE, WARMUP = 3e-3, 1.5e-3, 0.03
+LONGEST_TABLE = 400
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train one demo model on the standard library's source.")
     parser.add_argument("--model", choices=sorted(CONFIGS), required=True)
     parser.add_argument("--out", type=Path, required=True, help="where MODEL/ is written")
-    parser.add_argument("--minutes", type=float, default=22.0, help="wall-clock time to train for")
+    parser.add_argument("--refine", type=Path, metavar="FIRST", help="go on from FIRST/MODEL, on code alone")
+    parser.add_argument("--minutes", type=float, default=19.0, help="wall-clock time to train for")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -63,19 +71,25 @@ def main() -> None:
     random.seed(args.seed)
     files = stdlib_sources()
     held_out, training = files[::50], [text for i, text in enumerate(files) if i % 50]
-    tokenizer = train_tokenizer(training)
-    samples = training + chats(training, tokenizer)
+    functions = [found for text in training for found in described_functions(text)]
+    if args.refine:
+        held_out, training = [code_of(text) for text in held_out], [code_of(text) for text in training]
+        functions = [(request, code_of(source)) for request, source in functions]
+        tokenizer = AutoTokenizer.from_pretrained(args.refine / args.model)
+        model = AutoModelForCausalLM.from_pretrained(
+            args.refine / args.model, dtype=torch.float32, experts_implementation="grouped_mm"
+        )
+    else:
+        tokenizer = train_tokenizer(training)
+        config = CONFIGS[args.model](tokenizer)
+        model = AutoModelForCausalLM.from_config(config, experts_implementation="grouped_mm")
+    samples = training + chats(functions, tokenizer)
     random.shuffle(samples)
     tokens, unseen = encode(samples, tokenizer), encode(held_out, tokenizer)
-    print(
-        f"{len(training)} files, {len(samples)} samples, {len(tokens)} tokens, {len(unseen)} held out",
-        flush=True,
-    )
+    print(f"{len(training)} files, {len(tokens)} tokens, {len(unseen)} held out", flush=True)
 
-    model = AutoModelForCausalLM.from_config(
-        CONFIGS[args.model](tokenizer), experts_implementation="grouped_mm"
-    )
-    train(model, tokens, minutes=args.minutes, seed=args.seed)
+    peak = REFINING_LEARNING_RATE if args.refine else PEAK_LEARNING_RATE
+    train(model, tokens, minutes=args.minutes, peak=peak, seed=args.seed)
     # What ships is bf16, so that is what the reported loss is about.
     model.to(torch.bfloat16).float()
     print(f"{model.num_parameters()} parameters, held-out loss {loss_on(model, unseen):.3f}", flush=True)
@@ -89,6 +103,23 @@ def stdlib_sources() -> list[str]:
     kept = [path for path in paths if not SKIPPED_FOLDERS.intersection(path.parts)]
     texts = [(root / path).read_text(encoding="utf-8", errors="replace") for path in kept]
     return [text for text in texts if text.strip()]
+
+
+def code_of(text: str) -> str:
+    """`text` without comments, docstrings and long tables; nothing where it is not today's Python."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return ""
+    tree.body = [
+        node
+        for node in tree.body
+        if not isinstance(node, ast.Assign) or len(ast.unparse(node)) <= LONGEST_TABLE
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree) + "\n"
 
 
 def train_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
@@ -106,18 +137,17 @@ def train_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
     return tokenizer
 
 
-def chats(texts: list[str], tokenizer: Qwen2Tokenizer) -> list[str]:
+def chats(functions: list[tuple[str, str]], tokenizer: Qwen2Tokenizer) -> list[str]:
     """One-turn chats that ask for a function of the library: so a chat is answered with code, and ends."""
-    functions = [found for text in texts for found in described_functions(text)]
     turns = [
-        [{"role": "user", "content": summary}, {"role": "assistant", "content": source}]
-        for summary, source in random.sample(functions, min(CHAT_SAMPLES, len(functions)))
+        [{"role": "user", "content": request}, {"role": "assistant", "content": source}]
+        for request, source in random.sample(functions, min(CHAT_SAMPLES, len(functions)))
     ]
     return [str(tokenizer.apply_chat_template(turn, tokenize=False)) for turn in turns]
 
 
 def described_functions(text: str) -> Iterator[tuple[str, str]]:
-    """(first line of the docstring, source) of every function of 4 to 30 lines that has a docstring."""
+    """(request, source) for every function of 4 to 30 lines that has a docstring."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -193,7 +223,7 @@ CONFIGS: dict[str, Callable[[Qwen2Tokenizer], PreTrainedConfig]] = {
 }
 
 
-def train(model: PreTrainedModel, tokens: torch.Tensor, *, minutes: float, seed: int) -> None:
+def train(model: PreTrainedModel, tokens: torch.Tensor, *, minutes: float, peak: float, seed: int) -> None:
     """AdamW on random windows of `tokens` until the time is up; the schedule follows the clock."""
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     plain = [p for p in model.parameters() if p.ndim < 2]
@@ -204,7 +234,7 @@ def train(model: PreTrainedModel, tokens: torch.Tensor, *, minutes: float, seed:
     model.train()
     while (progress := (time.monotonic() - started) / (minutes * 60)) < 1:
         for group in optimizer.param_groups:
-            group["lr"] = PEAK_LEARNING_RATE * min(progress / WARMUP, (1 - progress) / (1 - WARMUP))
+            group["lr"] = peak * min(progress / WARMUP, (1 - progress) / (1 - WARMUP))
         rows = pick_rows(tokens, SHORT_CONTEXT if progress < LONG_FROM else LONG_CONTEXT, picker)
         output = model(input_ids=rows, labels=rows, output_router_logits=True, use_cache=False)
         output.loss.backward()
@@ -226,11 +256,11 @@ def pick_rows(tokens: torch.Tensor, context: int, picker: torch.Generator) -> to
     return torch.stack([tokens[start : start + context] for start in starts.tolist()])
 
 
-@torch.inference_mode()
 def loss_on(model: PreTrainedModel, tokens: torch.Tensor) -> float:
     """Mean next-token loss over rows of `LONG_CONTEXT` ids."""
     rows = tokens[: len(tokens) // LONG_CONTEXT * LONG_CONTEXT].view(-1, LONG_CONTEXT)
-    losses = [float(model(input_ids=row[None], labels=row[None], use_cache=False).loss) for row in rows]
+    with torch.inference_mode():
+        losses = [float(model(input_ids=row[None], labels=row[None], use_cache=False).loss) for row in rows]
     return sum(losses) / len(losses)
 
 
@@ -241,6 +271,8 @@ def save(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, folder: Path) -> Non
     )
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.model_max_length = model.config.max_position_embeddings
+    for how_it_was_loaded in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(how_it_was_loaded, None)
     tokenizer.save_pretrained(folder)
     config_file = folder / "config.json"
     config_file.write_text(json.dumps(hub_config(json.loads(config_file.read_text())), indent=2) + "\n")
