@@ -71,7 +71,8 @@ class Machine(Protocol):
 
         environment: added to the login environment, through the script's standard input, never through argv.
         on_line: told every line of output as it comes, both streams. On timeout or interruption the remote process
-        group is killed. Raises HostUnreachable where the link breaks, FleetError on timeout; a non-zero exit is a Result.
+        group is killed. Raises HostUnreachable where the link breaks, FleetError on timeout; a non-zero exit is a
+        Result.
         """
         ...
 
