@@ -1,11 +1,11 @@
 """How fast the hand-off moves KV on this machine's loopback, beside a bare socket in the same run.
 
-    python benchmarks/handoff_smoke.py [--mb 512] [--rounds 5]
+    python benchmarks/handoff_smoke.py [--mb 512] [--rounds 5] [--first-chunk 0.5]
 
 Two processes: a receiver (KVServer) and a sender (Transfer), bf16, 48 layers, 4 heads x 128, blocks of 2048 tokens.
 The bare socket is sendall(memoryview) -> recv_into(one touched buffer), 1 MiB a call, same bytes, no digest.
-The sender waits FIRST_CHUNK_S before its first block, as a prefill does that computes its first chunk: the receiver
-uses that time to touch its buffers. Rounds alternate. Clock: the sender's, from just before the first block to the
+The sender waits --first-chunk seconds before its first block, as a prefill does that computes its first chunk: the
+receiver uses that time to touch its buffers. Rounds alternate. Clock: the sender's, from just before the first block to the
 acknowledgement. GB = 1e9 bytes.
 """
 
@@ -35,7 +35,6 @@ LAYOUT = Layout(tuple(LayerLayout("full", kv_heads=4, key_dim=128, value_dim=128
 FINGERPRINT = Fingerprint("benchmark", 1, "none", "none", "none", "none")
 CHUNK_TOKENS = 2048
 CALL_BYTES = 1 << 20
-FIRST_CHUNK_S = 0.25
 TIMEOUT_S = 60.0
 
 
@@ -43,6 +42,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--mb", type=int, default=512, help="megabytes per round")
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--first-chunk", type=float, default=0.5, help="seconds before the first block")
     args = options.parse_args()
     tokens = max(CHUNK_TOKENS, args.mb * 1_000_000 // LAYOUT.nbytes(1) // CHUNK_TOKENS * CHUNK_TOKENS)
     here, there = multiprocessing.get_context("spawn").Pipe()
@@ -53,7 +53,7 @@ def main() -> None:
     bare, handoff = [], []
     for _ in range(args.rounds):
         bare.append(send_bare(here.recv(), blocks))
-        handoff.append(send_handoff(here.recv(), blocks, tokens))
+        handoff.append(send_handoff(here.recv(), blocks, tokens, args.first_chunk))
     receiver.join(TIMEOUT_S)
     nbytes = LAYOUT.nbytes(tokens)
     print(f"{nbytes / 1e6:.0f} MB, {tokens} tokens, {args.rounds} rounds (median, best)")
@@ -85,11 +85,11 @@ def send_bare(port: int, blocks: list[KVBlock]) -> float:
         return time.perf_counter() - began
 
 
-def send_handoff(where: tuple[int, str], blocks: list[KVBlock], tokens: int) -> float:
+def send_handoff(where: tuple[int, str], blocks: list[KVBlock], tokens: int, first_chunk_s: float) -> float:
     port, ticket = where
     header = Header(ticket, "smoke", FINGERPRINT, LAYOUT, token_hash([]), tokens)
     with Transfer.open("127.0.0.1", port, header, deadline=time.monotonic() + TIMEOUT_S) as transfer:
-        time.sleep(FIRST_CHUNK_S)
+        time.sleep(first_chunk_s)
         began = time.perf_counter()
         for block in blocks:
             transfer.send(block)

@@ -1,5 +1,6 @@
 """The hand-off: how a KV cache is described, framed, sent, received and checked.
 
-Knows bytes, no framework. `layout` and `fingerprint` say what is shipped; `frames` is the wire format;
-`send` and `receive` are its two ends; `tickets` decides who may deliver.
+Knows bytes, no framework. `layout` and `fingerprint` say what is shipped, `blocks` and `received` are its two forms in
+memory; `frames` is the wire format; `send` and `receive` are its two ends, `channel` the connection between them,
+`assemble` the buffers at its end; `tickets` decides who may deliver.
 """

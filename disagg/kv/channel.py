@@ -96,7 +96,6 @@ class Channel:
         Closing a socket with unread bytes resets the connection, and a reset may overtake the reply.
         """
         self.deadline = time.monotonic() + linger_s
-        self._aborted = False
         _shutdown(self._sock, socket.SHUT_WR)
         waste = [memoryview(bytearray(DRAIN_BYTES))]
         try:

@@ -18,7 +18,7 @@ from disagg.kv.blocks import Block
 from disagg.kv.channel import Channel, Seen
 
 SEND_BUFFER_BYTES = 4 << 20
-LISTEN_S = 0.2  # how often a sender with nothing to send looks whether the peer has given up
+LISTEN_S = 0.2  # how often a sender with nothing to send looks whether either side has given up
 STOP_S = 5.0  # how long abort() waits for the sender thread
 
 
@@ -134,8 +134,6 @@ class Transfer:
         if self._result is None:
             self._fail(Cancelled("the KV transfer was aborted by its sender"))
         self._channel.abort()
-        with contextlib.suppress(queue.Full):  # full: the thread is not waiting for blocks and sees the abort itself
-            self._queue.put_nowait(None)
         self._thread.join(STOP_S)
 
     def _put(self, parcel: _Parcel | None) -> None:

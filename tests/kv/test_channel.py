@@ -115,6 +115,27 @@ def test_after_an_abort_a_last_reply_can_still_leave(pair: tuple[Channel, socket
     assert peer.recv(3) == b"bye"
 
 
+def test_an_aborted_read_fails_even_where_bytes_are_waiting(pair: tuple[Channel, socket.socket]) -> None:
+    channel, peer = pair
+    peer.sendall(b"a flood")
+    channel.abort()
+    with pytest.raises(PeerLost, match="ended on this side"):
+        channel.read(1)
+
+
+def test_a_last_reply_after_an_abort_is_not_lost_to_a_reset() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as peer:
+        peer.settimeout(PATIENCE_S)
+        channel = Channel(listener.accept()[0], "the peer", deadline=time.monotonic() + PATIENCE_S, idle_s=PATIENCE_S)
+        peer.sendall(bytes(10_000))  # never read by the owner
+        assert channel.read(1) == b"\0"
+        channel.abort()
+        channel.write([memoryview(b"bye")])
+        channel.close_gently(1)
+        assert peer.recv(3, socket.MSG_WAITALL) == b"bye"
+        assert peer.recv(1) == b""  # an orderly end, no reset
+
+
 def test_closing_gently_waits_for_the_peer_but_not_for_ever(pair: tuple[Channel, socket.socket]) -> None:
     channel, peer = pair
     began = time.monotonic()

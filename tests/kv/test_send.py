@@ -179,6 +179,16 @@ def test_a_revoked_transfer_fails_at_the_next_send_with_the_receivers_reason(rec
     receiver.require_serving()
 
 
+def test_a_sender_with_nothing_to_send_notices_that_the_receiver_gave_up(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    with open_to(receiver, slot) as transfer:
+        receiver.tickets.revoke(slot.ticket)
+        until(lambda: not transfer._thread.is_alive())
+        with pytest.raises(Cancelled):
+            transfer.send(next(CACHE.blocks()))
+    receiver.require_serving()
+
+
 def test_a_revocation_reaches_a_sender_that_has_its_hands_full(receiver: Receiver) -> None:
     cache = Cache.random(WIDE, 48)
     slot = receiver.issue(cache)
@@ -217,16 +227,27 @@ def test_leaving_without_finish_aborts_and_the_receiver_frees_everything(receive
 
 
 def test_abort_frees_a_send_that_waits_for_room() -> None:
+    failures: list[DisaggError] = []
+    mass = memoryview(bytes(64 << 20))  # more than all socket buffers: the first block never leaves
+    limits = SendLimits(queue_blocks=1)
     with peer(accept) as port:
-        transfer = Transfer.open(
-            "127.0.0.1", port, any_header(WIDE, 64), deadline=soon(), limits=SendLimits(queue_blocks=1)
-        )
-        failures: list[DisaggError] = []
-        thread = threading.Thread(target=lambda: failures.append(send_until_it_fails(transfer)))
+        transfer = Transfer.open("127.0.0.1", port, any_header(WIDE, 192), deadline=soon(), limits=limits)
+
+        def send_three() -> None:
+            try:
+                for start in (0, 64, 128):
+                    transfer.send(KVBlock(0, start, start + 64, [mass], []))
+                transfer.send(KVBlock(0, 0, 1, [mass[: 1 << 20]], []))
+            except DisaggError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=send_three)
         thread.start()
-        until(transfer._queue.full)
+        blocks = transfer._queue
+        until(lambda: blocks.unfinished_tasks == 2 and bool(blocks.not_full._waiters))  # the third one waits
         transfer.abort()
-        thread.join(PATIENCE_S)
+        thread.join(3)
+        assert not thread.is_alive()
     assert [type(failure) for failure in failures] == [Cancelled]
 
 
