@@ -17,7 +17,7 @@ from disagg.engines.base import EngineInfo, PrefillTiming, Sampling, Token
 from disagg.engines.text import HFTokenizer
 from disagg.engines.transformers_cache import OnRows, PreallocatedCache
 from disagg.engines.transformers_emit import RowEmitter
-from disagg.engines.transformers_load import choose_device, load_model
+from disagg.engines.transformers_load import choose_device, load_model, weight_bytes
 from disagg.engines.transformers_profile import measure
 from disagg.engines.transformers_sampling import Sampler
 from disagg.errors import Cancelled, ModelError
@@ -32,8 +32,8 @@ class TransformersPrefillEngine:
     """A PrefillEngine. Calls come from one thread at a time."""
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
-        """Load the model in folder (or hub id) `source` to serve `context` tokens. ModelError where that fails;
-        whether the model can be handed over at all is in `info.preflight`."""
+        """Load the model in folder (or hub id) `source` to serve `context` tokens. ModelError where that fails,
+        PreflightRefused where transformers does not compute what the checkpoint describes."""
         path = checkpoint.resolve(source)
         if options.threads is not None:
             torch.set_num_threads(options.threads)
@@ -44,14 +44,16 @@ class TransformersPrefillEngine:
         self._chunk_tokens = options.chunk_tokens
         self._layout = checkpoint.layout(reference, options.dtype)
         actual = measure(self._model, reference)
+        findings = preflight.compare(reference, actual)
+        preflight.require(findings)
         self.info = EngineInfo(
             backend=f"transformers/{self._device.type}",
             versions={"transformers": transformers.__version__, "torch": torch.__version__},
             profile=actual,
             layout=self._layout,
             fingerprint=checkpoint.fingerprint(reference),
-            preflight=preflight.compare(reference, actual),
-            memory_bytes=int(self._model.get_memory_footprint()),
+            preflight=findings,
+            memory_bytes=weight_bytes(self._model),
             eos_ids=reference.eos_ids,
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from disagg.config import EngineOptions
 from disagg.errors import ModelError
@@ -29,6 +30,7 @@ def choose_device(name: str) -> torch.device:
 
 def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
     """The model in `path` on `device`, ready for inference, with every weight coming from the checkpoint."""
+    disable_progress_bar()  # a server's log is no terminal
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
@@ -65,10 +67,24 @@ def quantization(name: str | None) -> Any:
         raise ModelError(f"quantization {name!r} needs torchao", "pip install torchao") from error
     from transformers import TorchAoConfig
 
-    known = {"int8": Int8WeightOnlyConfig, "int4": Int4WeightOnlyConfig}
-    if name not in known:
-        raise ModelError(f"unknown quantization {name!r}", f"use {' or '.join(sorted(known))}")
-    return TorchAoConfig(known[name]())
+    if name == "int8":
+        return TorchAoConfig(Int8WeightOnlyConfig())
+    if name == "int4":  # bfloat16 on CUDA; this packing runs on PyTorch's own kernels, torchao's default wants one more
+        return TorchAoConfig(Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d"))
+    raise ModelError(f"unknown quantization {name!r}", "use int8 or int4")
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes that the model's weights and buffers take, quantized ones by what they hold inside."""
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    return sum(_nbytes(tensor) for tensor in tensors.values())
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    if hasattr(tensor, "__tensor_flatten__"):
+        inner, _ = tensor.__tensor_flatten__()
+        return sum(_nbytes(getattr(tensor, name)) for name in inner)
+    return int(tensor.nbytes)
 
 
 def _require_all_weights(path: Path, info: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from disagg.config import DType, EngineOptions
 from disagg.engines.base import PrefillEngine, Sampling
 from disagg.engines.transformers_engine import TransformersPrefillEngine
-from disagg.errors import Cancelled, PeerLost
+from disagg.errors import Cancelled, PeerLost, PreflightRefused
 from disagg.kv.blocks import Block, KVBlock
 from tests import tiny_models
 from tests.tiny_models import TinyModel
@@ -186,15 +188,11 @@ def test_the_last_token_says_why_the_answer_ended(gpt_oss: TransformersPrefillEn
 def with_eos(engine: TransformersPrefillEngine, eos: int, sampling: Sampling) -> Iterator[Any]:
     """Generate as if `eos` ended the answer: tiny models never choose their own end-of-sequence token."""
     original = engine.info
-    object.__setattr__(engine, "info", type(original)(**{**_fields(original), "eos_ids": frozenset({eos})}))
+    engine.info = replace(original, eos_ids=frozenset({eos}))
     try:
         yield from engine.generate(prompt(20), sampling)
     finally:
         engine.info = original
-
-
-def _fields(info: Any) -> dict[str, Any]:
-    return {name: getattr(info, name) for name in info.__dataclass_fields__}
 
 
 def test_generation_is_cancelled_between_tokens(gpt_oss: TransformersPrefillEngine) -> None:
@@ -222,6 +220,25 @@ def test_info_describes_the_loaded_model(gpt_oss: TransformersPrefillEngine) -> 
     assert info.profile.source == "transformers"
     assert info.memory_bytes > 100_000
     assert info.eos_ids == {tiny_models.EOS_ID, tiny_models.END_OF_TURN_ID}
+
+
+def test_a_model_that_transformers_computes_otherwise_is_refused(
+    tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = LlamaRotaryEmbedding.compute_default_rope_parameters
+
+    def faster(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, float]:
+        frequencies, scale = original(*args, **kwargs)
+        return frequencies * 1.1, scale
+
+    monkeypatch.setattr(LlamaRotaryEmbedding, "compute_default_rope_parameters", staticmethod(faster))
+    with pytest.raises(PreflightRefused, match="rope"):
+        engine_on(tiny("llama"))
+
+
+def test_every_architecture_passes_the_preflight_here(tiny: TinyModel) -> None:
+    for architecture in tiny_models.ARCHITECTURES:
+        assert {finding.status for finding in engine_on(tiny(architecture)).info.preflight} == {"ok"}
 
 
 def test_warm_up_leaves_nothing_behind(gpt_oss: TransformersPrefillEngine) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from disagg.config import EngineOptions
-from disagg.engines.transformers_load import choose_device, load_model, quantization
+from disagg.engines.transformers_load import choose_device, load_model, quantization, weight_bytes
 from disagg.errors import ModelError
 from tests.tiny_models import TinyModel
 
@@ -97,3 +97,11 @@ def test_tied_models_lack_nothing(tiny: TinyModel) -> None:
     assert json.loads((tiny("qwen3") / "config.json").read_text())["tie_word_embeddings"]
     model = load_model(tiny("qwen3"), OPTIONS, CPU)
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_shared_weights_are_counted_once(tiny: TinyModel) -> None:
+    stored = sum(t.nbytes for t in load_file(tiny("qwen3") / "model.safetensors").values())
+    model = load_model(tiny("qwen3"), OPTIONS, CPU)
+    frequencies = sum(buffer.nbytes for buffer in model.buffers())
+    assert weight_bytes(model) == stored + frequencies
+    assert stored > 10 * frequencies
