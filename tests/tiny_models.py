@@ -247,15 +247,22 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
                 tensor.copy_(0.3 * noise)
             if "embed_tokens" in name or "lm_head" in name:
                 tensor[[EOS_ID, END_OF_TURN_ID]] = 0.0
-    if model.config.model_type == "gemma3_text":
-        _quieten_embeddings(model)
+    _liven(model)
 
 
-def _quieten_embeddings(model: Any) -> None:
-    """Gemma multiplies embeddings by sqrt(hidden size): unless they are small, a tied model repeats one token."""
+def _liven(model: Any) -> None:
+    """Loud embeddings make a tied model repeat the token it has just read; flat attention makes gemma3 run in circles
+    (it normalises what attention finds, so only sharper scores make the text depend on the context)."""
+    gemma = model.config.model_type == "gemma3_text"  # multiplies embeddings by 8, adds one to its norms' weights
     with torch.no_grad():
-        model.model.embed_tokens.weight.div_(16.0)
-        model.model.norm.weight.add_(15.0)
+        if model.config.tie_word_embeddings:
+            factor = 16.0 if gemma else 4.0
+            model.model.embed_tokens.weight.div_(factor)
+            norm = model.model.norm.weight
+            norm.copy_(norm + factor - 1.0 if gemma else norm * factor)
+        for name, weight in model.named_parameters():
+            if gemma and name.endswith(("q_norm.weight", "k_norm.weight")):
+                weight.add_(1.0)
 
 
 SAMPLE_TEXT = '''
