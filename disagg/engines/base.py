@@ -182,6 +182,10 @@ class DecodeEngine(Protocol):
         """Requests in the engine, queued or decoding."""
         ...
 
+    def warm_up(self) -> None:
+        """Run a few tokens over handed-over and over self-computed KV, so that the first request finds it all ready."""
+        ...
+
     def close(self) -> None:
         """Stop the engine's thread; running requests get Cancelled."""
         ...

@@ -137,8 +137,10 @@ class Loop:
             return
         ready.set_result(prepared)
         with mx.stream(self._stream):
-            self._run()
-            self._stop()
+            try:
+                self._run()
+            finally:  # whatever ends the thread, nobody is left waiting
+                self._stop()
 
     def _new_batch(self) -> Batch:
         return Batch(
@@ -174,6 +176,7 @@ class Loop:
 
     def _stop(self) -> None:
         with self._wake:
+            self._closed = True
             commands, jobs = list(self._commands), list(self._jobs.values())
             self._commands.clear()
             self._jobs.clear()

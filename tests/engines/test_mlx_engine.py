@@ -188,11 +188,28 @@ def test_cancelling_at_random_moments_leaves_nothing_behind(engine, reference):
         engine.cancel(f"c{index}")
         heard = len(collector.tokens)
         if index % 10 == 0:
-            until(lambda: idle(engine), seconds=1.0)
+            until(lambda: idle(engine), seconds=5.0)
         assert len(collector.tokens) == heard, "no call begins after cancel returned"
         assert collector.error is None
-    until(lambda: idle(engine), seconds=1.0)
+    until(lambda: idle(engine), seconds=5.0)
     assert len(start(engine, prompts[2], kvs[2], max_tokens=5).result()) == 5
+
+
+def test_a_token_computed_while_its_request_was_cancelled_is_not_handed_out(engine, monkeypatch):
+    collector, step = Collector(), engine._loop._batch.step
+
+    def step_then_cancel():
+        handed_out = step()
+        if len(collector.tokens) == 2:
+            engine.cancel("late")
+        return handed_out
+
+    monkeypatch.setattr(engine._loop._batch, "step", step_then_cancel)
+    engine.submit(DecodeRequest("late", prompt(5), Sampling(max_tokens=50, ignore_eos=True)), collector)
+    until(lambda: len(collector.tokens) == 2)
+    until(lambda: idle(engine))
+
+    assert len(collector.tokens) == 2
 
 
 def test_cancelling_one_request_does_not_change_its_neighbours(engine):
@@ -298,6 +315,20 @@ def test_closing_ends_what_runs_with_cancelled_and_refuses_what_comes(tiny):
         start(engine, prompt(5))
     with pytest.raises(Cancelled):
         engine.logits([9], 1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_leaves_nobody_waiting(tiny, monkeypatch):
+    engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
+    collector = start(engine, prompt(20), max_tokens=5000)
+    assert collector.first.wait(30)
+    monkeypatch.setattr(engine._loop, "_step", lambda: 1 / 0)
+
+    with pytest.raises(Cancelled):
+        collector.result()
+    with pytest.raises(Cancelled):
+        start(engine, prompt(20))
+    engine.close()
 
 
 def test_the_engine_says_what_it_is(mlx_engine):

@@ -68,6 +68,31 @@ def test_requests_of_mixed_length_may_join_a_running_batch_at_any_step(architect
     assert [c.timing.computed_prompt_tokens for c in running] == [1, 1, 1, 1, 97, 1]
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "gemma3_text"])
+def test_requests_may_join_while_a_long_prompt_is_still_being_computed(architecture, mlx_engine, reference):
+    engine, torch_model = mlx_engine(architecture), reference(architecture)
+    long = prompt(700)  # fifteen chunks
+    short = [prompt(length, seed=length) for length in (20, 150)]
+    handed_over = [torch_model.kv(tokens[:-1], engine.info.layout) for tokens in short]
+
+    alone = start(engine, long, max_tokens=6)
+    joined = [start(engine, tokens, kv, max_tokens=6) for tokens, kv in zip(short, handed_over, strict=True)]
+
+    for collector, tokens in zip((alone, *joined), (long, *short), strict=True):
+        assert collector.result() == torch_model.greedy(tokens, 6)
+    assert joined[1].timing.finished < alone.timing.first_token, "the long prompt held nobody up"
+    assert [c.timing.computed_prompt_tokens for c in (alone, *joined)] == [700, 1, 1]
+
+
+def test_a_repetition_penalty_knows_the_handed_over_prompt(mlx_engine, reference):
+    engine, tokens = mlx_engine("llama"), prompt(80)
+    kv = reference("llama").kv(tokens[:-1], engine.info.layout)
+    penalised = start(engine, tokens, kv, repetition_penalty=1.5, max_tokens=32).result()
+
+    assert penalised == start(engine, tokens, repetition_penalty=1.5, max_tokens=32).result()
+    assert penalised != start(engine, tokens, max_tokens=32).result()
+
+
 def test_logits_over_handed_over_kv_are_those_of_the_whole_pass(mlx_engine, reference):
     engine, torch_model = mlx_engine("gpt_oss_yarn"), reference("gpt_oss_yarn")
     tokens = prompt(180)

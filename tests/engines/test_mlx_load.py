@@ -65,6 +65,38 @@ def test_float_experts_are_transposed_and_packed_ones_pass_untouched():
     assert mended == {name: array for name, array in weights.items() if not name.endswith("gate_up_proj")}
 
 
+def packed(folder):
+    """Rewrite a float gpt_oss checkpoint as the hub's: experts in MXFP4. Returns the float weights they stand for."""
+    weights, rounded = mx.load(str(folder / "model.safetensors")), {}
+    for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        array = weights.pop(name).swapaxes(-1, -2)
+        blocks, scales = mx.quantize(array, group_size=32, bits=4, mode="mxfp4")
+        weights[f"{name}_blocks"] = blocks.view(mx.uint8).reshape(*scales.shape, 16)
+        weights[f"{name}_scales"] = scales
+        rounded[name] = mx.dequantize(blocks, scales, group_size=32, bits=4, mode="mxfp4").swapaxes(-1, -2)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    return rounded
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_hub_checkpoint_with_mxfp4_experts_loads_packed_and_answers_like_its_weights(dtype, copy, tiny, tmp_path):
+    hub, floats = copy("gpt_oss"), shutil.copytree(tiny("gpt_oss"), tmp_path / "floats")
+    weights = {**mx.load(str(floats / "model.safetensors")), **packed(hub)}
+    mx.save_safetensors(str(floats / "model.safetensors"), weights, {"format": "pt"})
+    small = MLXDecodeEngine(hub, 8192, EngineOptions("mlx", dtype=dtype, device="cpu"))
+    large = MLXDecodeEngine(floats, 8192, OPTIONS)
+
+    tokens = prompt(40)
+    difference = np.abs(np.array(small.logits(tokens, 10)) - np.array(large.logits(tokens, 10))).max()
+    assert difference < {"float32": 1e-3, "bfloat16": 1.5}[dtype]
+    assert small.info.layout.dtype == dtype
+    assert small.info.memory_bytes < large.info.memory_bytes
+    small.close()
+    large.close()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_and_kv_take_the_dtype_of_the_host(dtype, tiny):
     options = EngineOptions("mlx", dtype=dtype, device="cpu")

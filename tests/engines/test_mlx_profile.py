@@ -14,6 +14,7 @@ from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE,
 from disagg.config import EngineOptions
 from disagg.engines.mlx_engine import MLXDecodeEngine
 from disagg.engines.mlx_load import load
+from disagg.engines.mlx_mends import untruncated_yarn
 from disagg.engines.mlx_profile import measure, probe
 from disagg.errors import PreflightRefused
 from tests.tiny_models import WINDOW
@@ -109,8 +110,7 @@ def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine):
     assert {finding.status for finding in info.preflight if finding is not rope} == {"ok"}
 
 
-def test_a_yarn_difference_of_another_cause_is_not_mended(tiny, tmp_path):
-    """Only `truncate: false` is understood."""
+def test_a_yarn_scale_that_mlx_lm_does_not_know_is_refused_although_frequencies_are_mended(tiny, tmp_path):
     folder = shutil.copytree(tiny("gpt_oss_yarn"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config["rope_scaling"]["attention_factor"] = 1.5  # transformers heeds it, mlx-lm does not know it
@@ -118,3 +118,16 @@ def test_a_yarn_difference_of_another_cause_is_not_mended(tiny, tmp_path):
 
     with pytest.raises(PreflightRefused, match=r"scales rotated vectors by 1\.34\d* instead of 1\.5"):
         MLXDecodeEngine(folder, 8192, OPTIONS)
+
+
+def test_a_yarn_difference_of_another_cause_than_truncate_is_not_mended(tiny, mlx_engine):
+    loaded = load(tiny("gpt_oss_yarn"), dtype="float32", device=mx.cpu)
+    measured = measure(loaded.model).layers
+    reference = mlx_engine("gpt_oss_yarn").info.profile
+    config = {**loaded.config, "rope_scaling": {**loaded.config["rope_scaling"], "truncate": True}}
+
+    assert untruncated_yarn(loaded.model, config, reference, measured) == []
+    assert measure(loaded.model).layers == measured
+    assert untruncated_yarn(loaded.model, loaded.config, reference, measured)
+    for now, wanted in zip(measure(loaded.model).layers, reference.layers, strict=True):
+        assert now.rope.inv_freq == pytest.approx(wanted.rope.inv_freq, rel=1e-6)
