@@ -112,9 +112,7 @@ def code_of(text: str) -> str:
     except SyntaxError:
         return ""
     tree.body = [
-        node
-        for node in tree.body
-        if not isinstance(node, ast.Assign) or len(ast.unparse(node)) <= LONGEST_TABLE
+        node for node in tree.body if not isinstance(node, ast.Assign) or len(ast.unparse(node)) <= LONGEST_TABLE
     ]
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:

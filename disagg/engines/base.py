@@ -182,10 +182,6 @@ class DecodeEngine(Protocol):
         """Requests in the engine, queued or decoding."""
         ...
 
-    def warm_up(self) -> None:
-        """Run a few tokens over handed-over and over self-computed KV, so that the first request finds it all ready."""
-        ...
-
     def close(self) -> None:
         """Stop the engine's thread; running requests get Cancelled."""
         ...
