@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 from dataclasses import asdict
 
@@ -11,6 +12,7 @@ import pytest
 from disagg.errors import ContextLengthExceeded, DeadlineExceeded, RequestError, UnknownModel
 from disagg.inference.client import AsyncClient, Client
 from disagg.inference.types import Chunk, Completion
+from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n" * 20
@@ -21,11 +23,13 @@ def ids(answer: Completion) -> list[int]:
 
 
 def test_a_hand_off_gives_the_tokens_of_each_engine_alone(tiny_fleet: RunningFleet) -> None:
+    chance = random.Random(2)
+    prompt = [chance.randrange(8, tiny_models.VOCAB) for _ in range(150)]
     with tiny_fleet.client() as client:
         answers = {
-            "disaggregated": client.generate("tiny", PROMPT, max_tokens=64),
-            "decode-alone": client.generate("tiny", PROMPT, max_tokens=64, alone="decode"),
-            "prefill-alone": client.generate("tiny", PROMPT, max_tokens=64, alone="prefill"),
+            "disaggregated": client.generate("tiny", tokens=prompt, max_tokens=64),
+            "decode-alone": client.generate("tiny", tokens=prompt, max_tokens=64, alone="decode"),
+            "prefill-alone": client.generate("tiny", tokens=prompt, max_tokens=64, alone="prefill"),
         }
     tokens = {name: ids(answer) for name, answer in answers.items()}
     assert tokens["disaggregated"] == tokens["decode-alone"] == tokens["prefill-alone"]
