@@ -50,9 +50,9 @@ def test_the_decode_host_computes_exactly_one_prompt_token_after_a_hand_off(tiny
 
 @pytest.mark.timeout(300)
 def test_the_parts_of_ttft_are_never_negative_and_explain_it(tiny_fleet: RunningFleet) -> None:
-    prompt = PROMPT * 3
+    prompt = [9 + i % 600 for i in range(3500)]
     with tiny_fleet.client() as client:
-        runs = [client.generate("tiny", prompt, max_tokens=2).metrics for _ in range(100)]
+        runs = [client.generate("tiny", tokens=prompt, max_tokens=2).metrics for _ in range(100)]
     for run in runs:
         assert min(asdict(run.ttft_parts).values()) >= 0
         assert run.ttft_parts.total == pytest.approx(run.ttft)
@@ -132,8 +132,8 @@ def test_an_unknown_model_lists_those_there_are(tiny_fleet: RunningFleet) -> Non
 
 def test_an_error_of_the_server_arrives_as_it_was_raised(tiny_fleet: RunningFleet) -> None:
     with tiny_fleet.client() as client:
-        with pytest.raises(ContextLengthExceeded, match="2048"):
-            client.generate("tiny", PROMPT, max_tokens=2048)
+        with pytest.raises(ContextLengthExceeded, match="4096"):
+            client.generate("tiny", PROMPT, max_tokens=4096)
         with pytest.raises(RequestError, match="empty"):
             client.generate("tiny", "")
 

@@ -56,11 +56,11 @@ def test_an_empty_prompt_is_refused(tiny_fleet: RunningFleet, host: str, prompt:
 
 @BOTH
 def test_over_the_context_says_both_numbers(tiny_fleet: RunningFleet, host: str) -> None:
-    body = {"model": "tiny", "tokens": [7] * 2000, "sampling": {"max_tokens": 49}}
+    body = {"model": "tiny", "tokens": [9] * 4000, "sampling": {"max_tokens": 97}}
     status, error = refusal(tiny_fleet, host, json=body)
     assert status == httpx.codes.BAD_REQUEST
     assert error["code"] == "ContextLengthExceeded"
-    assert "2000 prompt tokens + 49 max_tokens = 2049" in error["message"] and "2048" in error["message"]
+    assert "4000 prompt tokens + 97 max_tokens = 4097" in error["message"] and "4096" in error["message"]
 
 
 @BOTH
