@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 
+import httpx
 import pytest
 
 from disagg.errors import ContextLengthExceeded, DeadlineExceeded, RequestError, UnknownModel
@@ -46,6 +48,41 @@ def test_the_decode_host_computes_exactly_one_prompt_token_after_a_hand_off(tiny
     assert after - before == 1
     assert answer.metrics.decode_computed_tokens == 1
     assert answer.metrics.kv_bytes > 0
+
+
+async def test_no_kv_byte_passes_through_the_client(tiny_fleet: RunningFleet) -> None:
+    received = 0
+
+    class Counting(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            response = await super().handle_async_request(request)
+            body = response.stream
+
+            async def counted() -> AsyncIterator[bytes]:
+                nonlocal received
+                async for part in body:  # type: ignore[union-attr]
+                    received += len(part)
+                    yield part
+
+            response.stream = Counted(counted(), body)  # type: ignore[arg-type]
+            return response
+
+    class Counted(httpx.AsyncByteStream):
+        def __init__(self, parts: AsyncIterator[bytes], body: httpx.AsyncByteStream) -> None:
+            self._parts, self._body = parts, body
+
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            return self._parts
+
+        async def aclose(self) -> None:
+            await self._body.aclose()
+
+    async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client:
+        await client._http.aclose()
+        client._http = httpx.AsyncClient(transport=Counting(), headers={"Authorization": f"Bearer {TOKEN}"})
+        answer = await client.generate("tiny", tokens=list(range(9, 609)), max_tokens=2)
+    assert answer.metrics.kv_bytes > 900_000
+    assert 0 < received < 2_000
 
 
 @pytest.mark.timeout(300)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.fleets import RunningFleet
+from tests.fleets import RunningFleet, wait_until
 
 PROMPT = {"model": "tiny", "prompt": "def fibonacci(n):"}
 DELIVERY = {"deliver": {"host": "127.0.0.1", "port": 1}, "ticket": "x" * 43}
@@ -164,3 +165,18 @@ def test_health_with_the_token_says_what_is_served(tiny_fleet: RunningFleet) -> 
         assert health["fingerprint"]["architecture"] == "qwen3"
         assert health["versions"]
         assert all(finding["status"] == "ok" for finding in health["preflight"])
+
+
+def test_a_full_queue_answers_503_with_retry_after(tiny_fleet: RunningFleet) -> None:
+    """Four requests may run and eight may wait: twelve slots whose KV never comes leave no place for a thirteenth."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(12):
+            http = stack.enter_context(tiny_fleet.http("tiny-decode"))
+            answer = stack.enter_context(http.stream("POST", "/decode", json=PROMPT))
+            assert next(stack.enter_context(contextlib.closing(answer.iter_lines()))) == "event: slot"
+        with tiny_fleet.http("tiny-decode") as http:
+            refused = http.post("/decode", json=PROMPT)
+    assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["code"] == "Overloaded"
+    wait_until(lambda: tiny_fleet.status("tiny-decode")["queue"] == 0, 1, "the abandoned slots to be freed")
