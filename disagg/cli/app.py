@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -60,6 +61,8 @@ app.command()(init.init)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command line and exit: 0, or the error's own code. Errors are one message on stderr."""
+    # A second Ctrl-C lands in asyncio's clean-up, which would log the tasks it tore down with their tracebacks.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     try:
         app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="disagg")
     except DisaggError as error:

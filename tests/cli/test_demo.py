@@ -1,8 +1,9 @@
+import contextlib
 import functools
 import json
-import os
 import signal
 import socket
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from disagg.fleet import lifecycle, local
 from disagg.fleet.lifecycle import Lifecycle
 from disagg.fleet.ports import on_free_ports
 from disagg.inference import client
+
+SIGNALLED = Path(__file__).with_name("signalled.py")
 
 
 @dataclass
@@ -96,23 +99,32 @@ def test_a_request_that_fails_stops_everything(farm, capsys):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_stops_everything(farm, number, code):
-    before = signal.getsignal(number)
-    farm.client.on_stream = staticmethod(lambda model: os.kill(os.getpid(), number))
-    assert run("demo") == code
-    assert nothing_left(farm)
-    assert signal.getsignal(number) == before
+def test_a_signal_stops_everything(tmp_path, number, code):
+    pids = tmp_path / "pids"
+    demo = subprocess.run(
+        [sys.executable, str(SIGNALLED), str(number.value), str(pids), "demo"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert demo.returncode == code, demo.stderr
+    assert "Traceback" not in demo.stderr
+    spawned = [int(line) for line in pids.read_text().split()]
+    assert len(spawned) == 4 and all(local.identity(pid) is None for pid in spawned)
 
 
 def test_ports_that_are_taken_are_replaced(farm, capsys, tmp_path):
     packaged = load(Path(disagg.__file__).parent / "demo" / "hosts.toml")
     port = packaged.hosts["prefill-1"].port
-    with socket.create_server(("127.0.0.1", port)):
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # something else on this machine may have it already: as good
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
         assert run("demo") == 0
     assert f"port {port} is in use here; using " in capsys.readouterr().err
     used = farm.fleets[0]
     assert used.hosts["prefill-1"].port != port
-    assert used.hosts["decode-1"] == packaged.hosts["decode-1"]
+    assert used.hosts["decode-1"].model == packaged.hosts["decode-1"].model
     assert used.models == packaged.models
 
 

@@ -1,0 +1,50 @@
+"""Runs a command with fakes in a process of its own, which sends itself a signal once an answer streams.
+
+`python signalled.py SIGNAL PIDS_FILE ARGS...`: the pids of spawned servers go to PIDS_FILE, "closed MODEL" to stderr
+when a stream is closed. A signal inside the test process itself would interrupt pytest wherever it stands.
+"""
+
+import asyncio
+import functools
+import os
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "fleet"), str(Path(__file__).parent)]
+
+from answers import FakeClient
+from farm import FAKE
+
+from disagg.cli.app import main
+from disagg.fleet import lifecycle, local
+from disagg.fleet.lifecycle import Lifecycle
+from disagg.inference import client
+
+NUMBER, PIDS = int(sys.argv[1]), Path(sys.argv[2])
+
+
+class Signalled(FakeClient):
+    async def stream(self, model, prompt=None, **options):
+        try:
+            os.kill(os.getpid(), NUMBER)
+            await asyncio.sleep(30)
+            yield
+        finally:
+            sys.stderr.write(f"closed {model}\n")
+
+
+def argv(fleet, host):
+    return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), "serve"], {}
+
+
+def spawn(*arguments):
+    pid = real_spawn(*arguments)
+    with PIDS.open("a") as pids:
+        pids.write(f"{pid}\n")
+    return pid
+
+
+real_spawn, local.spawn = local.spawn, spawn
+lifecycle.Lifecycle = functools.partial(Lifecycle, argv=argv)
+client.AsyncClient = Signalled
+sys.exit(main(sys.argv[3:]))
