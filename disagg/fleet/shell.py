@@ -90,7 +90,11 @@ trap 'exit 1' 1 2 13 15
 umask 022
 rm -rf "$t" "$o"
 mkdir "$t" || exit 1
-tar -xzof - -C "$t" || fail "the files could not be unpacked"
+(cd "$t" && exec tar -xzof -) || {  # not tar -C, which reads backslashes
+  free=$(df -Pk "$t" | awk 'END { print $4 }')  # GNU tar says "Wrote only 1536 of 10240 bytes"
+  [ "${free:-64}" -ge 64 ] || echo "No space left on device" >&2
+  fail "the files could not be unpacked"
+}
 [ -f "$t/$2" ] || fail "only a part arrived"
 rm -f "$t/$2"
 if [ -e "$p" ] || [ -L "$p" ]; then

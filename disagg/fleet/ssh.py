@@ -155,12 +155,12 @@ class SSHMachine(ShellMachine):
             raise self._explained(error) from error
 
     def _explained(self, error: BaseException) -> DisaggError:
-        from disagg.fleet import ssh_open
+        from disagg.fleet.ssh_errors import explain
 
         connection = self._connection
         if connection is None or not connection.is_connected:
             return self._lost()
-        return ssh_open.explain(self.name, self.settings, error)
+        return explain(self.name, self.settings, error)
 
     def _lost(self) -> HostUnreachable:
         return HostUnreachable(

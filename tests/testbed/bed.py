@@ -1,9 +1,9 @@
 """Four machines to reach over SSH, at the addresses of hosts.toml, inside this one.
 
 Each host is a set of namespaces (network, mount, hostname, process ids) with an sshd on port 22, a host key, an
-account and a home of its own (/tmp is this machine's); two look like macOS as far as a shell can see. A bridge in one more network namespace,
-the hub, joins them. Nothing of it is visible outside: two beds at once never meet, and there is nothing to clean up
-when the process that made one is killed, for every host ends with it.
+account and a home of its own (/tmp is this machine's); two look like macOS as far as a shell can see. A bridge in one
+more network namespace, the hub, joins them. Nothing of it is visible outside: two beds at once never meet, and there
+is nothing to clean up when the process that made one is killed, for every host ends with it.
 
 A test is inside while it runs (`Bed.entered`): its thread, and the threads and processes it starts, are moved into the
 hub, from where the hosts are reached at their addresses. Sockets stay where they were made.
@@ -20,16 +20,16 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from disagg.config import Fleet, Host, load
@@ -61,44 +61,35 @@ class BedHost:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0])
 
-    def pids(self, name: str | None = None) -> list[int]:
-        """Processes on this host (with this name), by their ids here."""
-        namespace = os.stat(f"/proc/{self.init}/ns/pid").st_ino
-        found = []
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                try:
-                    same = os.stat(folder / "ns/pid").st_ino == namespace
-                    if same and name in (None, (folder / "comm").read_text().strip()):
-                        found.append(int(folder.name))
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-        return found
+    def processes(self) -> list[psutil.Process]:
+        """What runs on this host, as seen from here. On loopback: all that runs here."""
+        if not self.link:
+            return list(psutil.process_iter())
+        namespace = _namespace(self.init, "pid")
+        return [process for process in psutil.process_iter() if _namespace(process.pid, "pid") == namespace]
 
     def command_lines(self) -> list[str]:
         """The command line of every process on this host."""
         lines = []
-        for pid in self.pids():
-            try:
-                lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
-            except (FileNotFoundError, ProcessLookupError):
-                continue
+        for process in self.processes():
+            with suppress(psutil.Error):
+                lines.append(" ".join(process.cmdline()))
         return lines
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Within, its sshd takes connections and says nothing."""
-        pids = self.pids("sshd")
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+        listener = self.process.pid if not self.link else self.init
+        family = [psutil.Process(listener), *psutil.Process(listener).children(recursive=True)]
+        daemons = [process for process in family if process.name() == "sshd"]
+        for daemon in daemons:
+            daemon.suspend()
         try:
             yield
         finally:
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGCONT)
-                except ProcessLookupError:
-                    continue
+            for daemon in daemons:
+                with suppress(psutil.NoSuchProcess):
+                    daemon.resume()
 
     def as_root(self, *argv: object, check: bool = True) -> subprocess.CompletedProcess[bytes]:
         """Run a command on this host as its root, without SSH."""
@@ -146,7 +137,8 @@ class Bed:
             header = f'[models."{name}".sources]\n'
             before, after = text.split(header)
             rest = after.split("\n\n", 1)[1]
-            text = f'{before}{header}transformers = "package:demo/models/{folder}"\nmlx = "package:demo/models/{folder}"\n\n{rest}'
+            sources = f'transformers = "package:demo/models/{folder}"\nmlx = "package:demo/models/{folder}"'
+            text = f"{before}{header}{sources}\n\n{rest}"
         text = re.sub(r'service = "(systemd|launchd)"', 'service = "process"', text)
         text = re.sub(r'dtype = "bfloat16"', 'dtype = "float32"', text)
         text = re.sub(r'device = "(cuda|gpu)"', 'device = "cpu"\nthreads = 1', text)
@@ -250,7 +242,7 @@ def _inside(hub: subprocess.Popen[bytes] | None) -> Iterator[None]:
     if hub is None:
         yield
         return
-    with open("/proc/thread-self/ns/net", "rb") as outside, open(f"/proc/{hub.pid}/ns/net", "rb") as inside:
+    with Path("/proc/thread-self/ns/net").open("rb") as outside, Path(f"/proc/{hub.pid}/ns/net").open("rb") as inside:
         _setns(inside.fileno())
         try:
             yield
@@ -302,8 +294,8 @@ def _namespace_host(
 
 def _wire(hub: subprocess.Popen[bytes], process: subprocess.Popen[bytes], link: str, address: str) -> None:
     """A cable from the hub's bridge to the host's eth0."""
-    own, deadline = os.stat("/proc/self/ns/net").st_ino, time.monotonic() + 10
-    while os.stat(f"/proc/{process.pid}/ns/net").st_ino == own:
+    own, deadline = _namespace("self", "net"), time.monotonic() + 10
+    while _namespace(process.pid, "net") == own:
         assert time.monotonic() < deadline and process.poll() is None, "a host of the test bed did not start"
         time.sleep(0.002)
     for target, command in (
@@ -313,6 +305,14 @@ def _wire(hub: subprocess.Popen[bytes], process: subprocess.Popen[bytes], link: 
         (process, "ip link set eth0 up"),
     ):
         _in_network(target, *command.split())
+
+
+def _namespace(pid: int | str, kind: str) -> int:
+    """Which one a process is in; 0 for a process that has ended or is not ours to ask about."""
+    try:
+        return Path(f"/proc/{pid}/ns/{kind}").stat().st_ino
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
 
 
 def _in_network(process: subprocess.Popen[bytes], *argv: str) -> None:
