@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from farm import wait_until
 
@@ -394,6 +395,44 @@ def test_a_key_with_a_passphrase_names_ssh_add(make: Make, bed: Bed, tmp_path: P
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True)
     with pytest.raises(LoginRefused, match="has a passphrase: ssh-add"):
         make(host=replace(bed.host("dgx-spark-1"), key=str(locked))).run(["true"])
+
+
+@pytest.fixture
+def only_passwords(bed: Bed) -> Iterator[int]:
+    """The port of an sshd that takes passwords and no keys, as a Mac's does before its disk is unlocked."""
+    there = bed.hosts["dgx-spark-1"]
+    port = 2222 if bed.real else there.port + 1
+    lines = (there.folder / "sshd_config").read_text().replace("Authentication no", "Authentication yes")
+    config = there.folder / "sshd_config.locked"
+    config.write_text(lines.replace(f"Port {there.port}", f"Port {port}") + "PubkeyAuthentication no\n")
+    sshd = shutil.which("sshd")
+    inside = ["nsenter", "-t", str(there.init), "-m", "-n", "-p"] if bed.real else []
+    with subprocess.Popen([*inside, sshd, "-D", "-f", config], stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: listens(bed.host("dgx-spark-1").address, port))
+        yield port
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+
+
+def listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_host_that_takes_only_passwords_is_called_locked(
+    make: Make, bed: Bed, only_passwords: int, other_known_hosts: Path
+):
+    host = replace(bed.host("dgx-spark-1"), ssh_port=only_passwords)
+    kind, key, *_ = (bed.hosts["dgx-spark-1"].folder / "host_key.pub").read_text().split()
+    with other_known_hosts.open("a") as file:
+        file.write(f"[{host.address}]:{only_passwords} {kind} {key}\n")
+    with pytest.raises(LoginRefused, match="a Mac that restarted with FileVault is locked") as caught:
+        make(host=host).run(["true"])
+    assert caught.value.hint.startswith("unlock it with the password: ssh -p")
 
 
 def test_a_refused_port_says_how_sshd_is_started(make: Make, bed: Bed):
