@@ -123,6 +123,7 @@ def program(
         if "\0" in text:
             raise FleetError("an argument or environment value holds a NUL character", "no command can take that")
     lines = [f"export {_name(key)}={shlex.quote(value)}" for key, value in sorted((environment or {}).items())]
+    lines.append("cd 2>/dev/null")  # home: a forced command or a container may begin elsewhere
     words = " ".join(map(shlex.quote, argv))
     if not takes_input:
         lines.append("exec </dev/null")

@@ -145,9 +145,10 @@ class Bed:
         text = re.sub(r'quantization = "int8".*\n', "", text)
         text = re.sub(r"max_kv_bytes = .*", "max_kv_bytes = 1_073_741_824", text)
         text = text.replace("context = 32768", "context = 8192")
-        for host in self.hosts.values():
-            if not self.real:
+        if not self.real:
+            for host in self.hosts.values():
                 text = text.replace(f'address = "{host.address}"', f'address = "127.0.0.1"\nssh_port = {host.port}')
+            text = re.sub(r"^(port|kv_port) = .*", lambda key: f"{key[1]} = {_free_port()}", text, flags=re.MULTILINE)
         path.write_text(text, encoding="utf-8")
         return path
 
@@ -325,15 +326,21 @@ def _loopback_host(
     folder: Path, home: Path, host: Host, sshd: str, hub: subprocess.Popen[bytes] | None
 ) -> Iterator[BedHost]:
     place = folder / host.name
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = _free_port()
     _authorise(place / "home", home, owner=os.getuid())
     keys = place / "home/.ssh/authorized_keys"
     _sshd_config(place, port, "127.0.0.1", [f"AuthorizedKeysFile {keys}", f'SetEnv HOME="{place / "home"}"'])
+    if os.geteuid() == 0:  # root who may not make namespaces, as in most containers
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     argv = [sshd, "-D", "-f", str(place / "sshd_config"), "-E", str(place / "sshd.log")]
     with _child(argv) as process:
         local = place / "home"
         yield BedHost(host.name, host.address, port, getpass.getuser(), False, place, local, str(local), process)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def _account(place: Path, user: str, home: str) -> None:
