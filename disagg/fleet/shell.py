@@ -24,15 +24,16 @@ GUARD = r"""
 live=; timer=
 finish() { for p in $live; do kill -s "$1" -- "-$p"; done; }
 end() { finish TERM; sleep 1; finish KILL; }
-exec >/dev/null 2>&1
+exec 3>&1 >/dev/null 2>&1
 while read -r word rest; do
   [ -z "$timer" ] || kill "$timer"
   timer=
   case $word in
+    watch) live=$rest; echo @watching >&3 ;;
     live) live=$rest ;;
-    end) (live=$rest; end) & ;;
+    end) (live=$rest; end) 3>&- & ;;
   esac
-  [ -z "$live" ] || { (trap 'kill "$nap"; exit' TERM; sleep "$1" & nap=$!; wait "$nap" && end) & timer=$!; }
+  [ -z "$live" ] || { (trap 'kill "$nap"; exit' TERM; sleep "$1" & nap=$!; wait "$nap" && end) 3>&- & timer=$!; }
 done
 [ -z "$timer" ] || kill "$timer"
 end
@@ -40,8 +41,11 @@ end
 """Ends process groups whose client is gone: at the end of its input, or $1 seconds after the last line of it.
 
 sshd tells nobody that a link is dead, and a command without a terminal survives its connection. Lines: `live PGID...`
-names all groups to watch (none: no timer runs), `end PGID` ends one now, `beat` says that the client still lives.
+names all groups to watch (none: no timer runs), `watch PGID...` too and is answered with WATCHING, `end PGID` ends one
+now, `beat` says that the client still lives.
 """
+
+WATCHING = b"@watching\n"
 
 _PLACE = r"""
 LC_ALL=C; export LC_ALL

@@ -179,7 +179,10 @@ class Bed:
         self._in_hub("ip", "link", "set", self.hosts[name].link, "down")
 
     def mend_link(self, name: str) -> None:
+        """Put the cable back, and wait until the host answers."""
         self._in_hub("ip", "link", "set", self.hosts[name].link, "up")
+        with _inside(self.hub):
+            _await_sshd(self.hosts[name])
 
     @contextmanager
     def limited(self, name: str, megabit: float) -> Iterator[None]:
