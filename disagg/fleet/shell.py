@@ -99,8 +99,6 @@ mkdir "$t" || exit 1
   [ "${free:-64}" -ge 64 ] || echo "No space left on device" >&2
   fail "the files could not be unpacked"
 }
-[ -f "$t/$2" ] || fail "only a part arrived"
-rm -f "$t/$2"
 if [ -e "$p" ] || [ -L "$p" ]; then
   mv -f "$p" "$o" || exit 1
   mv "$t" "$p" || { mv "$o" "$p"; exit 1; }
@@ -110,7 +108,7 @@ else
 fi
 """
 )
-"""$1: the folder; $2: the name of the last file, whose presence proves the stream whole. Standard input: a tar.gz."""
+"""$1: the folder. Standard input: a tar.gz, of which tar and gzip take no part for the whole."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import secrets
 import tarfile
 import tempfile
 import time
@@ -20,26 +19,23 @@ _IN_MEMORY = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A tar.gz of `size` bytes, readable from its beginning. `last`: the empty file that ends it."""
+    """A tar.gz of `size` bytes, readable from its beginning."""
 
     stream: IO[bytes]
     size: int
-    last: str
 
 
 @contextmanager
 def packed(files: Mapping[str, bytes | Path]) -> Iterator[Archive]:
     """The files as an archive, in memory while it is small. FleetError for a path that leaves the folder, or a file
     that cannot be read here."""
-    last = f".whole-{secrets.token_hex(8)}"
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
         with tarfile.open(fileobj=spool, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
             for name, content in files.items():
                 _add(tar, _relative(name), content)
-            _add(tar, last, b"")
         size = spool.tell()
         spool.seek(0)
-        yield Archive(spool, size, last)
+        yield Archive(spool, size)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes | Path) -> None:

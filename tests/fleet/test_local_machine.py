@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,9 +17,11 @@ from farm import wait_until
 
 from disagg.config import EngineOptions, Host
 from disagg.errors import Cancelled, FleetError
-from disagg.fleet import connect
+from disagg.fleet import connect, shell
 from disagg.fleet.local_machine import LocalMachine
 from disagg.fleet.machine import CommandFailed
+from disagg.fleet.output import Stream
+from disagg.fleet.shell_machine import Job
 
 VALUE = "a 'b' \"c\" ; $(id) `id`\n-x \\ ünï\n"
 
@@ -59,6 +63,32 @@ def test_files_and_trees_round_trip(here: LocalMachine, tmp_path: Path):
     assert here.read("tree/big", limit=2 << 20) == big
     assert here.read("tree/none") is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["conf", "tree"]
+
+
+def test_a_file_is_private_from_the_moment_it_exists(
+    here: LocalMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    chmod = tools / "chmod"  # looks at the file just before its mode is set
+    chmod.write_text(f'#!/bin/sh\nls -l "$2" | cut -c1-10 >{tmp_path}/before\nexec /bin/chmod "$@"\n')
+    chmod.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    here.write("public", b"x", mode=0o644)
+    assert (tmp_path / "before").read_text() == "-rw-------\n"
+    assert (tmp_path / "public").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("script", [shell.WRITE, shell.PUT_TREE])
+def test_content_that_ends_early_changes_nothing(here: LocalMachine, tmp_path: Path, script: str):
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("file"))
+    content = whole.getvalue()
+    for length in (*range(0, len(content), 20), len(content) - 1):
+        program = shell.program(("target", "644", str(len(content))), script, takes_input=True)
+        code, _ = here.execute(Job(program, Stream(), Stream(), 10, io.BytesIO(content[:length])))
+        assert code != 0 and list(tmp_path.iterdir()) == [], f"{length} of {len(content)} bytes"
 
 
 def test_what_cannot_be_written_is_told(here: LocalMachine, tmp_path: Path):
