@@ -298,6 +298,14 @@ def test_a_tree_arrives_whole_with_modes(machine: Machine, tmp_path: Path):
     machine.run(["rm", "-rf", "deep"])
 
 
+def test_a_large_tree_and_a_file_that_is_not_there(spark: SSHMachine, there: BedHost, tmp_path: Path):
+    large = os.urandom(20 << 20)
+    spark.put_tree({"large": large}, "tree")
+    assert (there.home / "tree/large").read_bytes() == large
+    with pytest.raises(FleetError, match=r"cannot read .*/missing: No such file"):
+        spark.put_tree({"missing": tmp_path / "missing"}, "tree")
+
+
 def test_a_tree_replaces_the_one_that_is_there(spark: SSHMachine, there: BedHost):
     spark.put_tree({"old": b"1"}, "tree")
     spark.put_tree({"new": b"2"}, "tree")
