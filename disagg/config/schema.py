@@ -45,7 +45,9 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine. `port` is its HTTP port; `kv_port` (decode only) takes KV transfers."""
+    """One machine. `port` is its HTTP port; `kv_port` (decode only) takes KV transfers.
+
+    `user`, `ssh_port` and `key` (a private key file) go before what ssh_config says; None leaves it to that."""
 
     name: str
     address: str
@@ -59,6 +61,9 @@ class Host:
     service: ServiceManager = "systemd"
     python: str | None = None
     queue_size: int = 32
+    user: str | None = None
+    ssh_port: int | None = None
+    key: str | None = None
 
     @property
     def url(self) -> str:
