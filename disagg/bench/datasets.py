@@ -71,11 +71,11 @@ def read_sharegpt(path: Path, limit: int = MAX_REQUESTS) -> list[TextItem]:
         conversation = body.get("conversations", body.get("conversation")) if isinstance(body, dict) else None
         if not isinstance(conversation, list):
             where.refuse('this is no object with a list of "conversations"', "is the file in ShareGPT form?")
-        turns = [(turn.get("from"), turn.get("value")) for turn in conversation if isinstance(turn, dict)]
-        if len(turns) != len(conversation) or not all(isinstance(value, str) for _, value in turns):
+        if not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in conversation):
             where.refuse('each turn of a conversation reads {"from": "human", "value": "text"}')
-        if len(turns) >= 2 and turns[0][0] in ("human", "user") and turns[0][1].strip():
-            items.append(TextItem(turns[0][1]))
+        opens = len(conversation) >= 2 and conversation[0].get("from") in ("human", "user")
+        if opens and (prompt := str(conversation[0]["value"])).strip():
+            items.append(TextItem(prompt))
         if len(items) == limit:
             break
     return _some(items, path)

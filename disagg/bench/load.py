@@ -26,17 +26,29 @@ Stream = Callable[..., AsyncGenerator[Chunk | Completion, None]]
 
 @dataclass(slots=True)
 class Watch:
-    """The run as seen from outside while it goes on. `stop` ends it; `changed` is called after each request."""
+    """The run as seen from outside while it goes on; `changed` is called after each request.
 
-    total: int
+    `end` stops it, for a reason. `work` counts tokens of the requests that ended: requests differ in length by far
+    more than they do in speed per token, so that time remaining is told from it.
+    """
+
+    changed: Callable[[], None] = lambda: None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
+    total_work: int = 0
+    work: int = 0
     done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    turn: Turn | None = None
-    changed: Callable[[], None] = lambda: None
+    doing: str = ""
 
-    def ended(self, record: Record) -> None:
+    def end(self, reason: str) -> None:
+        """Stop the run; the first reason stays."""
+        self.reason = self.reason or reason
+        self.stop.set()
+
+    def ended(self, record: Record, work: int) -> None:
         self.done += 1
+        self.work += work
         if record.error:
             self.failures[record.error] += 1
         self.changed()
@@ -47,15 +59,17 @@ async def run(
 ) -> list[Played]:
     """Every turn that was played, in order, the last one perhaps in part. `timeout`: seconds per request."""
     began, played = time.monotonic(), list[Played]()
+    watch.total_work = plan.work
     for turn in turns(plan, workload.times):
         if watch.stop.is_set():
             break
-        watch.turn = turn
         point = plan.points[turn.point]
+        watch.doing = f"{'warming up ' if turn.warmup else ''}{turn.mode} · {point.label}"
+        watch.changed()
         # Prompts are made before the clock starts: making one of 32k tokens takes milliseconds.
         indices = range(turn.first, turn.first + turn.count)
         items = [workload.item(point, turn.mode, index) for index in indices]
-        ask = _Asker(stream, model, turn.mode, timeout, began, watch)
+        ask = _Asker(stream, model, turn.mode, timeout, began, watch, point.work)
         played.append(await _play(turn, items, point.load, ask))
     return played
 
@@ -70,6 +84,7 @@ class _Asker:
     timeout: float
     run_began: float
     watch: Watch
+    work: int
 
     async def __call__(self, index: int, due: float, item: Item) -> Record:
         record, gaps = Record(index, due - self.run_began, time.monotonic() - self.run_began), list[float]()
@@ -77,7 +92,7 @@ class _Asker:
             record = _answered(record, item, await self._collect(item, gaps), gaps)
         except DisaggError as error:
             record = replace(record, error=error.code(), message=error.message)
-        self.watch.ended(record)
+        self.watch.ended(record, self.work)
         return record
 
     async def _collect(self, item: Item, gaps: list[float]) -> Completion:

@@ -43,6 +43,11 @@ class Point:
     load: Load
 
     @property
+    def work(self) -> int:
+        """Tokens of one request, as far as the point knows them."""
+        return (self.prompt_tokens or 0) + (self.output_tokens or 0) or 1
+
+    @property
     def label(self) -> str:
         prompt = "own" if self.prompt_tokens is None else f"{self.prompt_tokens:,}"
         output = "own" if self.output_tokens is None else f"{self.output_tokens:,}"
@@ -66,6 +71,11 @@ class Plan:
     def total(self) -> int:
         """Requests of the whole run."""
         return len(self.points) * len(self.modes) * (self.requests + self.warmup)
+
+    @property
+    def work(self) -> int:
+        """Tokens of the whole run, as far as the points know them."""
+        return sum(point.work for point in self.points) * len(self.modes) * (self.requests + self.warmup)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,12 @@ class Cell:
     figures: Mapping[str, Any]
 
     @property
+    def family(self) -> str:
+        """What it shares with cells that differ in prompt length and mode only."""
+        output = "each item's own" if self.point.output_tokens is None else f"{self.point.output_tokens:,}"
+        return f"output {output}, {self.point.load.label}"
+
+    @property
     def prompt_tokens(self) -> int | None:
         """The point's, or the median of what was sent; None where nothing completed."""
         lengths = [record.metrics.prompt_tokens for record in self.records if record.metrics]
@@ -53,6 +59,14 @@ class Result:
     unfinished: int = 0
     left_out: int = 0
     warmup_errors: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def families(self) -> dict[str, list[Cell]]:
+        """The cells by family, in order of the sweep."""
+        found: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.family, []).append(cell)
+        return found
 
     @property
     def failures(self) -> Counter[tuple[str, str, str]]:
@@ -111,8 +125,7 @@ def judge(cells: Sequence[Cell]) -> Verdict:
         length = next((cell.prompt_tokens for cell in here if cell.prompt_tokens is not None), None)
         if length is None:
             continue
-        output = "each item's own" if point.output_tokens is None else f"{point.output_tokens:,}"
-        family = families.setdefault(f"output {output}, {point.load.label}", {metric: [] for metric in METRICS})
+        family = families.setdefault(here[0].family, {metric: [] for metric in METRICS})
         for metric in METRICS:
             family[metric].append(Samples(length, {cell.mode: cell.seconds(metric) for cell in here}))
     return verdict(families)

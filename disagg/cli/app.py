@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import demo, fleet, generate, init, status, verify
+from disagg.cli import bench, demo, fleet, generate, init, status, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -55,6 +55,7 @@ app.command()(fleet.stop)
 app.command()(fleet.restart)
 app.command()(status.status)
 app.command()(verify.verify)
+app.add_typer(bench.app, name="bench")
 app.command()(init.init)
 
 
