@@ -33,6 +33,13 @@ class Load:
             return f"{self.rate:g} req/s"
         return "trace times" if self.concurrency is None else f"concurrency {self.concurrency}"
 
+    @property
+    def short(self) -> str:
+        """For plots: c4, 2/s, trace."""
+        if self.rate is not None:
+            return f"{self.rate:g}/s"
+        return "trace" if self.concurrency is None else f"c{self.concurrency}"
+
 
 @dataclass(frozen=True, slots=True)
 class Point:

@@ -132,17 +132,18 @@ def _sentences(metric: Metric, against: str, comparisons: Sequence[Comparison], 
     wins, loses, open_ = (
         [one for one in comparisons if one.decision == decision] for decision in ("wins", "loses", "undecided")
     )
-    what, machine = _WORDS[metric], _machine(against)
-    lines = []
-    if wins:
-        best = max(wins, key=lambda one: one.speedup.value)
-        from_where = f" from about {_about(cross)} prompt tokens" if cross is not None and loses else ""
-        lines.append(f"Against {machine}, disaggregation gives the {what} sooner{from_where}: {_much(best)}.")
+    parts = []
     if loses:
         worst = min(loses, key=lambda one: one.speedup.value)
-        lines.append(f"Against {machine}, it gives the {what} later at {_lengths(loses)}: {_much(worst)}.")
+        parts.append(f"later at {_lengths(loses)} ({_slower(worst)})")
+    if wins:
+        best = max(wins, key=lambda one: one.speedup.value)
+        start = f"from about {_about(cross)}" if cross is not None and loses else f"at {_lengths(wins)}"
+        parts.append(f"sooner {start} ({_faster(best)})")
+    lines = [f"Against {_machine(against)}, the {_WORDS[metric]} comes {' and '.join(parts)}."] if parts else []
     if open_:
-        lines.append(f"Against {machine}, the data do not decide the {what} at {_lengths(open_)}: {_why_open(open_)}.")
+        opening = "There," if parts else f"Against {_machine(against)},"
+        lines.append(f"{opening} the data do not decide the {_WORDS[metric]} at {_lengths(open_)}: {_why_open(open_)}.")
     return lines
 
 
@@ -183,25 +184,29 @@ def _by_length(series: Sequence[Series]) -> str:
     parts = [f"wins at {_lengths(won)}"] if won else []
     parts += [f"loses to a machine alone at {_lengths(lost)}"] if lost else []
     parts += [f"is undecided at {_lengths(rest)}"] if rest else []
-    return f"Disaggregation {', '.join(parts)}."
+    return f"Disaggregation {_listed(parts, ', and ')}."
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    """a / a and b / a, b and c."""
+    return last.join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _lengths(comparisons: Sequence[Comparison]) -> str:
     numbers = [f"{one.prompt_tokens:,}" for one in comparisons]
-    if not numbers:
-        return ""
-    text = numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} and {numbers[-1]}"
-    return f"{text} prompt tokens"
+    return f"{_listed(numbers, ' and ')} prompt tokens"
 
 
-def _much(one: Comparison) -> str:
-    """The size of a win or a loss, with its interval."""
-    speedup = one.speedup
-    if speedup.value >= 1:
-        size = f"{speedup.value:.2f} times as fast (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
-        return f"{size} at {one.prompt_tokens:,} tokens, {one.gain * 1e3:,.0f} ms saved"
-    size = f"{1 / speedup.value:.2f} times as long (95 % interval {1 / speedup.high:.2f} to {1 / speedup.low:.2f})"
-    return f"it takes {size} at {one.prompt_tokens:,} tokens, {-one.gain * 1e3:,.0f} ms more"
+def _faster(one: Comparison) -> str:
+    return f"{one.speedup.value:.2f} times as fast at {one.prompt_tokens:,}, {_ms(one.gain)} saved"
+
+
+def _slower(one: Comparison) -> str:
+    return f"{1 / one.speedup.value:.2f} times as long at {one.prompt_tokens:,}, {_ms(-one.gain)} more"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
 
 
 def _range(every: Sequence[Comparison]) -> str:

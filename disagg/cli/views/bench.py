@@ -16,19 +16,21 @@ from rich.text import Text
 from disagg.bench.load import Watch
 from disagg.bench.result import Cell, Result
 from disagg.bench.stats import PART_NAMES
-from disagg.bench.verdict import Comparison, Series
-from disagg.cli.views.units import seconds
+from disagg.bench.verdict import Comparison, Series, Verdict
+from disagg.cli.views.units import seconds, size
 
 MODE_STYLE = {"disagg": "bold green", "decode-alone": "blue", "prefill-alone": "magenta"}
 _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
 _HEADERS = {"exposed_transfer": "exposed", "first_step": "first step", "network": "rest", "tokenise": "token."}
 NOTES = """\
-TTFT: sent → first token. E2E: sent → last token. TPOT = (E2E - TTFT) / (output tokens - 1).
-ITL: every gap between tokens, pooled. tok/s = output tokens / time the mode's turns took.
-speedup = median of the machine alone / median disaggregated; in brackets its 95 % bootstrap interval.
-hidden: KV moved while prefill computed. exposed: end of prefill → last KV byte accepted."""
+TTFT: sent → first token. E2E: sent → last token.
+TPOT = (E2E - TTFT) / (output tokens - 1).
+ITL: every gap between tokens, pooled.
+tok/s = output tokens / time that the mode's turns took.
+speedup = median alone / median disaggregated, then its 95 % bootstrap interval.
+hidden: KV moved during prefill. exposed: from its end to the last KV byte accepted."""
 GOODPUT_NOTE = "goodput: requests per second that meet all limits."
-ENERGY_NOTE = "J/request = watts of the mode's machines × time of its turns / requests completed."
+ENERGY_NOTE = "J/request = watts of the mode's machines × time of its turns / requests done."
 
 
 @contextmanager
@@ -67,7 +69,8 @@ def result_view(result: Result) -> RenderableType:
         parts += [Text(where, "bold"), latency_table(cells), Text()]
         if extra := goodput_table(cells, bool(result.limits)):
             parts += [extra, Text()]
-    parts += [*_where_ttft_went(result), *_speedups(result), *_notes(result), _verdict(result), _footnote(result)]
+        parts += [*_where_ttft_went(cells), *_speedups(result.verdict, where)]
+    parts += [*_notes(result), _verdict(result), _footnote(result)]
     return Group(*parts)
 
 
@@ -103,7 +106,7 @@ def goodput_table(cells: Sequence[Cell], limits: bool) -> Table | None:
         figures = cell.figures
         joules = figures["joules_per_request"]
         table.add_row(
-            _length(cell),
+            _length(cell) if cell is next(other for other in cells if other.point == cell.point) else "",
             Text(cell.mode, MODE_STYLE[cell.mode]),
             f"{figures['request_throughput']:.2f}",
             *([f"{figures['request_goodput']:.2f}"] if limits else []),
@@ -112,8 +115,8 @@ def goodput_table(cells: Sequence[Cell], limits: bool) -> Table | None:
     return table
 
 
-def _where_ttft_went(result: Result) -> list[RenderableType]:
-    cells = [cell for cell in result.cells if cell.mode == "disagg" and cell.figures["completed"]]
+def _where_ttft_went(family: Sequence[Cell]) -> list[RenderableType]:
+    cells = [cell for cell in family if cell.mode == "disagg" and cell.figures["completed"]]
     if not cells:
         return []
     table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in PART_NAMES), "hidden")
@@ -121,22 +124,27 @@ def _where_ttft_went(result: Result) -> list[RenderableType]:
         parts: Mapping[str, Any] = cell.figures["mean_ttft_parts_ms"]
         hidden = Text(_ms(cell.figures["mean_hidden_transfer_ms"]), "dim")
         table.add_row(_length(cell), _ms(cell.figures["mean_ttft_ms"]), *(_ms(parts[n]) for n in PART_NAMES), hidden)
-    return [Text("disagg: where TTFT went (means; the parts add up, hidden is beside them)", "bold"), table, Text()]
+    title = Text("disagg: where TTFT went (means; the parts add up, hidden is beside them)", "bold")
+    return [title, table, *(_handed_over(cell) for cell in cells), Text()]
 
 
-def _speedups(result: Result) -> list[RenderableType]:
+def _handed_over(cell: Cell) -> Text:
+    """What crossed, and what the decode machine computed in spite of it: one token per hand-off."""
+    figures = cell.figures
+    moved = size(figures["total_kv_bytes"] / figures["completed"])
+    computed = figures["decode_computed_tokens"] / figures["completed"]
+    return Text(f"{_length(cell)} tokens: {moved} of KV per request; decode computed {computed:,.3g} of them", "dim")
+
+
+def _speedups(verdict: Verdict, where: str) -> list[RenderableType]:
     """Prompt lengths against machine and metric."""
-    parts: list[RenderableType] = []
-    for where in result.verdict.headlines:
-        columns = [one for one in result.verdict.series if one.where == where and one.comparisons]
-        if not columns:
-            continue
-        table = _table("prompt", *(f"{'E2E' if one.metric == 'e2el' else 'TTFT'}\n{one.against}" for one in columns))
-        lengths = sorted({comparison.prompt_tokens for one in columns for comparison in one.comparisons})
-        for length in lengths:
-            table.add_row(f"{length:,}", *(_speedup(one, length) for one in columns))
-        parts += [Text(f"speedup of disagg over a machine alone · {where}", "bold"), table, Text()]
-    return parts
+    columns = [one for one in verdict.series if one.where == where and one.comparisons]
+    if not columns:
+        return []
+    table = _table("prompt", *(f"{'E2E' if one.metric == 'e2el' else 'TTFT'}\n{one.against}" for one in columns))
+    for length in sorted({comparison.prompt_tokens for one in columns for comparison in one.comparisons}):
+        table.add_row(f"{length:,}", *(_speedup(one, length) for one in columns))
+    return [Text("speedup of disagg over a machine alone", "bold"), table, Text()]
 
 
 def _speedup(series: Series, length: int) -> Text:
@@ -172,12 +180,11 @@ def _notes(result: Result) -> list[RenderableType]:
 def _verdict(result: Result) -> RenderableType:
     lines: list[RenderableType] = []
     for where, headline in result.verdict.headlines.items():
-        lines.append(
-            Text.assemble((f"{where}: " if len(result.verdict.headlines) > 1 else "", "dim"), (headline, "bold"))
-        )
+        name = f"{where}: " if len(result.verdict.headlines) > 1 else ""
+        lines.append(Text.assemble((name, "dim"), (headline, "bold")))
         for one in result.verdict.series:
             if one.where == where:
-                lines += [Text(f"· {sentence}") for sentence in one.sentences]
+                lines.append(Text(f"· {' '.join(one.sentences)}"))
     if not lines:
         lines.append(Text("No verdict: nothing was completed."))
     return Panel(Group(*lines), title="[bold]Verdict[/]", title_align="left", border_style="green")
