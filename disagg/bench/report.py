@@ -192,7 +192,7 @@ def _tradeoff_dot(cell: Cell, label: str) -> Dot:
 def _table(where: str, cells: Sequence[Cell], result: Result) -> str:
     series = {one.against: one for one in result.verdict.series if one.where == where and one.metric == "e2el"}
     heads = ["prompt", "mode", "done", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p99", "E2E p50", "E2E p99", "out tok/s"]
-    heads += ["req/s", *(["goodput"] if result.limits else []), "J/request", "disagg is"]
+    heads += ["req/s", *(["goodput"] if result.limits else []), "J/request", "speedup of disagg"]
     head = "".join(f'<th class="{"text" if h == "mode" else ""}">{h}</th>' for h in heads)
     rows, before = [], None
     for cell in cells:
@@ -230,9 +230,7 @@ def _against(series: Series | None, cell: Cell) -> str:
     if not found:
         return ""
     one = found[0].speedup
-    return (
-        f'<span class="{found[0].decision}">{one.value:.2f}× as fast</span> <small>{one.low:.2f}–{one.high:.2f}</small>'
-    )
+    return f'<span class="{found[0].decision}">{one.value:.2f}×</span> <small>{one.low:.2f}–{one.high:.2f}</small>'
 
 
 def _footer() -> str:
