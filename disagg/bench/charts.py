@@ -10,7 +10,8 @@ from typing import Literal
 
 WIDTH, HEIGHT = 560, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 18, 16, 44
-_ROW, _LABEL = 34, 96
+_ROW, _LABEL = 34, 110
+_NEAR = (34.0, 12.0)  # pixels; a label closer than this to another is left to the tooltip
 Format = Callable[[float], str]
 
 
@@ -96,9 +97,13 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = 
         parts.append(_band(line, places, y, bottom, top))
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py, _ in places)
         parts.append(f'<polyline class="line {line.css}" points="{path}"/>')
+    labelled: list[tuple[float, float]] = []
     for line in lines:
         for dot in line.dots:
-            parts.append(_dot(line.css, dot, x.place(dot.x, left, right), y.place(dot.y, bottom, top)))
+            px, py = x.place(dot.x, left, right), y.place(dot.y, bottom, top)
+            crowded = any(abs(px - ox) < _NEAR[0] and abs(py - oy) < _NEAR[1] for ox, oy in labelled)
+            parts.append(_dot(line.css, dot, px, py, label="" if crowded else dot.label))
+            labelled += [] if crowded else [(px, py)]
     return _svg(WIDTH, HEIGHT, f"{y.title} by {x.title}", parts)
 
 
@@ -150,11 +155,11 @@ def _band(line: Line, places: Sequence[tuple[float, float, Dot]], y: Axis, botto
     return f'<polygon class="band {line.css}" points="{path}"/>'
 
 
-def _dot(css: str, dot: Dot, px: float, py: float) -> str:
+def _dot(css: str, dot: Dot, px: float, py: float, label: str) -> str:
     side, shift = ("end", -8) if px > WIDTH - 80 else ("start", 8)
-    label = _text("beside", px + shift, py - 7, side, dot.label) if dot.label else ""
+    beside = _text("beside", px + shift, py - 7, side, label) if label else ""
     title = f"<title>{escape(dot.tip)}</title>"
-    return f'<g class="{css}"><circle class="dot" cx="{px:.1f}" cy="{py:.1f}" r="4.5">{title}</circle></g>{label}'
+    return f'<g class="{css}"><circle class="dot" cx="{px:.1f}" cy="{py:.1f}" r="4.5">{title}</circle></g>{beside}'
 
 
 def _text(css: str, x: float, y: float, anchor: str, words: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from disagg.bench.charts import Axis, Bar, Dot, Line, Mark, axis, bar_chart, line_chart
 from disagg.bench.result import Cell, Result
 from disagg.bench.stats import PART_NAMES
-from disagg.bench.verdict import Series
+from disagg.bench.verdict import Series, about
 
 _PART_WORDS = {"exposed_transfer": "exposed transfer", "first_step": "first decode step", "network": "network, rest"}
 _DEFINITIONS = {
@@ -54,15 +54,9 @@ def _hero(result: Result) -> str:
     for where, headline in result.verdict.headlines.items():
         series = [one for one in result.verdict.series if one.where == where]
         items = "".join(f"<li>{escape(' '.join(one.sentences))}</li>" for one in series)
-        text = f'<h3>Verdict<small>{escape(where)}</small></h3><p class="headline">{escape(headline)}</p>'
-        boxes.append(f'<div class="hero {_tone(series)}">{text}<ul>{items}</ul></div>')
+        text = f'<h3>Verdict<small>{escape(where)}</small></h3><p class="headline">{escape(headline.text)}</p>'
+        boxes.append(f'<div class="hero {headline.decision}">{text}<ul>{items}</ul></div>')
     return "".join(boxes) or '<div class="hero"><h3>Verdict</h3><p class="headline">Nothing was completed.</p></div>'
-
-
-def _tone(series: Sequence[Series]) -> str:
-    """The one decision of all whole answers, else "mixed"."""
-    decisions = {one.decision for line in series if line.metric == "e2el" for one in line.comparisons}
-    return decisions.pop() if len(decisions) == 1 else "mixed"
 
 
 def _notes(result: Result) -> str:
@@ -109,9 +103,9 @@ def _by_length(cells: Sequence[Cell], metric: str, series: Sequence[Series]) -> 
     dots = [dot for line in lines for dot in line.dots]
     x = axis("prompt tokens", [dot.x for dot in dots], "{:,.0f}".format, "lengths")
     name = "TTFT" if metric == "ttft" else "E2E"
-    y = axis(name, [value for dot in dots for value in (dot.y, dot.high or dot.y)], ms, "log")
+    y = axis(name, [value for dot in dots for value in (dot.y, dot.high or dot.y)], tick, "log")
     marks = [
-        Mark(one.crossover, f"wins over {one.against} from ≈{one.crossover:,.0f}")
+        Mark(one.crossover, f"wins over {one.against} from ≈{about(one.crossover)}")
         for one in series
         if one.metric == metric and one.crossover is not None
     ]
@@ -138,7 +132,7 @@ def _waterfall(result: Result, cells: Sequence[Cell]) -> str:
         bars.append(Bar(_bar_label(result, cell), segments, ms(cell.figures["mean_ttft_ms"])))
     legend = _legend([(name, _word(name)) for name in PART_NAMES])
     return _card(
-        "Where TTFT goes<small>disagg, means</small>", "The parts add up to TTFT.", legend, bar_chart(bars, ms)
+        "Where TTFT goes<small>disagg, means</small>", "The parts add up to TTFT.", legend, bar_chart(bars, tick)
     )
 
 
@@ -156,7 +150,7 @@ def _transfer(result: Result, cells: Sequence[Cell]) -> str:
         bars.append(Bar(_bar_label(result, cell), segments, share))
     legend = _legend([("hidden", "hidden behind prefill"), ("exposed_transfer", "exposed: waited for")])
     title = "KV transfer, hidden and exposed<small>disagg, means</small>"
-    return _card(title, "Hidden time costs nobody anything.", legend, bar_chart(bars, ms))
+    return _card(title, "Hidden time costs nobody anything.", legend, bar_chart(bars, tick))
 
 
 def _tradeoffs(result: Result) -> str:
@@ -179,9 +173,14 @@ def _tradeoff(name: str, cells: Sequence[Cell], label: Callable[[Cell], str]) ->
     ]
     dots = [dot for line in lines for dot in line.dots]
     x: Axis = axis("output tokens per second", [dot.x for dot in dots], "{:,.0f}".format, "linear")
-    y = axis("median E2E", [dot.y for dot in dots], ms, "log")
+    y = axis("median E2E", [dot.y for dot in dots], tick, "log")
     title = f"Median E2E by throughput<small>{escape(name)}</small>"
-    return _card(title, "Right and down is better.", _mode_legend(lines), line_chart(lines, x, y))
+    return _card(
+        title,
+        "Right and down is better. " + ("c4: four at a time." if name else "Beside the dots: prompt tokens."),
+        _mode_legend(lines),
+        line_chart(lines, x, y),
+    )
 
 
 def _tradeoff_dot(cell: Cell, label: str) -> Dot:
@@ -270,5 +269,16 @@ def ms(value: float | None) -> str:
     if value is None:
         return "–"
     if value >= 999.5:
-        return f"{value / 1e3:.3g} s" if value < 99_950 else f"{value / 1e3:,.0f} s"
+        return (
+            f"{value / 1e3:.2f} s"
+            if value < 9_995
+            else f"{value / 1e3:.1f} s"
+            if value < 99_950
+            else f"{value / 1e3:,.0f} s"
+        )
     return f"{value:.0f} ms" if value >= 9.95 else f"{value:.2g} ms" if value else "0"
+
+
+def tick(value: float) -> str:
+    """Milliseconds as an axis writes them: 500 ms, 2 s."""
+    return f"{value / 1e3:,g} s" if value >= 1000 else f"{value:g} ms" if value else "0"

@@ -17,6 +17,7 @@ from disagg.bench.stats import Interval, ratio_of_medians
 
 MIN_SAMPLES = 5  # of each side; the interval of fewer is no interval
 Metric = Literal["e2el", "ttft"]
+EVERYWHERE = "at every prompt length measured"
 METRICS: tuple[Metric, ...] = ("e2el", "ttft")
 _WORDS: Mapping[Metric, str] = {"e2el": "whole answer", "ttft": "first token"}
 
@@ -50,8 +51,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One sweep over prompt lengths against one machine alone. `crossover`: prompt tokens from which it wins, None
-    where the medians do not cross upwards exactly once."""
+    """One sweep over prompt lengths against one machine alone. `crossover`: prompt tokens from which it wins; None
+    unless there is a decided loss and a decided win, and the medians cross once between them."""
 
     where: str
     metric: Metric
@@ -72,15 +73,23 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`headlines`: per family of points one sentence on whole answers, against all machines alone. `series`: all
-    comparisons."""
+class Headline:
+    """One sentence on whole answers, against all machines alone at once. "depends": on the prompt length."""
 
-    headlines: Mapping[str, str]
+    decision: Literal["wins", "loses", "depends", "undecided"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`headlines`: one per family of points. `series`: all comparisons."""
+
+    headlines: Mapping[str, Headline]
     series: tuple[Series, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"headlines": dict(self.headlines), "series": [one.to_json() for one in self.series]}
+        headlines = {where: asdict(headline) for where, headline in self.headlines.items()}
+        return {"headlines": headlines, "series": [one.to_json() for one in self.series]}
 
 
 def verdict(families: Mapping[str, Mapping[Metric, Sequence[Samples]]]) -> Verdict:
@@ -104,7 +113,8 @@ def compare(where: str, metric: Metric, against: str, samples: Sequence[Samples]
         for one in sorted(samples, key=lambda one: one.prompt_tokens)
         if one.by_mode.get("disagg") and one.by_mode.get(against)
     )
-    cross = crossover([(one.prompt_tokens, one.gain) for one in comparisons])
+    decided = {"wins", "loses"} <= {one.decision for one in comparisons}
+    cross = crossover([(one.prompt_tokens, one.gain) for one in comparisons]) if decided else None
     sentences = tuple(_sentences(metric, against, comparisons, cross))
     return Series(where, metric, against, comparisons, cross, sentences)
 
@@ -132,46 +142,46 @@ def _sentences(metric: Metric, against: str, comparisons: Sequence[Comparison], 
     wins, loses, open_ = (
         [one for one in comparisons if one.decision == decision] for decision in ("wins", "loses", "undecided")
     )
+    everywhere = {len(comparisons): EVERYWHERE}
     parts = []
     if loses:
         worst = min(loses, key=lambda one: one.speedup.value)
-        parts.append(f"later at {_lengths(loses)} ({_slower(worst)})")
+        parts.append(f"later {everywhere.get(len(loses), f'at {_lengths(loses)}')} ({_slower(worst)})")
     if wins:
         best = max(wins, key=lambda one: one.speedup.value)
-        start = f"from about {_about(cross)}" if cross is not None and loses else f"at {_lengths(wins)}"
+        start = f"from about {about(cross)}" if cross else everywhere.get(len(wins), f"at {_lengths(wins)}")
         parts.append(f"sooner {start} ({_faster(best)})")
     lines = [f"Against {_machine(against)}, the {_WORDS[metric]} comes {' and '.join(parts)}."] if parts else []
     if open_:
-        opening = "There," if parts else f"Against {_machine(against)},"
-        lines.append(f"{opening} the data do not decide the {_WORDS[metric]} at {_lengths(open_)}: {_why_open(open_)}.")
+        opening = f"The data do not decide {'it' if parts else f'the {_WORDS[metric]} against {_machine(against)}'}"
+        where = everywhere.get(len(open_), f"at {_lengths(open_)}")
+        lines.append(f"{opening} {where}: {_why_open(open_)}.")
     return lines
 
 
-def _headline(series: Sequence[Series]) -> str:
-    """One sentence on whole answers, against every machine alone at once."""
+def _headline(series: Sequence[Series]) -> Headline:
     every = [one for line in series for one in line.comparisons]
     if not every:
-        return "No verdict: it needs requests that completed with a hand-off, and on one machine alone."
+        return Headline(
+            "undecided", "No verdict: it needs requests that completed with a hand-off, and on one machine."
+        )
     if all(one.decision == "undecided" for one in every):
-        return "The data do not decide whether disaggregation pays."
+        return Headline("undecided", "The data do not decide whether disaggregation pays.")
     if lost := [line for line in series if _always(line, "loses")]:
         machines = " and ".join(_machine(line.against) for line in lost)
-        return f"Disaggregation loses: {machines} is faster at every prompt length measured."
+        text = f"Disaggregation loses: {machines} {'is' if len(lost) == 1 else 'are'} faster {EVERYWHERE}."
+        return Headline("loses", text)
     if all(_always(line, "wins") for line in series):
-        return f"Disaggregation wins at every prompt length measured: {_range(every)}."
+        return Headline("wins", f"Disaggregation wins {EVERYWHERE}: {_range(every)}.")
     crossings = [line.crossover for line in series if line.crossover is not None]
-    if all(_always(line, "wins") or _crosses(line) for line in series):
-        return f"Disaggregation wins from about {_about(max(crossings))} prompt tokens; below, one machine is faster."
-    return _by_length(series)
+    if all(_always(line, "wins") or line.crossover is not None for line in series):
+        start = f"{about(max(crossings))} prompt tokens"
+        return Headline("depends", f"Disaggregation wins from about {start}; below, one machine is faster.")
+    return Headline("depends", _by_length(series))
 
 
 def _always(line: Series, decision: str) -> bool:
     return bool(line.comparisons) and all(one.decision == decision for one in line.comparisons)
-
-
-def _crosses(line: Series) -> bool:
-    """Whether there is a crossover between a decided loss and a decided win."""
-    return line.crossover is not None and {"wins", "loses"} <= {one.decision for one in line.comparisons}
 
 
 def _by_length(series: Sequence[Series]) -> str:
@@ -206,6 +216,8 @@ def _slower(one: Comparison) -> str:
 
 
 def _ms(seconds: float) -> str:
+    if seconds >= 0.9995:
+        return f"{seconds:,.2f} s"
     return f"{seconds * 1e3:,.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
 
 
@@ -221,9 +233,8 @@ def _why_open(comparisons: Sequence[Comparison]) -> str:
     return "the difference is within the noise; more --requests narrow it"
 
 
-def _about(tokens: float | None) -> str:
-    """Two significant digits: the interpolation bears no more."""
-    assert tokens is not None
+def about(tokens: float) -> str:
+    """A crossover in two significant digits: the interpolation bears no more."""
     return f"{float(f'{tokens:.2g}'):,.0f}"
 
 

@@ -20,7 +20,7 @@ def samples(length: int, disagg: float, decode: float, prefill: float, jitter=JI
 
 def headline(latencies, **changed) -> str:
     (one,) = result(latencies, **changed).verdict.headlines.values()
-    return one
+    return one.text
 
 
 def test_the_crossover_is_where_the_line_between_two_gains_meets_zero():
@@ -52,8 +52,9 @@ def test_the_headline_names_the_later_of_the_two_crossovers():
     latencies = {100: (1.0, 0.8, 0.5), 300: (1.0, 1.2, 0.8), 500: (1.0, 1.6, 1.2)}
     made = result(latencies).verdict
     assert [round(one.crossover) for one in made.series if one.metric == "e2el"] == [200, 400]
-    (text,) = made.headlines.values()
-    assert text == "Disaggregation wins from about 400 prompt tokens; below, one machine is faster."
+    (found,) = made.headlines.values()
+    assert found.decision == "depends"
+    assert found.text == "Disaggregation wins from about 400 prompt tokens; below, one machine is faster."
 
 
 def test_noise_is_not_called_a_win():
@@ -62,7 +63,7 @@ def test_noise_is_not_called_a_win():
     (comparison,) = series.comparisons
     assert comparison.decision == "undecided"
     assert series.sentences == (
-        "Against the decode machine alone, the data do not decide the whole answer at 100 prompt tokens: "
+        "The data do not decide the whole answer against the decode machine alone at every prompt length measured: "
         "the difference is within the noise; more --requests narrow it.",
     )
 
@@ -91,8 +92,8 @@ def test_a_mixed_picture_is_told_length_by_length():
 
 def test_without_a_machine_alone_there_is_no_verdict():
     cells = [cell for cell in result({100: (1.0, 2.0, 2.0)}).cells if cell.mode == "disagg"]
-    (text,) = judge(cells).headlines.values()
-    assert text.startswith("No verdict")
+    (found,) = judge(cells).headlines.values()
+    assert found.decision == "undecided" and found.text.startswith("No verdict")
 
 
 def test_loads_are_judged_apart():
@@ -109,8 +110,8 @@ def test_requests_that_fell_back_have_no_say():
     ]
     cells = gather(plan((point(),)), played, Power(), {})
     assert cells[0].figures["fallbacks"] == 6
-    (text,) = judge(cells).headlines.values()
-    assert text.startswith("No verdict")
+    (found,) = judge(cells).headlines.values()
+    assert found.decision == "undecided" and found.text.startswith("No verdict")
 
 
 def test_the_json_has_every_comparison_with_its_decision():

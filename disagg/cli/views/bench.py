@@ -28,7 +28,7 @@ TPOT = (E2E - TTFT) / (output tokens - 1).
 ITL: every gap between tokens, pooled.
 tok/s = output tokens / time that the mode's turns took.
 speedup = median alone / median disaggregated, then its 95 % bootstrap interval.
-hidden: KV moved during prefill. exposed: from its end to the last KV byte accepted."""
+hidden: KV moved during prefill. exposed: its end → last KV byte accepted."""
 GOODPUT_NOTE = "goodput: requests per second that meet all limits."
 ENERGY_NOTE = "J/request = watts of the mode's machines × time of its turns / requests done."
 
@@ -181,7 +181,7 @@ def _verdict(result: Result) -> RenderableType:
     lines: list[RenderableType] = []
     for where, headline in result.verdict.headlines.items():
         name = f"{where}: " if len(result.verdict.headlines) > 1 else ""
-        lines.append(Text.assemble((name, "dim"), (headline, "bold")))
+        lines.append(Text.assemble((name, "dim"), (headline.text, "bold")))
         for one in result.verdict.series:
             if one.where == where:
                 lines.append(Text(f"· {' '.join(one.sentences)}"))
