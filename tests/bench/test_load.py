@@ -180,6 +180,27 @@ async def test_a_bug_is_not_taken_for_a_failed_request():
         await fake(Answering(error=ZeroDivisionError()))
 
 
+async def test_a_bug_ends_the_run_at_once_and_closes_the_requests_beside_it():
+    closed = []
+
+    async def stream(model, *, tokens, **request):
+        try:
+            if len(closed) or not stream.hanging:
+                stream.hanging = True
+                await asyncio.sleep(3600)
+            raise ZeroDivisionError
+            yield
+        finally:
+            closed.append(tokens)
+
+    stream.hanging = False
+    made = plan((point(5, 2, concurrency=2),), modes=("disagg",), requests=4, rounds=1, warmup=0)
+    async with asyncio.timeout(10):
+        with pytest.raises(ZeroDivisionError):
+            await run(stream, "tiny", made, WORKLOAD, Watch(), timeout=5)
+    assert len(closed) >= 2
+
+
 async def test_progress_reaches_its_whole():
     watch = Watch()
     await fake(Answering(), watch, requests=3, warmup=2)

@@ -128,6 +128,16 @@ def test_dots_lie_where_the_axes_say():
     assert mark == pytest.approx((places[0][0] + places[1][0]) / 2, abs=0.2)
 
 
+def test_words_in_a_picture_are_escaped():
+    bars = bar_chart([Bar("<a>", [("a", 1.0, "<tip>")], "<b>")], str)
+    lines = line_chart(
+        [Line("a", [Dot(1, 1, "<tip>", label="<c>")])], *[axis("<x>", [1.0, 2.0], str, "log")] * 2, [Mark(1, "<m>")]
+    )
+    for picture in (bars, lines):
+        assert not re.search(r"<(a|b|c|x|m|tip)>", picture)
+        parsed(picture)
+
+
 def test_bars_are_as_long_as_their_values():
     svg = bar_chart([Bar("one", [("a", 10.0, ""), ("b", 30.0, "")], "40"), Bar("two", [("a", 20.0, "")], "20")], str)
     widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="20"', svg)]

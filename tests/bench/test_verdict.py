@@ -68,6 +68,15 @@ def test_noise_is_not_called_a_win():
     )
 
 
+def test_no_crossover_is_read_out_of_noise():
+    wide = (0.5, 0.7, 0.9, 1.1, 1.4, 1.9)
+    series = compare(
+        "here", "e2el", "decode-alone", [samples(n, 1.0, 1.0 + g, 1.0, wide) for n, g in ((1, -0.1), (9, 0.1))]
+    )
+    assert [one.gain > 0 for one in series.comparisons] == [False, True]
+    assert series.crossover is None
+
+
 def test_few_requests_decide_nothing_however_far_apart():
     series = compare("here", "ttft", "decode-alone", [samples(100, 1.0, 9.0, 1.0, (1.0, 1.01))])
     assert series.comparisons[0].decision == "undecided"
