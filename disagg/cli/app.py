@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import demo, fleet, generate, init, status, trust, verify
+from disagg.cli import bench, demo, fleet, generate, init, status, trust, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -56,6 +56,7 @@ app.command()(fleet.stop)
 app.command()(fleet.restart)
 app.command()(status.status)
 app.command()(verify.verify)
+app.add_typer(bench.app, name="bench")
 app.command()(init.init)
 app.command()(trust.trust)
 

@@ -29,6 +29,16 @@ def client(token: str) -> httpx.AsyncClient:
     )
 
 
+async def get(http: httpx.AsyncClient, host: Host, path: str, *, timeout: float) -> dict[str, Any]:
+    """GET a JSON object. Raises the server's own error, or ServerUnavailable."""
+    with _failures(host):
+        answer = await http.get(host.url + path, timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT_S))
+        _raise_for(answer, answer.content, host)
+        result = answer.json()
+        assert isinstance(result, dict)
+        return result
+
+
 async def post(
     http: httpx.AsyncClient, host: Host, path: str, body: Mapping[str, Any], *, timeout: float, request_id: str
 ) -> dict[str, Any]:

@@ -1,0 +1,195 @@
+"""Files of requests: prompts, ShareGPT-form JSON, Mooncake traces.
+
+Sizes are bounded, and every fault is a ConfigError with file, line and column.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from disagg.bench.plan import MAX_REQUESTS
+from disagg.config.excerpt import fault
+from disagg.errors import ConfigError, UsageError
+
+BLOCK_TOKENS = 512  # of one hash id in a Mooncake trace
+MAX_FILE_BYTES = 1 << 30
+MAX_TOKENS = 1 << 20  # of one request, as the servers accept
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TextItem:
+    """A prompt, and how long its answer is where the file says so."""
+
+    prompt: str
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request of a trace. `timestamp`: milliseconds. `hash_ids`: one per block of BLOCK_TOKENS prompt tokens."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+def read_prompts(path: Path, limit: int = MAX_REQUESTS) -> list[TextItem]:
+    """`.jsonl`: one `{"prompt": text}` a line, `"output_tokens": n` if it has its own. Else: the file is one prompt."""
+    text = _read(path)
+    if path.suffix != ".jsonl":
+        if not text.strip():
+            raise ConfigError(f"{path} is empty", "put a prompt there")
+        return [TextItem(text)]
+    items = []
+    for start, line in _lines(text, limit):
+        where = _Place(path, text, start, start + len(line))
+        body = where.object(line)
+        where.only(body, ("prompt", "output_tokens"))
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str) or not prompt:
+            where.refuse('there is no "prompt"', 'each line reads {"prompt": "some text"}')
+        output = where.count(body, "output_tokens") if "output_tokens" in body else None
+        items.append(TextItem(prompt, output))
+    return _some(items, path)
+
+
+def read_sharegpt(path: Path, limit: int = MAX_REQUESTS) -> list[TextItem]:
+    """`[{"conversations": [{"from": "human", "value": text}, {"from": "gpt", ...}, ...]}, ...]`: first human turns.
+
+    Conversations that do not open with a human turn that is answered are passed over, as is usual for this form.
+    """
+    text = _read(path)
+    items: list[TextItem] = []
+    for where, body in _array(path, text):
+        conversation = body.get("conversations", body.get("conversation")) if isinstance(body, dict) else None
+        if not isinstance(conversation, list):
+            where.refuse('this is no object with a list of "conversations"', "is the file in ShareGPT form?")
+        if not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in conversation):
+            where.refuse('each turn of a conversation reads {"from": "human", "value": "text"}')
+        opens = len(conversation) >= 2 and conversation[0].get("from") in ("human", "user")
+        if opens and (prompt := str(conversation[0]["value"])).strip():
+            items.append(TextItem(prompt))
+        if len(items) == limit:
+            break
+    return _some(items, path)
+
+
+def read_mooncake(path: Path, limit: int = MAX_REQUESTS) -> list[TraceRow]:
+    """`{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}` a line, in order of time."""
+    text, rows = _read(path), list[TraceRow]()
+    for start, line in _lines(text, limit):
+        where = _Place(path, text, start, start + len(line))
+        body = where.object(line)
+        timestamp, ids = body.get("timestamp"), body.get("hash_ids")
+        if not isinstance(timestamp, int | float) or isinstance(timestamp, bool) or not 0 <= timestamp < 1e15:
+            where.refuse('"timestamp" is missing or not a time in milliseconds')
+        if rows and timestamp < rows[-1].timestamp:
+            where.refuse(f"timestamp {timestamp:g} is before the {rows[-1].timestamp:g} above it", "sort the trace")
+        if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+            where.refuse('"hash_ids" is missing or not a list of whole numbers')
+        length = where.count(body, "input_length")
+        if len(ids) != -(-length // BLOCK_TOKENS):
+            where.refuse(
+                f"{len(ids)} hash_ids do not cover {length} input tokens",
+                f"there is one per block of {BLOCK_TOKENS} tokens: {-(-length // BLOCK_TOKENS)}",
+            )
+        rows.append(TraceRow(timestamp, length, where.count(body, "output_length"), tuple(ids)))
+    return _some(rows, path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A stretch of a file that holds one item."""
+
+    path: Path
+    text: str
+    start: int
+    end: int
+
+    def refuse(self, message: str, hint: str = "") -> NoReturn:
+        raise fault(str(self.path), self.text, (self.start, self.end), message, hint)
+
+    def object(self, line: str) -> dict[str, Any]:
+        try:
+            body = json.loads(line)
+        except json.JSONDecodeError as error:
+            at = self.start + error.pos
+            raise fault(str(self.path), self.text, (at, at + 1), f"this is not JSON: {error.msg}") from None
+        except RecursionError:
+            self.refuse("this JSON is nested too deeply")
+        if not isinstance(body, dict):
+            self.refuse("this is no JSON object")
+        return body
+
+    def only(self, body: dict[str, Any], known: tuple[str, ...]) -> None:
+        if unknown := [key for key in body if key not in known]:
+            self.refuse(f'unknown key "{unknown[0]}"', f"known: {', '.join(known)}")
+
+    def count(self, body: dict[str, Any], key: str) -> int:
+        value = body.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_TOKENS:
+            self.refuse(f'"{key}" is missing or not a whole number from 1 to {MAX_TOKENS}')
+        return value
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UsageError(f"{path} is over {MAX_FILE_BYTES >> 20} MiB", "take a part of it")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _lines(text: str, limit: int) -> Iterator[tuple[int, str]]:
+    """Where each line that is not blank begins, and the line."""
+    start = found = 0
+    while start < len(text) and found < limit:
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        if text[start:end].strip():
+            found += 1
+            yield start, text[start:end]
+        start = end + 1
+
+
+def _array(path: Path, text: str) -> Iterator[tuple[_Place, Any]]:
+    """The elements of the JSON array that the file is, read one by one so that each keeps its place."""
+    decoder, at = json.JSONDecoder(), _after_blanks(text, 0)
+    if text[at : at + 1] != "[":
+        _Place(path, text, at, at + 1).refuse("the file does not begin with [", "ShareGPT form is one JSON array")
+    at = _after_blanks(text, at + 1)
+    while text[at : at + 1] != "]":
+        try:
+            body, end = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            raise fault(str(path), text, (error.pos, error.pos + 1), f"this is not JSON: {error.msg}") from None
+        except RecursionError:
+            _Place(path, text, at, at + 1).refuse("this JSON is nested too deeply")
+        yield _Place(path, text, at, end), body
+        at = _after_blanks(text, end)
+        if text[at : at + 1] == ",":
+            at = _after_blanks(text, at + 1)
+        elif text[at : at + 1] != "]":
+            _Place(path, text, at, at + 1).refuse("expected , or ] after an element of the array")
+
+
+def _after_blanks(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _some(items: list[T], path: Path) -> list[T]:
+    if not items:
+        raise ConfigError(f"{path} holds no request", "see docs/benchmarking.md for the forms of files")
+    return items

@@ -1,0 +1,153 @@
+"""Watts of the machines while the benchmark runs: read where this machine can read them, else as stated.
+
+Energy per request = power of the machines that a mode occupies, over the time its turns took / requests completed.
+A machine that waits for the other one is counted: it is switched on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import math
+import shutil
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from disagg.bench.records import ROLES, Mode, Played
+
+Read = Callable[[], float | None]
+INTERVAL_S = 0.2
+_MAX_SAMPLES = 1_000_000
+
+
+@dataclass(slots=True)
+class Power:
+    """What is known of each role's watts: `stated` on the command line, `samples` (time.monotonic(), watts) read."""
+
+    stated: Mapping[str, float] = field(default_factory=dict)
+    samples: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)
+
+    def joules(self, role: str, began: float, ended: float) -> tuple[float, str] | None:
+        """Energy of one role between two times, and where it is from: "measured" or "stated". Measured goes first."""
+        if watts := mean_watts(self.samples.get(role, ()), began, ended):
+            return watts * (ended - began), "measured"
+        return (self.stated[role] * (ended - began), "stated") if role in self.stated else None
+
+    def per_request(self, mode: Mode, turns: Sequence[Played], completed: int) -> dict[str, Any]:
+        """`joules_per_request` and `energy_source`; None where a machine's power is unknown or nothing completed."""
+        found = [self.joules(role, turn.began, turn.ended) for turn in turns for role in ROLES[mode]]
+        known = [one for one in found if one is not None]
+        if not completed or not found or len(known) < len(found):
+            return {"joules_per_request": None, "energy_source": None}
+        source = " and ".join(sorted({where for _, where in known}))
+        return {"joules_per_request": sum(joules for joules, _ in known) / completed, "energy_source": source}
+
+
+def mean_watts(samples: Sequence[tuple[float, float]], began: float, ended: float) -> float | None:
+    """Mean power between two times, linear between samples; None where the samples do not reach over both."""
+    if ended <= began or len(samples) < 2 or samples[0][0] > began or samples[-1][0] < ended:
+        return None
+    joules = 0.0
+    for (t0, w0), (t1, w1) in itertools.pairwise(samples):
+        low, high = max(t0, began), min(t1, ended)
+        if low < high:
+            middle = w0 + (w1 - w0) * ((low + high) / 2 - t0) / (t1 - t0)
+            joules += middle * (high - low)
+    return joules / (ended - began)
+
+
+@contextmanager
+def sampled(power: Power, local_roles: Sequence[str]) -> Iterator[Power]:
+    """Read the power of these roles' machine, which is this one, while the block runs; what cannot be read is left."""
+    with ExitStack() as stack:
+        for role, opener in (("prefill", _nvml), ("decode", _macmon)):
+            read = opener(stack) if role in local_roles else None
+            if read is not None:
+                samples = power.samples.setdefault(role, deque(maxlen=_MAX_SAMPLES))
+                stack.enter_context(_sampling(read, samples))
+        yield power
+
+
+@contextmanager
+def _sampling(read: Read, samples: deque[tuple[float, float]]) -> Iterator[None]:
+    ended = threading.Event()
+
+    def sample() -> None:
+        while True:
+            watts = read()
+            if watts is not None and math.isfinite(watts):
+                samples.append((time.monotonic(), watts))
+            if ended.wait(INTERVAL_S):
+                return
+
+    thread = threading.Thread(target=sample, name="power", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(5.0)
+
+
+def _nvml(stack: ExitStack) -> Read | None:
+    """The sum over this machine's NVIDIA GPUs, through nvidia-ml-py where it is installed."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # no NVIDIA driver here
+        return None
+    stack.callback(nvml.nvmlShutdown)
+    gpus = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+
+    def read() -> float | None:
+        try:
+            return float(sum(nvml.nvmlDeviceGetPowerUsage(gpu) for gpu in gpus)) / 1e3 if gpus else None
+        except nvml.NVMLError:  # a GPU that does not tell: no sample
+            return None
+
+    return read
+
+
+def _macmon(stack: ExitStack) -> Read | None:
+    """The whole Mac's power, from `macmon pipe` where that program is installed."""
+    program = shutil.which("macmon")
+    if program is None:
+        return None
+    argv = [program, "pipe", "--interval", str(int(INTERVAL_S * 1e3))]
+    process = stack.enter_context(
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    )
+    stack.callback(process.kill)
+    latest: list[float | None] = [None]
+
+    def follow() -> None:
+        assert process.stdout is not None
+        with suppress(ValueError):  # the pipe is closed under the reader when the run ends
+            for line in process.stdout:
+                latest[0] = macmon_watts(line)
+
+    threading.Thread(target=follow, name="macmon", daemon=True).start()
+    return lambda: latest[0] if process.poll() is None else None
+
+
+def macmon_watts(line: str) -> float | None:
+    """The machine's watts in one line of macmon's JSON, in whichever key this version has; None if in none."""
+    try:
+        body = json.loads(line)
+    except ValueError:
+        return None
+    for key in ("sys_power", "all_power"):
+        value = body.get(key) if isinstance(body, dict) else None
+        if isinstance(value, int | float) and value > 0:
+            return float(value)
+    return None

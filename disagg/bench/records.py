@@ -1,0 +1,83 @@
+"""What one request gave, and one turn of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from disagg.inference.execute import Alone
+from disagg.inference.metrics import Metrics
+
+Mode = Literal["disagg", "decode-alone", "prefill-alone"]
+MODES: tuple[Mode, ...] = ("disagg", "decode-alone", "prefill-alone")
+ALONE: Mapping[Mode, Alone | None] = {"disagg": None, "decode-alone": "decode", "prefill-alone": "prefill"}
+ROLES: Mapping[Mode, tuple[str, ...]] = {
+    "disagg": ("prefill", "decode"),
+    "decode-alone": ("decode",),
+    "prefill-alone": ("prefill",),
+}
+"""The machines that a mode occupies."""
+
+WRONG_COUNT = "WrongTokenCount"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One request that ended: `metrics` where it gave an answer, else `error`, the kind, and `message`.
+
+    `due`, `sent`: seconds since the run began; sent - due is what this program itself was late.
+    `itl`: seconds from each token to the next; tokens that arrived together are 0 apart.
+    """
+
+    index: int
+    due: float
+    sent: float
+    metrics: Metrics | None = None
+    itl: tuple[float, ...] = ()
+    error: str = ""
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.metrics is not None
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether the decode host computed the prompt itself because the hand-off failed."""
+        return self.metrics is not None and self.metrics.method == "fallback"
+
+    def to_json(self) -> dict[str, Any]:
+        """Seconds. Without the single token gaps."""
+        body: dict[str, Any] = {"index": self.index, "due": self.due, "sent": self.sent}
+        if self.metrics is None:
+            return {**body, "error": self.error, "message": self.message}
+        one = self.metrics
+        return {
+            **body,
+            "method": one.method,
+            "input_len": one.prompt_tokens,
+            "output_len": one.completion_tokens,
+            "ttft": one.ttft,
+            "e2el": one.total_time,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One turn as it went. `began`, `ended`: time.monotonic(), first request due -> last one ended.
+
+    `unfinished`: requests under way when the run was stopped: neither completed nor failed.
+    """
+
+    point: int
+    mode: Mode
+    warmup: bool
+    began: float
+    ended: float
+    records: tuple[Record, ...]
+    unfinished: int = 0
+
+    @property
+    def duration(self) -> float:
+        return self.ended - self.began

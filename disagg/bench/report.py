@@ -1,0 +1,284 @@
+"""A result as one page that needs nothing else: plots, tables, the verdict, in light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from disagg.bench.charts import Axis, Bar, Dot, Line, Mark, axis, bar_chart, line_chart
+from disagg.bench.result import Cell, Result
+from disagg.bench.stats import PART_NAMES
+from disagg.bench.verdict import Series, about
+
+_PART_WORDS = {"exposed_transfer": "exposed transfer", "first_step": "first decode step", "network": "network, rest"}
+_DEFINITIONS = {
+    "TTFT": "request sent → first token received by the client; its parts add up to it",
+    "E2E": "request sent → last token received",
+    "TPOT": "(E2E − TTFT) / (output tokens − 1), per request",
+    "ITL": "every gap between tokens, pooled over requests",
+    "hidden transfer": "KV bytes moving while prefill still computed",
+    "exposed transfer": "end of prefill compute → last KV byte accepted",
+    "output tok/s": "output tokens / time the mode's turns took",
+    "goodput": "requests per second that meet all stated limits",
+    "speedup": "median of the machine alone / median disaggregated, with its 95 % bootstrap interval",
+    "J/request": "watts of the machines a mode occupies × time of its turns / requests completed",
+}
+
+
+def page(result: Result) -> str:
+    """The whole HTML document."""
+    css = files("disagg.bench").joinpath("report.css").read_text(encoding="utf-8")
+    body = "".join((_head(result), _hero(result), _notes(result), *_sections(result), _footer()))
+    title = escape(f"disagg bench: {result.model} on {result.fleet}")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{css}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+def _head(result: Result) -> str:
+    plan = result.plan
+    facts = (
+        f"{result.fleet} · {result.workload} · {plan.requests} requests per mode and point · "
+        f"seed {plan.seed} · {result.date}"
+    )
+    return f'<h1>{escape(result.model)}, disaggregated and alone</h1><p class="facts">{escape(facts)}</p>'
+
+
+def _hero(result: Result) -> str:
+    """One box per family of points: the headline, and a sentence or two for each machine and metric."""
+    boxes = []
+    for where, headline in result.verdict.headlines.items():
+        series = [one for one in result.verdict.series if one.where == where]
+        items = "".join(f"<li>{escape(' '.join(one.sentences))}</li>" for one in series)
+        text = f'<h3>Verdict<small>{escape(where)}</small></h3><p class="headline">{escape(headline.text)}</p>'
+        boxes.append(f'<div class="hero {headline.decision}">{text}<ul>{items}</ul></div>')
+    return "".join(boxes) or '<div class="hero"><h3>Verdict</h3><p class="headline">Nothing was completed.</p></div>'
+
+
+def _notes(result: Result) -> str:
+    notes = []
+    if result.stopped:
+        notes.append(("", f"Stopped: {result.stopped}. {result.unfinished} requests under way are not counted."))
+    if result.left_out:
+        notes.append(("", f"{result.left_out} requests of the trace do not fit the model's context: left out."))
+    if fallbacks := sum(cell.figures["fallbacks"] for cell in result.cells):
+        notes.append(("bad", f"{fallbacks} requests fell back: they show no hand-off and are no part of the verdict."))
+    for (mode, kind, message), count in result.failures.most_common(10):
+        notes.append(("bad", f"{count} × {mode} failed: {kind}: {message}"))
+    for kind, count in result.warmup_errors.items():
+        notes.append(("bad", f"{count} warm-up requests failed: {kind}"))
+    return "".join(f'<p class="note {css}">{escape(text)}</p>' for css, text in notes)
+
+
+def _sections(result: Result) -> list[str]:
+    parts = []
+    for where, cells in result.families.items():
+        done = [cell for cell in cells if cell.figures["completed"]]
+        if not done:
+            continue
+        series = [one for one in result.verdict.series if one.where == where]
+        charts = [_by_length(done, "ttft", series), _by_length(done, "e2el", series)]
+        parts.append(
+            f'<h2>Latency by prompt length<small>{escape(where)}</small></h2><div class="grid">{"".join(charts)}</div>'
+        )
+    handed = [cell for cell in result.cells if cell.mode == "disagg" and cell.figures["completed"]]
+    if handed:
+        cards = _waterfall(result, handed) + _transfer(result, handed)
+        parts.append(f'<h2>What the hand-off costs</h2><div class="grid">{cards}</div>')
+    parts.append(f'<h2>Throughput against latency</h2><div class="grid">{_tradeoffs(result)}</div>')
+    parts += [_table(where, cells, result) for where, cells in result.families.items()]
+    return parts
+
+
+def _by_length(cells: Sequence[Cell], metric: str, series: Sequence[Series]) -> str:
+    """Median and p90 of one metric over prompt lengths, a line per mode, and where they cross."""
+    lines = []
+    for mode in dict.fromkeys(cell.mode for cell in cells):
+        mine = sorted((cell for cell in cells if cell.mode == mode), key=lambda cell: cell.prompt_tokens or 0)
+        lines.append(Line(mode, [_length_dot(cell, metric) for cell in mine]))
+    dots = [dot for line in lines for dot in line.dots]
+    x = axis("prompt tokens", [dot.x for dot in dots], "{:,.0f}".format, "lengths")
+    name = "TTFT" if metric == "ttft" else "E2E"
+    y = axis(name, [value for dot in dots for value in (dot.y, dot.high or dot.y)], tick, "log")
+    marks = [
+        Mark(one.crossover, f"wins over {one.against} from ≈{about(one.crossover)}")
+        for one in series
+        if one.metric == metric and one.crossover is not None
+    ]
+    title = "Time to first token" if metric == "ttft" else "Time to the whole answer"
+    return _card(
+        f"{title}<small>{name}</small>",
+        "Line: median. Band: up to p90.",
+        _mode_legend(lines),
+        line_chart(lines, x, y, marks),
+    )
+
+
+def _length_dot(cell: Cell, metric: str) -> Dot:
+    median, p90 = cell.figures[f"median_{metric}_ms"], cell.figures[f"p90_{metric}_ms"]
+    tip = f"{cell.mode}, {cell.prompt_tokens:,} tokens: median {ms(median)}, p90 {ms(p90)}"
+    return Dot(float(cell.prompt_tokens or 1), median, tip, high=p90)
+
+
+def _waterfall(result: Result, cells: Sequence[Cell]) -> str:
+    bars = []
+    for cell in cells:
+        parts: Mapping[str, float] = cell.figures["mean_ttft_parts_ms"]
+        segments = [(name, max(0.0, parts[name]), f"{_word(name)}: {ms(parts[name])}") for name in PART_NAMES]
+        bars.append(Bar(_bar_label(result, cell), segments, ms(cell.figures["mean_ttft_ms"])))
+    legend = _legend([(name, _word(name)) for name in PART_NAMES])
+    return _card(
+        "Where TTFT goes<small>disagg, means</small>", "The parts add up to TTFT.", legend, bar_chart(bars, tick)
+    )
+
+
+def _transfer(result: Result, cells: Sequence[Cell]) -> str:
+    bars = []
+    for cell in cells:
+        hidden, exposed = cell.figures["mean_hidden_transfer_ms"], cell.figures["mean_exposed_transfer_ms"]
+        share = f"{hidden / (hidden + exposed):.0%} hidden" if hidden + exposed > 0 else "–"
+        kv = cell.figures["total_kv_bytes"] / cell.figures["completed"] / 1e6
+        tip = f"{kv:,.2f} MB of KV per request"
+        segments = [
+            ("hidden", hidden, f"hidden: {ms(hidden)}, {tip}"),
+            ("exposed_transfer", exposed, f"exposed: {ms(exposed)}, {tip}"),
+        ]
+        bars.append(Bar(_bar_label(result, cell), segments, share))
+    legend = _legend([("hidden", "hidden behind prefill"), ("exposed_transfer", "exposed: waited for")])
+    title = "KV transfer, hidden and exposed<small>disagg, means</small>"
+    return _card(title, "Hidden time costs nobody anything.", legend, bar_chart(bars, tick))
+
+
+def _tradeoffs(result: Result) -> str:
+    """One plot per prompt and output length that was put under several loads; else one over prompt lengths."""
+    done = [cell for cell in result.cells if cell.figures["completed"]]
+    groups: dict[tuple[int | None, int | None], list[Cell]] = {}
+    for cell in done:
+        groups.setdefault((cell.point.prompt_tokens, cell.point.output_tokens), []).append(cell)
+    swept = {key: cells for key, cells in groups.items() if len({cell.point.load for cell in cells}) > 1}
+    if swept:
+        named = {_group_name(key): cells for key, cells in swept.items()}
+        return "".join(_tradeoff(name, cells, lambda cell: cell.point.load.short) for name, cells in named.items())
+    return _tradeoff("", done, lambda cell: f"{cell.prompt_tokens:,}") if done else ""
+
+
+def _tradeoff(name: str, cells: Sequence[Cell], label: Callable[[Cell], str]) -> str:
+    lines = [
+        Line(mode, [_tradeoff_dot(cell, label(cell)) for cell in cells if cell.mode == mode])
+        for mode in dict.fromkeys(cell.mode for cell in cells)
+    ]
+    dots = [dot for line in lines for dot in line.dots]
+    x: Axis = axis("output tokens per second", [dot.x for dot in dots], "{:,.0f}".format, "linear")
+    y = axis("median E2E", [dot.y for dot in dots], tick, "log")
+    title = f"Median E2E by throughput<small>{escape(name)}</small>"
+    return _card(
+        title,
+        "Right and down is better. " + ("c4: four at a time." if name else "Beside the dots: prompt tokens."),
+        _mode_legend(lines),
+        line_chart(lines, x, y),
+    )
+
+
+def _tradeoff_dot(cell: Cell, label: str) -> Dot:
+    speed, latency = cell.figures["output_throughput"], cell.figures["median_e2el_ms"]
+    return Dot(speed, latency, f"{cell.mode}, {label}: {speed:,.1f} tok/s, median E2E {ms(latency)}", label=label)
+
+
+def _table(where: str, cells: Sequence[Cell], result: Result) -> str:
+    series = {one.against: one for one in result.verdict.series if one.where == where and one.metric == "e2el"}
+    heads = ["prompt", "mode", "done", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p99", "E2E p50", "E2E p99", "out tok/s"]
+    heads += ["req/s", *(["goodput"] if result.limits else []), "J/request", "speedup of disagg"]
+    head = "".join(f'<th class="{"text" if h == "mode" else ""}">{h}</th>' for h in heads)
+    rows, before = [], None
+    for cell in cells:
+        figures = cell.figures
+        values = [
+            f"{figures['completed']}/{figures['completed'] + figures['failed']}",
+            *(ms(figures[key]) for key in _TABLE_KEYS),
+            f"{figures['output_throughput']:,.1f}",
+            f"{figures['request_throughput']:,.2f}",
+            *([f"{figures['request_goodput']:,.2f}"] if result.limits else []),
+            _energy(figures),
+            _against(series.get(cell.mode), cell),
+        ]
+        first = cell.point != before
+        length = f"{cell.prompt_tokens:,}" if first and cell.prompt_tokens else ""
+        mode = f'<td class="text"><b class="{cell.mode}">{cell.mode}</b></td>'
+        row = f"<td>{length}</td>{mode}" + "".join(f"<td>{value}</td>" for value in values)
+        rows.append(f'<tr class="{"first" if first else ""}">{row}</tr>')
+        before = cell.point
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<h2>All figures<small>{escape(where)}</small></h2><div class="card scroll">{table}</div>'
+
+
+_TABLE_KEYS = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_itl_ms", "median_e2el_ms", "p99_e2el_ms")
+
+
+def _energy(figures: Mapping[str, Any]) -> str:
+    joules = figures["joules_per_request"]
+    return "–" if joules is None else f"{joules:,.1f} <small>{escape(figures['energy_source'])}</small>"
+
+
+def _against(series: Series | None, cell: Cell) -> str:
+    """How disaggregation fares against this row's machine, in whole answers."""
+    found = [one for one in series.comparisons if one.prompt_tokens == cell.prompt_tokens] if series else []
+    if not found:
+        return ""
+    one = found[0].speedup
+    return f'<span class="{found[0].decision}">{one.value:.2f}×</span> <small>{one.low:.2f}–{one.high:.2f}</small>'
+
+
+def _footer() -> str:
+    terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in _DEFINITIONS.items())
+    return f"<footer><h2>Words</h2><dl>{terms}</dl></footer>"
+
+
+def _card(title: str, note: str, legend: str, picture: str) -> str:
+    return f'<section class="card"><h3>{title}</h3><p>{escape(note)}</p>{legend}{picture}</section>'
+
+
+def _mode_legend(lines: Sequence[Line]) -> str:
+    return _legend([(line.css, line.css) for line in lines])
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    words = "".join(f'<span><i class="{css}"></i>{escape(word)}</span>' for css, word in entries)
+    return f'<div class="legend">{words}</div>'
+
+
+def _bar_label(result: Result, cell: Cell) -> str:
+    length = f"{cell.prompt_tokens:,}"
+    return f"{length} · {cell.point.load.short}" if len(result.families) > 1 else f"{length} tokens"
+
+
+def _group_name(key: tuple[int | None, int | None]) -> str:
+    prompt, output = ("each item's own" if one is None else f"{one:,}" for one in key)
+    return f"prompt {prompt}, output {output}"
+
+
+def _word(part: str) -> str:
+    return _PART_WORDS.get(part, part)
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds as text: 0.8 ms, 42 ms, 1.2 s."""
+    if value is None:
+        return "–"
+    if value >= 999.5:
+        return (
+            f"{value / 1e3:.2f} s"
+            if value < 9_995
+            else f"{value / 1e3:.1f} s"
+            if value < 99_950
+            else f"{value / 1e3:,.0f} s"
+        )
+    return f"{value:.0f} ms" if value >= 9.95 else f"{value:.2g} ms" if value else "0"
+
+
+def tick(value: float) -> str:
+    """Milliseconds as an axis writes them: 500 ms, 2 s."""
+    return f"{value / 1e3:,g} s" if value >= 1000 else f"{value:g} ms" if value else "0"

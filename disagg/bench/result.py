@@ -1,0 +1,143 @@
+"""All of a run as one value: figures per mode and point, the verdict, and the JSON of both."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from disagg.bench.energy import Power
+from disagg.bench.plan import Plan, Point
+from disagg.bench.records import Mode, Played, Record
+from disagg.bench.stats import summary
+from disagg.bench.verdict import METRICS, Metric, Samples, Verdict, verdict
+from disagg.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One mode at one point. `figures`: the keys of `stats.summary`, and those of the energy."""
+
+    point: Point
+    mode: Mode
+    records: tuple[Record, ...]
+    figures: Mapping[str, Any]
+
+    @property
+    def family(self) -> str:
+        """What it shares with cells that differ in prompt length and mode only."""
+        output = "each item's own" if self.point.output_tokens is None else f"{self.point.output_tokens:,}"
+        return f"output {output}, {self.point.load.label}"
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """The point's, or the median of what was sent; None where nothing completed."""
+        lengths = [record.metrics.prompt_tokens for record in self.records if record.metrics]
+        return self.point.prompt_tokens or (int(statistics.median(lengths)) if lengths else None)
+
+    def seconds(self, metric: Metric) -> list[float]:
+        """One value per completed request. One that fell back shows no hand-off: it has no say in whether they pay."""
+        done = [record.metrics for record in self.records if record.metrics and not record.fell_back]
+        return [one.ttft if metric == "ttft" else one.total_time for one in done]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished or stopped run. `stopped`: why it ended early, or empty. `left_out`: items that did not fit."""
+
+    fleet: str
+    model: str
+    workload: str
+    date: str
+    plan: Plan
+    cells: tuple[Cell, ...]
+    verdict: Verdict
+    limits: Mapping[str, float] = field(default_factory=dict)
+    stopped: str = ""
+    unfinished: int = 0
+    left_out: int = 0
+    warmup_errors: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def families(self) -> dict[str, list[Cell]]:
+        """The cells by family, in order of the sweep."""
+        found: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.family, []).append(cell)
+        return found
+
+    @property
+    def failures(self) -> Counter[tuple[str, str, str]]:
+        """How often each (mode, kind, message) failed."""
+        return Counter(
+            (cell.mode, record.error, record.message) for cell in self.cells for record in cell.records if record.error
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """One object. `results` has one entry per mode and point, with the keys of `vllm bench serve` and ours."""
+        return {
+            "disagg": VERSION,
+            "date": self.date,
+            "fleet": self.fleet,
+            "model_id": self.model,
+            "workload": self.workload,
+            "seed": self.plan.seed,
+            "burstiness": self.plan.burstiness,
+            "num_prompts": self.plan.requests,
+            "goodput_limits_ms": dict(self.limits),
+            "stopped": self.stopped,
+            "unfinished": self.unfinished,
+            "left_out": self.left_out,
+            "warmup_errors": dict(self.warmup_errors),
+            "failures": [
+                {"mode": mode, "kind": kind, "message": message, "count": count}
+                for (mode, kind, message), count in self.failures.most_common()
+            ],
+            "results": [_cell_json(cell) for cell in self.cells],
+            "verdict": self.verdict.to_json(),
+        }
+
+
+def gather(plan: Plan, played: Sequence[Played], power: Power, limits: Mapping[str, float]) -> tuple[Cell, ...]:
+    """The cells of all that was played and measured, in order of the sweep."""
+    measured = [turn for turn in played if not turn.warmup and (turn.records or turn.unfinished)]
+    cells = []
+    for number, point in enumerate(plan.points):
+        for mode in plan.modes:
+            mine = [turn for turn in measured if turn.point == number and turn.mode == mode]
+            if not mine:
+                continue
+            records = tuple(record for turn in mine for record in turn.records)
+            figures = summary(records, sum(turn.duration for turn in mine), limits)
+            energy = power.per_request(mode, mine, figures["completed"])
+            cells.append(Cell(point, mode, records, {**figures, **energy}))
+    return tuple(cells)
+
+
+def judge(cells: Sequence[Cell]) -> Verdict:
+    """The verdict: points that differ in nothing but prompt length are one family."""
+    points = {cell.point: None for cell in cells}
+    families: dict[str, dict[Metric, list[Samples]]] = {}
+    for point in points:
+        here = [cell for cell in cells if cell.point == point]
+        length = next((cell.prompt_tokens for cell in here if cell.prompt_tokens is not None), None)
+        if length is None:
+            continue
+        family = families.setdefault(here[0].family, {metric: [] for metric in METRICS})
+        for metric in METRICS:
+            family[metric].append(Samples(length, {cell.mode: cell.seconds(metric) for cell in here}))
+    return verdict(families)
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    return {
+        "mode": cell.mode,
+        "prompt_tokens": cell.point.prompt_tokens,
+        "output_tokens": cell.point.output_tokens,
+        "max_concurrency": cell.point.load.concurrency,
+        "request_rate": cell.point.load.rate,
+        **cell.figures,
+        "requests": [record.to_json() for record in cell.records],
+    }

@@ -1,0 +1,142 @@
+"""From records to figures. Pure.
+
+The keys are those of `vllm bench serve` where it has the figure; times in milliseconds where a key says `_ms`. A
+figure that was not measured (nothing completed, one output token and so no TPOT) is None.
+
+TTFT = request sent -> first token received.  E2EL = sent -> last token received.
+TPOT = (E2EL - TTFT) / (output tokens - 1), per request.  ITL = every gap between tokens, pooled over requests.
+goodput = requests per second that meet all stated limits.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from disagg.bench.records import Record
+from disagg.inference.metrics import Metrics, TTFTParts
+
+PERCENTILES = (50, 90, 95, 99)
+LIMITS = ("ttft", "tpot", "itl", "e2el")
+PART_NAMES = tuple(part.name for part in fields(TTFTParts))
+_RESAMPLES = 1000
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure and the ends of its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def summary(records: Sequence[Record], duration: float, limits: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """All figures of the requests of one mode at one point. `duration`: seconds that its turns took.
+
+    `limits`: milliseconds by name (LIMITS); a request is good if none is exceeded. Of ITL, a request's mean counts.
+    """
+    done = [record.metrics for record in records if record.metrics is not None]
+    good = sum(record.ok and meets(record, limits) for record in records) if limits else None
+    inputs, outputs = sum(one.prompt_tokens for one in done), sum(one.completion_tokens for one in done)
+    return {
+        "duration": duration,
+        "completed": len(done),
+        "failed": len(records) - len(done),
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": _per_second(len(done), duration),
+        "request_goodput": None if good is None else _per_second(good, duration),
+        "output_throughput": _per_second(outputs, duration),
+        "total_token_throughput": _per_second(inputs + outputs, duration),
+        **spread("ttft", [one.ttft for one in done]),
+        **spread("tpot", [value for one in done if (value := tpot(one)) is not None]),
+        **spread("itl", [gap for record in records if record.ok for gap in record.itl]),
+        **spread("e2el", [one.total_time for one in done]),
+        **_ours(done),
+        "fallbacks": sum(record.fell_back for record in records),
+        "errors_by_kind": dict(Counter(record.error for record in records if record.error)),
+        "max_send_lag_ms": max((record.sent - record.due for record in records), default=0.0) * 1e3,
+    }
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    """mean_, median_, std_ and percentile keys of seconds, in milliseconds. std is of the population."""
+    if not values:
+        keys = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))
+        return {f"{key}_{name}_ms": None for key in keys}
+    found = {
+        f"mean_{name}_ms": statistics.fmean(values) * 1e3,
+        f"median_{name}_ms": statistics.median(values) * 1e3,
+        f"std_{name}_ms": statistics.pstdev(values) * 1e3,
+    }
+    return {**found, **{f"p{p}_{name}_ms": percentile(values, p) * 1e3 for p in PERCENTILES}}
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest ranks, as numpy does by default. ValueError without values."""
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def tpot(metrics: Metrics) -> float | None:
+    """Seconds per output token after the first; None where there is only one."""
+    if metrics.completion_tokens < 2:
+        return None
+    return (metrics.total_time - metrics.ttft) / (metrics.completion_tokens - 1)
+
+
+def meets(record: Record, limits: Mapping[str, float]) -> bool:
+    """Whether a completed request is within all limits (milliseconds). A single output token has TPOT and ITL 0."""
+    assert record.metrics is not None
+    figures = {
+        "ttft": record.metrics.ttft,
+        "tpot": tpot(record.metrics) or 0.0,
+        "itl": statistics.fmean(record.itl) if record.itl else 0.0,
+        "e2el": record.metrics.total_time,
+    }
+    return all(figures[name] * 1e3 <= limit for name, limit in limits.items())
+
+
+def ratio_of_medians(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Interval:
+    """median(above) / median(below), its interval by the percentile bootstrap."""
+    dice = random.Random(seed)
+    value = statistics.median(above) / statistics.median(below)
+    drawn = sorted(
+        statistics.median(dice.choices(above, k=len(above))) / statistics.median(dice.choices(below, k=len(below)))
+        for _ in range(_RESAMPLES)
+    )
+    edge = (1 - _CONFIDENCE) / 2 * 100
+    return Interval(value, percentile(drawn, edge), percentile(drawn, 100 - edge))
+
+
+def _ours(done: Sequence[Metrics]) -> dict[str, Any]:
+    """Means of what the hand-off cost. The parts add up to mean_ttft_ms."""
+    parts = [asdict(one.ttft_parts) for one in done]
+    return {
+        "mean_ttft_parts_ms": {name: _mean_ms([part[name] for part in parts]) for name in PART_NAMES},
+        "mean_prefill_ms": _mean_ms([one.prefill_time for one in done]),
+        "mean_hidden_transfer_ms": _mean_ms([one.hidden_transfer for one in done]),
+        "mean_exposed_transfer_ms": _mean_ms([one.exposed_transfer for one in done]),
+        "total_kv_bytes": sum(one.kv_bytes for one in done),
+        "decode_computed_tokens": sum(one.decode_computed_tokens for one in done),
+    }
+
+
+def _mean_ms(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) * 1e3 if values else None
+
+
+def _per_second(count: float, duration: float) -> float:
+    return count / duration if duration > 0 else 0.0

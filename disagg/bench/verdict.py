@@ -1,0 +1,242 @@
+"""From figures to sentences: when disaggregation wins on this fleet, from which prompt length, and when it loses. Pure.
+
+A speedup is median(one machine alone) / median(disaggregated): over 1, disaggregation is faster. It is decided where
+its 95 % bootstrap interval does not hold 1. The crossover is where the difference of the medians, linear between the
+two nearest prompt lengths measured, is 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from disagg.bench.stats import Interval, ratio_of_medians
+
+MIN_SAMPLES = 5  # of each side; the interval of fewer is no interval
+Metric = Literal["e2el", "ttft"]
+EVERYWHERE = "at every prompt length measured"
+METRICS: tuple[Metric, ...] = ("e2el", "ttft")
+_WORDS: Mapping[Metric, str] = {"e2el": "whole answer", "ttft": "first token"}
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What was measured at one prompt length: seconds by mode, for one metric."""
+
+    prompt_tokens: int
+    by_mode: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Disaggregated against one machine alone, at one prompt length. `gain`: seconds saved, in the median."""
+
+    prompt_tokens: int
+    speedup: Interval
+    gain: float
+    samples: int
+
+    @property
+    def decision(self) -> Literal["wins", "loses", "undecided"]:
+        if self.samples < MIN_SAMPLES or self.speedup.low <= 1.0 <= self.speedup.high:
+            return "undecided"
+        return "wins" if self.speedup.low > 1.0 else "loses"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "decision": self.decision}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One sweep over prompt lengths against one machine alone. `crossover`: prompt tokens from which it wins; None
+    unless there is a decided loss and a decided win, and the medians cross once between them."""
+
+    where: str
+    metric: Metric
+    against: str
+    comparisons: tuple[Comparison, ...]
+    crossover: float | None
+    sentences: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "where": self.where,
+            "metric": self.metric,
+            "against": self.against,
+            "comparisons": [one.to_json() for one in self.comparisons],
+            "crossover_prompt_tokens": self.crossover,
+            "sentences": list(self.sentences),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One sentence on whole answers, against all machines alone at once. "depends": on the prompt length."""
+
+    decision: Literal["wins", "loses", "depends", "undecided"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`headlines`: one per family of points. `series`: all comparisons."""
+
+    headlines: Mapping[str, Headline]
+    series: tuple[Series, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        headlines = {where: asdict(headline) for where, headline in self.headlines.items()}
+        return {"headlines": headlines, "series": [one.to_json() for one in self.series]}
+
+
+def verdict(families: Mapping[str, Mapping[Metric, Sequence[Samples]]]) -> Verdict:
+    """The verdict on all families of points: those that differ in prompt length only, by name."""
+    series = tuple(
+        compare(where, metric, against, samples)
+        for where, metrics in families.items()
+        for metric, samples in metrics.items()
+        for against in ("decode-alone", "prefill-alone")
+        if any("disagg" in one.by_mode and against in one.by_mode for one in samples)
+    )
+    return Verdict(
+        {where: _headline([s for s in series if s.where == where and s.metric == "e2el"]) for where in families}, series
+    )
+
+
+def compare(where: str, metric: Metric, against: str, samples: Sequence[Samples]) -> Series:
+    """One series, in order of prompt length. Lengths at which either side completed nothing are left out."""
+    comparisons = tuple(
+        _comparison(one, one.by_mode["disagg"], one.by_mode[against])
+        for one in sorted(samples, key=lambda one: one.prompt_tokens)
+        if one.by_mode.get("disagg") and one.by_mode.get(against)
+    )
+    decided = {"wins", "loses"} <= {one.decision for one in comparisons}
+    cross = crossover([(one.prompt_tokens, one.gain) for one in comparisons]) if decided else None
+    sentences = tuple(_sentences(metric, against, comparisons, cross))
+    return Series(where, metric, against, comparisons, cross, sentences)
+
+
+def crossover(gains: Sequence[tuple[int, float]]) -> float | None:
+    """The prompt length at which the gain turns from loss to win: None if it never does, or does not stay so."""
+    signs = [gain > 0 for _, gain in gains]
+    if signs != sorted(signs) or len(set(signs)) != 2:
+        return None
+    for (low, loss), (high, win) in itertools.pairwise(gains):
+        if loss <= 0 < win:
+            return low + (high - low) * -loss / (win - loss)
+    raise AssertionError("a sorted mixture has an edge")
+
+
+def _comparison(one: Samples, disagg: Sequence[float], alone: Sequence[float]) -> Comparison:
+    gain = statistics.median(alone) - statistics.median(disagg)
+    return Comparison(one.prompt_tokens, ratio_of_medians(alone, disagg), gain, min(len(disagg), len(alone)))
+
+
+def _sentences(metric: Metric, against: str, comparisons: Sequence[Comparison], cross: float | None) -> list[str]:
+    """What these comparisons show, and what they leave open."""
+    if not comparisons:
+        return [f"There is nothing to compare with {_machine(against)}: one of the two completed no request."]
+    wins, loses, open_ = (
+        [one for one in comparisons if one.decision == decision] for decision in ("wins", "loses", "undecided")
+    )
+    everywhere = {len(comparisons): EVERYWHERE}
+    parts = []
+    if loses:
+        worst = min(loses, key=lambda one: one.speedup.value)
+        parts.append(f"later {everywhere.get(len(loses), f'at {_lengths(loses)}')} ({_slower(worst)})")
+    if wins:
+        best = max(wins, key=lambda one: one.speedup.value)
+        start = f"from about {about(cross)}" if cross else everywhere.get(len(wins), f"at {_lengths(wins)}")
+        parts.append(f"sooner {start} ({_faster(best)})")
+    lines = [f"Against {_machine(against)}, the {_WORDS[metric]} comes {' and '.join(parts)}."] if parts else []
+    if open_:
+        opening = f"The data do not decide {'it' if parts else f'the {_WORDS[metric]} against {_machine(against)}'}"
+        where = everywhere.get(len(open_), f"at {_lengths(open_)}")
+        lines.append(f"{opening} {where}: {_why_open(open_)}.")
+    return lines
+
+
+def _headline(series: Sequence[Series]) -> Headline:
+    every = [one for line in series for one in line.comparisons]
+    if not every:
+        return Headline(
+            "undecided", "No verdict: it needs requests that completed with a hand-off, and on one machine."
+        )
+    if all(one.decision == "undecided" for one in every):
+        return Headline("undecided", "The data do not decide whether disaggregation pays.")
+    if lost := [line for line in series if _always(line, "loses")]:
+        machines = " and ".join(_machine(line.against) for line in lost)
+        text = f"Disaggregation loses: {machines} {'is' if len(lost) == 1 else 'are'} faster {EVERYWHERE}."
+        return Headline("loses", text)
+    if all(_always(line, "wins") for line in series):
+        return Headline("wins", f"Disaggregation wins {EVERYWHERE}: {_range(every)}.")
+    crossings = [line.crossover for line in series if line.crossover is not None]
+    if all(_always(line, "wins") or line.crossover is not None for line in series):
+        start = f"{about(max(crossings))} prompt tokens"
+        return Headline("depends", f"Disaggregation wins from about {start}; below, one machine is faster.")
+    return Headline("depends", _by_length(series))
+
+
+def _always(line: Series, decision: str) -> bool:
+    return bool(line.comparisons) and all(one.decision == decision for one in line.comparisons)
+
+
+def _by_length(series: Sequence[Series]) -> str:
+    at: dict[int, list[Comparison]] = {}
+    for one in (one for line in series for one in line.comparisons):
+        at.setdefault(one.prompt_tokens, []).append(one)
+    won = [found[0] for _, found in sorted(at.items()) if all(one.decision == "wins" for one in found)]
+    lost = [found[0] for _, found in sorted(at.items()) if any(one.decision == "loses" for one in found)]
+    rest = [found[0] for _, found in sorted(at.items()) if found[0] not in won and found[0] not in lost]
+    parts = [f"wins at {_lengths(won)}"] if won else []
+    parts += [f"loses to a machine alone at {_lengths(lost)}"] if lost else []
+    parts += [f"is undecided at {_lengths(rest)}"] if rest else []
+    return f"Disaggregation {_listed(parts, ', and ')}."
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    """a / a and b / a, b and c."""
+    return last.join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _lengths(comparisons: Sequence[Comparison]) -> str:
+    numbers = [f"{one.prompt_tokens:,}" for one in comparisons]
+    return f"{_listed(numbers, ' and ')} prompt tokens"
+
+
+def _faster(one: Comparison) -> str:
+    return f"{one.speedup.value:.2f} times as fast at {one.prompt_tokens:,}, {_ms(one.gain)} saved"
+
+
+def _slower(one: Comparison) -> str:
+    return f"{1 / one.speedup.value:.2f} times as long at {one.prompt_tokens:,}, {_ms(-one.gain)} more"
+
+
+def _ms(seconds: float) -> str:
+    if seconds >= 0.9995:
+        return f"{seconds:,.2f} s"
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
+
+
+def _range(every: Sequence[Comparison]) -> str:
+    values = sorted(one.speedup.value for one in every)
+    low, high = f"{values[0]:.2f}", f"{values[-1]:.2f}"
+    return f"{low} times the speed" if low == high else f"{low} to {high} times the speed of one machine"
+
+
+def _why_open(comparisons: Sequence[Comparison]) -> str:
+    if fewest := min((one.samples for one in comparisons if one.samples < MIN_SAMPLES), default=0):
+        return f"{fewest} requests of each are too few, give --requests {MIN_SAMPLES} or more"
+    return "the difference is within the noise; more --requests narrow it"
+
+
+def about(tokens: float) -> str:
+    """A crossover in two significant digits: the interpolation bears no more."""
+    return f"{float(f'{tokens:.2g}'):,.0f}"
+
+
+def _machine(mode: str) -> str:
+    return {"decode-alone": "the decode machine alone", "prefill-alone": "the prefill machine alone"}[mode]

@@ -1,0 +1,99 @@
+"""What is sent: random token ids of exact counts, the texts of a file, or a trace with shared prefixes.
+
+Token ids are drawn anew for every mode, so that no cache warmed by one mode serves another.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from disagg.bench.datasets import BLOCK_TOKENS, TextItem, TraceRow
+from disagg.bench.plan import Point
+from disagg.bench.records import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request: exactly one of `text` and `tokens`. Output tokens are exact; a text is counted by the servers."""
+
+    output_tokens: int
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+
+    def request(self) -> dict[str, Any]:
+        """As keyword arguments of AsyncClient.stream. The end of sequence is ignored: the count is exact."""
+        prompt = {"prompt": self.text} if self.tokens is None else {"tokens": self.tokens}
+        return {**prompt, "max_tokens": self.output_tokens, "ignore_eos": True}
+
+
+class Workload(Protocol):
+    """A source of items."""
+
+    @property
+    def label(self) -> str:
+        """What it is, for people."""
+
+    @property
+    def times(self) -> Sequence[float]:
+        """Its own arrival times in seconds, or nothing."""
+
+    def item(self, point: Point, mode: Mode, index: int) -> Item:
+        """The request with this number. Always the same for the same arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomTokens:
+    """Uniformly random ids below `vocab_size`, as many as the point says; no two requests share a prefix."""
+
+    vocab_size: int
+    seed: int = 0
+    times: Sequence[float] = ()
+    label: str = "random token ids"
+
+    def item(self, point: Point, mode: Mode, index: int) -> Item:
+        assert point.prompt_tokens is not None and point.output_tokens is not None
+        key = f"{self.seed}/{mode}/{point.prompt_tokens}/{point.output_tokens}/{point.load.label}/{index}"
+        return Item(point.output_tokens, tokens=_ids(key, point.prompt_tokens, self.vocab_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts in turn, over and over. The point says how long answers are, unless the item does."""
+
+    items: Sequence[TextItem]
+    label: str
+    times: Sequence[float] = ()
+
+    def item(self, point: Point, mode: Mode, index: int) -> Item:
+        chosen = self.items[index % len(self.items)]
+        output = chosen.output_tokens or point.output_tokens
+        assert output is not None
+        return Item(output, text=chosen.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace's lengths and times; blocks with equal hash ids get equal tokens."""
+
+    rows: Sequence[TraceRow]
+    vocab_size: int
+    label: str
+    seed: int = 0
+    times: Sequence[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "times", tuple(row.timestamp / 1e3 for row in self.rows))
+
+    def item(self, point: Point, mode: Mode, index: int) -> Item:
+        row = self.rows[index % len(self.rows)]
+        tokens: list[int] = []
+        for block in row.hash_ids:
+            tokens += _ids(f"{self.seed}/{mode}/block/{block}", BLOCK_TOKENS, self.vocab_size)
+        return Item(row.output_length, tokens=tuple(tokens[: row.input_length]))
+
+
+def _ids(key: str, count: int, vocab_size: int) -> tuple[int, ...]:
+    return tuple(random.Random(key).choices(range(vocab_size), k=count))

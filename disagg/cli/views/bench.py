@@ -1,0 +1,217 @@
+"""The benchmark while it runs, and its result: tables, failures, the verdict, and the formula of every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from disagg.bench.load import Watch
+from disagg.bench.result import Cell, Result
+from disagg.bench.stats import PART_NAMES
+from disagg.bench.verdict import Comparison, Series, Verdict
+from disagg.cli.views.units import seconds, size
+
+MODE_STYLE = {"disagg": "bold green", "decode-alone": "blue", "prefill-alone": "magenta"}
+_DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
+_HEADERS = {"exposed_transfer": "exposed", "first_step": "first step", "network": "rest", "tokenise": "token."}
+NOTES = """\
+TTFT: sent → first token. E2E: sent → last token.
+TPOT = (E2E - TTFT) / (output tokens - 1).
+ITL: every gap between tokens, pooled.
+tok/s = output tokens / time that the mode's turns took.
+speedup = median alone / median disaggregated, then its 95 % bootstrap interval.
+hidden: KV moved during prefill. exposed: its end → last KV byte accepted."""
+GOODPUT_NOTE = "goodput: requests per second that meet all limits."
+ENERGY_NOTE = "J/request = watts of the mode's machines × time of its turns / requests done."
+
+
+@contextmanager
+def live(watch: Watch, console: Console) -> Iterator[None]:
+    """Progress with the time remaining while the block runs; one line per turn's kind where there is no terminal."""
+    columns = (
+        BarColumn(16),
+        TaskProgressColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("connecting")
+        last = [""]
+
+        def changed() -> None:
+            failed = f" · [red]{watch.failures.total()} failed[/]" if watch.failures else ""
+            progress.update(task, completed=watch.work, total=watch.total_work, description=watch.doing + failed)
+            point = watch.doing.partition(" · ")[2]
+            if not console.is_terminal and point != last[0]:
+                last[0] = point
+                console.print(f"measuring {point} …", style="dim", soft_wrap=True)
+
+        watch.changed = changed
+        yield
+
+
+def result_view(result: Result) -> RenderableType:
+    """Everything that was found, the verdict last."""
+    parts: list[RenderableType] = [
+        Text.assemble((f"{result.model} on {result.fleet}", "bold"), f"  {result.workload}, seed {result.plan.seed}"),
+        Text(),
+    ]
+    for where, cells in result.families.items():
+        parts += [Text(where, "bold"), latency_table(cells), Text()]
+        if extra := goodput_table(cells, bool(result.limits)):
+            parts += [extra, Text()]
+        parts += [*_where_ttft_went(cells), *_speedups(result.verdict, where)]
+    parts += [*_notes(result), _verdict(result), _footnote(result)]
+    return Group(*parts)
+
+
+def latency_table(cells: Sequence[Cell]) -> Table:
+    """One row per prompt length and mode."""
+    table = _table(
+        "prompt", "mode", "done", "TTFT\np50", "TTFT\np99", "TPOT\np50", "ITL\np99", "E2E\np50", "out\ntok/s"
+    )
+    for cell in cells:
+        figures = cell.figures
+        first = cell is next(other for other in cells if other.point == cell.point)
+        table.add_row(
+            _length(cell) if first else "",
+            Text(cell.mode, MODE_STYLE[cell.mode]),
+            _done(figures),
+            *(_ms(figures[key]) for key in ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms")),
+            *(_ms(figures[key]) for key in ("p99_itl_ms", "median_e2el_ms")),
+            f"{figures['output_throughput']:,.0f}" if figures["completed"] else "–",
+            end_section=cell is [other for other in cells if other.point == cell.point][-1],
+        )
+    return table
+
+
+def goodput_table(cells: Sequence[Cell], limits: bool) -> Table | None:
+    """Requests per second, goodput where limits were stated, energy where power is known."""
+    energy = any(cell.figures["joules_per_request"] is not None for cell in cells)
+    if not limits and not energy:
+        return None
+    table = _table(
+        "prompt", "mode", "req/s", *(["goodput"] if limits else []), *(["J/request", "power"] if energy else [])
+    )
+    for cell in cells:
+        figures = cell.figures
+        joules = figures["joules_per_request"]
+        table.add_row(
+            _length(cell) if cell is next(other for other in cells if other.point == cell.point) else "",
+            Text(cell.mode, MODE_STYLE[cell.mode]),
+            f"{figures['request_throughput']:.2f}",
+            *([f"{figures['request_goodput']:.2f}"] if limits else []),
+            *(["–" if joules is None else f"{joules:,.1f}", figures["energy_source"] or "–"] if energy else []),
+        )
+    return table
+
+
+def _where_ttft_went(family: Sequence[Cell]) -> list[RenderableType]:
+    cells = [cell for cell in family if cell.mode == "disagg" and cell.figures["completed"]]
+    if not cells:
+        return []
+    table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in PART_NAMES), "hidden")
+    for cell in cells:
+        parts: Mapping[str, Any] = cell.figures["mean_ttft_parts_ms"]
+        hidden = Text(_ms(cell.figures["mean_hidden_transfer_ms"]), "dim")
+        table.add_row(_length(cell), _ms(cell.figures["mean_ttft_ms"]), *(_ms(parts[n]) for n in PART_NAMES), hidden)
+    title = Text("disagg: where TTFT went (means; the parts add up, hidden is beside them)", "bold")
+    return [title, table, *(_handed_over(cell) for cell in cells), Text()]
+
+
+def _handed_over(cell: Cell) -> Text:
+    """What crossed, and what the decode machine computed in spite of it: one token per hand-off."""
+    figures = cell.figures
+    moved = size(figures["total_kv_bytes"] / figures["completed"])
+    computed = figures["decode_computed_tokens"] / figures["completed"]
+    return Text(f"{_length(cell)} tokens: {moved} of KV per request; decode computed {computed:,.3g} of them", "dim")
+
+
+def _speedups(verdict: Verdict, where: str) -> list[RenderableType]:
+    """Prompt lengths against machine and metric."""
+    columns = [one for one in verdict.series if one.where == where and one.comparisons]
+    if not columns:
+        return []
+    table = _table("prompt", *(f"{'E2E' if one.metric == 'e2el' else 'TTFT'}\n{one.against}" for one in columns))
+    for length in sorted({comparison.prompt_tokens for one in columns for comparison in one.comparisons}):
+        table.add_row(f"{length:,}", *(_speedup(one, length) for one in columns))
+    return [Text("speedup of disagg over a machine alone", "bold"), table, Text()]
+
+
+def _speedup(series: Series, length: int) -> Text:
+    found: Comparison | None = next((one for one in series.comparisons if one.prompt_tokens == length), None)
+    if found is None:
+        return Text("–", "dim")
+    one = found.speedup
+    return Text.assemble(
+        (f"{one.value:.2f}x", f"bold {_DECISION_STYLE[found.decision]}"), (f" {one.low:.2f}–{one.high:.2f}", "dim")
+    )
+
+
+def _notes(result: Result) -> list[RenderableType]:
+    """Whatever a reader must know before believing the figures."""
+    lines = []
+    if result.stopped:
+        lines.append(f"stopped: {result.stopped}; {result.unfinished} requests under way are not counted")
+    if result.left_out:
+        lines.append(f"{result.left_out} requests of the trace do not fit the model's context and were left out")
+    for cell in result.cells:
+        if count := cell.figures["fallbacks"]:
+            lines.append(f"{count} of {cell.point.label} fell back: no hand-off, so no part of the verdict")
+    for kind, count in result.warmup_errors.items():
+        lines.append(f"{count} warm-up requests failed: {kind}")
+    failures = [
+        Text.assemble((f"{count} × {mode}: {kind} ", "bold red"), message)
+        for (mode, kind, message), count in result.failures.most_common(10)
+    ]
+    notes: list[RenderableType] = [Text.assemble(("note: ", "bold yellow"), line) for line in lines]
+    return [*notes, *failures, Text()] if notes or failures else []
+
+
+def _verdict(result: Result) -> RenderableType:
+    lines: list[RenderableType] = []
+    for where, headline in result.verdict.headlines.items():
+        name = f"{where}: " if len(result.verdict.headlines) > 1 else ""
+        lines.append(Text.assemble((name, "dim"), (headline.text, "bold")))
+        for one in result.verdict.series:
+            if one.where == where:
+                lines.append(Text(f"· {' '.join(one.sentences)}"))
+    if not lines:
+        lines.append(Text("No verdict: nothing was completed."))
+    return Panel(Group(*lines), title="[bold]Verdict[/]", title_align="left", border_style="green")
+
+
+def _footnote(result: Result) -> Text:
+    energy = any(cell.figures["joules_per_request"] is not None for cell in result.cells)
+    extra = [GOODPUT_NOTE] if result.limits else []
+    return Text("\n".join([NOTES, *extra, *([ENERGY_NOTE] if energy else [])]), "dim")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("mode", "power") else "right", no_wrap=name == "mode")
+    return table
+
+
+def _length(cell: Cell) -> str:
+    length = cell.prompt_tokens
+    return "–" if length is None else f"{length:,}"
+
+
+def _done(figures: Mapping[str, Any]) -> Text:
+    total = figures["completed"] + figures["failed"]
+    return Text(f"{figures['completed']}/{total}", "red" if figures["failed"] else "")
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else seconds(value / 1e3)

@@ -1,0 +1,63 @@
+"""Records and results with known figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from answers import metrics as cli_metrics
+
+from disagg.bench.energy import Power
+from disagg.bench.plan import Load, Plan, Point
+from disagg.bench.records import MODES, Mode, Played, Record
+from disagg.bench.result import Result, gather, judge
+from disagg.inference.metrics import Metrics, TTFTParts
+
+METHODS = {"disagg": "disaggregated", "decode-alone": "decode-alone", "prefill-alone": "prefill-alone"}
+
+
+def metrics(ttft: float = 0.1, e2e: float = 0.5, prompt: int = 100, output: int = 5, **changed: Any) -> Metrics:
+    parts = TTFTParts(prefill=ttft * 0.75, network=ttft * 0.25)
+    values = {
+        "ttft": ttft,
+        "total_time": e2e,
+        "ttft_parts": parts,
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+    }
+    return cli_metrics("tiny", **{**values, **changed})
+
+
+def record(ttft: float = 0.1, e2e: float = 0.5, index: int = 0, itl: Iterable[float] = (0.1,) * 4, **changed) -> Record:
+    return Record(index, 0.0, 0.0, metrics(ttft, e2e, **changed), tuple(itl))
+
+
+def failed(kind: str = "ServerUnavailable", message: str = "gone", index: int = 0) -> Record:
+    return Record(index, 0.0, 0.0, error=kind, message=message)
+
+
+def point(
+    prompt: int | None = 100, output: int | None = 5, concurrency: int | None = 1, rate: float | None = None
+) -> Point:
+    return Point(prompt, output, Load(concurrency, rate))
+
+
+def plan(points: tuple[Point, ...], modes: tuple[Mode, ...] = MODES, requests: int = 6, **changed: Any) -> Plan:
+    return Plan(points, modes, requests, **{"rounds": 4, **changed})
+
+
+def result(latencies: dict[int, tuple[float, float, float]], loads: tuple[int, ...] = (1,), **changed: Any) -> Result:
+    """A run over prompt lengths: E2E seconds of disagg, decode alone and prefill alone, give or take two percent."""
+    points = tuple(point(length, concurrency=load) for load in loads for length in latencies)
+    played = []
+    for number, place in enumerate(points):
+        for mode, e2e in zip(MODES, latencies[place.prompt_tokens or 0], strict=True):
+            records = tuple(
+                record(e2e * scale / 2, e2e * scale, prompt=place.prompt_tokens or 0, method=METHODS[mode])
+                for scale in (0.98, 0.99, 1.0, 1.0, 1.01, 1.02)
+            )
+            played.append(Played(number, mode, warmup=False, began=0.0, ended=6 * e2e, records=records))
+    made = plan(points)
+    cells = gather(made, played, Power(stated={"prefill": 200.0, "decode": 100.0}), changed.get("limits", {}))
+    values = {"fleet": "test", "model": "tiny", "workload": "random token ids", "date": "2026-01-02T03:04:05+0000"}
+    return Result(**values, plan=made, cells=cells, verdict=judge(cells), **changed)

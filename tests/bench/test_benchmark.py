@@ -1,0 +1,171 @@
+"""An order becomes a plan, or one clear refusal; a plan on a real fleet becomes a result."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from bench_parts import point
+
+from disagg.bench.benchmark import Order, benchmark, prepare, vocabulary
+from disagg.bench.load import Watch
+from disagg.bench.plan import Load
+from disagg.bench.records import MODES
+from disagg.bench.workloads import RandomTokens, Trace
+from disagg.config import load
+from disagg.errors import ServerUnavailable, UsageError
+from disagg.token import TOKEN_FILE_VARIABLE
+from tests import tiny_models
+from tests.fleets import TOKEN, RunningFleet, write_hosts
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    (tmp_path / "model").mkdir()
+    return load(write_hosts(tmp_path, {"tiny": tmp_path / "model"}, context=2048))
+
+
+@pytest.fixture
+def decode_only(tmp_path):
+    path = write_hosts(tmp_path, {"tiny": tmp_path})
+    text = path.read_text()
+    begin, end = text.index("[hosts.tiny-prefill]"), text.index("[hosts.tiny-decode]")
+    path.write_text(text[:begin] + text[end:])
+    return load(path)
+
+
+def trace_file(folder, *lengths: int):
+    path = folder / "trace.jsonl"
+    rows = [
+        {"timestamp": 100 * n, "input_length": length, "output_length": 4, "hash_ids": list(range(-(-length // 512)))}
+        for n, length in enumerate(lengths)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_by_default_all_modes_run_the_usual_lengths_that_fit(fleet):
+    plan, workload, left_out = prepare(fleet, Order("tiny"), 640)
+    assert plan.modes == MODES and plan.requests == 10 and left_out == 0
+    assert plan.points == (point(128, 64), point(512, 64))
+    assert workload == RandomTokens(640)
+
+
+def test_a_sweep_is_every_combination(fleet):
+    order = Order("tiny", prompt_tokens=(10, 20), output_tokens=(1, 2), rates=(0.5, 2.0))
+    plan, _, _ = prepare(fleet, order, 640)
+    assert len(set(plan.points)) == len(plan.points) == 8
+    assert {p.load for p in plan.points} == {Load(rate=0.5), Load(rate=2.0)}
+
+
+def test_without_a_prefill_host_only_the_decode_host_is_measured(decode_only):
+    assert prepare(decode_only, Order("tiny"), 640)[0].modes == ("decode-alone",)
+    with pytest.raises(UsageError, match="no prefill host serves tiny: disagg cannot run"):
+        prepare(decode_only, Order("tiny", modes=("disagg",)), 640)
+
+
+def test_enough_requests_are_made_to_reach_the_concurrency(fleet):
+    assert prepare(fleet, Order("tiny", concurrency=(16,)), 640)[0].requests == 32
+    with pytest.raises(UsageError, match="4 requests never reach a concurrency of 16"):
+        prepare(fleet, Order("tiny", concurrency=(16,), requests=4), 640)
+
+
+def test_a_trace_runs_at_its_own_times_and_tells_what_does_not_fit(fleet, tmp_path):
+    order = Order("tiny", kind="mooncake", file=trace_file(tmp_path, 600, 5000, 300))
+    plan, workload, left_out = prepare(fleet, order, 640)
+    assert isinstance(workload, Trace) and [row.input_length for row in workload.rows] == [600, 300]
+    assert (plan.requests, left_out, plan.points) == (2, 1, (point(None, None, concurrency=None),))
+
+
+def test_texts_have_their_own_prompt_lengths_and_the_stated_output_length(fleet, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text("x = 1")
+    plan, _, _ = prepare(fleet, Order("tiny", kind="prompts", file=path, output_tokens=(5,)), 640)
+    assert plan.points == (point(None, 5),)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"prompt_tokens": (2040,), "output_tokens": (9,)}, "over the model's context of 2,048 tokens"),
+        ({"output_tokens": (2040,)}, "no default prompt fits"),
+        ({"kind": "sharegpt"}, "the workload sharegpt needs a file"),
+        ({"concurrency": (1,), "rates": (1.0,)}, "two ways to offer load"),
+        ({"requests": 90_000}, "over 100,000"),
+    ],
+)
+def test_an_order_that_cannot_be_carried_out_is_refused_before_the_first_request(changed, message, fleet):
+    with pytest.raises(UsageError, match=message):
+        prepare(fleet, Order("tiny", **changed), 640)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"kind": "random"}, "the workload random reads no file"),
+        ({"kind": "mooncake", "output_tokens": (5,)}, "state their output lengths"),
+        ({"kind": "mooncake", "prompt_tokens": (5,)}, "have their own lengths"),
+        ({"kind": "mooncake"}, "no request of .* fits the context"),
+    ],
+)
+def test_an_option_that_a_file_leaves_no_room_for_is_refused(changed, message, fleet, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        prepare(fleet, Order("tiny", file=trace_file(tmp_path, 5000), **changed), 640)
+
+
+async def test_the_vocabulary_is_what_the_servers_say(tiny_fleet: RunningFleet):
+    assert await vocabulary(tiny_fleet.fleet, "tiny", TOKEN) == tiny_models.VOCAB
+
+
+async def test_a_fleet_that_is_down_is_one_clear_error(fleet):
+    with pytest.raises(ServerUnavailable, match="no server answers at"):
+        await vocabulary(fleet, "tiny", TOKEN)
+
+
+@pytest.fixture
+def order(tiny_fleet: RunningFleet, monkeypatch):
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tiny_fleet.folder / "token"))
+    return Order("alias-of-tiny", prompt_tokens=(32, 256), output_tokens=(4,), requests=5, watts={"decode": 100.0})
+
+
+async def test_a_run_on_a_real_fleet_has_figures_for_every_mode_and_point(tiny_fleet: RunningFleet, order):
+    result = await benchmark(tiny_fleet.fleet, order, Watch())
+    body = json.loads(json.dumps(result.to_json()))
+    assert [(one["mode"], one["prompt_tokens"]) for one in body["results"]] == [
+        (m, n) for n in (32, 256) for m in MODES
+    ]
+    assert all((one["completed"], one["failed"], len(one["requests"])) == (5, 0, 5) for one in body["results"])
+    assert all(one["total_input_tokens"] == 5 * one["prompt_tokens"] for one in body["results"])
+    assert (body["model_id"], body["stopped"], body["failures"]) == ("tiny", "", [])
+    disagg, alone, _ = body["results"][:3]
+    assert disagg["total_kv_bytes"] > 0 and disagg["decode_computed_tokens"] == 5
+    assert alone["total_kv_bytes"] == 0 and alone["decode_computed_tokens"] == 5 * 32
+    assert disagg["joules_per_request"] is None and alone["energy_source"] == "stated"
+    assert sum(disagg["mean_ttft_parts_ms"].values()) == pytest.approx(disagg["mean_ttft_ms"])
+    assert list(body["verdict"]["headlines"]) == ["output 4, concurrency 1"]
+
+
+async def test_the_longest_a_run_may_take_ends_it_and_is_said(tiny_fleet: RunningFleet, order):
+    long = Order("tiny", prompt_tokens=(1000,), output_tokens=(900,), requests=50, max_duration=0.5)
+    result = await benchmark(tiny_fleet.fleet, long, Watch())
+    assert result.stopped == "after 0.5 s, as asked"
+    assert sum(len(cell.records) for cell in result.cells) < 150
+
+
+async def test_a_trace_plays_on_a_real_fleet(tiny_fleet: RunningFleet, order, tmp_path):
+    trace = Order("tiny", kind="mooncake", file=trace_file(tmp_path, 600, 700, 30, 800))
+    result = await benchmark(tiny_fleet.fleet, trace, Watch())
+    for cell in result.cells:
+        lengths = sorted(record.metrics.prompt_tokens for record in cell.records)
+        assert lengths == [30, 600, 700, 800]
+        assert {record.metrics.completion_tokens for record in cell.records} == {4}
+
+
+async def test_texts_are_counted_by_the_servers(tiny_fleet: RunningFleet, order, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "def f(x):"}\n{"prompt": "return x", "output_tokens": 2}\n')
+    texts = Order("tiny", kind="prompts", file=path, modes=("decode-alone",), output_tokens=(3,), requests=2, warmup=0)
+    (cell,) = (await benchmark(tiny_fleet.fleet, texts, Watch())).cells
+    expected = [len(tiny_models.tokenizer()(text)["input_ids"]) for text in ("def f(x):", "return x")]
+    assert [record.metrics.prompt_tokens for record in cell.records] == expected
+    assert [record.metrics.completion_tokens for record in cell.records] == [3, 2]

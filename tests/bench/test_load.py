@@ -1,0 +1,216 @@
+"""The load generator against real servers, and against streams that misbehave on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+from answers import completion
+from bench_parts import plan, point
+
+from disagg.bench.load import Watch, run
+from disagg.bench.plan import arrival_times
+from disagg.bench.records import MODES
+from disagg.bench.workloads import RandomTokens
+from disagg.errors import Overloaded
+from disagg.inference.client import AsyncClient
+from disagg.inference.types import Chunk, TokenLogprob
+from tests import tiny_models
+from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
+
+WORKLOAD = RandomTokens(tiny_models.VOCAB)
+
+
+async def play(fleet: RunningFleet, made, watch: Watch | None = None, timeout: float = 60.0):
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+        return await run(client.stream, "tiny", made, WORKLOAD, watch or Watch(), timeout=timeout)
+
+
+def totals(fleet: RunningFleet) -> Counter[str]:
+    return Counter(fleet.status("tiny-decode")["counters"]) + Counter(fleet.status("tiny-prefill")["counters"])
+
+
+async def test_exactly_the_asked_for_tokens_reach_the_servers_and_come_back(tiny_fleet: RunningFleet):
+    before = totals(tiny_fleet)
+    played = await play(tiny_fleet, plan((point(77, 9),), requests=3, warmup=0))
+    after = totals(tiny_fleet)
+    records = [record for turn in played for record in turn.records]
+    assert [turn.mode for turn in played] == list(MODES) * 3
+    assert [(r.metrics.prompt_tokens, r.metrics.completion_tokens) for r in records] == [(77, 9)] * 9
+    assert all(len(record.itl) == 8 for record in records)
+    # A hand-off shows its prompt to both hosts: 3 x (2 + 1 + 1).
+    assert after["prompt_tokens"] - before["prompt_tokens"] == 12 * 77
+    assert after["completion_tokens"] - before["completion_tokens"] == 9 * 9
+
+
+async def test_each_mode_runs_where_it_says(tiny_fleet: RunningFleet):
+    played = await play(tiny_fleet, plan((point(40, 3),), requests=1, warmup=0))
+    methods = {turn.mode: turn.records[0].metrics.method for turn in played}
+    assert methods == {"disagg": "disaggregated", "decode-alone": "decode-alone", "prefill-alone": "prefill-alone"}
+    assert played[0].records[0].metrics.decode_computed_tokens == 1
+
+
+async def test_gaps_and_parts_agree_with_the_whole(tiny_fleet: RunningFleet):
+    played = await play(tiny_fleet, plan((point(60, 8),), requests=4, warmup=1))
+    for record in (record for turn in played if not turn.warmup for record in turn.records):
+        metrics = record.metrics
+        assert sum(record.itl) == pytest.approx(metrics.total_time - metrics.ttft, rel=0.1, abs=0.02)
+        assert metrics.ttft_parts.total == pytest.approx(metrics.ttft)
+
+
+async def test_concurrency_keeps_that_many_under_way(tiny_fleet: RunningFleet):
+    made = plan((point(60, 6, concurrency=3),), modes=("decode-alone",), requests=9, rounds=1, warmup=0)
+    (turn,) = await play(tiny_fleet, made)
+    events = sorted(event for r in turn.records for event in ((r.sent, 1), (r.sent + r.metrics.total_time, -1)))
+    under_way, most = 0, 0
+    for _, change in events:
+        under_way += change
+        most = max(most, under_way)
+    assert most == 3 and len(turn.records) == 9
+
+
+async def test_requests_are_sent_when_the_seed_says(tiny_fleet: RunningFleet):
+    made = plan((point(20, 2, concurrency=None, rate=20.0),), modes=("disagg",), requests=8, rounds=1, warmup=0, seed=5)
+    (turn,) = await play(tiny_fleet, made)
+    times = arrival_times(made, made.points[0].load)
+    begin = turn.records[0].due - times[0]
+    assert [record.due - begin for record in turn.records] == pytest.approx(times)
+    assert all(record.sent >= record.due - 0.001 for record in turn.records)
+    assert len(turn.records) == 8
+
+
+async def test_stopping_keeps_what_had_ended_and_leaves_nothing_on_the_servers(tiny_fleet: RunningFleet):
+    watch = Watch()
+    watch.changed = lambda: watch.end("enough") if watch.done == 2 else None
+    made = plan((point(1500, 400),), modes=("disagg",), requests=50, warmup=0)
+    played = await play(tiny_fleet, made, watch)
+    assert sum(len(turn.records) for turn in played) == 2 and watch.reason == "enough"
+
+    def idle() -> bool:
+        states = [tiny_fleet.status(host) for host in ("tiny-decode", "tiny-prefill")]
+        return all((state["running"], state["queue"], state["kv_bytes"]) == (0, 0, 0) for state in states)
+
+    wait_until(idle, 20, "the servers to be idle")
+
+
+async def test_requests_cut_off_by_a_stop_are_unfinished_not_failed(tiny_fleet: RunningFleet):
+    watch = Watch()
+    made = plan((point(1000, 1000, concurrency=2),), modes=("decode-alone",), requests=4, rounds=1, warmup=0)
+    asyncio.get_running_loop().call_later(0.3, watch.end, "time is up")
+    (turn,) = await play(tiny_fleet, made, watch)
+    assert turn.unfinished == 2 and turn.records == () and not watch.failures
+
+
+async def test_a_request_over_its_deadline_is_a_counted_failure(tiny_fleet: RunningFleet):
+    made = plan((point(500, 1000),), modes=("decode-alone",), requests=2, warmup=0)
+    watch = Watch()
+    played = await play(tiny_fleet, made, watch, timeout=0.2)
+    assert [record.error for turn in played for record in turn.records] == ["DeadlineExceeded"] * 2
+    assert watch.failures == {"DeadlineExceeded": 2} and watch.done == 2
+
+
+@pytest.mark.timeout(180)
+async def test_when_the_prefill_host_dies_midway_every_request_is_still_accounted_for(tmp_path):
+    model = tiny_models.make("qwen3", tmp_path / "model")
+    with running(write_hosts(tmp_path, {"tiny": model}, context=2048)) as fleet:
+        watch = Watch()
+
+        def kill_after_six() -> None:
+            if watch.done == 6:
+                fleet.processes["tiny-prefill"].kill()
+                fleet.processes["tiny-prefill"].wait()
+
+        watch.changed = kill_after_six
+        made = plan((point(50, 4),), modes=("disagg", "prefill-alone"), requests=6, warmup=0)
+        played = await play(fleet, made, watch)
+        fleet.processes.pop("tiny-prefill")
+    by_mode = {mode: [r for turn in played if turn.mode == mode for r in turn.records] for mode in made.modes}
+    assert all(len(records) == 6 for records in by_mode.values())
+    assert [record.fell_back for record in by_mode["disagg"]] == [False] * 3 + [True] * 3
+    assert [record.error for record in by_mode["prefill-alone"]] == [""] * 3 + ["ServerUnavailable"] * 3
+    assert watch.failures == {"ServerUnavailable": 3}
+
+
+class Answering:
+    """A stream of `tokens` after `delay`, or an error; keeps how many were open at once."""
+
+    def __init__(self, prompt: int = 5, output: int = 2, error: Exception | None = None) -> None:
+        self.prompt, self.output, self.error = prompt, output, error
+        self.closed = 0
+
+    async def stream(self, model, **request):
+        try:
+            await asyncio.sleep(0)
+            if self.error:
+                raise self.error
+            yield Chunk("ab", (TokenLogprob(1, 0.0), TokenLogprob(2, 0.0)))
+            yield completion("tiny", prompt_tokens=self.prompt, completion_tokens=self.output)
+        finally:
+            self.closed += 1
+
+
+async def fake(answering: Answering, watch: Watch | None = None, **changed):
+    made = plan((point(5, 2),), **{"modes": ("disagg",), "requests": 2, "warmup": 0, **changed})
+    return await run(answering.stream, "tiny", made, WORKLOAD, watch or Watch(), timeout=5)
+
+
+async def test_tokens_that_arrive_together_are_no_time_apart():
+    played = await fake(Answering())
+    assert played[0].records[0].itl == (0.0,)
+
+
+async def test_an_answer_of_the_wrong_length_is_a_failure_since_no_figure_of_it_would_hold():
+    played = await fake(Answering(prompt=5, output=1))
+    record = played[0].records[0]
+    assert record.error == "WrongTokenCount" and record.metrics is None
+    assert record.message == "5 prompt and 1 output tokens instead of 5 and 2"
+
+
+async def test_refused_requests_are_neither_dropped_nor_sent_again():
+    answering, watch = Answering(error=Overloaded("full")), Watch()
+    played = await fake(answering, watch)
+    assert [record.error for turn in played for record in turn.records] == ["Overloaded"] * 2
+    assert answering.closed == 2 and watch.failures == {"Overloaded": 2}
+
+
+async def test_a_bug_is_not_taken_for_a_failed_request():
+    with pytest.raises(ZeroDivisionError):
+        await fake(Answering(error=ZeroDivisionError()))
+
+
+async def test_a_bug_ends_the_run_at_once_and_closes_the_requests_beside_it():
+    closed = []
+
+    async def stream(model, *, tokens, **request):
+        try:
+            if len(closed) or not stream.hanging:
+                stream.hanging = True
+                await asyncio.sleep(3600)
+            raise ZeroDivisionError
+            yield
+        finally:
+            closed.append(tokens)
+
+    stream.hanging = False
+    made = plan((point(5, 2, concurrency=2),), modes=("disagg",), requests=4, rounds=1, warmup=0)
+    async with asyncio.timeout(10):
+        with pytest.raises(ZeroDivisionError):
+            await run(stream, "tiny", made, WORKLOAD, Watch(), timeout=5)
+    assert len(closed) >= 2
+
+
+async def test_progress_reaches_its_whole():
+    watch = Watch()
+    await fake(Answering(), watch, requests=3, warmup=2)
+    assert watch.done == 5 and watch.work == watch.total_work == 5 * 7
+
+
+async def test_a_stopped_run_begins_no_further_turn():
+    watch = Watch()
+    watch.end("before it began")
+    watch.end("later")
+    began = time.monotonic()
+    assert await fake(Answering(), watch) == [] and watch.reason == "before it began"
+    assert time.monotonic() - began < 5

@@ -1,0 +1,168 @@
+"""The page stands on its own, and shows what was found."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from bench_parts import failed, plan, point, record, result
+
+from disagg.bench.charts import Bar, Dot, Line, Mark, axis, bar_chart, line_chart
+from disagg.bench.energy import Power
+from disagg.bench.records import Played
+from disagg.bench.report import ms, page
+from disagg.bench.result import Result, gather, judge
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Strict(HTMLParser):
+    """Fails on a tag that is closed in the wrong place, and keeps what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def parsed(html: str) -> Strict:
+    parser = Strict()
+    parser.feed(html)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+@pytest.fixture
+def full() -> Result:
+    return result({128: (1.0, 0.8, 0.5), 512: (1.0, 1.6, 1.4)}, loads=(1, 4), limits={"ttft": 600.0})
+
+
+def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(full):
+    html = page(full)
+    tags = parsed(html).seen
+    assert not re.search(r"https?:|//[a-z]|url\(|@import", html)
+    assert not {tag for tag, _ in tags} & {"script", "link", "img", "iframe", "object"}
+    assert not [
+        name for _, attrs in tags for name in attrs if name in ("src", "href", "srcset") or name.startswith("on")
+    ]
+
+
+def test_the_page_has_light_and_dark_colours(full):
+    html = page(full)
+    assert "prefers-color-scheme: dark" in html and "color-scheme: light dark" in html
+
+
+def test_the_page_has_every_plot_and_the_verdict(full):
+    html = page(full)
+    text = parsed(html).text
+    for title in ("Time to first token", "Time to the whole answer", "Where TTFT goes", "hidden and exposed"):
+        assert title in text
+    assert text.count("Median E2E by throughput") == 2
+    for headline in full.verdict.headlines.values():
+        assert headline.text in text
+    assert "wins over prefill-alone from ≈" in text and "TPOT" in text and "stated" in text
+
+
+def test_every_colour_class_of_a_plot_is_defined(full):
+    html = page(full)
+    used = set(re.findall(r'class="(?:bar|line|band) ([a-z_-]+)"', html))
+    assert used >= {"disagg", "prefill", "hidden", "exposed_transfer"}
+    assert all(f".{name} {{ color:" in html for name in used)
+
+
+def test_names_from_elsewhere_are_escaped(full):
+    from dataclasses import replace
+
+    html = page(replace(full, model="<script>alert(1)</script>", stopped="<b>"))
+    assert "<script>" not in html and "<b>." not in html
+    parsed(html)
+
+
+def test_a_run_without_one_completed_request_still_makes_a_page():
+    made = plan((point(),))
+    played = [
+        Played(
+            0, "disagg", warmup=False, began=0.0, ended=1.0, records=(failed("PeerLost", "it <died>"),), unfinished=2
+        )
+    ]
+    cells = gather(made, played, Power(), {})
+    html = page(
+        Result("test", "tiny", "random", "today", made, cells, judge(cells), stopped="interrupted", unfinished=2)
+    )
+    text = parsed(html).text
+    assert "1 × disagg failed: PeerLost: it <died>" in text
+    assert "Stopped: interrupted. 2 requests under way are not counted." in text
+
+
+def test_one_length_one_mode_and_one_token_are_enough_for_a_page():
+    made = plan((point(64, 1),), modes=("decode-alone",))
+    one = record(0.1, 0.1, itl=(), output=1, method="decode-alone")
+    cells = gather(made, [Played(0, "decode-alone", warmup=False, began=0.0, ended=1.0, records=(one,))], Power(), {})
+    parsed(page(Result("test", "tiny", "random", "today", made, cells, judge(cells))))
+
+
+def test_dots_lie_where_the_axes_say():
+    x = axis("x", [100, 400], str, "lengths")
+    y = axis("y", [10.0, 1000.0], str, "log")
+    svg = line_chart([Line("disagg", [Dot(100, 10.0, "a"), Dot(400, 1000.0, "b")])], x, y, [Mark(200, "half")])
+    places = [(float(a), float(b)) for a, b in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)]
+    mark = float(re.search(r'class="mark" x1="([\d.]+)"', svg)[1])
+    assert places[0][0] < places[1][0] and places[0][1] > places[1][1]
+    assert mark == pytest.approx((places[0][0] + places[1][0]) / 2, abs=0.2)
+
+
+def test_words_in_a_picture_are_escaped():
+    bars = bar_chart([Bar("<a>", [("a", 1.0, "<tip>")], "<b>")], str)
+    lines = line_chart(
+        [Line("a", [Dot(1, 1, "<tip>", label="<c>")])], *[axis("<x>", [1.0, 2.0], str, "log")] * 2, [Mark(1, "<m>")]
+    )
+    for picture in (bars, lines):
+        assert not re.search(r"<(a|b|c|x|m|tip)>", picture)
+        parsed(picture)
+
+
+def test_bars_are_as_long_as_their_values():
+    svg = bar_chart([Bar("one", [("a", 10.0, ""), ("b", 30.0, "")], "40"), Bar("two", [("a", 20.0, "")], "20")], str)
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="20"', svg)]
+    assert widths[1] == pytest.approx(3 * widths[0], rel=0.01) and widths[2] == pytest.approx(2 * widths[0], rel=0.01)
+
+
+@pytest.mark.parametrize("values", [[0.001], [5.0, 5.0], [1e-3, 1e5], [99.0, 101.0]])
+@pytest.mark.parametrize("scale", ["log", "linear", "lengths"])
+def test_an_axis_holds_all_its_values_and_few_ticks(values, scale):
+    made = axis("x", values, str, scale)
+    assert made.low <= min(values) and made.high >= max(values) and len(made.ticks) <= 12
+    assert all(0 <= made.place(value, 0, 100) <= 100 for value in values)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (0.83, "0.83 ms"),
+        (41.7, "42 ms"),
+        (1234, "1.23 s"),
+        (12_345, "12.3 s"),
+        (123_456, "123 s"),
+    ],
+)
+def test_times_are_short_words(value, text):
+    assert ms(value) == text

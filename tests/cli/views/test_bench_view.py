@@ -1,0 +1,99 @@
+"""The benchmark's tables at 80 columns, and what must be said beside them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from bench_parts import failed, plan, point, record, result
+
+from disagg.bench.energy import Power
+from disagg.bench.load import Watch
+from disagg.bench.records import Played
+from disagg.bench.result import Result, gather, judge
+from disagg.cli.views.bench import live, result_view
+
+
+def shown(made: Result, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(result_view(made))
+    text = console.file.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    return text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_figure_is_whole_at_this_width(width):
+    text = shown(result({128: (1.0, 0.8, 0.5), 32768: (100.0, 160.0, 140.0)}, limits={"ttft": 600.0}), width)
+    for word in ("32,768", "decode-alone", "prefill-alone", "6/6", "500 ms", "100 s", "1.60x", "goodput", "stated"):
+        assert word in text
+    assert "…" not in text
+
+
+def test_every_word_of_the_tables_has_its_formula_in_the_footnote():
+    text = shown(result({128: (1.0, 0.8, 0.5)}, limits={"ttft": 600.0}))
+    for word in (
+        "TTFT:",
+        "E2E:",
+        "TPOT =",
+        "ITL:",
+        "tok/s =",
+        "speedup =",
+        "hidden:",
+        "exposed:",
+        "goodput:",
+        "J/request =",
+    ):
+        assert word in text
+
+
+def test_the_verdict_comes_with_each_load_named():
+    text = shown(result({128: (1.0, 2.0, 1.5)}, loads=(1, 4)))
+    assert text.count("Disaggregation wins at every prompt") == 2 and "output 5, concurrency 4:" in text
+
+
+def test_what_fell_back_failed_or_was_left_out_is_said():
+    made = plan((point(),))
+    records = (
+        record(method="fallback"),
+        failed("Overloaded", "the queue [is] full"),
+        failed("Overloaded", "the queue [is] full"),
+    )
+    cells = gather(made, [Played(0, "disagg", warmup=False, began=0.0, ended=1.0, records=records)], Power(), {})
+    values = {"stopped": "interrupted", "unfinished": 3, "left_out": 7, "warmup_errors": {"PeerLost": 1}}
+    text = " ".join(shown(Result("test", "tiny", "trace", "today", made, cells, judge(cells), **values)).split())
+    assert "2 × disagg: Overloaded the queue [is] full" in text and "1/3" in text
+    assert "stopped: interrupted; 3 requests under way are not counted" in text
+    assert "7 requests of the trace do not fit" in text and "1 warm-up requests failed: PeerLost" in text
+    assert "1 of prompt 100 · output 5 · concurrency 1 fell back" in text
+
+
+def test_a_run_without_any_request_still_has_a_view():
+    made = replace(result({128: (1.0, 2.0, 1.5)}), cells=(), verdict=judge(()), stopped="interrupted")
+    assert "No verdict: nothing was completed." in shown(made)
+
+
+def test_without_a_terminal_there_is_one_line_per_point():
+    console, watch = Console(file=io.StringIO(), width=80), Watch()
+    with live(watch, console):
+        for mode in ("disagg", "decode-alone", "warming up disagg"):
+            watch.doing = f"{mode} · prompt 1 · output 2"
+            watch.changed()
+    assert console.file.getvalue() == "measuring prompt 1 · output 2 …\n"
+
+
+def test_on_a_terminal_progress_shows_the_share_done_and_what_failed():
+    console, watch = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), Watch()
+    with live(watch, console):
+        watch.total_work, watch.work, watch.doing = 100, 42, "disagg · prompt 1"
+        watch.failures["Overloaded"] = 3
+        watch.changed()
+    text = console.file.getvalue()
+    assert "42%" in text and "disagg · prompt 1" in text and "3 failed" in text and "ETA" in text
