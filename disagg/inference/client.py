@@ -7,11 +7,12 @@ with disagg.Client("hosts.toml") as client:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -22,6 +23,8 @@ from disagg.inference.execute import Alone
 from disagg.inference.route import Router
 from disagg.inference.types import Chunk, Completion, Messages
 from disagg.token import fleet_token
+
+T = TypeVar("T")
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -118,9 +121,7 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Completion:
         """The whole answer; see AsyncClient.generate."""
-        return self._portal.call(
-            lambda: self._async.generate(model, prompt, messages=messages, tokens=tokens, **options)
-        )
+        return self._run(lambda: self._async.generate(model, prompt, messages=messages, tokens=tokens, **options))
 
     def stream(
         self,
@@ -136,11 +137,22 @@ class Client:
         try:
             while True:
                 try:
-                    yield self._portal.call(anext, answer)
+                    yield self._run(lambda: anext(answer))
                 except StopAsyncIteration:
                     return
         finally:
             self._portal.call(answer.aclose)
+
+    def _run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run on the event loop. Where this thread is interrupted (Ctrl-C), end the work there too before going on."""
+        running = self._portal.start_task_soon(work)
+        try:
+            return running.result()
+        except BaseException:
+            if not running.done():
+                running.cancel()
+                wait((running,))
+            raise
 
     def close(self) -> None:
         """Close all connections and stop the event loop."""

@@ -34,6 +34,7 @@ from disagg.inference.types import Chunk, Completion, TokenLogprob
 
 FALLBACK_WARNING = "Using fallback mode - slower performance"
 PREFILL_ATTEMPTS = 2
+ACCOUNT_S = 5.0  # for the prefill host's figures, once the answer is complete
 
 Alone = Literal["decode", "prefill"]
 Answer = AsyncGenerator[Chunk | Completion, None]
@@ -113,7 +114,7 @@ async def _with_handoff(http: httpx.AsyncClient, route: Route, host: Host, reque
     prefills = (route.prefill * PREFILL_ATTEMPTS)[:PREFILL_ATTEMPTS]
     reason = ""
     for prefill in prefills:
-        trace = Trace("disaggregated", route.model, sent, prefill.name, host.name)
+        trace = Trace("disaggregated", route.model, sent, time.monotonic(), prefill.name, host.name)
         answer = _handoff(http, host, prefill, request, trace)
         try:
             async with aclosing(answer):
@@ -122,7 +123,7 @@ async def _with_handoff(http: httpx.AsyncClient, route: Route, host: Host, reque
                 return
         except _PrefillFailed as failed:
             reason = str(failed.error)
-    trace = Trace("fallback", route.model, sent, None, host.name)
+    trace = Trace("fallback", route.model, sent, time.monotonic(), None, host.name)
     warning = f"{FALLBACK_WARNING}: {reason}"
     async with aclosing(_generate(http, host, request, trace, warnings=(warning,))) as answer:
         async for item in answer:
@@ -130,14 +131,16 @@ async def _with_handoff(http: httpx.AsyncClient, route: Route, host: Host, reque
 
 
 def _alone_on_decode(http: httpx.AsyncClient, route: Route, host: Host, request: Request, sent: float) -> Answer:
-    return _generate(http, host, request, Trace("decode-alone", route.model, sent, None, host.name))
+    return _generate(http, host, request, Trace("decode-alone", route.model, sent, time.monotonic(), None, host.name))
 
 
 async def _alone_on_prefill(http: httpx.AsyncClient, route: Route, request: Request, sent: float) -> Answer:
     if not route.prefill:
         raise ServerUnavailable(f"no prefill host serves {route.model}", "add one to hosts.toml")
     host = route.prefill[0]
-    answer = _generate(http, host, request, Trace("prefill-alone", route.model, sent, host.name, None))
+    answer = _generate(
+        http, host, request, Trace("prefill-alone", route.model, sent, time.monotonic(), host.name, None)
+    )
     async with aclosing(answer):
         async for item in answer:
             yield item
@@ -169,11 +172,9 @@ async def _handoff(http: httpx.AsyncClient, decode: Host, prefill: Host, request
             "deliver": slot["kv"],
             "ticket": slot["ticket"],
         }
-        shipping = asyncio.ensure_future(
-            api.post(http, prefill, "/prefill", order, timeout=request.timeout, request_id=request_id)
-        )
+        shipping = asyncio.ensure_future(api.closing_event(http, prefill, "/prefill", order, request_id=request_id))
         try:
-            async with aclosing(_answer(_guarded(stream, shipping, trace), trace)) as answer:
+            async with aclosing(_answer(_guarded(stream, shipping), trace, shipping=shipping)) as answer:
                 async for item in answer:
                     yield item
         finally:
@@ -182,7 +183,7 @@ async def _handoff(http: httpx.AsyncClient, decode: Host, prefill: Host, request
 
 
 async def _guarded(
-    stream: AsyncGenerator[api.Event, None], shipping: asyncio.Future[dict[str, Any]], trace: Trace
+    stream: AsyncGenerator[api.Event, None], shipping: asyncio.Future[dict[str, Any]]
 ) -> AsyncGenerator[api.Event, None]:
     """The decode host's events; _PrefillFailed as soon as the KV cannot come any more."""
     upcoming = asyncio.ensure_future(anext(stream))
@@ -200,10 +201,8 @@ async def _guarded(
         upcoming.cancel()
         await asyncio.wait((upcoming,))
     yield first
-    async for name, data in stream:
-        if name == "done":
-            trace.shipment = await shipping
-        yield name, data
+    async for event in stream:
+        yield event
 
 
 def _failure(shipping: asyncio.Future[dict[str, Any]]) -> BaseException | None:
@@ -217,7 +216,12 @@ def _retryable(error: BaseException | None) -> DisaggError:
     return error
 
 
-async def _answer(stream: AsyncGenerator[api.Event, None], trace: Trace, warnings: tuple[str, ...] = ()) -> Answer:
+async def _answer(
+    stream: AsyncGenerator[api.Event, None],
+    trace: Trace,
+    warnings: tuple[str, ...] = (),
+    shipping: asyncio.Future[dict[str, Any]] | None = None,
+) -> Answer:
     texts: list[str] = []
     tokens: list[TokenLogprob] = []
     async for name, data in stream:
@@ -234,7 +238,19 @@ async def _answer(stream: AsyncGenerator[api.Event, None], trace: Trace, warning
     if done.get("fallback"):
         trace.method = "fallback"
         warnings = (*warnings, f"{FALLBACK_WARNING}: {done['fallback']}")
+    elif shipping is not None:
+        warnings = (*warnings, *await _settle_account(shipping, trace))
     yield Completion("".join(texts), tuple(tokens), done["finish_reason"], metrics(trace), warnings)
+
+
+async def _settle_account(shipping: asyncio.Future[dict[str, Any]], trace: Trace) -> tuple[str, ...]:
+    """Take the prefill host's figures; an answer that is complete is not lost because they are."""
+    await asyncio.wait((shipping,), timeout=ACCOUNT_S)
+    if shipping.done() and shipping.exception() is None:
+        trace.shipment = shipping.result()
+        return ()
+    reason = str(shipping.exception()) if shipping.done() else "it did not answer in time"
+    return (f"the figures of {trace.prefill_server} are missing: {reason}",)
 
 
 def _chunk(data: Mapping[str, Any]) -> Chunk:

@@ -13,7 +13,7 @@ from disagg.config import Host
 from disagg.errors import DisaggError, Overloaded, ProtocolError, ServerUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
-SILENCE_TIMEOUT_S = 60.0  # servers send a keep-alive every 10 s
+SILENCE_TIMEOUT_S = 30.0  # servers send a comment every 10 s in which they send nothing else
 MAX_EVENT_BYTES = 4 << 20
 
 Event = tuple[str, dict[str, Any]]
@@ -31,29 +31,23 @@ def client(token: str) -> httpx.AsyncClient:
 
 async def get(http: httpx.AsyncClient, host: Host, path: str, *, timeout: float) -> dict[str, Any]:
     """GET a JSON object. Raises the server's own error, or ServerUnavailable."""
+    limits = httpx.Timeout(timeout, connect=CONNECT_TIMEOUT_S)
     with _failures(host):
-        answer = await http.get(host.url + path, timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT_S))
-        _raise_for(answer, answer.content, host)
-        result = answer.json()
-        assert isinstance(result, dict)
-        return result
+        async with http.stream("GET", host.url + path, timeout=limits) as answer:
+            content = await _bounded(answer, host)
+            _raise_for(answer, content, host)
+            return _object(json.loads(content), host)
 
 
-async def post(
-    http: httpx.AsyncClient, host: Host, path: str, body: Mapping[str, Any], *, timeout: float, request_id: str
+async def closing_event(
+    http: httpx.AsyncClient, host: Host, path: str, body: Mapping[str, Any], *, request_id: str
 ) -> dict[str, Any]:
-    """POST JSON and return the JSON answer. Raises the server's own error, or ServerUnavailable."""
-    with _failures(host):
-        answer = await http.post(
-            host.url + path,
-            json=body,
-            timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT_S),
-            headers={"X-Request-Id": request_id},
-        )
-        _raise_for(answer, answer.content, host)
-        result = answer.json()
-        assert isinstance(result, dict)
-        return result
+    """POST JSON and wait for the one `done` event that the answer ends with."""
+    async with events(http, host, path, body, request_id=request_id) as stream:
+        async for name, data in stream:
+            if name == "done":
+                return data
+    raise AssertionError("a stream ends with its closing event or raises")
 
 
 @asynccontextmanager
@@ -64,7 +58,7 @@ async def events(
     with _failures(host):
         async with http.stream("POST", host.url + path, json=body, headers={"X-Request-Id": request_id}) as answer:
             if answer.status_code != httpx.codes.OK:
-                _raise_for(answer, await answer.aread(), host)
+                _raise_for(answer, await _bounded(answer, host), host)
             async with aclosing(_parse(answer, host)) as stream:
                 yield stream
 
@@ -79,7 +73,7 @@ async def _parse(answer: httpx.Response, host: Host) -> AsyncGenerator[Event, No
             if line.startswith(b"event: "):
                 name = line[7:].decode()
             elif line.startswith(b"data: "):
-                data = json.loads(line[6:])
+                data = _object(json.loads(line[6:]), host)
                 if name == "error":
                     raise DisaggError.from_json(data)
                 yield name, data
@@ -88,18 +82,38 @@ async def _parse(answer: httpx.Response, host: Host) -> AsyncGenerator[Event, No
     raise ServerUnavailable(f"{host.name} closed the stream before the answer was complete", "see its log")
 
 
+async def _bounded(answer: httpx.Response, host: Host) -> bytes:
+    content = bytearray()
+    async for part in answer.aiter_raw():
+        content += part
+        if len(content) > MAX_EVENT_BYTES:
+            raise ProtocolError(f"{host.name} sent an answer of over {MAX_EVENT_BYTES} bytes")
+    return bytes(content)
+
+
+def _object(value: Any, host: Host) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ServerUnavailable(f"{host.name} ({host.url}) sent an unreadable answer", "check the port in hosts.toml")
+    return value
+
+
 def _raise_for(answer: httpx.Response, content: bytes, host: Host) -> None:
     if answer.status_code == httpx.codes.OK:
         return
     try:
-        error = DisaggError.from_json(json.loads(content)["error"])
+        described = json.loads(content)["error"]
+        known = isinstance(described, dict) and {"code", "message", "hint"} <= described.keys()
     except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
         raise ServerUnavailable(
             f"{host.name} ({host.url}) answered HTTP {answer.status_code}, not as a disagg server does",
             "check the port in hosts.toml",
-        ) from None
-    if isinstance(error, Overloaded):
-        error.retry_after_s = int(answer.headers.get("retry-after", "1"))
+        )
+    error = DisaggError.from_json(described)
+    after = answer.headers.get("retry-after", "")
+    if isinstance(error, Overloaded) and after.isdecimal():
+        error.retry_after_s = int(after)
     raise error
 
 

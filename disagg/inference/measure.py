@@ -11,12 +11,14 @@ from disagg.inference.metrics import Method, Metrics, TTFTParts
 
 @dataclass(slots=True)
 class Trace:
-    """One request while it runs. Times are the caller's time.monotonic(); the dicts are the servers' own accounts:
-    `slot` and `done` from the answering host, `shipment` from the prefill host of a hand-off."""
+    """One request while it runs. Times are the caller's time.monotonic(); `began` is when the attempt that succeeded
+    began, `sent` when the first did. The dicts are the servers' own accounts: `slot` and `done` from the answering
+    host, `shipment` from the prefill host of a hand-off."""
 
     method: Method
     model: str
     sent: float
+    began: float
     prefill_server: str | None = None
     decode_server: str | None = None
     first_token: float = 0.0
@@ -36,10 +38,11 @@ def metrics(trace: Trace) -> Metrics:
     ship = trace.shipment
     ttft = trace.first_token - trace.sent
     decode_s = trace.last_token - trace.first_token
-    prefill_s = ship["compute_s"] if ship else timing["compute_s"]
+    prefill_s = float(ship["compute_s"] if ship else timing["compute_s"])
     prompt, completion = trace.done["prompt_tokens"], trace.done["completion_tokens"]
     exposed_s = _exposed(ship, timing) if ship else 0.0
     known = {
+        "failed_attempts": trace.began - trace.sent,
         "queue": timing["queue_s"] + ship.get("queue_s", 0.0),
         "tokenise": timing["tokenise_s"] + ship.get("tokenise_s", 0.0),
         "prefill": prefill_s,

@@ -1,7 +1,8 @@
 """What one request cost, and where the time went.
 
-TTFT = queue + tokenise + prefill + exposed_transfer + ingest + first_step + network, every part >= 0. All parts but
-`network` are measured on one host's monotonic clock; `network` is the rest: wire latency, HTTP and scheduling.
+TTFT = failed_attempts + queue + tokenise + prefill + exposed_transfer + ingest + first_step + network, every part >= 0.
+All parts but `failed_attempts` and `network` are measured on one server's monotonic clock, `failed_attempts` on the
+caller's; `network` is the rest: wire latency, HTTP and scheduling.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ Method = Literal["disaggregated", "decode-alone", "prefill-alone", "fallback"]
 class TTFTParts:
     """Seconds. They add up to `Metrics.ttft`."""
 
+    failed_attempts: float = 0.0  # hosts that were tried before the one that served
     queue: float = 0.0  # waiting for the prefill engine, and for a place in the decode batch
     tokenise: float = 0.0  # on both hosts
     prefill: float = 0.0  # compute

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -24,12 +25,12 @@ class Router:
     """Spreads requests over the hosts of a model in turn."""
 
     fleet: Fleet
-    _turns: Iterator[int] = field(default_factory=itertools.count)
+    _turns: dict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
 
     def route(self, model: str) -> Route:
         """The route of a model by name or alias. UnknownModel; ServerUnavailable where no host decodes it."""
         name = self.fleet.model(model).name
-        turn = next(self._turns)
+        turn = next(self._turns[name])
         decode = _rotated(self.fleet.serving(name, "decode"), turn)
         if not decode:
             raise ServerUnavailable(f"no decode host serves {name}", "add one to hosts.toml")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,11 +16,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from disagg.errors import BodyTooLarge, DisaggError, Overloaded, RequestError, Unauthorized
 from disagg.servers import logs
+from disagg.servers.answer import with_errors
 from disagg.servers.schemas import Body, parse
 from disagg.servers.service import Service
-from disagg.servers.sse import read_body
+from disagg.servers.sse import Event, EventStream, read_body
 
-MAX_BODY_BYTES = 16 << 20
+BODY_S = 60.0  # for a whole request body to arrive
+LEAST_BODY_LIMIT = 1 << 20
+BODY_BYTES_PER_TOKEN = 64  # of context: several times what any tokenizer's average token takes, also as JSON
 REQUEST_ID = "X-Request-Id"
 
 
@@ -73,16 +76,30 @@ def authorized(request: Request, token: str) -> bool:
     return hmac.compare_digest(given.encode(), token.encode())
 
 
-def endpoint(kind: type[Body], handle: Callable[[Request, Body], Awaitable[Response]]) -> Callable[..., object]:
-    """A POST endpoint that hands a validated body to `handle`."""
+def endpoint(
+    kind: type[Body], handle: Callable[[Request, Body], Awaitable[Response]], context: int
+) -> Callable[..., object]:
+    """A POST endpoint that hands a validated body to `handle`. `context` tokens bound the body's size."""
+    limit = max(LEAST_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context)
 
     async def serve(request: Request) -> Response:
-        body = await read_body(request, MAX_BODY_BYTES)
+        try:
+            body = await read_body(request, limit, BODY_S)
+        except TimeoutError:
+            raise RequestError(f"the request body did not arrive within {BODY_S:g} s", "send it at once") from None
         if body is None:
-            raise BodyTooLarge(f"the request body is over {MAX_BODY_BYTES >> 20} MiB", "shorten the prompt")
+            raise BodyTooLarge(
+                f"the request body is over {limit} bytes, more than {context} tokens of context can need",
+                "shorten the prompt",
+            )
         return await handle(request, parse(kind, body))
 
     return serve
+
+
+def stream(events: AsyncGenerator[Event, None]) -> EventStream:
+    """An event stream whose failures are told: by HTTP status before the first event, as an `error` event after."""
+    return EventStream(with_errors(events), lambda body: error_response(DisaggError.from_json(dict(body))))
 
 
 def error_response(error: DisaggError) -> JSONResponse:

@@ -23,13 +23,15 @@ from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Expected, Result, Tickets
+from disagg.servers import logs
 from disagg.servers.admission import Admission
-from disagg.servers.answer import Answer, TokenFeed, with_errors, within
-from disagg.servers.app import endpoint
+from disagg.servers.answer import Answer, TokenFeed, within
+from disagg.servers.app import endpoint, stream
+from disagg.servers.daemon import on_daemon_thread
 from disagg.servers.job import Job
 from disagg.servers.schemas import DecodeBody, GenerateBody
 from disagg.servers.service import Service
-from disagg.servers.sse import Event, EventStream
+from disagg.servers.sse import Event
 
 
 class DecodeService(Service):
@@ -61,10 +63,13 @@ class DecodeService(Service):
         assert self.host.kv_port is not None, "config.py requires kv_port on decode hosts"
         # Bound before the model loads: a taken port must not cost a model load to find out.
         self._kv_server = KVServer(self.host.kv_address, self.host.kv_port, self._tickets)
-        engine = await asyncio.to_thread(self._make_engine)
-        await asyncio.to_thread(engine.warm_up)
-        self._engine = engine
+        self._engine = await on_daemon_thread(self._prepare, "load")
         self.state = "ok"
+
+    def _prepare(self) -> DecodeEngine:
+        engine = self._make_engine()
+        engine.warm_up()
+        return engine
 
     async def close(self) -> None:
         if self._kv_server:
@@ -73,22 +78,24 @@ class DecodeService(Service):
             await asyncio.to_thread(self._engine.close)
 
     def routes(self) -> Sequence[Route]:
+        context = self.model.context
         return [
-            Route("/decode", endpoint(DecodeBody, self._decode), methods=["POST"]),
-            Route("/generate", endpoint(GenerateBody, self._generate), methods=["POST"]),
+            Route("/decode", endpoint(DecodeBody, self._decode, context), methods=["POST"]),
+            Route("/generate", endpoint(GenerateBody, self._generate, context), methods=["POST"]),
         ]
 
     def load_figures(self) -> dict[str, int]:
-        held = self._tickets.held_bytes + (self._engine.kv_bytes if self._engine else 0)
+        in_use = self._engine.kv_bytes if self._engine else 0
+        held = max(self._tickets.held_bytes, in_use)  # what is in use is reserved; a leak of either would show
         return {"queue": self._admission.queued, "running": self._admission.running, "kv_bytes": held}
 
     async def _decode(self, request: Request, body: DecodeBody) -> Response:
         job = await self.admit(request, body, self.engine.tokenizer, self._admission)
-        return EventStream(with_errors(self.counted(job, self._handed_over(job, body.kv_failure))))
+        return stream(self.counted(job, self._handed_over(job, body.kv_failure)))
 
     async def _generate(self, request: Request, body: GenerateBody) -> Response:
         job = await self.admit(request, body, self.engine.tokenizer, self._admission)
-        return EventStream(with_errors(self.counted(job, self._answer(job, None))))
+        return stream(self.counted(job, self._answer(job, None)))
 
     async def _handed_over(self, job: Job, kv_failure: str) -> AsyncGenerator[Event, None]:
         """Offer a slot, wait for its KV, answer from it; the prompt is computed here where the caller wants that."""
@@ -137,19 +144,33 @@ class DecodeService(Service):
         ready = time.monotonic()
         await within(self._admission.take_turn(job.held), job.deadline, "the request's turn had not come")
         queue_s = time.monotonic() - ready
+        self._reserve(job, kv)
         feed = TokenFeed()
-        self.engine.submit(DecodeRequest(job.id, job.tokens, job.sampling, kv), feed)
-        job.held.callback(self.engine.cancel, job.id)
+        job.held.callback(self.engine.cancel, job.key)
+        self.engine.submit(DecodeRequest(job.key, job.tokens, job.sampling, kv), feed)
         answer = Answer(self.engine.tokenizer.stream(job.sampling.stop))
         async for event in answer.events(feed.steps(job.deadline)):
-            if kv is not None:  # the engine has made its own cache of it by the first token
+            if kv is not None:  # by the first token the engine has made its own cache of it
                 kv.release()
             yield event
         timing = answer.timing or DecodeTiming()
         self.counters.completion_tokens += answer.completion_tokens
         self.counters.computed_prompt_tokens += timing.computed_prompt_tokens
         parts = job.parts(queue_s, timing, kv.timing.accepted if kv else None)
-        yield answer.done(len(job.tokens), parts, timing.computed_prompt_tokens, fallback=fallback)
+        closing = answer.done(len(job.tokens), parts, timing.computed_prompt_tokens, fallback=fallback)
+        logs.info("decoded", **closing[1])
+        yield closing
+
+    def _reserve(self, job: Job, kv: ReceivedKV | None) -> None:
+        """Keep the KV's bytes, and room for the answer's, off the budget until the job ends. Overloaded if there is
+        none. The received buffers go earlier: their reservation passes to the job with the engine's copy."""
+        layout = self.engine.info.layout
+        whole = layout.nbytes(len(job.tokens) + job.sampling.max_tokens)
+        if kv is not None and kv.on_release is not None:
+            job.held.callback(kv.on_release)
+            kv.on_release = None
+        reserved = kv.nbytes if kv is not None else 0
+        job.held.callback(self._tickets.budget.reserve(max(0, whole - reserved)))
 
 
 def _settle(arrival: asyncio.Future[ReceivedKV], result: Result) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.engines.base import DecodeTiming, Sampling
 from disagg.servers.schemas import PromptBody
@@ -12,7 +13,7 @@ from disagg.servers.schemas import PromptBody
 @dataclass(slots=True)
 class Job:
     """Times are time.monotonic(). `held` gives back, in any case, what the job holds: its place and turn, its ticket,
-    its KV, its row in the batch."""
+    its KV, its row in the batch. `id` is the caller's, for logs and the transfer; `key` is unique on this host."""
 
     id: str
     tokens: list[int]
@@ -22,6 +23,7 @@ class Job:
     arrived: float
     tokenised: float
     slot_sent: float = 0.0
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def deadline(self) -> float:

@@ -8,32 +8,34 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from disagg.config import Fleet, Host
 from disagg.engines import preflight
 from disagg.engines.base import DecodeTiming, EngineInfo, PrefillEngine, PrefillTiming
-from disagg.errors import DisaggError, Overloaded, RequestError
+from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
-from disagg.kv.send import Transfer, TransferResult
+from disagg.kv.send import SendLimits, Transfer, TransferResult
 from disagg.servers import logs
 from disagg.servers.admission import Admission
-from disagg.servers.answer import Answer, TokenFeed, with_errors, within
-from disagg.servers.app import endpoint
+from disagg.servers.answer import Answer, TokenFeed, within
+from disagg.servers.app import endpoint, stream
+from disagg.servers.daemon import on_daemon_thread
 from disagg.servers.job import Job
 from disagg.servers.schemas import GenerateBody, PrefillBody
 from disagg.servers.service import Service
-from disagg.servers.sse import Event, EventStream, until_disconnect
+from disagg.servers.sse import Event
 
 MAX_TRANSFERS = 2  # computing or draining: each holds a prompt's KV in memory
+LIMITS = SendLimits(connect_s=3.0, answer_s=5.0)  # the next prompt waits while a decode host does not answer
 T = TypeVar("T")
 
 
@@ -49,6 +51,7 @@ class PrefillService(Service):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefill")
         self._admission = Admission(MAX_TRANSFERS, host.queue_size)
         self._compute = asyncio.Lock()
+        self._closing = threading.Event()
         self._kv_bytes = 0
 
     @property
@@ -63,8 +66,7 @@ class PrefillService(Service):
         return self._engine.info if self._engine else None
 
     async def load(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._engine = await loop.run_in_executor(self._thread, self._prepare)
+        self._engine = await on_daemon_thread(self._prepare, "load")
         self.state = "ok"
 
     def _prepare(self) -> PrefillEngine:
@@ -75,12 +77,14 @@ class PrefillService(Service):
         return engine
 
     async def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._closing.set()
+        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
 
     def routes(self) -> Sequence[Route]:
+        context = self.model.context
         return [
-            Route("/prefill", endpoint(PrefillBody, self._prefill), methods=["POST"]),
-            Route("/generate", endpoint(GenerateBody, self._generate), methods=["POST"]),
+            Route("/prefill", endpoint(PrefillBody, self._prefill, context), methods=["POST"]),
+            Route("/generate", endpoint(GenerateBody, self._generate, context), methods=["POST"]),
         ]
 
     def load_figures(self) -> dict[str, int]:
@@ -89,15 +93,11 @@ class PrefillService(Service):
     async def _prefill(self, request: Request, body: PrefillBody) -> Response:
         self._require_known_destination(body)
         job = await self.admit(request, body, self.engine.tokenizer, self._admission)
-        error: BaseException | None = None
-        try:
-            return JSONResponse(await until_disconnect(request.receive, self._ship(job, body)))
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            job.held.close()
-            self.count_end(error)
+        return stream(self.counted(job, self._shipped(job, body)))
+
+    async def _shipped(self, job: Job, body: PrefillBody) -> AsyncGenerator[Event, None]:
+        """One closing event: what the prefill and its transfer cost."""
+        yield "done", await self._ship(job, body)
 
     async def _ship(self, job: Job, body: PrefillBody) -> dict[str, Any]:
         """Wait for a turn, compute while sending, and let the rest drain while the next prompt computes."""
@@ -105,9 +105,10 @@ class PrefillService(Service):
         outbox: list[Transfer] = []  # what the compute thread has opened
         self._hold(job)
         try:
-            async with self._compute:
+            async with self._computing(job):
                 queue_s = time.monotonic() - job.tokenised
                 timing = await self._on_thread(
+                    job,
                     lambda cancelled: self._compute_and_send(job, body, outbox, cancelled),
                     on_cancel=lambda: _abort(outbox),
                 )
@@ -134,7 +135,8 @@ class PrefillService(Service):
         self, job: Job, body: PrefillBody, outbox: list[Transfer], cancelled: Callable[[], bool]
     ) -> PrefillTiming:
         deliver = body.deliver
-        transfer = Transfer.open(deliver.host, deliver.port, self._header(job, body), deadline=job.deadline)
+        header = self._header(job, body)
+        transfer = Transfer.open(deliver.host, deliver.port, header, deadline=job.deadline, limits=LIMITS)
         outbox.append(transfer)
         return self.engine.prefill(job.tokens[:-1], transfer.send, cancelled=cancelled)
 
@@ -160,48 +162,69 @@ class PrefillService(Service):
 
     async def _generate(self, request: Request, body: GenerateBody) -> Response:
         job = await self.admit(request, body, self.engine.tokenizer, self._admission)
-        return EventStream(with_errors(self.counted(job, self._alone(job))))
+        return stream(self.counted(job, self._alone(job)))
 
     async def _alone(self, job: Job) -> AsyncGenerator[Event, None]:
-        """Prompt and answer on this host: the engine's own loop on the compute thread, its tokens through a feed."""
+        """Prompt and answer on this host. The engine runs at its own pace, not at that of whoever reads the answer."""
         feed, timing = TokenFeed(), DecodeTiming()
         await within(self._admission.take_turn(job.held), job.deadline, "the prompt's turn had not come")
         answer = Answer(self.engine.tokenizer.stream(job.sampling.stop))
-        async with self._compute:
-            queue_s = time.monotonic() - job.tokenised
-            run = asyncio.ensure_future(self._on_thread(lambda cancelled: self._drain(job, feed, timing, cancelled)))
-            try:
-                async with aclosing(answer.events(feed.steps(job.deadline))) as events:
-                    async for event in events:
-                        yield event
-            finally:
-                run.cancel()
-                await asyncio.wait((run,))
+        run = asyncio.ensure_future(self._run_alone(job, feed, timing))
+        try:
+            async with aclosing(answer.events(feed.steps(job.deadline))) as events:
+                async for event in events:
+                    yield event
+        finally:
+            run.cancel()
+            await asyncio.wait((run,))
         self.counters.completion_tokens += answer.completion_tokens
         self.counters.computed_prompt_tokens += len(job.tokens)
+        queue_s = timing.submitted - job.tokenised
         yield answer.done(len(job.tokens), job.parts(queue_s, timing, None), len(job.tokens))
+
+    async def _run_alone(self, job: Job, feed: TokenFeed, timing: DecodeTiming) -> None:
+        try:
+            async with self._computing(job):
+                await self._on_thread(job, lambda cancelled: self._drain(job, feed, timing, cancelled))
+        except DisaggError as error:
+            feed.on_error(error)
 
     def _drain(self, job: Job, feed: TokenFeed, timing: DecodeTiming, cancelled: Callable[[], bool]) -> None:
         timing.submitted = timing.ingested = time.monotonic()
+        for token in self.engine.generate(job.tokens, job.sampling, cancelled=cancelled):
+            timing.first_token = timing.first_token or time.monotonic()
+            feed.on_tokens((token,), timing)
+
+    @asynccontextmanager
+    async def _computing(self, job: Job) -> AsyncIterator[None]:
+        """The compute thread for oneself, got by the job's deadline."""
+        await within(self._compute.acquire(), job.deadline, "the compute thread was not free")
         try:
-            for token in self.engine.generate(job.tokens, job.sampling, cancelled=cancelled):
-                timing.first_token = timing.first_token or time.monotonic()
-                feed.on_tokens((token,), timing)
-        except Exception as error:  # noqa: BLE001 - it belongs to the caller, who reads the feed
-            feed.on_error(error)
+            yield
+        finally:
+            self._compute.release()
 
     async def _on_thread(
-        self, work: Callable[[Callable[[], bool]], T], on_cancel: Callable[[], object] = lambda: None
+        self, job: Job, work: Callable[[Callable[[], bool]], T], on_cancel: Callable[[], object] = lambda: None
     ) -> T:
-        """Run `work(cancelled)` on the compute thread; on cancellation tell it, and wait until it has let go."""
+        """Run `work(cancelled)` on the compute thread. Past the job's deadline, on cancellation and when the server
+        closes `cancelled` turns true; returns only when the thread has let go."""
         cancel = threading.Event()
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work, cancel.is_set)
+
+        def cancelled() -> bool:
+            return cancel.is_set() or self._closing.is_set() or time.monotonic() > job.deadline
+
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._thread, work, cancelled)
         try:
             return await asyncio.shield(future)
+        except Cancelled:
+            if time.monotonic() > job.deadline:
+                raise DeadlineExceeded("the prompt was not computed by the request's deadline", "raise it") from None
+            raise
         except asyncio.CancelledError:
             cancel.set()
-            on_cancel()
-            await asyncio.wait((future,))
+            await asyncio.wait((loop.run_in_executor(None, on_cancel), future))
             if not future.cancelled() and (error := future.exception()) and not isinstance(error, DisaggError):
                 logs.log.error("failed_while_cancelling", exc_info=error)
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, FleetError, PortInUse
 from disagg.servers import logs
 from disagg.servers.app import Gate, build
+from disagg.servers.protocol import KEEP_ALIVE_S, BoundedProtocol
 from disagg.servers.service import Service
 from disagg.token import fleet_token
 
@@ -82,13 +84,16 @@ async def _serve(service: Service, token: str, listener: socket.socket) -> None:
     try:
         await server.serve(sockets=[listener])
     finally:
-        if not loading.done():
-            loading.cancel()
+        loaded = loading.done()
+        loading.cancel()
         await asyncio.wait((loading,))
         await service.close()
     logs.info("stopped", host=service.host.name)
-    if not loading.cancelled():
-        loading.result()
+    if not loaded:
+        # The loading thread runs native code that nothing can interrupt; it holds nothing that outlives the process.
+        sys.stderr.flush()
+        os._exit(0)
+    loading.result()
 
 
 async def _load(service: Service, server: uvicorn.Server) -> None:
@@ -109,13 +114,15 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=BoundedProtocol,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 server_header=False,
                 backlog=BACKLOG,
                 h11_max_incomplete_event_size=64 << 10,
-                timeout_keep_alive=75,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=DRAIN_S,
             )
         )

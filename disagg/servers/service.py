@@ -21,6 +21,7 @@ from disagg.engines.text import Messages, PromptTokenizer
 from disagg.errors import Cancelled, ContextLengthExceeded, DisaggError, Overloaded, UnknownModel
 from disagg.servers import logs
 from disagg.servers.admission import Admission
+from disagg.servers.answer import within
 from disagg.servers.job import Job
 from disagg.servers.schemas import GenerateBody, PromptBody
 from disagg.servers.sse import Event
@@ -98,17 +99,23 @@ class Service(ABC):
             )
 
     async def admit(self, request: Request, body: PromptBody, tokenizer: PromptTokenizer, admission: Admission) -> Job:
-        """Everything that can be refused with an HTTP status: readiness, prompt, context, place in the queue."""
+        """Everything that can be refused before work begins: readiness, a place in the queue, prompt, context.
+
+        The place comes first: tokenising a long prompt takes seconds, and the queue must bound that too.
+        """
         arrived = time.monotonic()
         self.require_ready(body.model)
-        tokens = await self._tokenise(tokenizer, body.content)
-        sampling = body.sampling.sampling() if isinstance(body, GenerateBody) else Sampling(max_tokens=1)
-        self._require_context(len(tokens), sampling.max_tokens)
-        held = ExitStack()
-        admission.take_place(held)
-        self.counters.requests += 1
-        self.counters.prompt_tokens += len(tokens)
-        return Job(request.scope["disagg.request_id"], tokens, body, sampling, held, arrived, time.monotonic())
+        with ExitStack() as held:
+            admission.take_place(held)
+            tokens = await within(
+                self._tokenise(tokenizer, body.content), arrived + body.deadline_s, "the prompt was not tokenised"
+            )
+            sampling = body.sampling.sampling() if isinstance(body, GenerateBody) else Sampling(max_tokens=1)
+            self._require_context(len(tokens), sampling.max_tokens)
+            self.counters.requests += 1
+            self.counters.prompt_tokens += len(tokens)
+            request_id = request.scope["disagg.request_id"]
+            return Job(request_id, tokens, body, sampling, held.pop_all(), arrived, time.monotonic())
 
     async def counted(self, job: Job, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
         """Pass the events on; whatever happens, let go of what the job holds and book how it ended."""

@@ -11,7 +11,7 @@ TEXT = "\n    return fibonacci(n - 1)\n"
 
 
 def metrics(model: str, **changed) -> Metrics:
-    parts = TTFTParts(0.0021, 0.0008, 0.0213, 0.0011, 0.0006, 0.0042, 0.0009)
+    parts = TTFTParts(0.0, 0.0021, 0.0008, 0.0213, 0.0011, 0.0006, 0.0042, 0.0009)
     values = {
         "method": "disaggregated",
         "prefill_server": "prefill-1",

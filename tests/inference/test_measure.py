@@ -10,7 +10,7 @@ import pytest
 from disagg.inference.measure import Trace, metrics
 
 
-def trace(**changes: Any) -> Trace:
+def trace(began: float = 10.0, **changes: Any) -> Trace:
     """A hand-off of 100 prompt tokens and 11 output tokens, sent at 10 s, first token at 11 s, last at 13 s."""
     timing = {
         "tokenise_s": 0.01, "kv_wait_s": 0.75, "queue_s": 0.02, "ingest_s": 0.03, "compute_s": 0.0, "first_step_s": 0.1,
@@ -21,7 +21,7 @@ def trace(**changes: Any) -> Trace:
     }  # fmt: skip
     ship.update(changes)
     done = {"timing": timing, "prompt_tokens": 100, "completion_tokens": 11, "computed_prompt_tokens": 1}
-    return Trace("disaggregated", "m", 10.0, "p", "d", 11.0, 13.0, {}, ship, done)
+    return Trace("disaggregated", "m", 10.0, began, "p", "d", 11.0, 13.0, {}, ship, done)
 
 
 def test_the_parts_add_up_to_ttft() -> None:
@@ -30,6 +30,7 @@ def test_the_parts_add_up_to_ttft() -> None:
     assert figures.ttft_parts.total == pytest.approx(1.0)
     assert asdict(figures.ttft_parts) == pytest.approx(
         {
+            "failed_attempts": 0.0,
             "queue": 0.07,
             "tokenise": 0.02,
             "prefill": 0.5,
@@ -54,3 +55,10 @@ def test_speeds_are_tokens_over_time() -> None:
     assert figures.decode_speed == pytest.approx(5.0)
     assert figures.decode_time == pytest.approx(2.0)
     assert figures.total_tokens == 111
+
+
+def test_time_lost_on_hosts_that_failed_is_its_own_part() -> None:
+    figures = metrics(trace(began=10.12))
+    assert figures.ttft_parts.failed_attempts == pytest.approx(0.12)
+    assert figures.ttft_parts.network == pytest.approx(0.01)
+    assert figures.ttft_parts.total == pytest.approx(figures.ttft)

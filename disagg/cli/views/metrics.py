@@ -20,6 +20,7 @@ from disagg.inference.types import Completion
 TTFT_NOTE = "TTFT: sent → first token here. Its parts add up to it; rest = network and scheduling."
 SPEED_NOTE = "prefill tok/s = prompt tokens / prefill time; decode tok/s = (output tokens - 1) / decode time."
 _PART_STYLE = {
+    "failed_attempts": "red",
     "queue": "bright_black",
     "tokenise": "white",
     "prefill": "blue",
@@ -28,7 +29,7 @@ _PART_STYLE = {
     "first_step": "green",
     "network": "cyan",
 }
-_PART_NAME = {"exposed_transfer": "exposed transfer", "first_step": "first step", "network": "rest"}
+_PART_NAME = {"failed_attempts": "failed attempts", "exposed_transfer": "exposed transfer", "first_step": "first step", "network": "rest"}
 _BAR_CELLS = 36
 
 
@@ -112,6 +113,8 @@ def model_panel(completion: Completion) -> Panel:
 def ttft_view(metrics: Metrics) -> RenderableType:
     """TTFT as a bar of its parts, and a legend with each part's time."""
     parts = {field.name: getattr(metrics.ttft_parts, field.name) for field in fields(TTFTParts)}
+    if not parts["failed_attempts"]:
+        del parts["failed_attempts"]
     bar = Text.assemble(*(("█" * cells, _PART_STYLE[name]) for name, cells in _cells(parts).items()))
     legend = [
         Text.assemble(("■ ", _PART_STYLE[name]), (f"{_PART_NAME.get(name, name)} ", "dim"), seconds(value))
