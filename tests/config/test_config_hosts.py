@@ -19,7 +19,10 @@ SPARK_ENGINE = 'name = "transformers"'
 MAC_ADDRESS = 'address = "10.0.0.2"'
 MAC_ROLES = 'roles = ["decode"]\nmodel = "qwen:30b"'
 MAC_ENGINE = 'engine.name = "mlx"'
-HOST_KEYS = "address, roles, model, port, engine, kv_port, data_address, connector, service, python, queue_size"
+HOST_KEYS = (
+    "address, roles, model, port, engine, kv_port, data_address, connector, service, python, "
+    "site_packages, wired_limit_mb, queue_size"
+)
 ROLES_EXAMPLE = 'roles = ["prefill"]'
 MODEL_EXAMPLE = 'model = "qwen3-coder:30b"'
 ENGINE_EXAMPLE = 'engine = {name = "transformers"}'
