@@ -8,6 +8,7 @@ import pytest
 
 from tests import tiny_models
 from tests.fleets import RunningFleet, running, write_hosts
+from tests.testbed import bed as testbed
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,17 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFlee
     path = write_hosts(folder, {"tiny": model}, context=2048, decode={"max_batch": 4}, queue_size=8)
     with running(path) as fleet:
         yield fleet
+
+
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Bed]:
+    """Four hosts behind SSH, kept for the whole run. Tests use them through `bed`."""
+    with testbed.running(tmp_path_factory.mktemp("bed")) as bed:
+        yield bed
+
+
+@pytest.fixture
+def bed(machines: testbed.Bed) -> Iterator[testbed.Bed]:
+    """Four hosts behind SSH; this test, its HOME and what it starts are on their network."""
+    with machines.entered():
+        yield machines

@@ -11,9 +11,11 @@ import re
 from pathlib import Path
 
 NAME_RULE = 'letters, digits, ".", "_" and "-", beginning with a letter or digit, at most 64'
+USER_RULE = 'letters, digits, ".", "_" and "-", beginning with a letter, digit or "_", at most 64'
 PACKAGE = "package:"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 
@@ -21,6 +23,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-
 def is_name(text: str) -> bool:
     """Whether this may name a host or fleet, by NAME_RULE."""
     return _NAME.fullmatch(text) is not None
+
+
+def is_user(text: str) -> bool:
+    """Whether this may be an account on a host, by USER_RULE."""
+    return _USER.fullmatch(text) is not None
 
 
 def is_label(text: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
-from disagg.config.addresses import NAME_RULE, address_fault, is_hub_id, is_name, same_machine
+from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_hub_id, is_name, is_user, same_machine
 from disagg.config.schema import Connector, DType, EngineName, EngineOptions, Host, Model, Role, ServiceManager
 from disagg.config.table import Table
 from disagg.config.words import nearest, printable, toml_key
@@ -134,7 +134,25 @@ def _address(table: Table, key: str) -> str:
 
 
 def _port(table: Table, key: str) -> int:
-    return table.integer(key, 1, 65535, f"{key} = 8000")
+    return table.integer(key, 1, 65535, f"{key} = {22 if key == 'ssh_port' else 8000}")
+
+
+def _user(table: Table, key: str) -> str:
+    user = table.value(key, str, f'{key} = "ubuntu"')
+    if not is_user(user):
+        raise table.fault_at_value(key, f'"{printable(user)}" is not a user name', USER_RULE)
+    return user
+
+
+def _key(table: Table, key: str) -> str:
+    path = table.value(key, str, f'{key} = "~/.ssh/id_ed25519"')
+    if not path.startswith(("/", "~/")) or not path.isprintable():
+        raise table.fault_at_value(
+            key, f"{key} is not an absolute path", "the file of a private key on this machine: begin with / or ~/"
+        )
+    if path.endswith(".pub"):
+        raise table.fault_at_value(key, f"{key} is a public key", "name the private one, without .pub")
+    return path
 
 
 def _python(table: Table, key: str) -> str:
@@ -194,4 +212,7 @@ _HOST_OPTIONS: Final[Mapping[str, Reader]] = {
     "site_packages": lambda table, key: table.boolean(key),
     "wired_limit_mb": _within(1024, 1 << 24),
     "queue_size": _within(1, 1 << 16),
+    "user": _user,
+    "ssh_port": _port,
+    "key": _key,
 }

@@ -48,7 +48,9 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine. `port` is its HTTP port; `kv_port` (decode only) takes KV transfers."""
+    """One machine. `port` is its HTTP port; `kv_port` (decode only) takes KV transfers.
+
+    `user`, `ssh_port` and `key` (a private key file) go before what ssh_config says; None leaves it to that."""
 
     name: str
     address: str
@@ -64,6 +66,9 @@ class Host:
     site_packages: bool = False  # use what is installed for `python`, such as the vendor's own torch
     wired_limit_mb: int | None = None  # launchd: GPU memory that macOS may wire, set at every boot
     queue_size: int = 32
+    user: str | None = None
+    ssh_port: int | None = None
+    key: str | None = None
 
     @property
     def url(self) -> str:

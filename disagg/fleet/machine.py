@@ -3,6 +3,9 @@
 `ssh.py` reaches one over SSH, `local.py` is this machine; a new way is one new file. Commands are argv lists; the
 implementation quotes them, so that no value of hosts.toml is ever read by a shell as anything but itself. A script is
 POSIX sh, given on standard input to `sh -s`, with its parameters as argv ($1, $2, ...): never pasted into its text.
+
+Commands begin in the user's home folder. The paths that `put_tree`, `write` and `read` take are absolute, below that
+folder, or begin with `~/`; argv is passed as it is.
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from disagg.errors import FleetError
+
+MAX_OUTPUT: Final = 1 << 18
+"""Bytes kept of each end of what a command writes, per stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +37,9 @@ class Result:
 
 
 class CommandFailed(FleetError):
-    """A command ran on a machine and failed. `result` has its last lines."""
+    """A command ran on a machine and failed. `result` has its last lines; None where the error came as JSON."""
 
-    result: Result
+    result: Result | None = None
 
 
 class HostUnreachable(FleetError):
@@ -79,17 +85,20 @@ class Machine(Protocol):
     def put_tree(self, files: Mapping[str, bytes | Path], target: str, *, timeout: float = 600.0) -> int:
         """Put files (relative POSIX path -> content) below the folder `target`, in one stream; bytes sent.
 
-        The folder appears whole or not at all: it is filled beside its place and renamed there. Modes 0644/0755 by
-        whether a Path is executable; parents are made.
+        The folder appears whole or not at all: it is filled beside its place and renamed there; one that is there is
+        replaced. Modes 0644/0755 by whether a Path is executable; parents are made. Raises CommandFailed with the
+        machine's words where it cannot: disk full, read-only, not permitted.
         """
         ...
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write one file atomically. The content never appears in an argument list."""
+        """Write one file atomically; parents are made. The content never appears in an argument list, and the mode
+        holds before there is content. Raises CommandFailed."""
         ...
 
     def read(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
-        """A file's content, at most `limit` bytes of its end; None where there is no such file."""
+        """A file's content, at most `limit` bytes of its end; None where there is no such file. CommandFailed where
+        it cannot be read."""
         ...
 
     def close(self) -> None:

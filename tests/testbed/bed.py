@@ -1,0 +1,430 @@
+"""Four machines to reach over SSH, at the addresses of hosts.toml, inside this one.
+
+Each host is a set of namespaces (network, mount, hostname, process ids) with an sshd on port 22, a host key, an
+account and a home of its own (/tmp is this machine's); two look like macOS as far as a shell can see. A bridge in one more network namespace,
+the hub, joins them. Nothing of it is visible outside: two beds at once never meet, and there is nothing to clean up
+when the process that made one is killed, for every host ends with it.
+
+A test is inside while it runs (`Bed.entered`): its thread, and the threads and processes it starts, are moved into the
+hub, from where the hosts are reached at their addresses. Sockets stay where they were made.
+
+Without root, or without leave to make namespaces, the hosts are plain sshds on free ports of 127.0.0.1, for the
+account that runs the tests; what needs a link to cut or an account of its own is then skipped, saying so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import getpass
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from disagg.config import Fleet, Host, load
+
+HOSTS_TOML = Path(__file__).parents[2] / "hosts.toml"
+_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+_CLONE_NEWNET = 0x40000000
+_MAC_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+@dataclass
+class BedHost:
+    """One machine of the bed. `home`: its account's home as seen from the tests; `remote_home`: as seen on it."""
+
+    name: str
+    address: str
+    port: int
+    user: str
+    mac: bool
+    folder: Path
+    home: Path
+    remote_home: str
+    process: subprocess.Popen[bytes]
+    link: str = ""
+
+    @property
+    def init(self) -> int:
+        """Its first process, by its id here: `unshare` itself stays outside of the namespaces it makes for it."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0])
+
+    def pids(self, name: str | None = None) -> list[int]:
+        """Processes on this host (with this name), by their ids here."""
+        namespace = os.stat(f"/proc/{self.init}/ns/pid").st_ino
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    same = os.stat(folder / "ns/pid").st_ino == namespace
+                    if same and name in (None, (folder / "comm").read_text().strip()):
+                        found.append(int(folder.name))
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+        return found
+
+    def command_lines(self) -> list[str]:
+        """The command line of every process on this host."""
+        lines = []
+        for pid in self.pids():
+            try:
+                lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        return lines
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Within, its sshd takes connections and says nothing."""
+        pids = self.pids("sshd")
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGCONT)
+                except ProcessLookupError:
+                    continue
+
+    def as_root(self, *argv: object, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+        """Run a command on this host as its root, without SSH."""
+        inside = ["nsenter", "-t", str(self.init), "-m", "-n", "-u", "-p"]
+        return subprocess.run([*inside, *map(str, argv)], check=check, capture_output=True, timeout=30)
+
+
+@dataclass
+class Bed:
+    """The fleet: `hosts` by name, and the client's `home`, whose .ssh knows them all."""
+
+    folder: Path
+    hosts: Mapping[str, BedHost]
+    home: Path
+    hub: subprocess.Popen[bytes] | None = None
+    real: bool = True
+    _fleet: Fleet = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._fleet = load(HOSTS_TOML)
+        if not self.real:
+            there = {
+                name: replace(host, address="127.0.0.1", ssh_port=self.hosts[name].port)
+                for name, host in self._fleet.hosts.items()
+            }
+            self._fleet = replace(self._fleet, hosts=there)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The repository's hosts.toml, which is what the bed looks like."""
+        return self._fleet
+
+    def host(self, name: str) -> Host:
+        return self._fleet.hosts[name]
+
+    def need_links(self) -> None:
+        """Skip a test that cannot run on loopback."""
+        if not self.real:
+            pytest.skip("needs network namespaces: run as root")
+
+    def write_hosts_toml(self, path: Path) -> Path:
+        """A hosts.toml of this bed that serves the demo models on CPUs, each server a plain process."""
+        text = HOSTS_TOML.read_text(encoding="utf-8")
+        for name, folder in (("qwen3-coder:30b", "qwen3-moe-tiny"), ("gpt-oss:120b", "gpt-oss-tiny")):
+            header = f'[models."{name}".sources]\n'
+            before, after = text.split(header)
+            rest = after.split("\n\n", 1)[1]
+            text = f'{before}{header}transformers = "package:demo/models/{folder}"\nmlx = "package:demo/models/{folder}"\n\n{rest}'
+        text = re.sub(r'service = "(systemd|launchd)"', 'service = "process"', text)
+        text = re.sub(r'dtype = "bfloat16"', 'dtype = "float32"', text)
+        text = re.sub(r'device = "(cuda|gpu)"', 'device = "cpu"\nthreads = 1', text)
+        text = re.sub(r'quantization = "int8".*\n', "", text)
+        text = re.sub(r"max_kv_bytes = .*", "max_kv_bytes = 1_073_741_824", text)
+        text = text.replace("context = 32768", "context = 8192")
+        for host in self.hosts.values():
+            if not self.real:
+                text = text.replace(f'address = "{host.address}"', f'address = "127.0.0.1"\nssh_port = {host.port}')
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within, this thread and what it starts are in the hub's network, with the client's HOME."""
+        home = os.environ.get("HOME")
+        os.environ["HOME"] = str(self.home)
+        try:
+            with _inside(self.hub):
+                yield
+        finally:
+            if home is None:
+                del os.environ["HOME"]
+            else:
+                os.environ["HOME"] = home
+
+    @contextmanager
+    def cut(self, name: str) -> Iterator[None]:
+        """Within, nothing passes between the host and the others: the cable is out."""
+        self.cut_link(name)
+        try:
+            yield
+        finally:
+            self.mend_link(name)
+
+    def cut_link(self, name: str) -> None:
+        self._in_hub("ip", "link", "set", self.hosts[name].link, "down")
+
+    def mend_link(self, name: str) -> None:
+        self._in_hub("ip", "link", "set", self.hosts[name].link, "up")
+
+    @contextmanager
+    def limited(self, name: str, megabit: float) -> Iterator[None]:
+        """Within, the host's link carries so much each way, as a slow network does."""
+        host = self.hosts[name]
+        shape = ["root", "tbf", "rate", f"{megabit}mbit", "burst", "64kb", "latency", "50ms"]
+        self._in_hub("tc", "qdisc", "replace", "dev", host.link, *shape)
+        self._on_host(name, "tc", "qdisc", "replace", "dev", "eth0", *shape)
+        try:
+            yield
+        finally:
+            self._in_hub("tc", "qdisc", "del", "dev", host.link, "root")
+            self._on_host(name, "tc", "qdisc", "del", "dev", "eth0", "root")
+
+    def _in_hub(self, *argv: str) -> None:
+        assert self.hub is not None, "a loopback bed has no links"
+        _in_network(self.hub, *argv)
+
+    def _on_host(self, name: str, *argv: str) -> None:
+        _in_network(self.hosts[name].process, *argv)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Bed]:
+    """A bed in this folder, gone afterwards. Fails with the one command where a program is missing."""
+    tools = {tool: shutil.which(tool, path=_PATH) for tool in ("sshd", "ssh-keygen")}
+    real = _may_make_namespaces()
+    if real:
+        tools |= {tool: shutil.which(tool, path=_PATH) for tool in ("ip", "tc", "unshare", "nsenter")}
+    if missing := [tool for tool, path in tools.items() if path is None]:
+        pytest.fail(
+            f"the test bed needs {', '.join(missing)}: run tests/testbed/requirements.sh, "
+            "or: sudo apt-get install openssh-server openssh-client iproute2"
+        )
+    os.environ["PATH"] = _PATH
+    folder.chmod(0o755)
+    sshd = str(tools["sshd"])
+    home = _client(folder)
+    fleet = load(HOSTS_TOML)
+    with ExitStack() as stack:
+        hub = stack.enter_context(_hub()) if real else None
+        make = _namespace_host if real else _loopback_host
+        hosts = {host.name: stack.enter_context(make(folder, home, host, sshd, hub)) for host in fleet.hosts.values()}
+        with _inside(hub):
+            for host in hosts.values():
+                _await_sshd(host)
+        _make_known(home, hosts)
+        yield Bed(folder, hosts, home, hub, real)
+
+
+def _may_make_namespaces() -> bool:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    flags = ["--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]
+    return subprocess.run(["unshare", *flags, "true"], check=False, capture_output=True).returncode == 0
+
+
+@contextmanager
+def _inside(hub: subprocess.Popen[bytes] | None) -> Iterator[None]:
+    """Within, this thread is in the hub's network namespace. Threads and processes inherit it from their maker."""
+    if hub is None:
+        yield
+        return
+    with open("/proc/thread-self/ns/net", "rb") as outside, open(f"/proc/{hub.pid}/ns/net", "rb") as inside:
+        _setns(inside.fileno())
+        try:
+            yield
+        finally:
+            _setns(outside.fileno())
+
+
+def _setns(descriptor: int) -> None:  # os.setns is from Python 3.12 on
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+@contextmanager
+def _hub() -> Iterator[subprocess.Popen[bytes]]:
+    """A network with a bridge at 169.254.150.1/24, held by a process that ends with this one."""
+    commands = (
+        "ip link set lo up && ip link add bridge0 type bridge && ip addr add 169.254.150.1/24 dev bridge0"
+        " && ip link set bridge0 up && echo ready && exec cat"
+    )
+    with _child(["unshare", "--net", "sh", "-c", commands]) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            pytest.fail("the test bed could not make a bridge")
+        yield process
+
+
+@contextmanager
+def _namespace_host(
+    folder: Path, home: Path, host: Host, sshd: str, hub: subprocess.Popen[bytes] | None
+) -> Iterator[BedHost]:
+    assert hub is not None
+    place = folder / host.name
+    mac = host.service == "launchd"
+    user = "studio" if mac else "spark"
+    remote_home = f"/home/{user}"
+    _account(place, user, remote_home)
+    _authorise(place / "home", home, owner=2000)
+    _sshd_config(place, 22, "0.0.0.0", [f'SetEnv PATH="{_MAC_PATH}"'] if mac else [])
+    spec = {"name": host.name, "folder": str(place), "home": remote_home, "mac": mac, "sshd": sshd}
+    (place / "spec.json").write_text(json.dumps(spec))
+    flags = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    script = str(Path(__file__).with_name("host.py"))
+    with _child(["unshare", *flags, sys.executable, "-IS", script, str(place / "spec.json")]) as process:
+        link = f"to-{len(host.name)}-{host.address.rpartition('.')[2]}"
+        _wire(hub, process, link, host.address)
+        yield BedHost(host.name, host.address, 22, user, mac, place, place / "home", remote_home, process, link)
+
+
+def _wire(hub: subprocess.Popen[bytes], process: subprocess.Popen[bytes], link: str, address: str) -> None:
+    """A cable from the hub's bridge to the host's eth0."""
+    own, deadline = os.stat("/proc/self/ns/net").st_ino, time.monotonic() + 10
+    while os.stat(f"/proc/{process.pid}/ns/net").st_ino == own:
+        assert time.monotonic() < deadline and process.poll() is None, "a host of the test bed did not start"
+        time.sleep(0.002)
+    for target, command in (
+        (hub, f"ip link add {link} type veth peer name eth0 netns {process.pid}"),
+        (hub, f"ip link set {link} master bridge0 up"),
+        (process, f"ip addr add {address}/24 dev eth0"),
+        (process, "ip link set eth0 up"),
+    ):
+        _in_network(target, *command.split())
+
+
+def _in_network(process: subprocess.Popen[bytes], *argv: str) -> None:
+    """Run a tool of this machine in the network namespace of that process."""
+    subprocess.run(["nsenter", "-t", str(process.pid), "-n", *argv], check=True, capture_output=True)
+
+
+@contextmanager
+def _loopback_host(
+    folder: Path, home: Path, host: Host, sshd: str, hub: subprocess.Popen[bytes] | None
+) -> Iterator[BedHost]:
+    place = folder / host.name
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    _authorise(place / "home", home, owner=os.getuid())
+    keys = place / "home/.ssh/authorized_keys"
+    _sshd_config(place, port, "127.0.0.1", [f"AuthorizedKeysFile {keys}", f'SetEnv HOME="{place / "home"}"'])
+    argv = [sshd, "-D", "-f", str(place / "sshd_config"), "-E", str(place / "sshd.log")]
+    with _child(argv) as process:
+        local = place / "home"
+        yield BedHost(host.name, host.address, port, getpass.getuser(), False, place, local, str(local), process)
+
+
+def _account(place: Path, user: str, home: str) -> None:
+    """What the host's /etc says about its accounts: root and one user, who has no password."""
+    (place / "home").mkdir(parents=True)
+    sshd_user = "sshd:x:74:65534::/run/sshd:/usr/sbin/nologin\n"
+    (place / "passwd").write_text(
+        f"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\n{sshd_user}"
+        f"{user}:x:2000:2000::{home}:/bin/bash\n"
+    )
+    (place / "group").write_text(f"root:x:0:\nnogroup:x:65534:\n{user}:x:2000:\n")
+    (place / "shadow").write_text(f"root:*:20000::::::\n{user}:*:20000::::::\n")
+    (place / "shadow").chmod(0o640)
+
+
+def _authorise(home: Path, client: Path, owner: int) -> None:
+    ssh = home / ".ssh"
+    ssh.mkdir(parents=True, mode=0o700)
+    shutil.copy(client / ".ssh/id_ed25519.pub", ssh / "authorized_keys")
+    for path in (home, ssh, ssh / "authorized_keys"):
+        os.chown(path, owner, owner if owner == 2000 else os.getgid())
+
+
+def _sshd_config(place: Path, port: int, address: str, more: list[str]) -> None:
+    _keygen(place / "host_key", place.name)
+    lines = [
+        f"Port {port}",
+        f"ListenAddress {address}",
+        f"HostKey {place / 'host_key'}",
+        "PidFile none",
+        "UsePAM no",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+        "StrictModes no",  # the folders above may be anyone's
+        "MaxStartups 100",
+        "UseDNS no",
+        "PrintMotd no",
+        *more,
+    ]
+    (place / "sshd_config").write_text("\n".join(lines) + "\n")
+
+
+def _client(folder: Path) -> Path:
+    """The home of whoever runs disagg."""
+    home = folder / "client"
+    (home / ".ssh").mkdir(parents=True, mode=0o700)
+    _keygen(home / ".ssh/id_ed25519", "client")
+    return home
+
+
+def _make_known(home: Path, hosts: Mapping[str, BedHost]) -> None:
+    known, config = [], []
+    for host in hosts.values():
+        kind, key, *_ = (host.folder / "host_key.pub").read_text().split()
+        known.append(f"{host.address if host.port == 22 else f'[127.0.0.1]:{host.port}'} {kind} {key}\n")
+        if host.port == 22:
+            config.append(f"Host {host.address}\n    User {host.user}\n")
+    (home / ".ssh/known_hosts").write_text("".join(known))
+    (home / ".ssh/config").write_text("".join(config))
+
+
+def _keygen(path: Path, comment: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
+
+
+def _await_sshd(host: BedHost) -> None:
+    address = host.address if host.port == 22 else "127.0.0.1"
+    deadline = time.monotonic() + 15
+    while True:
+        try:
+            with socket.create_connection((address, host.port), timeout=1) as probe:
+                assert probe.recv(4) == b"SSH-"
+                return
+        except OSError:
+            if host.process.poll() is not None or time.monotonic() > deadline:
+                host.process.kill()
+                said = host.process.communicate()[1].decode(errors="replace")
+                log = host.folder / "sshd.log"
+                pytest.fail(f"{host.name} of the bed did not start: {said}{log.read_text() if log.exists() else ''}")
+            time.sleep(0.01)
+
+
+@contextmanager
+def _child(argv: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends when this block does."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,104 @@
+"""The first process of a test host: arranges the machine it is to be, then runs its sshd.
+
+    unshare --net --mount --uts --pid --fork --kill-child --mount-proc python host.py SPEC.json
+
+It runs in namespaces of its own, so that all it mounts is seen by this host alone and all it starts ends with it. It
+ends when its standard input does: with whoever made the bed, however that ended.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+MAC_LACKS = (
+    "setsid", "free", "nproc", "lscpu", "systemctl", "loginctl", "timeout", "ip", "ss", "flock", "pidof", "nvidia-smi",
+)  # fmt: skip
+MAC_TOOLS = {
+    "uname": """case "$*" in
+-s | "") echo Darwin ;; -m) echo arm64 ;; -r) echo 25.1.0 ;; -n) hostname ;;
+"-s -m" | "-sm") echo Darwin arm64 ;; *) echo "Darwin $(hostname) 25.1.0 Darwin Kernel Version 25.1.0 arm64" ;; esac""",
+    "sw_vers": """case "$1" in
+-productVersion | --productVersion) echo 26.1 ;;
+*) printf 'ProductName:\\tmacOS\\nProductVersion:\\t26.1\\nBuildVersion:\\t25B78\\n' ;; esac""",
+}
+MAC_SYSCTL = """[ "$1" = -n ] && bare=1 && shift
+for key; do
+  case $key in
+    hw.memsize) value=549755813888 ;;
+    machdep.cpu.brand_string) value="Apple M3 Ultra" ;;
+    hw.ncpu | hw.logicalcpu | hw.physicalcpu) value=32 ;;
+    iogpu.wired_limit_mb) value=0 ;;
+    kern.osproductversion) value=26.1 ;;
+    *) echo "sysctl: unknown oid '$key'" >&2; exit 1 ;;
+  esac
+  if [ -n "$bare" ]; then echo "$value"; else echo "$key: $value"; fi
+done"""
+
+
+def main() -> None:
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    folder = Path(spec["folder"])
+    _run("hostname", spec["name"])
+    _run("ip", "link", "set", "lo", "up")
+    _mount_private(spec, folder)  # from here on a Mac has no `ip`
+    sshd = subprocess.Popen(
+        [spec["sshd"], "-D", "-f", folder / "sshd_config", "-E", folder / "sshd.log"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    threading.Thread(target=_await_end_of_input, daemon=True).start()
+    while True:  # the first process inherits every orphan
+        pid, _ = os.wait()
+        if pid == sshd.pid:
+            sys.exit("sshd ended")
+
+
+def _mount_private(spec: dict, folder: Path) -> None:
+    for name in ("passwd", "group", "shadow"):
+        _bind(folder / name, Path("/etc") / name)
+    _run("mount", "-t", "tmpfs", "none", "/home")
+    home = Path(spec["home"])
+    home.mkdir(parents=True)
+    _bind(folder / "home", home)
+    _run("mount", "-t", "tmpfs", "none", "/run")
+    Path("/run/sshd").mkdir(mode=0o755)
+    if spec["mac"]:
+        _overlay(Path("/usr/bin"), folder / "mac-bin", MAC_TOOLS, MAC_LACKS)
+        _overlay(Path("/usr/sbin"), folder / "mac-sbin", {"sysctl": MAC_SYSCTL}, MAC_LACKS)
+
+
+def _overlay(place: Path, layer: Path, tools: dict, hidden: tuple) -> None:
+    """The folder with some programs replaced and some gone, for this host alone."""
+    layer.mkdir()
+    _run("mount", "-t", "tmpfs", "none", layer)
+    for part in ("upper", "work"):
+        (layer / part).mkdir()
+    for name, script in tools.items():
+        tool = layer / "upper" / name
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o755)
+    for name in hidden:
+        if (place / name).exists():
+            os.mknod(layer / "upper" / name, 0o600 | 0o020000, 0)  # how overlayfs writes "deleted"
+    options = f"lowerdir={place},upperdir={layer}/upper,workdir={layer}/work"
+    _run("mount", "-t", "overlay", "overlay", "-o", options, place)
+
+
+def _bind(source: Path, target: Path) -> None:
+    _run("mount", "--bind", source, target)
+
+
+def _run(*argv: object) -> None:
+    subprocess.run([str(word) for word in argv], check=True, stdin=subprocess.DEVNULL)
+
+
+def _await_end_of_input() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+main()
