@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 from disagg.config import Deploy, Host
 from disagg.fleet.deploy import requirements
 from disagg.fleet.deploy.facts import Facts, Python
+from disagg.fleet.deploy.requirements import Needed
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.deploy.wheels import Wheel, host_tags, needed
 
@@ -59,25 +60,25 @@ class Environment:
         return texts | {f"wheels/{wheel.path.name}": wheel.path for wheel in self.wheels}
 
 
-def environment(host: Host, deploy: Deploy, facts: Facts, declared: Sequence[str], locked: str) -> Environment | Refusal:
+def environment(host: Host, deploy: Deploy, facts: Facts, needs: Needed) -> Environment | Refusal:
     """The environment for a host as it is; of several possible pythons, one whose environment is there already."""
     pythons = _pythons(host, deploy, facts)
     if isinstance(pythons, Refusal):
         return pythons
-    made = [_environment(host, deploy, facts, python, declared, locked) for python in pythons]
+    made = [_environment(host, deploy, facts, python, needs) for python in pythons]
     there = (one for one in made if isinstance(one, Environment) and facts.environments.get(one.hash))
     return next(there, made[0])
 
 
 def _environment(
-    host: Host, deploy: Deploy, facts: Facts, python: Python | None, declared: Sequence[str], locked: str
+    host: Host, deploy: Deploy, facts: Facts, python: Python | None, needs: Needed
 ) -> Environment | Refusal:
     target = requirements.marker_environment(facts, python)
-    lines = requirements.requirements(requirements.extras(host), declared, target)
+    lines = requirements.requirements(requirements.extras(host), needs.declared, target)
     options = list(_options(deploy))
     wheels: tuple[Wheel, ...] = ()
     if deploy.wheels is not None:
-        found = _wheels(deploy.wheels, facts, python, lines, requirements.pins(locked), target)
+        found = _wheels(deploy.wheels, facts, python, lines, needs.locked)
         if isinstance(found, Refusal):
             return found
         wheels = found
@@ -86,7 +87,7 @@ def _environment(
             options.append("--no-index")
     uv = facts.uv if deploy.installer != "pip" and not host.site_packages else ""
     return Environment(
-        lines, locked, python, uv, host.site_packages, (facts.os, facts.arch), tuple(options), tuple(wheels)
+        lines, needs.locked, python, uv, host.site_packages, (facts.os, facts.arch), tuple(options), tuple(wheels)
     )
 
 
@@ -99,15 +100,11 @@ def _options(deploy: Deploy) -> Sequence[str]:
 
 
 def _wheels(
-    folder: Path,
-    facts: Facts,
-    python: Python | None,
-    lines: Sequence[str],
-    pins: Mapping[str, str],
-    target: dict[str, str],
+    folder: Path, facts: Facts, python: Python | None, lines: Sequence[str], locked: str
 ) -> tuple[Wheel, ...] | Refusal:
     assumed = python or Python("", (*_PREFERRED[0], 0))
-    found, missing = needed(folder, lines, pins, target, host_tags(facts, assumed))
+    target = requirements.marker_environment(facts, assumed)
+    found, missing = needed(folder, lines, requirements.pins(locked), target, host_tags(facts, assumed))
     if not missing:
         return tuple(found)
     what = f"cp{assumed.version[0]}{assumed.version[1]} on {facts.sys_platform} {facts.arch}"

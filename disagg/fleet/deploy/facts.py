@@ -237,5 +237,3 @@ def _ints(texts: Iterator[str] | Sequence[str]) -> list[int]:
 def _kib(text: str) -> int | None:
     number = _int(text)
     return None if number is None else number << 10
-
-

@@ -9,12 +9,14 @@ from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.config.render import render
-from disagg.fleet.deploy.environment import Environment
+from disagg.fleet.deploy.environment import Environment, environment
 from disagg.fleet.deploy.facts import Facts
 from disagg.fleet.deploy.layout import Layout
-from disagg.fleet.deploy.models import Source
-from disagg.fleet.deploy.package import digest
-from disagg.fleet.services import launchd
+from disagg.fleet.deploy.models import Source, source
+from disagg.fleet.deploy.package import digest, package_files
+from disagg.fleet.deploy.requirements import Needed, needed
+from disagg.fleet.deploy.steps import Refusal
+from disagg.fleet.services import definitions, launchd
 from disagg.fleet.services.base import Definition
 
 LOG_LIMIT: Final = 64 << 20
@@ -48,6 +50,21 @@ exec {python} -P "$release/disagg/fleet/services/supervise.py" "$1" {folder}
 
 
 @dataclass(frozen=True, slots=True)
+class Here:
+    """What all hosts of a fleet get from this machine. `package`: files of disagg, by path below the release folder."""
+
+    fleet: Fleet
+    package: Mapping[str, bytes] = field(repr=False)
+    needs: Needed = field(repr=False)
+    token: str = field(repr=False)
+
+    @staticmethod
+    def of(fleet: Fleet, token: str) -> Here:
+        """This installation of disagg."""
+        return Here(fleet, package_files(), needed(), token)
+
+
+@dataclass(frozen=True, slots=True)
 class Desired:
     """All that a host should have. `files`: of the release, whose name `hash` is over them all."""
 
@@ -55,36 +72,37 @@ class Desired:
     environment: Environment
     source: Source
     files: Mapping[str, bytes] = field(repr=False)
-    hash: str = ""
-    token: bytes = field(repr=False, default=b"")
+    hash: str
+    token: bytes = field(repr=False)
     definitions: tuple[Definition, ...] = ()
 
 
-def desired(
-    fleet: Fleet,
-    host: Host,
-    facts: Facts,
-    environment: Environment,
-    source: Source,
-    package: Mapping[str, bytes],
-    token: str,
-    definitions: tuple[Definition, ...],
-) -> Desired:
-    """What this host should have. `package`: the files of disagg, by path below the release folder."""
-    layout = facts.layout
+def desired(here: Here, host: Host, facts: Facts) -> Desired | Refusal:
+    """What this host should have, being as it is; or why it cannot be told."""
+    made = environment(host, here.fleet.deploy, facts, here.needs)
+    found = source(here.fleet, host, facts.layout)
+    if isinstance(made, Refusal):
+        return made
+    if isinstance(found, Refusal):
+        return found
+    defined = definitions(host, facts)
+    files = {**here.package, **_own_files(here.fleet, host, facts.layout, made, found)}
+    files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
+    return Desired(host, made, found, files, digest(files), f"{here.token}\n".encode(), defined)
+
+
+def _own_files(fleet: Fleet, host: Host, layout: Layout, environment: Environment, source: Source) -> dict[str, bytes]:
     python = f"{layout.environment(environment.hash)}/bin/python"
-    files = {
-        **package,
-        "hosts.toml": fleet_file(fleet, host, source).encode(),
-        "run": run_script(layout, host.name, python).encode(),
-        "environment": f"{environment.hash}\n".encode(),
-        **{f"service/{one.path.rpartition('/')[2]}": one.content for one in definitions},
+    texts = {
+        "hosts.toml": fleet_file(fleet, host, source),
+        "run": run_script(layout, host.name, python),
+        "environment": f"{environment.hash}\n",
     }
     if host.service == "process":
-        files["supervise"] = _SUPERVISE.format(python=shlex.quote(python), folder=shlex.quote(layout.folder)).encode()
+        texts["supervise"] = _SUPERVISE.format(python=shlex.quote(python), folder=shlex.quote(layout.folder))
     if host.service == "launchd":
-        files["service/install"] = launchd.INSTALL.encode()
-    return Desired(host, environment, source, files, digest(files), f"{token}\n".encode(), definitions)
+        texts["service/install"] = launchd.INSTALL
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def run_script(layout: Layout, host: str, python: str) -> str:
@@ -99,6 +117,8 @@ def fleet_file(fleet: Fleet, host: Host, source: Source) -> str:
     engine = host.engine.name
     if "gateway" not in host.roles:
         return render(fleet, [host.name], {host.model: {engine: source.text}})
-    sources = {name: dict(model.written or model.sources) for name, model in fleet.models.items()}
+    sources: dict[str, dict[str, str]] = {}
+    for name, model in fleet.models.items():
+        sources[name] = {str(one): text for one, text in (model.written or model.sources).items()}
     sources[host.model][engine] = source.text
     return render(fleet, list(fleet.hosts), sources)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,15 +19,28 @@ CONSTRAINTS: Final = Path(__file__).parents[1] / "constraints.txt"
 _EXTRAS: Final = ("prefill", "decode")
 
 
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What disagg requires: `declared` lines with their markers, `locked` versions, one `name==version` a line."""
+
+    declared: tuple[str, ...]
+    locked: str
+
+
+def needed() -> Needed:
+    """As it is here."""
+    return Needed(declared(), locked())
+
+
 def extras(host: Host) -> tuple[str, ...]:
     """The extras of disagg that serve the host's roles."""
     return tuple(extra for extra in _EXTRAS if extra in host.roles)
 
 
-def declared() -> list[str]:
+def declared() -> tuple[str, ...]:
     """The requirements that the installed disagg declares, with their markers."""
     try:
-        return importlib.metadata.requires("disagg") or []
+        return tuple(importlib.metadata.requires("disagg") or ())
     except importlib.metadata.PackageNotFoundError as error:
         raise FleetError(
             "disagg is not installed here, so that what it requires is not known", "pip install -e ."
@@ -71,7 +85,7 @@ def marker_environment(facts: Facts, python: Python | None) -> dict[str, str]:
 
 def pins(constraints: str) -> dict[str, str]:
     """Canonical name -> version, of the lines that pin one."""
-    found = {}
+    found: dict[str, str] = {}
     for line in constraints.splitlines():
         name, pinned, version = line.partition("==")
         if pinned and not line.startswith("#"):

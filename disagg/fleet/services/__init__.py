@@ -12,7 +12,7 @@ release brings is in its own `run`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from disagg.config import Host, ServiceManager
 from disagg.fleet.deploy.facts import Facts
@@ -21,7 +21,14 @@ from disagg.fleet.services.base import Command, Definition, Verb
 
 __all__ = ["Command", "Definition", "Verb", "command", "definitions"]
 
-_MANAGERS: Final = {"systemd": systemd, "launchd": launchd, "process": process}
+
+class _Manager(Protocol):
+    def definitions(self, host: Host, facts: Facts) -> tuple[Definition, ...]: ...
+
+    def command(self, facts: Facts, verb: Verb) -> Command: ...
+
+
+_MANAGERS: Final[dict[ServiceManager, _Manager]] = {"systemd": systemd, "launchd": launchd, "process": process}
 
 
 def definitions(host: Host, facts: Facts) -> tuple[Definition, ...]:
