@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import demo, fleet, generate, init, status, verify
+from disagg.cli import demo, deploy, fleet, generate, init, status, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -50,6 +50,10 @@ def options(
 
 app.command()(demo.demo)
 app.command()(generate.generate)
+app.command()(deploy.plan)
+app.command()(deploy.deploy)
+app.command()(deploy.rollback)
+app.command()(deploy.uninstall)
 app.command()(fleet.start)
 app.command()(fleet.stop)
 app.command()(fleet.restart)

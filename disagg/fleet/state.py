@@ -62,7 +62,7 @@ class State:
             _write_private(self.folder / "hosts.toml", fleet.path.read_text(encoding="utf-8"))
 
     def ensure_token(self) -> str:
-        """The fleet's shared secret, made where there is none yet and it is ours to make. FleetError if others read it."""
+        """The fleet's shared secret; made if it is ours to make and not there. FleetError if others can read it."""
         if self.token_file == self.folder / "token" and not self.token_file.exists():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write_private(self.token_file, secrets.token_hex(32) + "\n")
