@@ -65,7 +65,7 @@ def _row(report: HostReport) -> tuple[RenderableType, ...]:
     return (
         report.host,
         Text(report.result, _STYLE[report.result]),
-        plan.release[:8] if plan is not None else "",
+        plan.release[:8] if plan is not None and report.ok else "",
         str(len(plan.steps)) if plan is not None and changed else "–",
         size(report.sent) if changed else "–",
         seconds(report.seconds),
