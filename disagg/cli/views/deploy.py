@@ -123,11 +123,11 @@ class Progress:
                 self._console.print(line, soft_wrap=True)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        grid = Table.grid(padding=(0, 1))
+        grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(width=1)
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(style="dim", justify="right", no_wrap=True)
-        grid.add_column(no_wrap=True, overflow="ellipsis")
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         with self._lock:
             events = list(self._events.values())
         for event in events:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -202,6 +206,66 @@ def test_a_link_cut_in_the_middle_leaves_the_old_release_and_the_next_run_repair
     assert fleet.current(name) != old
     assert not (mine / "incoming").exists() and not (mine / "lock").exists()
     assert fleet.deploy("--host", name)[name]["result"] == "unchanged"
+
+
+def test_a_disk_that_fills_up_is_told_in_the_systems_words_and_mended_by_the_next_run(fleet: Fleet) -> None:
+    fleet.bed.need_links()
+    name = "dgx-spark-1"
+    host = fleet.bed.hosts[name]
+    place = f"{host.remote_home}/.disagg"
+    host.as_root("mkdir", place)
+    host.as_root("mount", "-t", "tmpfs", "-o", "size=20g,nr_inodes=60,uid=2000,gid=2000,mode=700", "none", place)
+    try:
+        report = fleet.deploy("--host", name)[name]
+        assert report["result"] == "failed"
+        assert "No space left on device" in report["error"]["message"]
+        assert f"disagg exec --host {name} -- df" in report["error"]["hint"]
+        host.as_root("mount", "-o", "remount,nr_inodes=5000", place)
+        assert fleet.deploy("--host", name)[name]["result"] == "changed"
+        host.as_root("mount", "-o", "remount,size=30m", place)
+        fleet.change("port = 8000\n", "port = 8000\nqueue_size = 5\n")
+        report = fleet.deploy("--host", name)[name]
+        assert report["error"]["code"] == "Refused" and "MiB free" in report["error"]["message"]
+    finally:
+        host.as_root("umount", "-l", place)
+
+
+def test_a_read_only_home_is_refused_and_its_release_stays(fleet: Fleet) -> None:
+    fleet.bed.need_links()
+    name = "mac-studio-2"
+    host = fleet.bed.hosts[name]
+    assert fleet.deploy("--host", name)[name]["result"] == "changed"
+    old = fleet.current(name)
+    fleet.change("[hosts.mac-studio-2.engine]\n", "[hosts.mac-studio-2.engine]\nchunk_tokens = 512\n")
+    host.as_root("mount", "-o", "remount,bind,ro", host.remote_home)
+    try:
+        report = fleet.deploy("--host", name)[name]
+    finally:
+        host.as_root("mount", "-o", "remount,bind,rw", host.remote_home)
+    assert report["error"]["code"] == "Refused" and f"{host.remote_home} is read-only" in report["error"]["message"]
+    assert fleet.current(name) == old
+    assert fleet.deploy("--host", name)[name]["result"] == "changed"
+
+
+def test_an_interruption_gives_the_lock_back_and_leaves_no_process(fleet: Fleet) -> None:
+    fleet.bed.need_links()
+    name = "dgx-spark-2"
+    mine = fleet.bed.hosts[name].home / ".disagg/hosts" / name
+    argv = [sys.executable, "-P", "-m", "disagg.cli.app", "--config", str(fleet.path), "deploy", "--host", name]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    with fleet.bed.limited(name, 2):
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, env=environment, text=True)
+        with process:
+            wait_for(lambda: any(mine.glob("incoming/.model*")))
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted: every host keeps its current release" in err
+    assert not (mine / "lock").exists()
+    wait_for(lambda: fleet.bed.hosts[name].as_root("pgrep", "-x", "tar", check=False).returncode == 1)
+    assert fleet.deploy("--host", name)[name]["result"] == "changed"
+    assert not (mine / "incoming").exists()
 
 
 def test_roles_and_models_choose_hosts(fleet: Fleet) -> None:
