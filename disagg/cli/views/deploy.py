@@ -35,10 +35,10 @@ def _plan_lines(report: HostReport) -> Iterator[RenderableType]:
         yield Text.assemble((report.host, "bold"), "  ", ("cannot be deployed", "bold red"))
         yield error_view(report.error)
         return
-    yield Text.assemble(
-        (report.host, "bold"), "  ", ("unchanged" if plan and not plan.steps else "", "dim"), (release, "dim")
-    )
-    for number, step in enumerate(plan.steps if plan else (), 1):
+    steps = plan.steps if plan is not None else ()
+    count = f"{len(steps)} steps" if steps else "unchanged"
+    yield Text.assemble((report.host, "bold"), f"  {count}", (release, "dim"))
+    for number, step in enumerate(steps, 1):
         yield Text.assemble((f"  {number:2} ", "dim"), step.what)
     for note in plan.notes if plan else ():
         yield Text.assemble(("   ! ", "yellow"), note)

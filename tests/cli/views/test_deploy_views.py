@@ -59,7 +59,7 @@ def test_hosts_are_not_listed_where_all_need_the_same() -> None:
 
 def test_a_plan_shows_each_hosts_steps_and_notes() -> None:
     text = shown(plan_view(REPORTS))
-    assert "dgx-spark-1    release 0123456789abcdef" in text and " 1 do a" in text and " 2 do b" in text
+    assert "dgx-spark-1  2 steps  release 0123456789abcdef" in text and " 1 do release" in text
     assert "dgx-spark-2  unchanged" in text
     assert "! mind [this]" in text
     assert "mac-studio-2  cannot be deployed" in text
