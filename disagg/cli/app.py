@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import demo, deploy, fleet, generate, init, status, verify
+from disagg.cli import demo, deploy, fleet, generate, init, status, trust, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -60,6 +60,7 @@ app.command()(fleet.restart)
 app.command()(status.status)
 app.command()(verify.verify)
 app.command()(init.init)
+app.command()(trust.trust)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
