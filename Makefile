@@ -23,10 +23,10 @@ format: $(VENV)/.ready
 	$(BIN)/ruff format .
 
 # The stamp is removed first, so that an interrupted set-up is done again.
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml disagg/fleet/constraints.txt
 	rm -f $@
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint disagg/fleet/constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

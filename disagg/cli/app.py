@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import bench, demo, fleet, generate, init, status, trust, verify
+from disagg.cli import bench, demo, deploy, fleet, generate, init, status, trust, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -51,6 +51,10 @@ def options(
 
 app.command()(demo.demo)
 app.command()(generate.generate)
+app.command()(deploy.plan)
+app.command()(deploy.deploy)
+app.command()(deploy.rollback)
+app.command()(deploy.uninstall)
 app.command()(fleet.start)
 app.command()(fleet.stop)
 app.command()(fleet.restart)

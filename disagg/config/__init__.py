@@ -7,17 +7,21 @@ excerpt    the source line with a caret under the fault
 table      one TOML table, read key by key; faults point at the key or value
 addresses  names, addresses and model sources: what is safe
 words      nearest words, text that is safe to show, TOML keys and strings
+deploy     the rules of the [deploy] table
 validate   load: path -> Document -> Fleet
+render     Fleet -> the text of a hosts.toml for another machine
 starter    the files that `disagg init` writes
 """
 
 from disagg.config.schema import (
     Connector,
+    Deploy,
     DType,
     EngineName,
     EngineOptions,
     Fleet,
     Host,
+    Installer,
     Model,
     Role,
     ServiceManager,
@@ -27,10 +31,12 @@ from disagg.config.validate import load
 __all__ = [
     "Connector",
     "DType",
+    "Deploy",
     "EngineName",
     "EngineOptions",
     "Fleet",
     "Host",
+    "Installer",
     "Model",
     "Role",
     "ServiceManager",

@@ -41,6 +41,7 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
         table.require(key, f"add {example}")
     roles = _roles(table)
     _kv_port_fits(table, roles)
+    _options_fit(table)
     engine = _engine(table.table("engine", 'engine = {name = "transformers"}'), roles)
     return Host(
         name=name,
@@ -73,6 +74,16 @@ def _kv_port_fits(table: Table, roles: tuple[Role, ...]) -> None:
         table.require("kv_port", "prefill hosts deliver KV to this port of a decode host: add kv_port = 9001")
     elif "kv_port" in table:
         raise table.fault_at_key("kv_port", "kv_port is for decode hosts", "only they take KV: remove this line")
+
+
+def _options_fit(table: Table) -> None:
+    """Options that mean something only beside another one."""
+    if "site_packages" in table and "python" not in table:
+        raise table.fault_at_key("site_packages", "site_packages needs python", 'as in python = "/usr/bin/python3"')
+    if "wired_limit_mb" in table and table.data.get("service") != "launchd":
+        raise table.fault_at_key(
+            "wired_limit_mb", "wired_limit_mb is for Macs", 'it needs service = "launchd": remove this line otherwise'
+        )
 
 
 def _served_model(table: Table, models: Mapping[str, Model], engine: EngineName) -> str:
@@ -198,6 +209,8 @@ _HOST_OPTIONS: Final[Mapping[str, Reader]] = {
     "connector": _one_of(get_args(Connector)),
     "service": _one_of(get_args(ServiceManager)),
     "python": _python,
+    "site_packages": lambda table, key: table.boolean(key),
+    "wired_limit_mb": _within(1024, 1 << 24),
     "queue_size": _within(1, 1 << 16),
     "user": _user,
     "ssh_port": _port,

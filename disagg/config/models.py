@@ -46,7 +46,7 @@ def _model(name: str, table: Table, folder: Path) -> Model:
         raise table.document.fault_at_value(
             sources.path, f"{sources.title} is empty", 'as in transformers = "owner/model" or mlx = "./models/mine"'
         )
-    return Model(name, found, context, aliases)
+    return Model(name, found, context, aliases, {engine: sources.data[engine] for engine in found})
 
 
 def _model_name(table: Table, name: str) -> None:

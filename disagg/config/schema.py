@@ -15,17 +15,20 @@ EngineName = Literal["transformers", "mlx"]
 Connector = Literal["ssh", "local"]
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
+Installer = Literal["auto", "uv", "pip"]
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model the fleet serves. `sources`: hub id or path per engine name; relative paths are made absolute
-    against the folder of hosts.toml (or the package, for ``package:`` paths). `context`: tokens."""
+    against the folder of hosts.toml (or the package, for ``package:`` paths). `written`: the same as they stand in
+    the file, since "~" and "." mean something else on another machine. `context`: tokens."""
 
     name: str
     sources: Mapping[EngineName, str]
     context: int
     aliases: tuple[str, ...] = ()
+    written: Mapping[EngineName, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class Host:
     connector: Connector = "ssh"
     service: ServiceManager = "systemd"
     python: str | None = None
+    site_packages: bool = False  # use what is installed for `python`, such as the vendor's own torch
+    wired_limit_mb: int | None = None  # launchd: GPU memory that macOS may wire, set at every boot
     queue_size: int = 32
     user: str | None = None
     ssh_port: int | None = None
@@ -78,6 +83,17 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class Deploy:
+    """How python environments are made on the hosts. `wheels`: a folder here, whose wheels are carried to the hosts."""
+
+    index_url: str | None = None
+    extra_index_urls: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    wheels: Path | None = None
+    installer: Installer = "auto"  # auto: uv where the host has it, else venv and pip
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """All of hosts.toml. `path` is the file it came from; `token_file` holds the fleet's shared secret."""
 
@@ -86,6 +102,7 @@ class Fleet:
     models: Mapping[str, Model] = field(default_factory=dict)
     hosts: Mapping[str, Host] = field(default_factory=dict)
     token_file: Path | None = None
+    deploy: Deploy = Deploy()
 
     def model(self, name: str) -> Model:
         """The model with this name or alias; UnknownModel lists those there are, with the nearest match."""

@@ -61,6 +61,10 @@ class Table:
         self.require(key, f"add {example}")
         return self._checked(key, self.data[key], kind, example)
 
+    def boolean(self, key: str) -> bool:
+        """true or false."""
+        return self.value(key, bool, f"{key} = true")
+
     def integer(self, key: str, low: int, high: int, example: str = "") -> int:
         """An integer within bounds."""
         number = self.value(key, int, example or f"{key} = {low}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from disagg.config.addresses import NAME_RULE, is_name, is_path
+from disagg.config.deploy import read_deploy
 from disagg.config.hosts import read_hosts
 from disagg.config.models import read_models, resolved
 from disagg.config.reader import Document, parse, read
-from disagg.config.schema import Fleet
+from disagg.config.schema import Deploy, Fleet
 from disagg.config.table import Table
 
 
@@ -20,13 +21,14 @@ def load(path: Path) -> Fleet:
 def build(document: Document, path: Path) -> Fleet:
     """The fleet that a document describes; relative paths in it begin at the folder of `path`."""
     root = Table(document, (), document.data)
-    root.only(("fleet", "models", "hosts"))
+    root.only(("fleet", "models", "hosts", "deploy"))
     head = root.table("fleet", '[fleet] with name = "studio"')
     head.only(("name", "token_file"))
     name = _name(head, "name")
     models = read_models(root.table("models", '[models."qwen3-coder:30b"]'), path.parent)
     hosts = read_hosts(root.table("hosts", "[hosts.dgx-spark-1]"), models)
-    return Fleet(name, path.absolute(), models, hosts, _token_file(head, path.parent))
+    deploy = read_deploy(root.table("deploy", "[deploy]"), path.parent) if "deploy" in root else Deploy()
+    return Fleet(name, path.absolute(), models, hosts, _token_file(head, path.parent), deploy)
 
 
 def _token_file(head: Table, folder: Path) -> Path | None:

@@ -57,11 +57,17 @@ class State:
     def prepare(self, fleet: Fleet) -> None:
         """Make the folder, the token where it is ours to make, and the copy of hosts.toml."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.token_file == self.folder / "token" and not self.token_file.exists():
-            _write_private(self.token_file, secrets.token_hex(32) + "\n")
-        self._require_private_token()
+        self.ensure_token()
         if fleet.path.is_file():
             _write_private(self.folder / "hosts.toml", fleet.path.read_text(encoding="utf-8"))
+
+    def ensure_token(self) -> str:
+        """The fleet's shared secret; made if it is ours to make and not there. FleetError if others can read it."""
+        if self.token_file == self.folder / "token" and not self.token_file.exists():
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write_private(self.token_file, secrets.token_hex(32) + "\n")
+        self._require_private_token()
+        return self.token()
 
     def token(self) -> str:
         """The fleet's shared secret; ConfigError where there is none."""

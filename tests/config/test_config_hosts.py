@@ -20,8 +20,8 @@ MAC_ADDRESS = 'address = "10.0.0.2"'
 MAC_ROLES = 'roles = ["decode"]\nmodel = "qwen:30b"'
 MAC_ENGINE = 'engine.name = "mlx"'
 HOST_KEYS = (
-    "address, roles, model, port, engine, kv_port, data_address, connector, service, python, queue_size, "
-    "user, ssh_port, key"
+    "address, roles, model, port, engine, kv_port, data_address, connector, service, python, "
+    "site_packages, wired_limit_mb, queue_size, user, ssh_port, key"
 )
 ROLES_EXAMPLE = 'roles = ["prefill"]'
 MODEL_EXAMPLE = 'model = "qwen3-coder:30b"'

@@ -28,7 +28,11 @@ def load_text(folder: Path, text: str) -> Fleet:
 @pytest.mark.parametrize(
     ("changes", "message", "hint"),
     [
-        ({"[fleet]": "«nmae» = 3\n[fleet]"}, 'unknown key "nmae" in the file', "there are fleet, models, hosts"),
+        (
+            {"[fleet]": "«nmae» = 3\n[fleet]"},
+            'unknown key "nmae" in the file',
+            "there are fleet, models, hosts, deploy",
+        ),
         ({"[hosts.spark]": "[«host».spark]"}, 'unknown key "host" in the file', 'did you mean "hosts"?'),
         ({'name = "lab"': '«nam» = "lab"'}, 'unknown key "nam" in [fleet]', 'did you mean "name"?'),
         ({'[fleet]\nname = "lab"': "«[fleet]»"}, 'missing key "name" in [fleet]', 'add name = "studio"'),

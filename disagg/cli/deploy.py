@@ -1,0 +1,211 @@
+"""`disagg plan`, `deploy`, `rollback`, `uninstall`: what is on the hosts that are reached by SSH."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.fleet import Hosts
+
+if TYPE_CHECKING:
+    from disagg.config import Fleet, Host, Role
+    from disagg.fleet.deploy.deployment import Decide, HostReport
+    from disagg.fleet.deploy.facts import Facts
+    from disagg.fleet.deploy.steps import Plan
+
+RoleOption = Annotated[
+    str | None, typer.Option("--role", metavar="ROLE", help="Only hosts with this role: prefill, decode, gateway.")
+]
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Only hosts of this model.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take a host's lock from whoever holds it.")]
+
+
+def plan(
+    context: typer.Context,
+    *,
+    host: Hosts = None,
+    role: RoleOption = None,
+    model: ModelOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show what `disagg deploy` would do, step by step. Changes nothing."""
+    fleet = settings(context).fleet()
+    hosts = _choose(fleet, host, role, model)
+    _show_plan(fleet, _plan_only(hosts, _deploying(fleet, dry=True)), as_json)
+
+
+def deploy(
+    context: typer.Context,
+    *,
+    host: Hosts = None,
+    role: RoleOption = None,
+    model: ModelOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `disagg plan` does.")] = False,
+    yes: Yes = False,
+    keep_going: Annotated[
+        bool,
+        typer.Option(
+            "--keep-going/--all-or-nothing",
+            help="Where a host cannot be deployed: deploy the others, or change nothing anywhere.",
+        ),
+    ] = True,
+    break_lock: BreakLock = False,
+    as_json: Json = False,
+) -> None:
+    """Bring this disagg, its environment and its settings to the hosts. Running servers are not restarted.
+
+    A host that has all of it already is left untouched. Where something fails, the host keeps its current release,
+    and the next run goes on.
+    """
+    fleet = settings(context).fleet()
+    hosts = _choose(fleet, host, role, model)
+    decide = _deploying(fleet, dry=dry_run)
+    if dry_run:
+        _show_plan(fleet, _plan_only(hosts, decide), as_json)
+    question = None if yes or as_json else "Deploy"
+    _finish(
+        fleet, _run(hosts, decide, "deploy", question=question, keep_going=keep_going, break_lock=break_lock), as_json
+    )
+
+
+def rollback(
+    context: typer.Context, *, host: Hosts = None, break_lock: BreakLock = False, as_json: Json = False
+) -> None:
+    """Go back to the release before the current one. Running servers are not restarted."""
+    from disagg.fleet.deploy.plan import rollback as decide
+
+    fleet = settings(context).fleet()
+    hosts = _choose(fleet, host, None, None)
+    _finish(fleet, _run(hosts, decide, "rollback", break_lock=break_lock), as_json)
+
+
+def uninstall(
+    context: typer.Context,
+    *,
+    host: Hosts = None,
+    models: Annotated[bool, typer.Option("--models", help="Remove ~/.disagg/models too.")] = False,
+    yes: Yes = False,
+    break_lock: BreakLock = False,
+    as_json: Json = False,
+) -> None:
+    """Stop the servers and remove all of disagg from the hosts, but models."""
+    from disagg.errors import UsageError
+    from disagg.fleet.deploy.plan import uninstall as planned
+
+    if not yes and (as_json or not sys.stdin.isatty()):
+        raise UsageError("uninstall asks before it removes anything, and there is nobody to ask", "--yes answers")
+    fleet = settings(context).fleet()
+    hosts = _choose(fleet, host, None, None)
+    question = None if yes else "Uninstall"
+
+    def decide(one: Host, facts: Facts) -> Plan:
+        return planned(one, facts, models)
+
+    reports = _run(hosts, decide, "uninstall", question=question, break_lock=break_lock)
+    _finish(fleet, reports, as_json)
+
+
+def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: str | None) -> list[Host]:
+    from typing import get_args
+
+    from disagg.config import Role
+    from disagg.errors import UsageError
+    from disagg.fleet.deploy.deployment import choose
+
+    roles: tuple[Role, ...] = get_args(Role)
+    chosen = next((one for one in roles if one == role), None)
+    if role is not None and chosen is None:
+        raise UsageError(f"there is no role {role!r}", f"one of {', '.join(roles)}")
+    return choose(fleet, names or (), chosen, model)
+
+
+def _deploying(fleet: Fleet, dry: bool) -> Decide:
+    from disagg.fleet.deploy.deployment import deciding
+    from disagg.fleet.deploy.release import Here
+    from disagg.fleet.state import State
+
+    state = State.of(fleet)
+    token = "" if dry and not state.token_file.exists() else state.ensure_token()
+    return deciding(Here.of(fleet, token))
+
+
+def _plan_only(hosts: Sequence[Host], decide: Decide) -> list[HostReport]:
+    from disagg.fleet.deploy.deployment import Deployment
+
+    with stderr().status("reading facts …"), Deployment(hosts, decide, "plan") as deployment:
+        return deployment.plan()
+
+
+def _run(
+    hosts: Sequence[Host],
+    decide: Decide,
+    why: str,
+    *,
+    question: str | None = None,
+    keep_going: bool = True,
+    break_lock: bool = False,
+) -> list[HostReport]:
+    """Plan and carry out, with progress on stderr. `question`: the verb to ask with, where there is a terminal."""
+    from disagg.cli.views.deploy import Progress, plan_view
+    from disagg.fleet.deploy.deployment import Deployment
+
+    progress = Progress(stderr())
+    with _told_when_interrupted(), Deployment(hosts, decide, why, progress.report) as deployment:
+        with stderr().status("reading facts …"):
+            planned = deployment.plan()
+        changing = [report for report in planned if report.result == "planned"]
+        if not changing or (not keep_going and any(not report.ok for report in planned)):
+            return planned
+        if question is not None and sys.stdin.isatty():
+            stderr().print(plan_view(planned))
+            typer.confirm(f"{question} on {len(changing)} of {len(hosts)} hosts?", abort=True, err=True)
+        with progress:
+            return deployment.carry_out(planned, break_lock)
+
+
+@contextmanager
+def _told_when_interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        stderr().print("interrupted: every host keeps its current release; the same command goes on from here")
+        raise
+
+
+def _show_plan(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
+    from disagg.cli.views.deploy import plan_view
+    from disagg.fleet.deploy.deployment import exit_code
+
+    if as_json:
+        _print_json(fleet, reports)
+    else:
+        stdout().print(plan_view(reports))
+    raise typer.Exit(exit_code(reports))
+
+
+def _finish(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
+    from disagg.cli.views.deploy import reports_view
+    from disagg.fleet.deploy.deployment import exit_code
+
+    if as_json:
+        _print_json(fleet, reports)
+    else:
+        stdout().print(reports_view(reports))
+    raise typer.Exit(exit_code(reports))
+
+
+def _print_json(fleet: Fleet, reports: list[HostReport]) -> None:
+    body = {
+        "fleet": fleet.name,
+        "ok": all(report.ok for report in reports),
+        "hosts": [report.to_json() for report in reports],
+    }
+    typer.echo(json.dumps(body, indent=2))

@@ -1,0 +1,138 @@
+"""Deployments: the plan, live progress, and one table of how it ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from types import TracebackType
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from disagg.cli.views.errors import error_view
+from disagg.cli.views.stream import printable
+from disagg.cli.views.units import seconds, size
+from disagg.fleet.deploy.apply import Event
+from disagg.fleet.deploy.deployment import HostReport
+
+_STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
+
+
+def plan_view(reports: Sequence[HostReport]) -> RenderableType:
+    """Every host's steps, or why there are none."""
+    return Group(*(line for report in reports for line in _plan_lines(report)), _summary(reports))
+
+
+def _plan_lines(report: HostReport) -> Iterator[RenderableType]:
+    plan = report.plan
+    release = f"  release {plan.release}" if plan is not None and plan.release else ""
+    if report.error is not None:
+        yield Text.assemble((report.host, "bold"), "  ", ("cannot be deployed", "bold red"))
+        yield error_view(report.error)
+        return
+    steps = plan.steps if plan is not None else ()
+    count = f"{len(steps)} steps" if steps else "unchanged"
+    yield Text.assemble((report.host, "bold"), f"  {count}", (release, "dim"))
+    for number, step in enumerate(steps, 1):
+        yield Text.assemble((f"  {number:2} ", "dim"), step.what)
+    for note in plan.notes if plan else ():
+        yield Text.assemble(("   ! ", "yellow"), note)
+
+
+def reports_view(reports: Sequence[HostReport]) -> RenderableType:
+    """One row per host, then each failure with its last lines and remedy, then what to do next."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("host", style="bold", overflow="fold")
+    table.add_column("result")
+    table.add_column("release", style="dim")
+    table.add_column("steps", justify="right")
+    table.add_column("sent", justify="right")
+    table.add_column("took", justify="right")
+    for report in reports:
+        table.add_row(*_row(report))
+    errors = [part for report in reports if report.error is not None for part in (Text(), error_view(report.error))]
+    return Group(table, *errors, Text(), _summary(reports), *_next(reports))
+
+
+def _row(report: HostReport) -> tuple[RenderableType, ...]:
+    plan = report.plan
+    changed = report.result == "changed"
+    return (
+        report.host,
+        Text(report.result, _STYLE[report.result]),
+        plan.release[:8] if plan is not None and report.ok else "",
+        str(len(plan.steps)) if plan is not None and changed else "–",
+        size(report.sent) if changed else "–",
+        seconds(report.seconds),
+    )
+
+
+def _summary(reports: Sequence[HostReport]) -> Text:
+    """`2 changed, 1 unchanged, 1 failed`."""
+    counts: Counter[str] = Counter(report.result for report in reports)
+    parts = [(f"{counts[result]} {result}", style) for result, style in _STYLE.items() if counts[result]]
+    return Text(", ").join([Text(words, style) for words, style in parts])
+
+
+def _next(reports: Sequence[HostReport]) -> Iterator[Text]:
+    """The command that makes what was deployed serve."""
+    done = [report for report in reports if report.result in ("changed", "unchanged") and report.plan is not None]
+    for needs in ("start", "restart"):
+        waiting = [report.host for report in done if report.plan is not None and report.plan.needs == needs]
+        if waiting:
+            hosts = "" if len(waiting) == len(reports) else "".join(f" --host {name}" for name in waiting)
+            yield Text.assemble(("next: ", "bold cyan"), f"disagg {needs}{hosts}")
+
+
+class Progress:
+    """Steps as they are carried out: a live table, or one line per step where there is no terminal.
+
+    `report` may be called from several threads.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lock = Lock()
+        self._events: dict[str, Event] = {}
+        self._spinner = Spinner("dots", style="cyan")
+        self._live = Live(self, console=console, transient=True, refresh_per_second=10) if console.is_terminal else None
+
+    def __enter__(self) -> Progress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def report(self, event: Event) -> None:
+        """Something happened on a host."""
+        with self._lock:
+            self._events[event.host] = event
+            if self._live is None and not event.line:
+                where = f"[{event.number}/{event.total}]"
+                line = Text.assemble((f"{event.host}: ", "bold"), (f"{where} ", "dim"), event.what)
+                self._console.print(line, soft_wrap=True)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(width=1)
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column(style="dim", justify="right", no_wrap=True)
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        with self._lock:
+            events = list(self._events.values())
+        for event in events:
+            line = Text(event.what)
+            if event.line:
+                line.append(f"  {printable(event.line.strip())}", "dim")
+            grid.add_row(self._spinner, event.host, f"{event.number}/{event.total}", line)
+        yield grid

@@ -1,0 +1,177 @@
+"""Deploy, roll back, uninstall: all hosts at the same time, each reported by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from types import TracebackType
+from typing import Any, Literal
+
+from disagg.config import Fleet, Host, Role
+from disagg.errors import DisaggError, FleetError, UsageError
+from disagg.fleet.connect import Outcome, each, machine
+from disagg.fleet.deploy import plan as planning
+from disagg.fleet.deploy.apply import Report, apply, nobody
+from disagg.fleet.deploy.facts import Facts, gather
+from disagg.fleet.deploy.layout import Layout
+from disagg.fleet.deploy.lock import locked
+from disagg.fleet.deploy.release import Here, desired
+from disagg.fleet.deploy.steps import Plan, Refusal
+from disagg.fleet.health import select_hosts
+from disagg.fleet.machine import Machine
+
+Decide = Callable[[Host, Facts], Plan]
+"""What is to be done on a host, from its facts."""
+
+Result = Literal["unchanged", "changed", "planned", "failed"]
+
+
+class Refused(FleetError):
+    """A host cannot be deployed as it is. Nothing was changed on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """What became of one host. `error` where the result is failed. `sent`: bytes. `plan`: None where facts lack."""
+
+    host: str
+    result: Result
+    plan: Plan | None = None
+    seconds: float = 0.0
+    sent: int = 0
+    error: DisaggError | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "result": self.result,
+            "seconds": round(self.seconds, 3),
+            "bytes": self.sent,
+            "error": self.error.to_json() if self.error else None,
+            "plan": self.plan.to_json() if self.plan else None,
+        }
+
+
+def choose(fleet: Fleet, names: Sequence[str] = (), role: Role | None = None, model: str | None = None) -> list[Host]:
+    """The hosts these options mean, of those that are deployed at all: with connector "local" a host is served from
+    this very installation. UsageError where there is none."""
+    wanted = fleet.model(model).name if model is not None else None
+    hosts = [
+        host
+        for host in select_hosts(fleet, names)
+        if (role is None or role in host.roles) and (wanted is None or host.model == wanted)
+    ]
+    if not hosts:
+        raise UsageError(f"no host of {fleet.path} fits these options", "leave out one of --host, --role, --model")
+    local = [host.name for host in hosts if host.connector == "local"]
+    if local and (names or len(local) == len(hosts)):
+        raise UsageError(
+            f'{", ".join(local)}: connector is "local", so that it is served from this installation of disagg',
+            "there is nothing to deploy: disagg start",
+        )
+    return [host for host in hosts if host.connector != "local"]
+
+
+def deciding(here: Here) -> Decide:
+    """How `disagg deploy` decides."""
+
+    def decide(host: Host, facts: Facts) -> Plan:
+        refusals = planning.refusals(host, facts)
+        wanted = desired(here, host, facts)
+        if isinstance(wanted, Refusal):
+            return planning.refused(host, *refusals, wanted)
+        if refusals:
+            return planning.refused(host, *refusals)
+        return planning.plan(wanted, facts)
+
+    return decide
+
+
+def exit_code(reports: Sequence[HostReport]) -> int:
+    """0 if all went well, 4 if a host cannot be reached, else 1."""
+    codes = {report.error.exit_code for report in reports if report.error is not None}
+    return 0 if not codes else 4 if 4 in codes else 1
+
+
+@dataclass(slots=True)
+class Deployment:
+    """One command on some hosts. `why`: the command, for the lock. Its machines stay connected until it is closed."""
+
+    hosts: Sequence[Host]
+    decide: Decide
+    why: str
+    report: Report = nobody
+    connect: Callable[[Host], Machine] = machine
+    _machines: dict[str, Machine] = field(default_factory=dict)
+    _homes: dict[str, Layout] = field(default_factory=dict)
+    _guard: Lock = field(default_factory=Lock)
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with ExitStack() as closing:
+            for one in self._machines.values():
+                closing.callback(one.close)
+
+    def plan(self) -> list[HostReport]:
+        """Each host's plan; nothing is changed anywhere."""
+
+        def look(host: Host) -> HostReport:
+            plan = self._plan(host)
+            if plan.refusals:
+                return HostReport(host.name, "failed", plan, error=_refused(plan))
+            return HostReport(host.name, "planned" if plan.steps else "unchanged", plan)
+
+        return [_reported(outcome) for outcome in each(self.hosts, look)]
+
+    def carry_out(self, planned: Sequence[HostReport], break_lock: bool = False) -> list[HostReport]:
+        """Carry out what is planned; reports of hosts that failed or need nothing pass unchanged."""
+        pending = {report.host for report in planned if report.result == "planned"}
+
+        def change(host: Host) -> HostReport:
+            where = self._machine(host)
+            with locked(where, self._homes[host.name], self.why, break_lock):
+                plan = self._plan(host)  # what was seen before the lock may be another command's half
+                if plan.refusals:
+                    return HostReport(host.name, "failed", plan, error=_refused(plan))
+                sent = apply(where, plan, self.report)
+            return HostReport(host.name, "changed" if plan.steps else "unchanged", plan, sent=sent)
+
+        changing = [host for host in self.hosts if host.name in pending]
+        before = {report.host: report for report in planned}
+        done = {outcome.host.name: _reported(outcome) for outcome in each(changing, change)}
+        for name, report in done.items():
+            if report.plan is None:  # it broke off: what was to be done is still worth telling
+                done[name] = replace(report, plan=before[name].plan)
+        return [done.get(host.name, before[host.name]) for host in self.hosts]
+
+    def _plan(self, host: Host) -> Plan:
+        facts = gather(self._machine(host), host)
+        self._homes[host.name] = facts.layout
+        return self.decide(host, facts)
+
+    def _machine(self, host: Host) -> Machine:
+        with self._guard:
+            if host.name not in self._machines:
+                self._machines[host.name] = self.connect(host)
+            return self._machines[host.name]
+
+
+def _reported(outcome: Outcome[HostReport]) -> HostReport:
+    if outcome.value is not None:
+        return replace(outcome.value, seconds=outcome.seconds)
+    return HostReport(outcome.host.name, "failed", seconds=outcome.seconds, error=outcome.error)
+
+
+def _refused(plan: Plan) -> Refused:
+    causes = "; ".join(refusal.cause for refusal in plan.refusals)
+    return Refused(f"{plan.host}: {causes}", "; ".join(refusal.mend for refusal in plan.refusals))

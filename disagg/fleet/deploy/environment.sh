@@ -1,0 +1,42 @@
+# Makes a python environment, whole or not at all: it is built in one folder and renamed to the other.
+# $1: where to build. $2: where it belongs. $3: folder with requirements.txt, constraints.txt and perhaps wheels/.
+# $4: a python, or for uv a version. $5: uv, or nothing for venv and pip. $6: 1 to keep what is installed for $4.
+# $7...: options for the installer.
+set -eu
+build=$1 final=$2 spec=$3 python=$4 uv=$5 site_packages=$6
+shift 6
+if test -f "$final/.complete" && test -x "$final/bin/python"; then exit 0; fi
+rm -rf "$build"
+constraints=$spec/constraints.txt
+if [ -n "$uv" ]; then
+    "$uv" venv --quiet --python "$python" "$build"
+    "$uv" pip install --python "$build/bin/python" -r "$spec/requirements.txt" -c "$constraints" "$@"
+else
+    "$python" -m venv "$build"
+    if [ "$site_packages" = 1 ]; then
+        # Python 3.11 puts an old setuptools into a new environment, which would go before the one that is there.
+        "$build/bin/python" -m pip uninstall --quiet --yes --disable-pip-version-check setuptools 2>/dev/null || true
+        # A .pth file, since --system-site-packages sees the base python's packages only, and these may be a venv's.
+        link=$("$build/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/host_site_packages.pth
+        "$python" -E -c 'import sys
+for path in sys.path:
+    if path.endswith(("site-packages", "dist-packages")):
+        print(path)' >"$link"
+        # What is there already keeps its version: a vendor has built it for this machine.
+        "$build/bin/python" -I -c 'import importlib.metadata, re, sys
+def plain(name): return re.sub("[-_.]+", "-", name).lower()
+names = (distribution.metadata["Name"] for distribution in importlib.metadata.distributions())
+there = {plain(name) for name in names if name}
+for line in open(sys.argv[1], encoding="utf-8"):
+    if plain(line.partition("==")[0].strip()) not in there:
+        sys.stdout.write(line)' "$constraints" >"$constraints.open"
+        constraints=$constraints.open
+    fi
+    "$build/bin/python" -m pip install --no-input --retries 2 --disable-pip-version-check --progress-bar off \
+        -r "$spec/requirements.txt" -c "$constraints" "$@"
+fi
+: >"$build/.complete"
+mkdir -p "${final%/*}"
+rm -rf "$final"
+mv "$build" "$final"
+rm -rf "$spec"

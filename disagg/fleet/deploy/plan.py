@@ -1,0 +1,318 @@
+"""From facts and what a host should have to ordered steps, or refusals. Pure: nothing here touches a machine.
+
+The order is what makes a broken-off deployment harmless: everything is put beside what runs, under names of its own
+content, and the `current` link is switched to it in one step near the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from disagg.config import Host
+from disagg.fleet.deploy.environment import Environment
+from disagg.fleet.deploy.facts import Facts
+from disagg.fleet.deploy.layout import HASH
+from disagg.fleet.deploy.release import Desired
+from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY, UNINSTALL
+from disagg.fleet.deploy.steps import Needs, Plan, PutTree, Refusal, RunScript, Step, WriteFile
+from disagg.fleet.services import command, systemd
+from disagg.fleet.services.base import is_plain
+
+_MODULES: Final = {"prefill": ("torch", "transformers"), "decode": ("mlx.core", "mlx_lm")}
+_ENVIRONMENT_BYTES: Final = {"prefill": 9 << 30, "decode": 3 << 30}
+"""Disk that an environment needs while it is built: torch with CUDA's libraries, mlx with transformers."""
+_RELEASE_BYTES: Final = 64 << 20
+_BUILD_S: Final = 3600.0
+
+
+def refusals(host: Host, facts: Facts) -> tuple[Refusal, ...]:
+    """Why this host cannot have a release, whatever is in it."""
+    return tuple(_refusals(host, facts))
+
+
+def plan(desired: Desired, facts: Facts) -> Plan:
+    """The steps that lead from the facts to what the host should have; none where all is there."""
+    refused = tuple(_room(desired, facts))
+    steps = () if refused else tuple(_steps(desired, facts))
+    return Plan(desired.host.name, desired.hash, steps, refused, _needs(desired, facts), tuple(_notes(desired, facts)))
+
+
+def refused(host: Host, *refusals: Refusal) -> Plan:
+    """The plan for a host that cannot be deployed."""
+    return Plan(host.name, "", refusals=refusals)
+
+
+def rollback(host: Host, facts: Facts) -> Plan:
+    """Back to the release before the current one."""
+    target = facts.previous
+    if not target or target not in facts.own_releases:
+        return refused(host, Refusal("there is no release to go back to", f"disagg deploy --host {host.name}"))
+    environment = facts.environment_of(target)
+    if not facts.environments.get(environment):
+        cause = f"release {target} needs the environment {environment or '(unknown)'}, which is gone"
+        return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
+    step = _switch(facts, target, environment, f"go back to release {target}")
+    return Plan(host.name, target, (step,), needs=_after(facts, target))
+
+
+def uninstall(host: Host, facts: Facts, models: bool) -> Plan:
+    """Nothing of this host left on its machine, but models unless `models`."""
+    steps = []
+    if facts.installed or facts.folder:
+        remove = command(host.service, facts, "remove")
+        what = "stop the server" + (" and remove its service" if facts.installed else "")
+        hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
+        action = RunScript(remove.script, remove.argv, 90.0)
+        steps.append(Step("service", what, facts.layout.folder, "not installed", action, hint if facts.launchd else ""))
+    if facts.folder or (models and facts.carried):
+        kept = {release.environment for release in facts.releases if release.host != host.name}
+        gone = [facts.layout.environment(name) for name in facts.environments if name not in kept]
+        argv = (facts.layout.root, host.name, "1" if models else "0", *gone)
+        what = f"remove {facts.layout.folder} and its environments" + (", and the models" if models else "")
+        steps.append(Step("remove", what, facts.layout.folder, "no folder", RunScript(UNINSTALL, argv, 600.0)))
+    return Plan(host.name, "", tuple(steps))
+
+
+# Refusals
+
+
+def _refusals(host: Host, facts: Facts) -> Iterator[Refusal]:
+    if facts.os not in ("Linux", "Darwin"):
+        yield Refusal(f"{facts.os or 'its system'} is neither Linux nor macOS", "disagg serves on those two")
+        return
+    if not is_plain(facts.home) or ":" in facts.home or not facts.home.startswith("/"):
+        yield Refusal(f"the home folder {facts.home!r} has a name that PATHs cannot hold", "use another account")
+    if not facts.writable:
+        yield Refusal(f"{facts.home} is read-only", f"mount it read-write, or give {facts.user} a home it may write to")
+    yield from _engine(host, facts)
+    yield from _service(host, facts)
+
+
+def _engine(host: Host, facts: Facts) -> Iterator[Refusal]:
+    mac, device = facts.os == "Darwin", host.engine.device
+    line = f"engine.device of [hosts.{host.name}]"
+    if host.engine.name == "mlx" and mac and facts.arch != "arm64":
+        yield Refusal("MLX needs a Mac with Apple silicon, and this one has an Intel processor", "decode elsewhere")
+    if host.engine.name == "mlx" and not mac and device == "gpu":
+        yield Refusal("MLX reaches no GPU on Linux", f'{line}: "cpu", or decode on a Mac')
+    if device.startswith("cuda") and mac:
+        yield Refusal("macOS has no CUDA", f'{line}: "mps" or "cpu", or prefill on a machine with an NVIDIA GPU')
+    if device == "mps" and not mac:
+        yield Refusal("Linux has no mps device", f'{line}: "cuda" or "cpu"')
+
+
+def _service(host: Host, facts: Facts) -> Iterator[Refusal]:
+    otherwise = f'service = "process" in [hosts.{host.name}]'
+    if host.service == "launchd" and not facts.launchd:
+        yield Refusal("there is no launchd", otherwise)
+    if host.service == "systemd":
+        if facts.systemd is None:
+            yield Refusal("systemd does not run there", otherwise)
+        elif facts.systemd.linger and not facts.systemd.usable:
+            yield Refusal(
+                f"the user's systemd does not answer, though {facts.user} may linger",
+                f"sudo systemctl start user@{facts.uid}.service; or {otherwise}",
+            )
+
+
+def _room(desired: Desired, facts: Facts) -> Iterator[Refusal]:
+    """Whether what is to be put there has room."""
+    if facts.disk_free is None or facts.current == desired.hash:
+        return
+    need = _RELEASE_BYTES + sum(path.stat().st_size for path in _model_files(desired, facts))
+    if not facts.environments.get(desired.environment.hash):
+        wheels = sum(wheel.path.stat().st_size for wheel in desired.environment.wheels)
+        own = desired.environment.site_packages
+        need += wheels + (1 << 30 if own else max(_ENVIRONMENT_BYTES.get(role, 0) for role in desired.host.roles))
+    if need > facts.disk_free:
+        yield Refusal(
+            f"{facts.home} has {_gib(facts.disk_free)} free, and this needs about {_gib(need)}",
+            f"make room, or look what is large: du -sh {facts.layout.root}/*",
+        )
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
+
+
+def _notes(desired: Desired, facts: Facts) -> Iterator[str]:
+    if desired.host.engine.device.startswith("cuda") and not facts.gpus:
+        yield "nvidia-smi finds no GPU there: disagg doctor"
+    if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
+        yield "its launchd daemon needs root, and sudo asks for a password there: one command will be left to you"
+
+
+# Steps
+
+
+def _steps(desired: Desired, facts: Facts) -> Iterator[Step]:
+    steps = [*_preparation(desired, facts), *_content(desired, facts)]
+    switched = [*_service_steps(desired, facts)]
+    if facts.current != desired.hash:
+        python = f"{facts.layout.environment(desired.environment.hash)}/bin/python"
+        switched = [
+            _check(desired, facts, python),
+            *switched,
+            _switch(facts, desired.hash, desired.environment.hash, "switch to the new release"),
+        ]
+    surplus = list(_surplus(desired, facts))
+    if steps or switched or surplus or facts.leftovers:
+        yield _prepare(facts)
+        yield from steps
+        yield from switched
+        yield _tidy(facts, surplus)
+
+
+def _prepare(facts: Facts) -> Step:
+    layout = facts.layout
+    leftovers = tuple(f"{layout.folder}/{name}" for name in facts.leftovers)
+    what = "clear away what an earlier deployment left half done" if leftovers else "make folders"
+    argv = (layout.root, layout.folder, *leftovers)
+    return Step("prepare", what, layout.folder, "folders, no leftovers", RunScript(PREPARE, argv))
+
+
+def _preparation(desired: Desired, facts: Facts) -> Iterator[Step]:
+    if desired.host.service == "systemd" and facts.systemd is not None and not facts.systemd.linger:
+        yield Step(
+            "linger",
+            f"let the services of {facts.user} run without a login",
+            f"/var/lib/systemd/linger/{facts.user}",
+            "systemd.linger",
+            RunScript(systemd.LINGER, (facts.user,)),
+            f"run there: sudo loginctl enable-linger {facts.user}",
+        )
+    if not facts.environments.get(desired.environment.hash):
+        yield from _build(desired.environment, facts)
+
+
+def _build(environment: Environment, facts: Facts) -> Iterator[Step]:
+    layout = facts.layout
+    spec, target = f"{layout.incoming}/spec", layout.environment(environment.hash)
+    wheels = f" and {len(environment.wheels)} wheels" if environment.wheels else ""
+    yield Step("requirements", f"send requirements{wheels}", spec, "environment", PutTree(spec, environment.files))
+    python = environment.python.path if environment.python is not None else environment.version
+    tool = "uv" if environment.uv else "pip"
+    argv = (
+        f"{layout.incoming}/environment",
+        target,
+        spec,
+        python,
+        environment.uv,
+        "1" if environment.site_packages else "0",
+        *environment.options,
+    )
+    platform = {"MACOSX_DEPLOYMENT_TARGET": "14.0"} if facts.os == "Darwin" else {}
+    yield Step(
+        "environment",
+        f"build the Python {environment.version} environment {environment.hash} with {tool}",
+        target,
+        "environments[hash]",
+        RunScript(ENVIRONMENT, argv, _BUILD_S, platform),
+        "does the package index answer there? [deploy] in hosts.toml takes index_url, find_links, wheels",
+    )
+
+
+def _content(desired: Desired, facts: Facts) -> Iterator[Step]:
+    layout, name = facts.layout, desired.source.name
+    if name and name not in facts.carried:
+        place, target = f"{layout.incoming}/model", layout.carried(name)
+        files = desired.source.files
+        yield Step("model", f"send the model {name}", place, "carried", PutTree(place, files))
+        yield Step("adopt", f"put the model {name} in its place", target, "carried", RunScript(ADOPT, (place, target)))
+    token = hashlib.sha256(desired.token).hexdigest()
+    if (facts.token_digest, facts.token_mode) != (token, "-rw-------"):
+        write = WriteFile(layout.token, desired.token, 0o600)
+        yield Step("token", "write the fleet's token", layout.token, "token_digest", write)
+    if desired.hash not in facts.own_releases:
+        target = layout.release(desired.hash)
+        put = PutTree(target, desired.files)
+        yield Step("release", f"send release {desired.hash}", target, "releases", put)
+
+
+def _check(desired: Desired, facts: Facts, python: str) -> Step:
+    release = facts.layout.release(desired.hash)
+    modules = [module for role in desired.host.roles for module in _MODULES.get(role, ())]
+    action = RunScript(CHECK, (python, release, desired.host.name, *modules))
+    hint = f"what it misses goes into its environment: {python} -m pip install ..."
+    what = "check that the release loads in its environment"
+    return Step("check", what, release, "current", action, hint if desired.environment.site_packages else "")
+
+
+def _service_steps(desired: Desired, facts: Facts) -> Iterator[Step]:
+    missing = _missing_definitions(desired, facts)
+    if not missing:
+        return
+    if desired.host.service == "launchd":
+        script = f"{facts.layout.release(desired.hash)}/service/install"
+        path = ", ".join(path for _, path in missing)
+        hint = f"run this, then deploy again: ssh -t {desired.host.address} \"sudo sh '{script}'\""
+        install = RunScript(INSTALL_DAEMONS, (script,))
+        yield Step("service", "install the launchd daemon", path, "installed", install, hint)
+        return
+    for definition in desired.definitions:
+        write = WriteFile(definition.path, definition.content)
+        yield Step("unit", f"write {definition.path}", definition.path, "installed", write)
+    enable = RunScript(systemd.ENABLE, (systemd.unit_name(desired.host.name),))
+    hint = f"look there: systemctl --user status; does {facts.user} linger? loginctl show-user {facts.user}"
+    yield Step("service", "enable the systemd unit", desired.definitions[0].path, "enabled", enable, hint)
+
+
+def _missing_definitions(desired: Desired, facts: Facts) -> list[tuple[str, str]]:
+    """Key and path of the service files that are not in place as they should be."""
+    return [
+        (definition.key, definition.path)
+        for definition in desired.definitions
+        if (there := facts.installed.get(definition.key)) is None
+        or there.digest != definition.digest
+        or not there.enabled
+    ]
+
+
+def _switch(facts: Facts, release: str, environment: str, what: str) -> Step:
+    python = f"{facts.layout.environment(environment)}/bin/python"
+    action = RunScript(SWITCH, (python, facts.layout.folder, release))
+    return Step("switch", what, facts.layout.current, "current", action)
+
+
+def _tidy(facts: Facts, surplus: list[str]) -> Step:
+    what = f"remove {len(surplus)} old releases and environments" if surplus else "remove temporary files"
+    argv = (facts.layout.incoming, *surplus)
+    return Step("tidy", what, facts.layout.root, "releases", RunScript(TIDY, argv, 600.0))
+
+
+def _surplus(desired: Desired, facts: Facts) -> Iterator[str]:
+    """Folders nothing needs once the release is current: older releases, then environments of no release at all."""
+    kept = {desired.hash, facts.previous if facts.current == desired.hash else facts.current}
+    for hash in sorted(facts.own_releases - kept):
+        if HASH.fullmatch(hash):
+            yield facts.layout.release(hash)
+    used = {release.environment for release in facts.releases if release.host != facts.host or release.hash in kept}
+    if facts.others_deploy:  # one of these may be for them
+        return
+    for hash in sorted(facts.environments.keys() - used - {desired.environment.hash}):
+        if HASH.fullmatch(hash):
+            yield facts.layout.environment(hash)
+
+
+# What the service needs afterwards
+
+
+def _needs(desired: Desired, facts: Facts) -> Needs:
+    token = hashlib.sha256(desired.token).hexdigest()
+    if facts.serving is not None and facts.serving.alive and facts.token_digest not in ("", token):
+        return "restart"
+    return _after(facts, desired.hash)
+
+
+def _after(facts: Facts, release: str) -> Needs:
+    if facts.serving is None or not facts.serving.alive:
+        return "start"
+    return "" if facts.serving.release == release else "restart"
+
+
+def _model_files(desired: Desired, facts: Facts) -> Iterator[Path]:
+    if desired.source.name not in facts.carried:
+        yield from (path for path in desired.source.files.values() if isinstance(path, Path))

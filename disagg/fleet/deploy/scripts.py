@@ -1,0 +1,91 @@
+"""The POSIX-sh scripts that steps run. Values come as parameters, never in the text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+ENVIRONMENT: Final = Path(__file__).with_name("environment.sh").read_text(encoding="utf-8")
+
+PREPARE: Final = """\
+# $1: ~/.disagg. $2: this host's folder. $3...: what is to go.
+umask 077
+set -e
+mkdir -p "$1/envs" "$1/models/carried" "$2/releases" "$2/logs"
+shift 2
+if [ $# -gt 0 ]; then rm -rf "$@"; fi
+"""
+
+ADOPT: Final = """\
+# Moves $1 to $2, unless that is there.
+test -d "$2" || mv "$1" "$2"
+"""
+
+CHECK: Final = """\
+# $1: python. $2: the release. $3: the host. $4...: modules that must be there.
+python=$1 release=$2
+shift
+exec env PYTHONPATH="$release" "$python" -P -c 'import importlib.util, sys
+from pathlib import Path
+release, host, *modules = sys.argv[1:]
+def there(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+if missing := [name for name in modules if not there(name)]:
+    sys.exit("the environment lacks " + ", ".join(missing))
+import disagg.servers.__main__
+from disagg.config import load
+if host not in load(Path(release, "hosts.toml")).hosts:
+    sys.exit("hosts.toml of the release lacks " + host)
+' "$@"
+"""
+
+INSTALL_DAEMONS: Final = """\
+# $1: the release's install script, which only root can run.
+if ! sudo -n true 2>/dev/null; then
+    echo 'launchd daemons belong to root, and sudo asks for a password here' >&2
+    exit 77
+fi
+exec sudo -n /bin/sh "$1"
+"""
+
+SWITCH: Final = """\
+# $1: python. $2: this host's folder. $3: the release that becomes current.
+exec "$1" -I -c 'import os, sys
+folder, release = sys.argv[1:]
+os.chdir(folder)
+def point(name, target):
+    part = f".{name}.new"
+    if os.path.lexists(part):
+        os.unlink(part)
+    os.symlink(target, part)
+    os.replace(part, name)
+new, old = f"releases/{release}", os.readlink("current") if os.path.islink("current") else None
+if not os.path.isfile(f"{new}/run"):
+    sys.exit(f"{new} is not whole")
+if old != new:
+    if old is not None:
+        point("previous", old)
+    point("current", new)
+' "$2" "$3"
+"""
+
+TIDY: Final = """\
+# $@: what is to go.
+exec rm -rf "$@"
+"""
+
+UNINSTALL: Final = """\
+# $1: ~/.disagg. $2: the host. $3: 1 to remove models. $4...: environments that no other host needs.
+root=$1 host=$2 models=$3
+shift 3
+set -e
+if [ $# -gt 0 ]; then rm -rf "$@"; fi
+rm -rf "$root/hosts/$host"
+if [ "$models" = 1 ]; then rm -rf "$root/models"; fi
+rmdir "$root/hosts" 2>/dev/null || exit 0
+rm -rf "$root/envs"
+rmdir "$root/models/carried" "$root/models" "$root" 2>/dev/null || exit 0
+"""

@@ -1,0 +1,89 @@
+"""What a deployment is made of: three kinds of actions on a machine, in steps that a person can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Needs = Literal["", "start", "restart"]
+
+
+@dataclass(frozen=True, slots=True)
+class PutTree:
+    """Put a folder of files: it appears whole or not at all."""
+
+    target: str
+    files: Mapping[str, bytes | Path] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFile:
+    """Write one file atomically."""
+
+    path: str
+    content: bytes = field(repr=False)
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class RunScript:
+    """Run a POSIX-sh script with parameters."""
+
+    script: str = field(repr=False)
+    argv: tuple[str, ...]
+    timeout: float = 120.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+Action = PutTree | WriteFile | RunScript
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. `what`: for a person, "build the python environment". `changes`: the path it is about. `done`: how the
+    facts tell that it has been carried out. `hint`: what to do where it fails."""
+
+    name: str
+    what: str
+    changes: str
+    done: str
+    action: Action
+    hint: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "what": self.what, "changes": self.changes, "done": self.done}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a host cannot be deployed, and what mends it."""
+
+    cause: str
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done on one host; nothing where there are neither steps nor refusals.
+
+    `release`: the hash of what is current afterwards. `needs`: what the service needs afterwards to serve it.
+    """
+
+    host: str
+    release: str
+    steps: tuple[Step, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    needs: Needs = ""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "release": self.release,
+            "steps": [step.to_json() for step in self.steps],
+            "refusals": [{"cause": refusal.cause, "mend": refusal.mend} for refusal in self.refusals],
+            "needs": self.needs,
+            "notes": list(self.notes),
+        }

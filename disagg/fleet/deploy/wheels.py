@@ -1,0 +1,129 @@
+"""Which wheels of a local folder an offline host needs: those that pip would choose there, and no others."""
+
+from __future__ import annotations
+
+import email.parser
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from disagg.errors import FleetError
+from disagg.fleet.deploy.facts import Facts, Python
+
+_OLDEST_GLIBC = 5  # 2.5, of manylinux1
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel file, and what its name says."""
+
+    path: Path
+    name: str
+    version: Version
+    tags: frozenset[Tag]
+
+
+def needed(
+    folder: Path,
+    requirements: Sequence[str],
+    pins: Mapping[str, str],
+    target: dict[str, str],
+    tags: Sequence[Tag],
+) -> tuple[list[Wheel], list[str]]:
+    """The wheels that meet the requirements, with all that these require in turn; and what no wheel is there for.
+
+    `target`: the host's marker environment. `tags`: what the host can use, best first.
+    """
+    there = _usable(folder, tags)
+    chosen: dict[str, Wheel] = {}
+    missing: list[str] = []
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [Requirement(line) for line in requirements]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if (name, frozenset(requirement.extras)) in seen:
+            continue
+        seen.add((name, frozenset(requirement.extras)))
+        wheel = _best(there.get(name, []), requirement, pins.get(name))
+        if wheel is None:
+            missing.append(f"{name}=={pins[name]}" if name in pins else str(requirement))
+            continue
+        chosen[name] = wheel
+        waiting += _requires(wheel.path, frozenset(requirement.extras), target)
+    return sorted(chosen.values(), key=lambda wheel: wheel.name), sorted(missing)
+
+
+def host_tags(facts: Facts, python: Python) -> list[Tag]:
+    """The wheel tags that the host's python accepts, best first."""
+    version = python.version[:2]
+    platforms = list(_platforms(facts))
+    interpreter = f"cp{version[0]}{version[1]}"
+    return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
+
+
+def _platforms(facts: Facts) -> Iterator[str]:
+    numbers = [int(part) for part in facts.os_version.split(".")[:2] if part.isdigit()]
+    if facts.os == "Darwin":
+        major, minor = (*numbers, 0, 0)[:2]
+        yield from mac_platforms((major or 14, minor), facts.arch)
+        return
+    for minor in range(numbers[1] if len(numbers) == 2 else 17, _OLDEST_GLIBC - 1, -1):
+        yield f"manylinux_2_{minor}_{facts.arch}"
+        if legacy := {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}.get(minor):
+            yield f"{legacy}_{facts.arch}"
+    yield f"linux_{facts.arch}"
+
+
+def _usable(folder: Path, tags: Sequence[Tag]) -> dict[str, list[Wheel]]:
+    """Wheels in the folder by canonical name, of those that the host can use; best tag first."""
+    if not folder.is_dir():
+        raise FleetError(f"there is no folder of wheels {folder}", "correct `wheels` in [deploy] of hosts.toml")
+    rank = {tag: place for place, tag in enumerate(tags)}
+    found: dict[str, list[Wheel]] = {}
+    for path in sorted(folder.glob("*.whl")):
+        try:
+            name, version, _, wheel_tags = parse_wheel_filename(path.name)
+        except InvalidWheelFilename as error:
+            raise FleetError(f"{path}: {error}", "remove that file, or give it its name back") from error
+        if any(tag in rank for tag in wheel_tags):
+            found.setdefault(name, []).append(Wheel(path, name, version, wheel_tags))
+    for wheels in found.values():
+        wheels.sort(key=lambda wheel: min(rank[tag] for tag in wheel.tags if tag in rank))
+    return found
+
+
+def _best(wheels: Sequence[Wheel], requirement: Requirement, pinned: str | None) -> Wheel | None:
+    """The newest wheel that fits, pinned if there is a pin; of one version the first, whose tag is the best."""
+    fitting = [wheel for wheel in wheels if requirement.specifier.contains(wheel.version, prereleases=True)]
+    if pinned is not None:
+        fitting = [wheel for wheel in fitting if wheel.version.public == pinned or str(wheel.version) == pinned]
+    return max(fitting, key=lambda wheel: wheel.version, default=None)
+
+
+def _requires(path: Path, extras: frozenset[str], target: dict[str, str]) -> Iterator[Requirement]:
+    stamp = path.stat()
+    for line in _metadata(path, stamp.st_size, stamp.st_mtime_ns):
+        requirement = Requirement(line)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({**target, "extra": extra}) for extra in ("", *extras)):
+            yield requirement
+
+
+@lru_cache(maxsize=1024)
+def _metadata(path: Path, size: int, mtime_ns: int) -> tuple[str, ...]:
+    """The Requires-Dist lines of a wheel file."""
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+            message = email.parser.BytesParser().parsebytes(wheel.read(name), headersonly=True)
+    except (zipfile.BadZipFile, StopIteration) as error:
+        raise FleetError(f"{path} is not a wheel", "download it again") from error
+    return tuple(message.get_all("Requires-Dist") or ())

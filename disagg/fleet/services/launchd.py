@@ -1,0 +1,104 @@
+"""launchd daemons of the system domain: they start at boot, before anyone logs in, and macOS lets them open LAN
+connections, which it may deny to agents of a login session. Only root can install and start them."""
+
+from __future__ import annotations
+
+import plistlib
+from typing import Any, Final
+
+from disagg.config import Host
+from disagg.fleet.deploy.facts import Facts
+from disagg.fleet.deploy.layout import Layout
+from disagg.fleet.services.base import Command, Definition, Verb
+
+FOLDER: Final = "/Library/LaunchDaemons"
+INSTALL: Final = """\
+# Installs this release's daemons; run by root. They start with `disagg start`, or at the next boot.
+folder=$(cd "$(dirname "$0")" && pwd -P) || exit 1
+for plist in "$folder"/*.plist; do
+    install -o root -g wheel -m 644 "$plist" /Library/LaunchDaemons/ || exit 1
+    case $plist in
+        *.wired-limit.plist) /bin/launchctl bootstrap system "/Library/LaunchDaemons/${plist##*/}" || true ;;
+    esac
+done
+"""
+_ROOT: Final = """\
+if ! sudo -n true 2>/dev/null; then
+    echo 'launchd daemons belong to root, and sudo asks for a password here' >&2
+    exit 77
+fi
+"""
+_COMMANDS: Final[dict[Verb, str]] = {
+    "start": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 && exec sudo -n launchctl kickstart "system/$1"\n'
+    'exec sudo -n launchctl bootstrap system "$2"\n',
+    "stop": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 || exit 0\n'
+    'exec sudo -n launchctl bootout "system/$1"\n',
+    "restart": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 || exec sudo -n launchctl bootstrap system "$2"\n'
+    'exec sudo -n launchctl kickstart -k "system/$1"\n',
+    "status": 'exec sudo -n launchctl print "system/$1"\n',
+    "remove": 'for label in "$1" "$1.wired-limit"; do\n'
+    '    sudo -n launchctl bootout "system/$label" 2>/dev/null\n'
+    f'    sudo -n rm -f "{FOLDER}/$label.plist" || exit 1\n'
+    "done\n",
+}
+
+
+def definitions(host: Host, facts: Facts) -> tuple[Definition, ...]:
+    files = [_definition(host.name, server_plist(host.name, facts.layout, facts.user))]
+    if host.wired_limit_mb is not None:
+        name = f"{host.name}.wired-limit"
+        files.append(_definition(name, wired_limit_plist(name, host.wired_limit_mb)))
+    return tuple(files)
+
+
+def _definition(name: str, content: bytes) -> Definition:
+    return Definition(f"launchd:{name}", plist_path(name), content, as_root=True)
+
+
+def label(name: str) -> str:
+    return f"disagg.{name}"
+
+
+def plist_path(name: str) -> str:
+    return f"{FOLDER}/{label(name)}.plist"
+
+
+def server_plist(host: str, layout: Layout, user: str) -> bytes:
+    """The daemon that keeps a host's server running as `user`."""
+    return _plist(
+        {
+            "Label": label(host),
+            "ProgramArguments": ["/bin/sh", f"{layout.current}/run"],
+            "UserName": user,
+            "WorkingDirectory": layout.folder,
+            "EnvironmentVariables": {
+                "HOME": layout.home,
+                "USER": user,
+                "LANG": "en_US.UTF-8",
+                "PATH": "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            },
+            "RunAtLoad": True,
+            "KeepAlive": True,
+            "ThrottleInterval": 5,  # seconds between two starts: launchd knows no growing back-off
+            "ExitTimeOut": 30,
+            "ProcessType": "Interactive",  # else macOS may run it on the efficiency cores
+            "SoftResourceLimits": {"NumberOfFiles": 8192},  # the default is 256
+            "StandardOutPath": f"{layout.logs}/launchd.log",
+            "StandardErrorPath": f"{layout.logs}/launchd.log",
+        }
+    )
+
+
+def wired_limit_plist(name: str, megabytes: int) -> bytes:
+    """The root daemon that sets the GPU's wired-memory limit, which macOS forgets at every boot."""
+    argv = ["/usr/sbin/sysctl", f"iogpu.wired_limit_mb={megabytes}"]
+    return _plist({"Label": label(name), "ProgramArguments": argv, "RunAtLoad": True})
+
+
+def _plist(values: dict[str, Any]) -> bytes:
+    return plistlib.dumps(values, sort_keys=True)
+
+
+def command(facts: Facts, verb: Verb) -> Command:
+    """Every verb needs sudo without a password; exit code 77 says that it is missing."""
+    return Command(_ROOT + _COMMANDS[verb], (label(facts.host), plist_path(facts.host)))

@@ -1,0 +1,26 @@
+"""A plain process under our own supervisor, for hosts without a service manager. It does not survive a reboot."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from disagg.config import Host
+from disagg.fleet.deploy.facts import Facts
+from disagg.fleet.services.base import Command, Definition, Verb
+
+_SCRIPT: Final = """\
+if [ "$2" = stop ] && ! test -f "$1/supervisor.json"; then exit 0; fi # it never ran
+if ! test -f "$1/current/supervise"; then
+    echo 'nothing is deployed here: disagg deploy' >&2
+    exit 1
+fi
+exec /bin/sh "$1/current/supervise" "$2"
+"""
+
+
+def definitions(host: Host, facts: Facts) -> tuple[Definition, ...]:
+    return ()
+
+
+def command(facts: Facts, verb: Verb) -> Command:
+    return Command(_SCRIPT, (facts.layout.folder, "stop" if verb == "remove" else verb))

@@ -1,0 +1,65 @@
+"""A systemd user unit. Linger keeps the user's manager running without a login, also after a reboot."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from disagg.config import Host
+from disagg.fleet.deploy.facts import Facts
+from disagg.fleet.services.base import Command, Definition, Verb
+
+_BACK_OFF_SINCE: Final = 254  # the version that brought RestartSteps
+_CTL: Final = "XDG_RUNTIME_DIR=/run/user/$(id -u)\nexport XDG_RUNTIME_DIR\n"
+_COMMANDS: Final[dict[Verb, str]] = {
+    "start": 'systemctl --user reset-failed "$1" 2>/dev/null\nexec systemctl --user start "$1"\n',
+    "stop": 'exec systemctl --user stop "$1"\n',
+    "restart": 'systemctl --user reset-failed "$1" 2>/dev/null\nexec systemctl --user restart "$1"\n',
+    "status": 'exec systemctl --user show -p ActiveState,SubState,MainPID,NRestarts,Result "$1"\n',
+    "remove": 'systemctl --user disable --now "$1" 2>/dev/null\nrm -f "$2"\nexec systemctl --user daemon-reload\n',
+}
+
+ENABLE: Final = _CTL + 'systemctl --user daemon-reload && exec systemctl --user enable "$1"\n'
+LINGER: Final = 'loginctl enable-linger "$1" || exec sudo -n loginctl enable-linger "$1"\n'
+
+
+def definitions(host: Host, facts: Facts) -> tuple[Definition, ...]:
+    version = facts.systemd.version if facts.systemd else 0
+    content = unit(host.name, f"{facts.layout.current}/run", version).encode()
+    return (Definition("systemd", facts.layout.systemd_unit, content),)
+
+
+def unit_name(host: str) -> str:
+    return f"disagg-{host}.service"
+
+
+def unit(host: str, run: str, version: int) -> str:
+    """The unit that keeps the script `run` running. `version`: of the host's systemd."""
+    back_off = "RestartSteps=6\nRestartMaxDelaySec=60\n" if version >= _BACK_OFF_SINCE else ""
+    return f"""\
+# Written by `disagg deploy`.
+[Unit]
+Description=disagg server of {host}
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart=/bin/sh {quoted(run)}
+Restart=always
+RestartSec=1
+{back_off}KillMode=mixed
+TimeoutStopSec=30
+OOMPolicy=continue
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def quoted(text: str) -> str:
+    """One word of an ExecStart line that systemd reads as exactly this text."""
+    signs = {"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$", "\n": "\\n", "\t": "\\t"}
+    return '"' + "".join(signs.get(character, character) for character in text) + '"'
+
+
+def command(facts: Facts, verb: Verb) -> Command:
+    argv = (unit_name(facts.host), facts.layout.systemd_unit) if verb == "remove" else (unit_name(facts.host),)
+    return Command(_CTL + _COMMANDS[verb], argv)

@@ -1,0 +1,186 @@
+"""A host to deploy to: this machine with another HOME, through the same scripts that reach any other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from disagg.config import Fleet, Host, load
+from disagg.fleet.deploy import scripts
+from disagg.fleet.deploy.deployment import Deployment, HostReport, deciding
+from disagg.fleet.deploy.facts import Facts, gather
+from disagg.fleet.deploy.release import Here
+from disagg.fleet.deploy.requirements import Needed
+from disagg.fleet.local_machine import LocalMachine
+from disagg.fleet.machine import Machine, Result
+
+T = TypeVar("T")
+STEP_SCRIPTS = {value for value in vars(scripts).values() if isinstance(value, str)}
+TOKEN = "a-token-for-tests-only"
+FLEET = """\
+[fleet]
+name = "lab"
+
+[deploy]
+installer = "uv"
+
+[models.tiny]
+aliases = ["t"]
+context = 2048
+[models.tiny.sources]
+transformers = "./weights"
+mlx = "./weights"
+
+[hosts.spark]
+address = "127.0.0.1"
+roles = ["prefill"]
+model = "tiny"
+port = 18321
+service = "process"
+
+[hosts.spark.engine]
+name = "transformers"
+dtype = "float32"
+device = "cpu"
+threads = 1
+"""
+FAKE_UV = """\
+#!/bin/sh
+# Stands for uv: an environment that runs the tests' own python. Fails where told to.
+case $1 in
+    --version) echo uv 0.0.0 ;;
+    venv)
+        for target; do :; done
+        mkdir -p "$target/bin"
+        printf '#!/bin/sh\\nexec {python} "$@"\\n' >"$target/bin/python"
+        chmod 755 "$target/bin/python" ;;
+    pip) if test -f "$HOME/no-index"; then echo 'error: no index answers' >&2; exit 2; fi ;;
+esac
+"""
+PACKAGE = {
+    "disagg/__init__.py": b"",
+    "disagg/config/__init__.py": b"class Fleet:\n    hosts = {'spark': 1}\ndef load(path):\n    return Fleet\n",
+    "disagg/servers/__init__.py": b"",
+    "disagg/servers/__main__.py": b"VALUE = 1\n",
+}
+"""Stands for disagg where its size would only slow a test down."""
+
+
+@dataclass
+class Site:
+    """A fleet of one host, whose home is $HOME. `changes`: of the text of its hosts.toml."""
+
+    folder: Path
+    token: str = TOKEN
+    package: dict[str, bytes] = field(default_factory=lambda: dict(PACKAGE))
+    changes: Mapping[str, str] = field(default_factory=dict)
+    declared: tuple[str, ...] = ("anyio>=4",)
+
+    def __post_init__(self) -> None:
+        weights = self.folder / "fleet" / "weights"
+        weights.mkdir(parents=True, exist_ok=True)
+        (weights / "config.json").write_text("{}")
+        uv = self.home / ".local" / "bin" / "uv"
+        uv.parent.mkdir(parents=True, exist_ok=True)
+        uv.write_text(FAKE_UV.replace("{python}", sys.executable))
+        uv.chmod(0o755)
+
+    @property
+    def home(self) -> Path:
+        return Path(os.environ["HOME"])
+
+    @property
+    def root(self) -> Path:
+        return self.home / ".disagg"
+
+    @property
+    def own(self) -> Path:
+        return self.root / "hosts" / "spark"
+
+    @property
+    def fleet(self) -> Fleet:
+        text = FLEET
+        for old, new in self.changes.items():
+            assert old in text, old
+            text = text.replace(old, new)
+        path = self.folder / "fleet" / "hosts.toml"
+        path.write_text(text)
+        return load(path)
+
+    @property
+    def host(self) -> Host:
+        return self.fleet.hosts["spark"]
+
+    @property
+    def here(self) -> Here:
+        return Here(self.fleet, self.package, Needed(self.declared, ""), self.token)
+
+    def fleet_on_host(self) -> Fleet:
+        """What the current release's own hosts.toml says."""
+        return load(self.own / "current" / "hosts.toml")
+
+    def facts(self) -> Facts:
+        machine = LocalMachine("spark")
+        return gather(machine, self.host)
+
+    def deployment(self, connect: Callable[[Host], Machine] = lambda host: LocalMachine(host.name)) -> Deployment:
+        return Deployment([self.host], deciding(self.here), "deploy", connect=connect)
+
+    def deploy(self, machine: Machine | None = None, break_lock: bool = False) -> HostReport:
+        connect = (lambda host: machine) if machine is not None else (lambda host: LocalMachine(host.name))
+        with self.deployment(connect) as deployment:
+            return deployment.carry_out(deployment.plan(), break_lock)[0]
+
+    def current(self) -> str:
+        """The current release; asserts that it is whole."""
+        release = self.own / "current"
+        assert (release / "run").is_file() and (release / "hosts.toml").is_file()
+        environment = (release / "environment").read_text().strip()
+        assert (self.root / "envs" / environment / ".complete").exists()
+        return release.resolve().name
+
+
+class Saboteur:
+    """A machine that counts what changes it, and breaks at one of these: before it is carried out, or after."""
+
+    def __init__(self, inner: Machine, at: int = 0, after: bool = False, error: BaseException | None = None) -> None:
+        self.inner, self.at, self.after, self.error = inner, at, after, error
+        self.trees: dict[str, int] = {}
+        self.changes = 0
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def run(self, argv: Sequence[str], **options: Any) -> Result:
+        if options.get("script") not in STEP_SCRIPTS:
+            return self.inner.run(argv, **options)
+        return self._change(lambda: self.inner.run(argv, **options))
+
+    def put_tree(self, files: Mapping[str, bytes | Path], target: str, *, timeout: float = 600.0) -> int:
+        sent = self._change(lambda: self.inner.put_tree(files, target, timeout=timeout))
+        self.trees[target] = sent
+        return sent
+
+    def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        self._change(lambda: self.inner.write(path, content, mode=mode))
+
+    def read(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
+        return self.inner.read(path, limit=limit)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _change(self, action: Callable[[], T]) -> T:
+        self.changes += 1
+        here = self.changes == self.at and self.error is not None
+        if here and not self.after:
+            raise self.error
+        result = action()
+        if here:
+            raise self.error
+        return result
