@@ -11,7 +11,7 @@ from disagg.config.words import nearest, printable
 from disagg.errors import UnknownModel
 
 Role = Literal["prefill", "decode", "gateway"]
-EngineName = Literal["transformers", "mlx"]
+EngineName = Literal["transformers", "mlx", "simulated"]
 Connector = Literal["ssh", "local"]
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
@@ -20,7 +20,8 @@ DType = Literal["float32", "float16", "bfloat16"]
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model the fleet serves. `sources`: hub id or path per engine name; relative paths are made absolute
-    against the folder of hosts.toml (or the package, for ``package:`` paths). `context`: tokens."""
+    against the folder of hosts.toml (or the package, for ``package:`` paths). The simulated engine's source is
+    ``shape:NAME`` or the path of a config.json. `context`: tokens."""
 
     name: str
     sources: Mapping[EngineName, str]
@@ -45,7 +46,8 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine. `port` is its HTTP port; `kv_port` (decode only) takes KV transfers."""
+    """One machine. `port` is its HTTP port; `kv_port` (decode only) takes KV transfers. `hardware`: what it is, for
+    predictions; a host with the engine "simulated" plays it."""
 
     name: str
     address: str
@@ -59,12 +61,18 @@ class Host:
     service: ServiceManager = "systemd"
     python: str | None = None
     queue_size: int = 32
+    hardware: str | None = None
 
     @property
     def url(self) -> str:
         """Base URL of this host's HTTP server."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{host}:{self.port}"
+
+    @property
+    def simulated(self) -> bool:
+        """Whether no model runs here: its times are predicted, its bytes and tokens are noise."""
+        return self.engine.name == "simulated"
 
     @property
     def kv_address(self) -> str:

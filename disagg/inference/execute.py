@@ -33,6 +33,7 @@ from disagg.inference.route import Route
 from disagg.inference.types import Chunk, Completion, TokenLogprob
 
 FALLBACK_WARNING = "Using fallback mode - slower performance"
+SIMULATED_WARNING = "simulated: no model ran, the times are predicted and the text is noise"
 PREFILL_ATTEMPTS = 2
 
 Alone = Literal["decode", "prefill"]
@@ -234,6 +235,8 @@ async def _answer(stream: AsyncGenerator[api.Event, None], trace: Trace, warning
     if done.get("fallback"):
         trace.method = "fallback"
         warnings = (*warnings, f"{FALLBACK_WARNING}: {done['fallback']}")
+    if done.get("simulated"):
+        warnings = (*warnings, SIMULATED_WARNING)
     yield Completion("".join(texts), tuple(tokens), done["finish_reason"], metrics(trace), warnings)
 
 

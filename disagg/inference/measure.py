@@ -65,6 +65,7 @@ def metrics(trace: Trace) -> Metrics:
         exposed_transfer=ship.get("exposed_transfer_s", 0.0),
         kv_bytes=ship.get("kv_bytes", 0),
         decode_computed_tokens=trace.done["computed_prompt_tokens"] if trace.decode_server else 0,
+        simulated=bool(trace.done.get("simulated")),
     )
 
 

@@ -148,7 +148,9 @@ class DecodeService(Service):
         self.counters.completion_tokens += answer.completion_tokens
         self.counters.computed_prompt_tokens += timing.computed_prompt_tokens
         parts = job.parts(queue_s, timing, kv.timing.accepted if kv else None)
-        yield answer.done(len(job.tokens), parts, timing.computed_prompt_tokens, fallback=fallback)
+        yield answer.done(
+            len(job.tokens), parts, timing.computed_prompt_tokens, fallback=fallback, simulated=self.host.simulated
+        )
 
 
 def _settle(arrival: asyncio.Future[ReceivedKV], result: Result) -> None:

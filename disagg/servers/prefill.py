@@ -179,7 +179,8 @@ class PrefillService(Service):
                 await asyncio.wait((run,))
         self.counters.completion_tokens += answer.completion_tokens
         self.counters.computed_prompt_tokens += len(job.tokens)
-        yield answer.done(len(job.tokens), job.parts(queue_s, timing, None), len(job.tokens))
+        parts = job.parts(queue_s, timing, None)
+        yield answer.done(len(job.tokens), parts, len(job.tokens), simulated=self.host.simulated)
 
     def _drain(self, job: Job, feed: TokenFeed, timing: DecodeTiming, cancelled: Callable[[], bool]) -> None:
         timing.submitted = timing.ingested = time.monotonic()
