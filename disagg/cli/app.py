@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import demo, fleet, generate, init, status, verify
+from disagg.cli import demo, fleet, generate, init, plan_capacity, status, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -56,6 +56,7 @@ app.command()(fleet.restart)
 app.command()(status.status)
 app.command()(verify.verify)
 app.command()(init.init)
+app.command("plan-capacity")(plan_capacity.plan_capacity)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

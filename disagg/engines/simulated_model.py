@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from disagg.config import EngineOptions
-from disagg.config.models import SHAPE
+from disagg.config.sizing import read_size
 from disagg.engines.base import EngineInfo, Sampling, Token
 from disagg.engines.profile import LayerProfile, ModelProfile
 from disagg.engines.stream import DetokenizedStream
@@ -23,10 +23,9 @@ from disagg.engines.text import Messages, TextStream, check_ids, check_message
 from disagg.errors import ModelError, RequestError
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.kv.layout import LayerLayout, Layout
-from disagg.roofline import checkpoint
 from disagg.roofline.devices import Device, device
 from disagg.roofline.prefill import Prefill, prefill
-from disagg.roofline.shapes import ModelShape, shape
+from disagg.roofline.shapes import ModelShape
 from disagg.version import VERSION
 
 LETTERS = b"etaoin shrdlu"
@@ -59,8 +58,7 @@ class SimulatedModel:
 def load(source: str | Path, context: int, options: EngineOptions, hardware: str) -> SimulatedModel:
     """The model of `source` ("shape:NAME", or the path of a config.json or its folder) on the machine `hardware`.
     ModelError or UsageError where there is no such thing."""
-    name = str(source)
-    sizes = shape(name.removeprefix(SHAPE)) if name.startswith(SHAPE) else checkpoint.read(Path(source))
+    sizes = read_size(str(source))
     machine = device(hardware)
     if sizes.weight_bytes > machine.memory_gb * 1e9:
         raise ModelError(
