@@ -12,7 +12,7 @@ from disagg.fleet.local import port_taken
 _PORT_LINE = re.compile(r"^(\s*(?:port|kv_port)\s*=\s*)(\d[\d_]*)", re.MULTILINE)
 
 
-def onfree_ports(fleet: Fleet, folder: Path) -> tuple[Fleet, dict[int, int]]:
+def on_free_ports(fleet: Fleet, folder: Path) -> tuple[Fleet, dict[int, int]]:
     """The fleet with every taken port replaced, from a copy of its file in `folder`; and which port became which.
 
     The file's model sources must not be relative: the copy stands in another folder.

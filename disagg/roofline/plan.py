@@ -1,7 +1,7 @@
 """A hand-off against each machine alone, predicted: when it wins, which link it wants, how much a pair serves.
 
-TTFT  = prefill + exposed transfer + ingest + first decode step
-total = prefill + exposed transfer + ingest + all decode steps
+TTFT  = overhead + prefill + exposed transfer + ingest + first decode step
+total = overhead + prefill + exposed transfer + ingest + all decode steps
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from disagg.roofline.shapes import ModelShape
 # A transfer counts as hidden when it adds no more than this share of the prefill, or this many seconds.
 HIDDEN_SHARE = 0.02
 HIDDEN_S = 0.005
+# A second HTTP call, a ticket, a TCP connection: about 5 ms were measured between two servers on one idle machine.
+HANDOFF_OVERHEAD_S = 0.005
 SHORTEST_PROMPT = 16
 LINKS_GBIT_S = (0.05, 1600.0)  # where a link that hides is looked for
 PRECISION = 0.01
@@ -52,14 +54,15 @@ class Forecast:
     hidden_s: float = 0.0
     exposed_s: float = 0.0
     ingest_s: float = 0.0
+    overhead_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
-        return self.prefill_s + self.exposed_s + self.ingest_s + self.first_step_s
+        return self.overhead_s + self.prefill_s + self.exposed_s + self.ingest_s + self.first_step_s
 
     @property
     def total_s(self) -> float:
-        return self.prefill_s + self.exposed_s + self.ingest_s + self.decode_s
+        return self.overhead_s + self.prefill_s + self.exposed_s + self.ingest_s + self.decode_s
 
     @property
     def hidden(self) -> bool:
@@ -88,6 +91,7 @@ def disaggregated(setup: Setup, prompt: int, output: int) -> Forecast:
         transfer_s=shipment.busy_s,
         hidden_s=shipment.hidden_s,
         exposed_s=shipment.exposed_s,
+        overhead_s=HANDOFF_OVERHEAD_S,
         ingest_s=ingest(setup.shape.kv_bytes(prompt - 1, setup.dtype)),
     )
 

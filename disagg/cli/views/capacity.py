@@ -1,4 +1,4 @@
-"""A predicted capacity: a hand-off beside each machine alone, and what follows. Every line says that it is predicted."""
+"""A predicted capacity: a hand-off beside each machine alone, and what follows. Every line says so."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from disagg.roofline.plan import Forecast
 
 PREDICTED = "predicted: "
 FORMULAS = (
-    "nothing was run: peaks of the machines times the fractions in `--json` (basis)",
-    "TTFT = prefill + exposed transfer + ingest + first step; total has all steps",
+    "nothing was run; where the figures come from: --json, basis",
+    "TTFT = overhead + prefill + exposed + ingest + first step",
+    "total = overhead + prefill + exposed + ingest + decode (every step)",
 )
 
 
@@ -26,8 +27,9 @@ def capacity_view(capacity: Capacity) -> RenderableType:
     title = Text.assemble(
         (PREDICTED, "dim"),
         (capacity.model, "bold"),
-        f", {traffic.prompt_tokens} prompt + {traffic.output_tokens} output tokens, "
-        f"{setup.prefill_device.name} → {setup.decode_device.name}, {setup.link.gbit_s:g} Gb/s",
+        f", {setup.prefill_device.name} → {setup.decode_device.name}, {setup.link.gbit_s:g} Gb/s\n",
+        (PREDICTED, "dim"),
+        f"{traffic.prompt_tokens} prompt + {traffic.output_tokens} output tokens",
     )
     lines = [Text.assemble((PREDICTED, "dim"), line) for line in _findings(capacity)]
     notes = [Text(f"{PREDICTED}{line}", "dim") for line in FORMULAS]
@@ -59,19 +61,20 @@ def _cells(forecast: Forecast) -> list[str]:
 
 
 def _findings(capacity: Capacity) -> Iterator[str]:
-    setup, whole, traffic = capacity.setup, capacity.disaggregated, capacity.traffic
+    setup, whole = capacity.setup, capacity.disaggregated
     yield (
-        f"the hand-off is {capacity.speedup_over_decode:.2f} x as fast as {setup.decode_device.name} alone, "
-        f"{capacity.speedup_over_prefill:.2f} x as fast as {setup.prefill_device.name} alone"
+        f"handed over {capacity.speedup_over_decode:.2f} x {setup.decode_device.name} alone, "
+        f"{capacity.speedup_over_prefill:.2f} x {setup.prefill_device.name} alone"
     )
     if capacity.crossover_tokens is None:
-        yield f"it beats both machines alone at no prompt length, with {traffic.output_tokens} output tokens"
+        yield "it beats both machines alone at no prompt length"
     else:
-        yield f"it beats both from {capacity.crossover_tokens} prompt tokens on, with {traffic.output_tokens} output tokens"
+        yield f"it beats both machines alone from {capacity.crossover_tokens} prompt tokens on"
     yield _link(capacity)
+    saved = whole.total_s - capacity.int8.total_s
     yield (
         f"int8 on the wire: {_megabytes(capacity.int8.kv_bytes)} instead of {_megabytes(whole.kv_bytes)}, "
-        f"{seconds(whole.total_s - capacity.int8.total_s)} saved"
+        + (f"{seconds(saved)} saved" if saved > 0 else "no time saved")
     )
     served = capacity.throughput
     yield (
@@ -84,10 +87,10 @@ def _findings(capacity: Capacity) -> Iterator[str]:
 
 def _link(capacity: Capacity) -> str:
     whole = capacity.disaggregated
-    verb = "hides" if whole.hidden else "does not hide"
-    line = f"the link {verb} the transfer: {_megabytes(whole.kv_bytes)} in {seconds(whole.transfer_s)}"
+    verb = "hidden" if whole.hidden else "not hidden"
+    line = f"transfer {verb}: {_megabytes(whole.kv_bytes)} in {seconds(whole.transfer_s)}"
     if capacity.hiding_gbit_s is None:
-        return f"{line}; no link would"
+        return f"{line}; no link would hide it"
     return f"{line}; {capacity.hiding_gbit_s:.1f} Gb/s would hide it"
 
 
