@@ -19,7 +19,9 @@ SPARK_ENGINE = 'name = "transformers"'
 MAC_ADDRESS = 'address = "10.0.0.2"'
 MAC_ROLES = 'roles = ["decode"]\nmodel = "qwen:30b"'
 MAC_ENGINE = 'engine.name = "mlx"'
-HOST_KEYS = "address, roles, model, port, engine, kv_port, data_address, connector, service, python, queue_size"
+HOST_KEYS = (
+    "address, roles, model, port, engine, kv_port, data_address, connector, service, python, queue_size, hardware"
+)
 ROLES_EXAMPLE = 'roles = ["prefill"]'
 MODEL_EXAMPLE = 'model = "qwen3-coder:30b"'
 ENGINE_EXAMPLE = 'engine = {name = "transformers"}'
@@ -186,7 +188,12 @@ def test_a_list_of_host_tables_is_refused(expect_fault: Expect) -> None:
             '"x" is not a value for roles',
             'one of "prefill", "decode", "gateway"',
         ),
-        (SPARK_ENGINE, 'name = «"torch"»', '"torch" is not a value for name', 'one of "transformers", "mlx"'),
+        (
+            SPARK_ENGINE,
+            'name = «"torch"»',
+            '"torch" is not a value for name',
+            'one of "transformers", "mlx", "simulated"',
+        ),
         (
             SPARK,
             SPARK + "\nconnector = «'shh'»",
