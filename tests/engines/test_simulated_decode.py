@@ -113,6 +113,20 @@ def test_many_requests_share_the_batch_and_all_end(make: Make) -> None:
     assert (engine.running, engine.kv_bytes) == (0, 0)
 
 
+def test_the_batch_has_its_size_and_the_next_request_waits_for_a_place(make: Make) -> None:
+    engine = make("m4-max", max_batch=2)
+    first, second, third = listeners = [Listener() for _ in range(3)]
+    for name, listener in zip("abc", listeners, strict=True):
+        engine.submit(DecodeRequest(name, [1], Sampling(max_tokens=10_000)), listener)
+    assert first.began.wait(PATIENCE_S)
+    assert second.began.wait(PATIENCE_S)
+    seen = len(first.tokens)
+    wait_until(lambda: len(first.tokens) >= seen + 3, PATIENCE_S, "three more steps")
+    assert not third.began.is_set()
+    engine.cancel("a")
+    assert third.began.wait(PATIENCE_S)
+
+
 def test_kv_is_counted_while_a_request_runs_and_forgotten_when_it_is_cancelled(make: Make) -> None:
     engine, listener = make("m4-max"), Listener()
     received = kv(engine.info.layout, 99)
