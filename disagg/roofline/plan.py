@@ -19,7 +19,7 @@ from disagg.roofline.shapes import ModelShape
 # A transfer counts as hidden when it adds no more than this share of the prefill, or this many seconds.
 HIDDEN_SHARE = 0.02
 HIDDEN_S = 0.005
-# A second HTTP call, a ticket, a TCP connection: about 5 ms were measured between two servers on one idle machine.
+# A second HTTP call, a ticket, a TCP connection: assumed. 4 to 40 ms were measured between servers on one busy machine.
 HANDOFF_OVERHEAD_S = 0.005
 SHORTEST_PROMPT = 16
 LINKS_GBIT_S = (0.05, 1600.0)  # where a link that hides is looked for
