@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import bench, demo, deploy, fleet, generate, init, status, trust, verify
+from disagg.cli import bench, demo, deploy, fleet, generate, init, plan_capacity, status, trust, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -63,6 +63,7 @@ app.command()(verify.verify)
 app.add_typer(bench.app, name="bench")
 app.command()(init.init)
 app.command()(trust.trust)
+app.command("plan-capacity")(plan_capacity.plan_capacity)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,10 +10,14 @@ from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_hub_
 from disagg.config.schema import Connector, DType, EngineName, EngineOptions, Host, Model, Role, ServiceManager
 from disagg.config.table import Table
 from disagg.config.words import nearest, printable, toml_key
+from disagg.roofline.devices import DEVICES as HARDWARE
 
 Reader = Callable[[Table, str], Any]  # takes one key's value out of a table, checked
 
-ENGINE_FOR: Final[Mapping[Role, EngineName]] = {"prefill": "transformers", "decode": "mlx"}
+ENGINES_FOR: Final[Mapping[Role, tuple[EngineName, ...]]] = {
+    "prefill": ("transformers", "simulated"),
+    "decode": ("mlx", "simulated"),
+}
 ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
     "transformers": ("auto", "cuda", "mps", "cpu"),
@@ -43,6 +47,8 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
     _kv_port_fits(table, roles)
     _options_fit(table)
     engine = _engine(table.table("engine", 'engine = {name = "transformers"}'), roles)
+    if engine.name == "simulated":
+        table.require("hardware", 'the engine "simulated" plays a machine: add hardware = "dgx-spark"')
     return Host(
         name=name,
         address=_address(table, "address"),
@@ -118,10 +124,13 @@ def _engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
     names: tuple[EngineName, ...] = get_args(EngineName)
     name = table.choice("name", names, 'name = "transformers"')
     for role in roles:
-        if (needed := ENGINE_FOR.get(role, name)) != name:
-            raise table.fault_at_value("name", f'the engine "{name}" cannot {role}', f'{role} needs name = "{needed}"')
+        if name not in (able := ENGINES_FOR.get(role, names)):
+            hint = f'{role} needs name = "{able[0]}"'
+            raise table.fault_at_value("name", f'the engine "{name}" cannot {role}', hint)
     known = _ENGINE_OPTIONS[name]
-    others = {key: f'this is an option of the engine "{other}"' for other in names for key in _ENGINE_OPTIONS[other]}
+    others = {
+        key: f'this is an option of the engine "{other}"' for other in reversed(names) for key in _ENGINE_OPTIONS[other]
+    }
     table.only(("name", *known), others)
     return EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
 
@@ -192,9 +201,11 @@ _COMMON_OPTIONS: Final[Mapping[str, Reader]] = {
     "chunk_tokens": _within(1, 1 << 17),
     "threads": _within(1, 1024),
 }
+_DECODE_OPTIONS: Final[Mapping[str, Reader]] = {"max_batch": _within(1, 1024), "max_kv_bytes": _within(1, 1 << 50)}
 _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
     "transformers": {**_COMMON_OPTIONS, "attention": _attention, "quantization": _one_of(("int8", "int4"))},
-    "mlx": {**_COMMON_OPTIONS, "max_batch": _within(1, 1024), "max_kv_bytes": _within(1, 1 << 50)},
+    "mlx": {**_COMMON_OPTIONS, **_DECODE_OPTIONS},
+    "simulated": {**{key: _COMMON_OPTIONS[key] for key in ("dtype", "chunk_tokens")}, **_DECODE_OPTIONS},
 }
 _HOST_REQUIRED: Final[Mapping[str, str]] = {
     "address": 'address = "10.0.0.1"',
@@ -215,4 +226,5 @@ _HOST_OPTIONS: Final[Mapping[str, Reader]] = {
     "user": _user,
     "ssh_port": _port,
     "key": _key,
+    "hardware": _one_of(tuple(HARDWARE)),
 }

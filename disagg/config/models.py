@@ -7,8 +7,10 @@ from typing import Final, get_args
 
 from disagg.config.addresses import is_hub_id, is_label, is_path, resolve
 from disagg.config.schema import EngineName, Model
+from disagg.config.sizing import SHAPE
 from disagg.config.table import Table
-from disagg.config.words import toml_key
+from disagg.config.words import nearest, printable, toml_key
+from disagg.roofline.shapes import SHAPES
 
 MAX_CONTEXT: Final = 1 << 24
 _LABEL_RULE = "printable characters, no blank at either end, at most 200"
@@ -56,6 +58,8 @@ def _model_name(table: Table, name: str) -> None:
 
 def _source(sources: Table, engine: EngineName, folder: Path) -> str:
     source = sources.value(engine, str, f'{engine} = "owner/model"')
+    if engine == "simulated":
+        return _shape(sources, source, folder)
     if not source.isprintable() or not (is_path(source) or is_hub_id(source)):
         raise sources.fault_at_value(
             engine,
@@ -63,6 +67,19 @@ def _source(sources: Table, engine: EngineName, folder: Path) -> str:
             'a hub id reads "owner/model"; a path begins with ".", "/", "~" or "package:"',
         )
     return resolved(sources, engine, source, folder)
+
+
+def _shape(sources: Table, source: str, folder: Path) -> str:
+    """The simulated engine runs no model: its source says how large one is."""
+    name = source.removeprefix(SHAPE)
+    if name != source and name not in SHAPES:
+        hint = nearest(name, SHAPES) or f"there are {', '.join(SHAPES)}"
+        raise sources.fault_at_value("simulated", f'no model shape "{printable(name)}" is known', hint)
+    if name == source and not (source.isprintable() and is_path(source)):
+        raise sources.fault_at_value(
+            "simulated", "this is neither a shape nor a path", f'as in "{SHAPE}{next(iter(SHAPES))}" or "./config.json"'
+        )
+    return source if name != source else resolved(sources, "simulated", source, folder)
 
 
 def resolved(table: Table, key: str, source: str, folder: Path) -> str:

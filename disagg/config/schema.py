@@ -11,7 +11,7 @@ from disagg.config.words import nearest, printable
 from disagg.errors import UnknownModel
 
 Role = Literal["prefill", "decode", "gateway"]
-EngineName = Literal["transformers", "mlx"]
+EngineName = Literal["transformers", "mlx", "simulated"]
 Connector = Literal["ssh", "local"]
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
@@ -22,7 +22,8 @@ Installer = Literal["auto", "uv", "pip"]
 class Model:
     """A model the fleet serves. `sources`: hub id or path per engine name; relative paths are made absolute
     against the folder of hosts.toml (or the package, for ``package:`` paths). `written`: the same as they stand in
-    the file, since "~" and "." mean something else on another machine. `context`: tokens."""
+    the file, since "~" and "." mean something else on another machine. The simulated engine's source is ``shape:NAME``
+    or the path of a config.json. `context`: tokens."""
 
     name: str
     sources: Mapping[EngineName, str]
@@ -50,7 +51,8 @@ class EngineOptions:
 class Host:
     """One machine. `port` is its HTTP port; `kv_port` (decode only) takes KV transfers.
 
-    `user`, `ssh_port` and `key` (a private key file) go before what ssh_config says; None leaves it to that."""
+    `user`, `ssh_port` and `key` (a private key file) go before what ssh_config says; None leaves it to that.
+    `hardware`: what it is, for predictions; a host with the engine "simulated" plays it."""
 
     name: str
     address: str
@@ -69,12 +71,18 @@ class Host:
     user: str | None = None
     ssh_port: int | None = None
     key: str | None = None
+    hardware: str | None = None
 
     @property
     def url(self) -> str:
         """Base URL of this host's HTTP server."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{host}:{self.port}"
+
+    @property
+    def simulated(self) -> bool:
+        """Whether no model runs here: its times are predicted, its bytes and tokens are noise."""
+        return self.engine.name == "simulated"
 
     @property
     def kv_address(self) -> str:

@@ -112,7 +112,7 @@ class HFTokenizer:
         elif prompt and isinstance(prompt[0], Mapping):
             ids = self._encode_messages(prompt)
         else:
-            ids = self._check_ids(prompt)
+            ids = check_ids(prompt, self.vocab_size)
         if not ids:
             raise RequestError("the prompt is empty", "give at least one token of text, or one message")
         return ids
@@ -133,7 +133,7 @@ class HFTokenizer:
         from jinja2 import TemplateError
 
         for index, message in enumerate(messages):
-            _check_message(index, message)
+            check_message(index, message)
         if self._tokenizer.chat_template is None:
             raise RequestError("this model has no chat template", "send a text prompt instead of messages")
         try:
@@ -146,21 +146,24 @@ class HFTokenizer:
             ) from error
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
-    def _check_ids(self, ids: Sequence[Any]) -> list[int]:
-        for index, token in enumerate(ids):
-            if not isinstance(token, int) or isinstance(token, bool):
-                raise RequestError(
-                    f"prompt[{index}] is {type(token).__name__}", "a prompt is text, a list of messages or of token ids"
-                )
-            if not 0 <= token < self.vocab_size:
-                raise RequestError(
-                    f"prompt[{index}] is token {token}, outside the vocabulary",
-                    f"this model's tokens are 0 to {self.vocab_size - 1}",
-                )
-        return list(ids)
+
+def check_ids(ids: Sequence[Any], vocab_size: int) -> list[int]:
+    """The ids as a list; RequestError for what is no token id or lies outside the vocabulary."""
+    for index, token in enumerate(ids):
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise RequestError(
+                f"prompt[{index}] is {type(token).__name__}", "a prompt is text, a list of messages or of token ids"
+            )
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"prompt[{index}] is token {token}, outside the vocabulary",
+                f"this model's tokens are 0 to {vocab_size - 1}",
+            )
+    return list(ids)
 
 
-def _check_message(index: int, message: Any) -> None:
+def check_message(index: int, message: Any) -> None:
+    """RequestError where this is no chat message."""
     where = f"messages[{index}]"
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} is {type(message).__name__}", 'a message is {"role": ..., "content": ...}')

@@ -66,6 +66,7 @@ class HostStatus:
     memory: Mapping[str, Any] = field(default_factory=dict)
     device: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
+    simulated: bool = False
 
     @property
     def ok(self) -> bool:
@@ -166,7 +167,9 @@ def _object(body: bytes) -> dict[str, Any] | None:
 def _filled(blank: HostStatus, answer: Mapping[str, Any]) -> HostStatus:
     told: dict[str, Any] = {name: answer.get(name) for name in _SCALARS}
     told |= {name: answer.get(name) or {} for name in _MAPPINGS}
-    return replace(blank, **told, preflight=tuple(answer.get("preflight") or ()))
+    return replace(
+        blank, **told, preflight=tuple(answer.get("preflight") or ()), simulated=bool(answer.get("simulated"))
+    )
 
 
 _SCALARS = ("backend", "version", "fingerprint", "uptime_s", "pid", "queue", "running", "kv_bytes")

@@ -20,7 +20,7 @@ def on_free_ports(fleet: Fleet, folder: Path) -> tuple[Fleet, dict[int, int]]:
     wanted = [port for host in fleet.hosts.values() for port in (host.port, host.kv_port) if port is not None]
     address = {port: host.address for host in fleet.hosts.values() for port in (host.port, host.kv_port) if port}
     taken = [port for port in wanted if port_taken(address[port], port)]
-    moved = dict(zip(taken, _free_ports([address[port] for port in taken], set(wanted)), strict=True))
+    moved = dict(zip(taken, free_ports([address[port] for port in taken], set(wanted)), strict=True))
     if not moved:
         return fleet, {}
 
@@ -33,7 +33,7 @@ def on_free_ports(fleet: Fleet, folder: Path) -> tuple[Fleet, dict[int, int]]:
     return load(copy), moved
 
 
-def _free_ports(addresses: list[str], avoid: set[int]) -> list[int]:
+def free_ports(addresses: list[str], avoid: set[int]) -> list[int]:
     """One port per address that nothing listens on now. All are held until all are found, so that none repeats."""
     held: list[socket.socket] = []
     ports: list[int] = []

@@ -33,6 +33,7 @@ from disagg.inference.route import Route
 from disagg.inference.types import Chunk, Completion, TokenLogprob
 
 FALLBACK_WARNING = "Using fallback mode - slower performance"
+SIMULATED_WARNING = "simulated: no model ran, the times are predicted and the text is noise"
 PREFILL_ATTEMPTS = 2
 ACCOUNT_S = 5.0  # for the prefill host's figures, once the answer is complete
 
@@ -240,6 +241,8 @@ async def _answer(
         warnings = (*warnings, f"{FALLBACK_WARNING}: {done['fallback']}")
     elif shipping is not None:
         warnings = (*warnings, *await _settle_account(shipping, trace))
+    if done.get("simulated"):
+        warnings = (*warnings, SIMULATED_WARNING)
     yield Completion("".join(texts), tuple(tokens), done["finish_reason"], metrics(trace), warnings)
 
 

@@ -39,6 +39,7 @@ class Metrics:
     prefill_speed = prompt_tokens / prefill_time. decode_speed = (completion_tokens - 1) / decode_time.
     hidden_transfer: seconds in which bytes moved while prefill still computed.
     decode_computed_tokens: prompt tokens that the decode host ran through the model itself.
+    simulated: no model ran; the servers played times that were predicted.
     """
 
     method: Method
@@ -59,6 +60,7 @@ class Metrics:
     exposed_transfer: float
     kv_bytes: int
     decode_computed_tokens: int
+    simulated: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

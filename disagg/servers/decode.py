@@ -157,7 +157,8 @@ class DecodeService(Service):
         self.counters.completion_tokens += answer.completion_tokens
         self.counters.computed_prompt_tokens += timing.computed_prompt_tokens
         parts = job.parts(queue_s, timing, kv.timing.accepted if kv else None)
-        closing = answer.done(len(job.tokens), parts, timing.computed_prompt_tokens, fallback=fallback)
+        figures = {"fallback": fallback, "simulated": self.host.simulated}
+        closing = answer.done(len(job.tokens), parts, timing.computed_prompt_tokens, **figures)
         logs.info("decoded", **closing[1])
         yield closing
 

@@ -179,8 +179,8 @@ class PrefillService(Service):
             await asyncio.wait((run,))
         self.counters.completion_tokens += answer.completion_tokens
         self.counters.computed_prompt_tokens += len(job.tokens)
-        queue_s = timing.submitted - job.tokenised
-        yield answer.done(len(job.tokens), job.parts(queue_s, timing, None), len(job.tokens))
+        parts = job.parts(timing.submitted - job.tokenised, timing, None)
+        yield answer.done(len(job.tokens), parts, len(job.tokens), simulated=self.host.simulated)
 
     async def _run_alone(self, job: Job, feed: TokenFeed, timing: DecodeTiming) -> None:
         try:

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from disagg.config import Fleet, Host
+from disagg.config import Fleet, Host, Model
+from disagg.engines.base import DecodeEngine, PrefillEngine
 from disagg.errors import ConfigError, FleetError, PortInUse
 from disagg.servers import logs
 from disagg.servers.app import Gate, build
@@ -42,18 +43,37 @@ def serve(fleet: Fleet, host: Host) -> int:
 def make_service(fleet: Fleet, host: Host) -> Service:
     """The service for the host's role, with its engine still to be loaded."""
     model = fleet.models[host.model]
-    source = model.sources[host.engine.name]
     if "prefill" in host.roles:
-        from disagg.engines.transformers_engine import TransformersPrefillEngine
         from disagg.servers.prefill import PrefillService
 
-        return PrefillService(fleet, host, lambda: TransformersPrefillEngine(source, model.context, host.engine))
+        return PrefillService(fleet, host, lambda: _prefill_engine(host, model))
     if "decode" in host.roles:
-        from disagg.engines.mlx_engine import MLXDecodeEngine
         from disagg.servers.decode import DecodeService
 
-        return DecodeService(fleet, host, lambda: MLXDecodeEngine(source, model.context, host.engine))
+        return DecodeService(fleet, host, lambda: _decode_engine(host, model))
     raise ConfigError(f"{host.name} has no role that serves a model", 'give it roles = ["prefill"] or ["decode"]')
+
+
+def _prefill_engine(host: Host, model: Model) -> PrefillEngine:
+    source, options = model.sources[host.engine.name], host.engine
+    if host.simulated:
+        from disagg.engines.simulated_prefill import SimulatedPrefillEngine
+
+        return SimulatedPrefillEngine(source, model.context, options, host.hardware or "")
+    from disagg.engines.transformers_engine import TransformersPrefillEngine
+
+    return TransformersPrefillEngine(source, model.context, options)
+
+
+def _decode_engine(host: Host, model: Model) -> DecodeEngine:
+    source, options = model.sources[host.engine.name], host.engine
+    if host.simulated:
+        from disagg.engines.simulated_decode import SimulatedDecodeEngine
+
+        return SimulatedDecodeEngine(source, model.context, options, host.hardware or "")
+    from disagg.engines.mlx_engine import MLXDecodeEngine
+
+    return MLXDecodeEngine(source, model.context, options)
 
 
 def listen(host: Host) -> socket.socket:

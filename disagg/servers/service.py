@@ -158,6 +158,7 @@ class Service(ABC):
             "backend": info.backend if info else None,
             "role": self.role,
             "host": self.host.name,
+            "simulated": self.host.simulated,
             "version": VERSION,
             "versions": info.versions if info else {},
             "fingerprint": info.fingerprint.to_json() if info else None,

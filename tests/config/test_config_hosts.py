@@ -21,7 +21,7 @@ MAC_ROLES = 'roles = ["decode"]\nmodel = "qwen:30b"'
 MAC_ENGINE = 'engine.name = "mlx"'
 HOST_KEYS = (
     "address, roles, model, port, engine, kv_port, data_address, connector, service, python, "
-    "site_packages, wired_limit_mb, queue_size, user, ssh_port, key"
+    "site_packages, wired_limit_mb, queue_size, user, ssh_port, key, hardware"
 )
 ROLES_EXAMPLE = 'roles = ["prefill"]'
 MODEL_EXAMPLE = 'model = "qwen3-coder:30b"'
@@ -189,7 +189,12 @@ def test_a_list_of_host_tables_is_refused(expect_fault: Expect) -> None:
             '"x" is not a value for roles',
             'one of "prefill", "decode", "gateway"',
         ),
-        (SPARK_ENGINE, 'name = «"torch"»', '"torch" is not a value for name', 'one of "transformers", "mlx"'),
+        (
+            SPARK_ENGINE,
+            'name = «"torch"»',
+            '"torch" is not a value for name',
+            'one of "transformers", "mlx", "simulated"',
+        ),
         (
             SPARK,
             SPARK + "\nconnector = «'shh'»",

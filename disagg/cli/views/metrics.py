@@ -29,7 +29,12 @@ _PART_STYLE = {
     "first_step": "green",
     "network": "cyan",
 }
-_PART_NAME = {"failed_attempts": "failed attempts", "exposed_transfer": "exposed transfer", "first_step": "first step", "network": "rest"}
+_PART_NAME = {
+    "failed_attempts": "failed attempts",
+    "exposed_transfer": "exposed transfer",
+    "first_step": "first step",
+    "network": "rest",
+}
 _BAR_CELLS = 36
 
 

@@ -1,0 +1,145 @@
+"""What a fleet could do, predicted: every model of hosts.toml on every pair of its machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from disagg.config import Fleet, Host
+from disagg.config.addresses import is_path
+from disagg.config.sizing import SHAPE, hardware_of, read_size, size_source
+from disagg.errors import UsageError
+from disagg.roofline import plan
+from disagg.roofline.devices import DEVICES, device
+from disagg.roofline.link import Link
+from disagg.roofline.plan import Forecast, Setup, Throughput
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The requests to plan for. batch: how many decode together."""
+
+    prompt_tokens: int = 8192
+    output_tokens: int = 256
+    batch: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """One model on one pair of machines: all of it predicted. hiding_gbit_s, crossover_tokens: None where there is
+    none. crowded: machines whose memory this traffic would not fit."""
+
+    model: str
+    setup: Setup
+    traffic: Traffic
+    disaggregated: Forecast
+    decode_alone: Forecast
+    prefill_alone: Forecast
+    int8: Forecast
+    crossover_tokens: int | None
+    hiding_gbit_s: float | None
+    throughput: Throughput
+    crowded: tuple[str, ...]
+
+    @property
+    def speedup_over_decode(self) -> float:
+        return self.decode_alone.total_s / self.disaggregated.total_s
+
+    @property
+    def speedup_over_prefill(self) -> float:
+        return self.prefill_alone.total_s / self.disaggregated.total_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, seconds and bytes; `predicted` is always true."""
+        setup = self.setup
+        forecasts = ("disaggregated", "decode_alone", "prefill_alone", "int8")
+        return {
+            "predicted": True,
+            "model": self.model,
+            "shape": setup.shape.name,
+            "prefill_device": {"name": setup.prefill_device.name, "basis": setup.prefill_device.basis},
+            "decode_device": {"name": setup.decode_device.name, "basis": setup.decode_device.basis},
+            "link_gbit_s": setup.link.gbit_s,
+            "kv_dtype": setup.dtype,
+            "chunk_tokens": setup.chunk_tokens,
+            **asdict(self.traffic),
+            **{name: _forecast_json(getattr(self, name)) for name in forecasts},
+            "speedup_over_decode_alone": self.speedup_over_decode,
+            "speedup_over_prefill_alone": self.speedup_over_prefill,
+            "crossover_prompt_tokens": self.crossover_tokens,
+            "transfer_hidden": self.disaggregated.hidden,
+            "link_gbit_s_that_hides": self.hiding_gbit_s,
+            "throughput": asdict(self.throughput),
+            "does_not_fit": list(self.crowded),
+        }
+
+
+def assess(model: str, setup: Setup, traffic: Traffic, context: int) -> Capacity:
+    """Predict all that is to be said about one model on one pair of machines. context: the longest request served."""
+    prompt, output = traffic.prompt_tokens, traffic.output_tokens
+    return Capacity(
+        model=model,
+        setup=setup,
+        traffic=traffic,
+        disaggregated=plan.disaggregated(setup, prompt, output),
+        decode_alone=plan.alone(setup, setup.decode_device, prompt, output),
+        prefill_alone=plan.alone(setup, setup.prefill_device, prompt, output),
+        int8=plan.disaggregated(replace(setup, wire="int8"), prompt, output),
+        crossover_tokens=plan.crossover(setup, output, max(prompt, context - output)),
+        hiding_gbit_s=plan.hiding_gbit_s(setup, prompt),
+        throughput=plan.throughput(setup, prompt, output, traffic.batch),
+        crowded=tuple(_crowded(setup, traffic)),
+    )
+
+
+def setups(
+    fleet: Fleet, models: Sequence[str], link: Link, prefill: str | None, decode: str | None
+) -> Iterator[tuple[str, Setup, int]]:
+    """(model, setup, context) for each model, by canonical name, on each pair of unlike machines that serve it.
+    prefill, decode: names of devices to put in place of what hosts.toml says. UsageError where it says nothing."""
+    for name in models:
+        model = fleet.models[name]
+        seen: set[tuple[str, str]] = set()
+        for source, sink in _pairs(fleet, name):
+            reader, writer = device(hardware_of(source, prefill)), device(hardware_of(sink, decode))
+            if (reader.name, writer.name) not in seen:
+                seen.add((reader.name, writer.name))
+                options = source.engine
+                setup = Setup(read_size(size_source(model)), reader, writer, link, options.dtype, options.chunk_tokens)
+                yield name, setup, model.context
+
+
+def is_size(name: str) -> bool:
+    """Whether this is no model of a fleet but a size: `shape:NAME`, or the path of a config.json or its folder."""
+    return name.startswith(SHAPE) or is_path(name)
+
+
+def hypothetical(name: str, link: Link, prefill: str | None, decode: str | None) -> tuple[str, Setup, int]:
+    """(name, setup, context) for a size on two named machines, whatever hosts.toml says."""
+    if prefill is None or decode is None:
+        raise UsageError(
+            f"on which machines would {name} run?",
+            f"give --prefill-device and --decode-device, of {', '.join(DEVICES)}",
+        )
+    sizes = read_size(name)
+    return name, Setup(sizes, device(prefill), device(decode), link), sizes.context
+
+
+def _pairs(fleet: Fleet, model: str) -> list[tuple[Host, Host]]:
+    pairs = [(a, b) for a in fleet.serving(model, "prefill") for b in fleet.serving(model, "decode")]
+    if not pairs:
+        raise UsageError(f"{model} has no pair of a prefill and a decode host in {fleet.path.name}", "add the other")
+    return pairs
+
+
+def _crowded(setup: Setup, traffic: Traffic) -> Iterator[str]:
+    context = traffic.prompt_tokens + traffic.output_tokens
+    for machine, batch in ((setup.prefill_device, 1), (setup.decode_device, traffic.batch)):
+        needed = plan.memory_gb(setup, context, batch)
+        if needed > machine.memory_gb:
+            yield f"{machine.name} ({needed:.0f} of {machine.memory_gb:g} GB)"
+
+
+def _forecast_json(forecast: Forecast) -> dict[str, float]:
+    return {**asdict(forecast), "ttft_s": forecast.ttft_s, "total_s": forecast.total_s}

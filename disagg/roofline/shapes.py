@@ -1,0 +1,173 @@
+"""Models as a roofline sees them: how many parameters a token meets, and how many bytes its KV takes.
+
+Shapes come from the models' own config.json files; `checkpoint.read` makes one from such a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from disagg.errors import UsageError
+
+ITEMSIZE: Final[Mapping[str, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+GATED = 3  # matrices of one gated feed-forward block: gate, up, down
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder with grouped-query attention and gated feed-forward blocks, dense or a mixture of experts.
+
+    windows: per layer, tokens that attention sees; None for all. feed_forward: width of the dense block, 0 where
+    there is none. experts, experts_per_token, expert_width: of the mixture in every layer. weight_bits, expert_bits:
+    bits per parameter as served, scales included. context: tokens the model was trained for.
+    """
+
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    windows: tuple[int | None, ...]
+    feed_forward: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_width: int = 0
+    tied: bool = False
+    weight_bits: float = 16.0
+    expert_bits: float = 16.0
+    context: int = 131072
+    hub_ids: tuple[str, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        return len(self.windows)
+
+    @property
+    def qkv_params(self) -> int:
+        """Parameters of one layer's query, key and value projections."""
+        return self.hidden * self.head_dim * (self.heads + 2 * self.kv_heads)
+
+    @property
+    def dense_params(self) -> int:
+        """Parameters of one layer that every token meets: attention, router, dense feed-forward."""
+        output = self.hidden * self.head_dim * self.heads
+        return self.qkv_params + output + self.hidden * self.experts + GATED * self.hidden * self.feed_forward
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters of one expert of one layer."""
+        return GATED * self.hidden * self.expert_width
+
+    @property
+    def head_params(self) -> int:
+        """Parameters of the output head, which only tokens with wanted logits meet."""
+        return self.hidden * self.vocab
+
+    @property
+    def total_params(self) -> int:
+        """All matrices; norms and biases are left out."""
+        per_layer = self.dense_params + self.experts * self.expert_params
+        return self.layers * per_layer + self.head_params * (1 if self.tied else 2)
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one decoded token is multiplied with."""
+        per_layer = self.dense_params + self.experts_per_token * self.expert_params
+        return self.layers * per_layer + self.head_params
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights as served."""
+        experts = self.layers * self.experts * self.expert_params
+        return (self.total_params - experts) * self.weight_bits / 8 + experts * self.expert_bits / 8
+
+    def rows(self, layer: int, tokens: int) -> int:
+        """Tokens of which this layer keeps KV once `tokens` were read."""
+        window = self.windows[layer]
+        return tokens if window is None else min(tokens, window)
+
+    def row_bytes(self, dtype: str) -> int:
+        """Bytes of one token's keys and values in one layer."""
+        return 2 * self.kv_heads * self.head_dim * ITEMSIZE[dtype]
+
+    def kv_bytes(self, tokens: int, dtype: str) -> int:
+        """Bytes of KV of a prompt of this many tokens."""
+        return self.row_bytes(dtype) * sum(self.rows(layer, tokens) for layer in range(self.layers))
+
+    def distinct_experts(self, tokens: float) -> float:
+        """How many experts of a layer these tokens are expected to meet, if each chose at random."""
+        if not self.experts:
+            return 0.0
+        missed: float = (1.0 - self.experts_per_token / self.experts) ** tokens
+        return self.experts * (1.0 - missed)
+
+
+def shape(name: str) -> ModelShape:
+    """The shape of this name; UsageError lists those there are."""
+    if name in SHAPES:
+        return SHAPES[name]
+    raise UsageError(f"no model shape {name!r} is known", f"there are {', '.join(SHAPES)}")
+
+
+def matching(*labels: str) -> ModelShape | None:
+    """The known shape that one of these labels (model names, hub ids, folder names) speaks of, None where none does."""
+    for label in labels:
+        words = _plain(label)
+        for known in SHAPES.values():
+            if any(_plain(name) in words for name in (known.name, *(hub.split("/")[-1] for hub in known.hub_ids))):
+                return known
+    return None
+
+
+def _plain(label: str) -> str:
+    """Letters and digits only: `Qwen3-Coder-30B` and `qwen3-coder:30b` are one."""
+    return re.sub(r"[^a-z0-9]", "", label.lower())
+
+
+def _alternating(layers: int, window: int) -> tuple[int | None, ...]:
+    """gpt-oss: sliding and full layers in turn."""
+    return tuple(window if layer % 2 == 0 else None for layer in range(layers))
+
+
+# 8.5 bits: int8 in groups of 64 with a float16 scale and bias each. 4.25: MXFP4, one 8-bit scale for 32 weights.
+SHAPES: Final[Mapping[str, ModelShape]] = {
+    entry.name: entry
+    for entry in (
+        ModelShape("llama-3.1-8b", 4096, 32, 8, 128, 128256, (None,) * 32, feed_forward=14336),
+        ModelShape("llama-3.3-70b", 8192, 64, 8, 128, 128256, (None,) * 80, feed_forward=28672, weight_bits=8.5),
+        ModelShape("qwen3-8b", 4096, 32, 8, 128, 151936, (None,) * 36, feed_forward=12288, context=40960),
+        ModelShape(
+            "qwen3-coder-30b",
+            *(2048, 32, 4, 128, 151936, (None,) * 48),
+            experts=128,
+            experts_per_token=8,
+            expert_width=768,
+            weight_bits=8.5,
+            expert_bits=8.5,
+            context=262144,
+            hub_ids=("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B"),
+        ),
+        ModelShape(
+            "gpt-oss-120b",
+            *(2880, 64, 8, 64, 201088, _alternating(36, 128)),
+            experts=128,
+            experts_per_token=4,
+            expert_width=2880,
+            weight_bits=8.5,
+            expert_bits=4.25,
+        ),
+        ModelShape(
+            "gpt-oss-20b",
+            *(2880, 64, 8, 64, 201088, _alternating(24, 128)),
+            experts=32,
+            experts_per_token=4,
+            expert_width=2880,
+            weight_bits=8.5,
+            expert_bits=4.25,
+        ),
+    )
+}

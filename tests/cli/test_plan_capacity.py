@@ -1,0 +1,62 @@
+"""`disagg plan-capacity`: every line says that it is predicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commandline import run, write_fleet
+
+SHIPPED = Path(__file__).parents[2] / "hosts.toml"
+RULE = "─"
+
+
+def test_every_line_says_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--config", SHIPPED, "plan-capacity", "--link-gbps", 1) == 0
+    shown = capsys.readouterr().out
+    tables = ("handed over", "dgx-spark alone", "m4-max alone", "m3-ultra alone", RULE, "predicted")
+    lines = [line for line in shown.splitlines() if line.strip()]
+    assert all(line.startswith(tables) for line in lines)
+    assert sum(line.startswith("predicted ") for line in lines) == 2  # the head of each table
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_a_size_needs_no_hosts_toml(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = ("-m", "shape:llama-3.1-8b", "--prefill-device", "dgx-spark", "--decode-device", "m3-ultra")
+    assert run("plan-capacity", *sizes, "--output-tokens", 32, "--json") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["predicted"] is True
+    assert body["results"][0]["disaggregated"]["total_s"] == pytest.approx(2.32, rel=0.1)
+
+
+def test_aliases_and_other_machines_work(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("-m", "qwen", "--prefill-device", "h100-sxm", "--decode-device", "m2-ultra", "--json")
+    assert run("--config", SHIPPED, "plan-capacity", *options) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert (result["model"], result["prefill_device"]["name"]) == ("qwen3-coder:30b", "h100-sxm")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-m", "nothing"), "no model"),
+        (("--prefill-device", "m9"), "no device 'm9'"),
+        (("-m", "shape:nothing", "--prefill-device", "dgx-spark", "--decode-device", "m4-max"), "no model shape"),
+        (("-m", "./nothing", "--prefill-device", "dgx-spark", "--decode-device", "m4-max"), "cannot be read"),
+        (("-m", "shape:qwen3-8b"), "on which machines"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_error(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    assert run("--config", SHIPPED, "plan-capacity", *options) != 0
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_fleet_that_says_too_little_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run("--config", write_fleet(tmp_path), "plan-capacity") == 2
+    assert "what machine is prefill-1" in capsys.readouterr().err

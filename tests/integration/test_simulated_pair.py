@@ -1,0 +1,80 @@
+"""A simulated pair through the real servers, wire and client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from disagg.errors import ContextLengthExceeded
+from tests.fleets import RunningFleet, running, wait_until
+from tests.simulated import ROW_BYTES, write_simulated
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    with running(write_simulated(tmp_path_factory.mktemp("simulated"), decode="m4-max")) as fleet:
+        yield fleet
+
+
+def nothing_held(fleet: RunningFleet) -> bool:
+    figures = [fleet.status(name) for name in ("m-prefill", "m-decode")]
+    return all((status["kv_bytes"], status["running"], status["queue"]) == (0, 0, 0) for status in figures)
+
+
+def test_a_handed_over_request_ships_every_byte_and_counts_every_token(fleet: RunningFleet) -> None:
+    with fleet.client() as client:
+        answer = client.generate("m", tokens=list(range(1001)), max_tokens=24)
+    metrics = answer.metrics
+    assert (metrics.method, metrics.prompt_tokens, metrics.completion_tokens) == ("disaggregated", 1001, 24)
+    assert metrics.kv_bytes == 1000 * ROW_BYTES
+    assert metrics.decode_computed_tokens == 1
+    assert len(answer.tokens) == 24
+    wait_until(lambda: nothing_held(fleet), PATIENCE_S, "both hosts to hold nothing")
+
+
+def test_every_route_gives_one_answer_and_says_simulated(fleet: RunningFleet) -> None:
+    with fleet.client() as client:
+        answers = [
+            client.generate("m", "def f():", max_tokens=16, alone=alone) for alone in (None, "decode", "prefill")
+        ]
+    assert len({answer.text for answer in answers}) == 1
+    assert [answer.metrics.method for answer in answers] == ["disaggregated", "decode-alone", "prefill-alone"]
+    for answer in answers:
+        assert answer.metrics.simulated
+        assert any(warning.startswith("simulated") for warning in answer.warnings)
+
+
+def test_health_and_status_say_simulated(fleet: RunningFleet) -> None:
+    for name, backend in (("m-prefill", "simulated/h200-sxm"), ("m-decode", "simulated/m4-max")):
+        status = fleet.status(name)
+        assert (status["simulated"], status["backend"]) == (True, backend)
+
+
+def test_a_cancelled_request_leaves_nothing_behind(fleet: RunningFleet) -> None:
+    with fleet.client() as client:
+        stream = client.stream("m", tokens=[1] * 2000, max_tokens=10_000)
+        next(stream)
+        assert fleet.status("m-decode")["kv_bytes"] >= 2000 * ROW_BYTES
+        stream.close()  # type: ignore[attr-defined]
+        wait_until(lambda: nothing_held(fleet), PATIENCE_S, "both hosts to hold nothing")
+
+
+def test_a_request_cancelled_while_it_is_read_leaves_nothing_behind(fleet: RunningFleet, tmp_path: Path) -> None:
+    with (
+        running(write_simulated(tmp_path, prefill="m4-max", chunk_tokens=256)) as slow,
+        slow.client() as client,
+        pytest.raises(Exception, match="no full answer within"),
+    ):
+        # 16000 tokens of 0.55e9 parameters are over a second of a M4 Max.
+        client.generate("m", tokens=[1] * 16000, max_tokens=4, timeout=0.5)
+    with fleet.client() as client:
+        assert client.generate("m", "x", max_tokens=1).metrics.completion_tokens == 1
+
+
+def test_the_context_is_that_of_hosts_toml(fleet: RunningFleet) -> None:
+    with fleet.client() as client, pytest.raises(ContextLengthExceeded):
+        client.generate("m", tokens=[1] * 16380, max_tokens=16)

@@ -1,0 +1,48 @@
+"""A simulated fleet for tests: a model that is heavy to read and whose KV is light, so that times are long and bytes
+few."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.fleets import free_ports
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 8192,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "torch_dtype": "bfloat16",
+}
+ROW_BYTES = 8 * 2 * 2 * 64 * 2
+"""KV of one token: layers, keys and values, heads, dim, bfloat16."""
+
+
+def write_config(folder: Path, **changes: object) -> Path:
+    """The model's config.json, as a source for simulated engines."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**CONFIG, **changes}))
+    return path
+
+
+def write_simulated(
+    folder: Path, *, chunk_tokens: int = 512, prefill: str = "h200-sxm", decode: str = "h200-sxm"
+) -> Path:
+    """hosts.toml with the hosts m-prefill and m-decode; the default machines are fast."""
+    source, ports = write_config(folder), free_ports(3)
+    engine = f'engine = {{name = "simulated", chunk_tokens = {chunk_tokens}}}'
+    shared = 'address = "127.0.0.1"\nmodel = "m"\nconnector = "local"\nservice = "process"'
+    path = folder / "hosts.toml"
+    path.write_text(
+        f'[fleet]\nname = "simulated-test"\n[models.m]\ncontext = 16384\nsources = {{simulated = "{source}"}}\n'
+        f'[hosts.m-prefill]\n{shared}\nroles = ["prefill"]\nport = {ports[0]}\nhardware = "{prefill}"\n{engine}\n'
+        f'[hosts.m-decode]\n{shared}\nroles = ["decode"]\nport = {ports[1]}\nkv_port = {ports[2]}\n'
+        f'hardware = "{decode}"\n{engine}\n'
+    )
+    return path
