@@ -114,7 +114,7 @@ def test_where_a_mode_completes_nothing_the_exit_code_is_1(bench, capsys):
         (["--report", "/"], "cannot write /"),
         (["--workload", "mooncake"], "the workload mooncake needs a file"),
         (["--workload", "sharegpt", "-f", "/no/such"], "cannot read /no/such"),
-        (["--prompt-tokens", "4000"], "over the model's context of 2,048 tokens"),
+        (["--prompt-tokens", "4090"], "over the model's context of 4,096 tokens"),
         (["-m", "nope"], 'no model "nope"'),
     ],
 )
