@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from pathlib import Path
 
 from disagg.config import Fleet
@@ -35,14 +36,18 @@ def fleet_token(fleet: Fleet) -> str:
 
 
 def read_token(path: Path) -> str:
-    """The token in this file. ConfigError where there is none."""
+    """The token in this file. ConfigError where there is none, and where other users of this machine can read it."""
     try:
-        token = path.read_text(encoding="utf-8", errors="replace").strip()
+        with path.open(encoding="utf-8", errors="replace") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.read().strip()
     except OSError as error:
         raise ConfigError(
             f"cannot read the fleet token from {path}: {error.strerror}",
             "start the fleet with `disagg start`, which makes one, or set token_file in hosts.toml",
         ) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"other users have access to the fleet's token file {path}", f"chmod 600 {path}")
     if not token.isascii() or not token.isprintable() or len(token) < 16:
         raise ConfigError(f"{path} holds no usable token", "it must be at least 16 printable ASCII characters")
     return token

@@ -51,6 +51,7 @@ class RunningFleet:
 
     def start(self, host: Host) -> None:
         """Start the server of one host; does not wait."""
+        (self.folder / "token").chmod(0o600)
         with (self.folder / f"{host.name}.log").open("ab") as log:
             self.processes[host.name] = subprocess.Popen(
                 [sys.executable, "-m", "disagg.servers", "--config", str(self.fleet.path), "--host", host.name],
@@ -86,6 +87,7 @@ class RunningFleet:
 def running(path: Path, *names: str) -> Iterator[RunningFleet]:
     """The fleet of this hosts.toml with its servers (or just those named) up; all are stopped at the end."""
     (path.parent / "token").write_text(TOKEN)
+    (path.parent / "token").chmod(0o600)
     fleet = RunningFleet(load(path), path.parent)
     hosts = [fleet.fleet.hosts[name] for name in names or fleet.fleet.hosts]
     with ExitStack() as stack:

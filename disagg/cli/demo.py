@@ -17,8 +17,8 @@ from disagg.cli.context import settings, stderr, stdout
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from disagg.bench.comparison import Comparison
     from disagg.cli.asking import Answer
-    from disagg.cli.views.metrics import Comparison
     from disagg.config import Fleet
     from disagg.fleet.health import HostStatus
     from disagg.fleet.state import State
@@ -113,8 +113,8 @@ def _running(fleet: Fleet, folder: Path, timeout: float) -> Iterator[State]:
 def _compare(fleet: Fleet, state: State, prompt: str, max_tokens: int, live: bool) -> Run:
     import asyncio
 
+    from disagg.bench.comparison import Comparison
     from disagg.cli.asking import Answer, ask
-    from disagg.cli.views.metrics import Comparison
     from disagg.fleet.health import poll
     from disagg.inference.client import AsyncClient
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
     from disagg.cli.context import Settings
 
 
+class DTypeName(StrEnum):
+    """disagg.config.DType as a choice on the command line."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
 def verify(
     context: typer.Context,
     *,
@@ -21,7 +30,7 @@ def verify(
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the answer.")] = None,
     chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens per prefill chunk.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    dtype: Annotated[DTypeName | None, typer.Option(help="Of weights, KV and compute.")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 1800.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:

@@ -63,14 +63,18 @@ class PrefillTiming:
 
 @dataclass(slots=True)
 class DecodeTiming:
-    """time.monotonic() on the decode host as a request passes: inserted into the engine, cache built (ingest),
-    first token out. `computed_prompt_tokens`: prompt tokens this host ran through the model itself
-    (1 after a hand-off, all of them alone)."""
+    """time.monotonic() on the decode host as a request passes.
+
+    submitted -> started: waiting for the engine's thread, at most one step of the batch and others' ingest;
+    started -> ingested: building the caches of its own received KV, next to nothing without one;
+    ingested -> first_token: its first step, in one batch with whatever else runs, a chunk of others' prompts included.
+    `computed_prompt_tokens`: prompt tokens this host ran through the model itself (1 after a hand-off, all of them
+    alone)."""
 
     submitted: float = 0.0
+    started: float = 0.0
     ingested: float = 0.0
     first_token: float = 0.0
-    finished: float = 0.0
     computed_prompt_tokens: int = 0
 
 
@@ -161,7 +165,7 @@ class DecodeEngine(Protocol):
         ...
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
-        """Queue a request; its tokens arrive at the listener."""
+        """Queue a request; its tokens arrive at the listener. ModelError where the engine is no longer alive."""
         ...
 
     def cancel(self, request_id: str) -> None:
@@ -174,12 +178,18 @@ class DecodeEngine(Protocol):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV that running and queued requests hold in the engine."""
+        """Bytes of KV in the engine's own caches. Received buffers, also of requests that wait to be ingested, are not
+        among them: they are the receiver's to count until they are released."""
         ...
 
     @property
     def running(self) -> int:
         """Requests in the engine, queued or decoding."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine's thread has ended, for whatever reason: no request will be served any more."""
         ...
 
     def close(self) -> None:

@@ -52,8 +52,12 @@ class MLXDecodeEngine:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV: received and waiting, plus the batch's caches with their padding. 0 when nothing runs."""
+        """Bytes of the batch's caches, with their padding. 0 when nothing runs."""
         return self._loop.kv_bytes
+
+    @property
+    def alive(self) -> bool:
+        return self._loop.alive
 
     @property
     def running(self) -> int:
@@ -61,7 +65,8 @@ class MLXDecodeEngine:
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request. RequestError for bad sampling values or an id already here, LayoutMismatch where the KV is
-        not this model's or not of tokens[:-1], Overloaded when too many wait, Cancelled after close."""
+        not this model's or not of tokens[:-1], Overloaded when too many wait, Cancelled after close,
+        ModelError where the engine's thread has died."""
         if not request.tokens:
             raise RequestError("the prompt is empty", "give at least one token")
         mlx_sampling.validate(request.sampling)

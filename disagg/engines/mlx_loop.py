@@ -4,7 +4,9 @@ Rules it keeps
 - A listener is called with its job's lock held, and only while the job is open; `cancel` closes the job under that
   lock, so no call begins afterwards.
 - A job whose last token is handed out has already left every counter and cache.
-- A failing step fails the requests of the batch, not the engine: the generator is built anew.
+- A failing command fails by itself. A failing step fails the requests of the batch, not the engine: the generator is
+  built anew.
+- However the thread ends, every request and every caller that waits for it hears of it; afterwards `alive` is False.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +25,7 @@ import mlx.core as mx
 
 from disagg.config import EngineOptions
 from disagg.engines.base import Token
-from disagg.engines.mlx_batch import Batch, Job, release_memory
+from disagg.engines.mlx_batch import Batch, Job, bound_memory, release_memory
 from disagg.engines.mlx_load import select_device
 from disagg.engines.mlx_mends import Mend
 from disagg.engines.mlx_prepare import Prepared, prepare
@@ -38,18 +41,27 @@ MAX_REQUESTS = 1024
 _READING_STEPS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Something for the thread to do; `fail` tells whoever asked for it that it could not be done."""
+
+    run: Callable[[], object]
+    fail: Callable[[DisaggError], object]
+
+
 class Loop:
     """Commands from any thread, work on one."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
         self._wake = threading.Condition()
-        self._commands: deque[Callable[[], None]] = deque()  # bounded: at most two per job, and one per waiting caller
+        self._commands: deque[_Command] = deque()  # bounded: at most two per job, and one per waiting caller
         self._jobs: dict[str, Job] = {}
-        self._waiting_bytes = 0  # received, not yet built into caches
         self._batch_bytes = 0
         self._steps = 0
+        self._serving = False
         self._closed = False
+        self._broken: str | None = None  # what ended the thread, where close() did not
         self._thread: threading.Thread | None = None
 
     def start(self, source: str | Path, *, context: int, mends: Sequence[Mend]) -> Prepared:
@@ -61,9 +73,14 @@ class Loop:
         return ready.result()
 
     @property
+    def alive(self) -> bool:
+        with self._wake:
+            return self._serving and not self._closed
+
+    @property
     def kv_bytes(self) -> int:
         with self._wake:
-            return self._waiting_bytes + self._batch_bytes
+            return self._batch_bytes
 
     @property
     def running(self) -> int:
@@ -78,8 +95,7 @@ class Loop:
             if len(self._jobs) >= MAX_REQUESTS:
                 raise Overloaded(f"{MAX_REQUESTS} requests are already in the decode engine", "try again later")
             self._jobs[job.id] = job
-            self._waiting_bytes += _nbytes(job)
-            self._post(lambda: self._insert(job))
+            self._post(lambda: self._insert(job), lambda error: self._fail(job, error))
 
     def cancel(self, request_id: str) -> None:
         with self._wake:
@@ -90,14 +106,14 @@ class Loop:
             job.open = False
         with self._wake:
             self._forget(job)
-            self._post(lambda: self._remove(job))
+            self._post(lambda: self._remove(job), lambda error: None)  # its caller asked for nothing but silence
 
     def call(self, function: Callable[[Any], _Result]) -> _Result:
         """Run `function(model)` on the thread, between two steps, and wait for its result."""
         future: Future[_Result] = Future()
         with self._wake:
             self._require_open()
-            self._post(lambda: self._answer(future, function))
+            self._post(lambda: future.set_result(function(self._prepared.model)), future.set_exception)
         return future.result()
 
     def close(self) -> None:
@@ -109,10 +125,16 @@ class Loop:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise Cancelled("the decode engine is closed", "start the server again")
+            raise self._ended()
 
-    def _post(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
+    def _ended(self) -> DisaggError:
+        """Why nothing is done any more: an error of its own for each who asks."""
+        if self._broken is not None:
+            return ModelError(f"the decode engine's thread ended: {self._broken}", "restart the decode server")
+        return Cancelled("the decode engine is closed", "start the server again")
+
+    def _post(self, run: Callable[[], object], fail: Callable[[DisaggError], object]) -> None:
+        self._commands.append(_Command(run, fail))
         self._wake.notify()
 
     def _forget(self, job: Job) -> None:
@@ -126,6 +148,7 @@ class Loop:
             device = select_device(self._options.device)
             self._stream = mx.new_thread_local_stream(device)
             with mx.stream(self._stream):
+                bound_memory()
                 prepared = prepare(source, self._options, context=context, device=device, mends=mends)
                 self._prepared = prepared
                 self._batch = self._new_batch()
@@ -135,11 +158,16 @@ class Loop:
                 self._closed = True
             ready.set_exception(error)
             return
+        with self._wake:
+            self._serving = True
         ready.set_result(prepared)
         with mx.stream(self._stream):
             try:
                 self._run()
-            finally:  # whatever ends the thread, nobody is left waiting
+            except BaseException as error:  # noqa: BLE001 - above is only the interpreter; whoever waits must hear of it
+                _log.critical("the decode engine's thread ended", exc_info=error)
+                self._broken = f"{type(error).__name__}: {error}"
+            finally:
                 self._stop()
 
     def _new_batch(self) -> Batch:
@@ -152,101 +180,100 @@ class Loop:
         )
 
     def _run(self) -> None:
-        while not self._closed:
-            self._carry_out(self._take())
-            if len(self._batch):
-                self._step()
-            if not len(self._batch):
-                release_memory()
+        while (waiting := self._wait()) is not None:
+            try:
+                self._turn(waiting)
+            except Exception as error:  # noqa: BLE001 - else the engine would take every later request along
+                self._rebuild(error)
 
-    def _take(self) -> list[Callable[[], None]]:
-        """The commands that wait; sleeps until there is something to do."""
+    def _wait(self) -> int | None:
+        """Sleep until there is something to do; how many commands wait, None once the engine is closed."""
         with self._wake:
             while not self._commands and not self._closed and not len(self._batch):
                 self._wake.wait()
-            commands = list(self._commands)
-            self._commands.clear()
-        return commands
+            return None if self._closed else len(self._commands)
 
-    @staticmethod
-    def _carry_out(commands: Sequence[Callable[[], None]]) -> None:
-        """In a frame of its own: a sleeping loop must not keep the last command, and with it a whole KV, alive."""
-        for command in commands:
-            command()
+    def _turn(self, commands: int) -> None:
+        """Carry out this many commands and take one step."""
+        for _ in range(commands):
+            self._carry_out()
+        if commands:
+            self._settle()
+        if len(self._batch):
+            self._step()
+        if not len(self._batch):
+            release_memory()
+
+    def _carry_out(self) -> None:
+        """The first command. In a frame of its own: a sleeping loop must not keep it, and a whole KV with it, alive."""
+        with self._wake:
+            command = self._commands.popleft()
+        try:
+            command.run()
+        except Exception as error:  # noqa: BLE001 - whatever mlx raises for one command is that command's error
+            command.fail(_as_disagg(error, "the decode engine could not do as asked"))
+        except BaseException:  # the thread ends: the rest of the commands hear of it from _stop
+            with self._wake:
+                self._commands.appendleft(command)
+            raise
 
     def _stop(self) -> None:
+        """Tell everybody who waits, and let go of every cache."""
         with self._wake:
-            self._closed = True
+            self._closed, self._serving = True, False
             commands, jobs = list(self._commands), list(self._jobs.values())
             self._commands.clear()
             self._jobs.clear()
+            self._batch_bytes = 0
         for job in jobs:
-            self._fail(job, Cancelled("the decode engine was closed", "send the request again"))
-        self._carry_out(commands)  # jobs are closed by now, and calls answer that the engine is
+            self._fail(job, self._ended())
+        for command in commands:
+            command.fail(self._ended())
         self._batch.close()
-        self._batch = self._new_batch()
-        self._settle()
-
-    def _answer(self, future: Future[_Result], function: Callable[[Any], _Result]) -> None:
-        try:
-            self._require_open()
-            future.set_result(function(self._prepared.model))
-        except Exception as error:  # noqa: BLE001 - raised again by call(), on the caller's thread
-            future.set_exception(error)
 
     def _insert(self, job: Job) -> None:
-        held = _nbytes(job)
         try:
             if job.open:
+                job.timing.started = time.monotonic()
                 caches = self._batch.build(job)
                 job.timing.ingested = time.monotonic()
-                self._batch.insert(job, caches)
-        except Exception as error:  # noqa: BLE001 - whatever mlx raises for this request is this request's error
-            self._batch.remove(job)
-            self._fail(job, _as_disagg(error, "the decode engine could not take the request"))
+                self._batch.insert(job, caches)  # the job is in by its last act: a failure leaves nothing of it behind
         finally:
             job.kv = None
-            self._settle(released=held)
 
     def _remove(self, job: Job) -> None:
-        self._batch.remove(job)
-        self._settle()
+        try:
+            self._batch.remove(job)
+        except Exception as error:  # noqa: BLE001 - a batch that was taken apart halfway would answer wrongly
+            self._rebuild(error)
 
     def _step(self) -> None:
-        try:
-            handed_out = self._batch.step()
-        except Exception as error:  # noqa: BLE001 - an engine that dies of one step would take every later request along
-            self._rebuild(error)
-            return
+        handed_out = self._batch.step()
         finished = [job for job, token in handed_out if token.finish]
         self._batch.forget(finished)
         self._steps += 1
         if finished or self._steps % _READING_STEPS == 0:
             self._settle(finished)
-        for job, token in handed_out:
-            self._deliver(job, token)
+        unheard = [job for job, token in handed_out if not self._deliver(job, token)]
+        for job in unheard:
+            self._remove(job)
+        if unheard:
+            self._settle(unheard)
 
-    def _deliver(self, job: Job, token: Token) -> None:
-        now = time.monotonic()
-        job.timing.first_token = job.timing.first_token or now
-        if token.finish:
-            job.timing.finished = now
+    def _deliver(self, job: Job, token: Token) -> bool:
+        """Hand out the token; False where its listener broke."""
+        job.timing.first_token = job.timing.first_token or time.monotonic()
         with job.lock:
             if not job.open:
-                return
+                return True
             job.open = token.finish is None
             try:
                 job.listener.on_tokens((token,), job.timing)
             except Exception:  # noqa: BLE001 - a broken listener ends its own request only
                 _log.exception("the listener of request %s failed; the request is dropped", job.id)
                 job.open = False
-        if not job.open and not token.finish:
-            self._drop(job)
-
-    def _drop(self, job: Job) -> None:
-        with self._wake:
-            self._forget(job)
-        self._remove(job)
+                return False
+        return True
 
     def _fail(self, job: Job, error: DisaggError) -> None:
         with self._wake:
@@ -261,27 +288,23 @@ class Loop:
                 _log.exception("the listener of request %s failed", job.id)
 
     def _rebuild(self, error: Exception) -> None:
-        """Fail every request of the batch and start with an empty one."""
-        _log.error("a decode step failed; %d requests are lost", len(self._batch), exc_info=error)
-        jobs = self._batch.jobs
+        """Fail every request of the batch, finished but unheard ones included, and start with an empty one."""
+        with self._wake:
+            lost = [job for job in self._jobs.values() if job.uid is not None]
+        _log.error("a decode step failed; %d requests are lost", len(lost), exc_info=error)
         self._batch.close()
         self._batch = self._new_batch()
         self._settle()
-        for job in jobs:
+        for job in lost:
             self._fail(job, _as_disagg(error, "a decode step failed"))
 
-    def _settle(self, gone: Sequence[Job] = (), *, released: int = 0) -> None:
-        """Bring the counters up to date after jobs came or went. `released`: received bytes no longer waiting."""
+    def _settle(self, gone: Sequence[Job] = ()) -> None:
+        """Bring the counters up to date after jobs came or went."""
         nbytes = self._batch.nbytes
         with self._wake:
             self._batch_bytes = nbytes
-            self._waiting_bytes -= released
             for job in gone:
                 self._forget(job)
-
-
-def _nbytes(job: Job) -> int:
-    return 0 if job.kv is None else job.kv.nbytes
 
 
 def _as_disagg(error: Exception, what: str) -> DisaggError:

@@ -43,7 +43,8 @@ _MAX_ANSWER = 1 << 20
 class HostStatus:
     """One server as seen from this machine. Bytes, seconds; None where the server does not say.
 
-    `utilisation`: of the device, 0 to 1. `why` and `mend` are empty for a healthy host.
+    `device`: its name, `cpu_percent` of the whole machine (0 to 100), and `utilisation` of the accelerator (0 to 1)
+    where the server knows it. `why` and `mend` are empty for a healthy host.
     """
 
     host: str
@@ -128,8 +129,9 @@ async def _poll(client: httpx.AsyncClient, host: Host, state: State, timeout_s: 
                 answer = status if isinstance(status, dict) else answer
     except (httpx.HTTPError, TimeoutError) as error:
         return _silent(blank, host, state, error, timeout_s)
-    if answer in (401, {"status": "ok"}):
-        why = f"{host.url} does not take the token in {state.token_file}"
+    if answer == 401 or _bare(answer):
+        told = f", and says only that it is {answer['status']}" if isinstance(answer, dict) else ""
+        why = f"{host.url} does not take the token in {state.token_file}{told}"
         mend = "put the same token file on both machines, or stop a server that another fleet file started"
         return replace(blank, state="unauthorised", why=why, mend=mend)
     if not isinstance(answer, dict) or "status" not in answer:
@@ -141,6 +143,11 @@ async def _poll(client: httpx.AsyncClient, host: Host, state: State, timeout_s: 
             mend=f"stop that process, or give {host.name} another port in hosts.toml",
         )
     return _judge(_filled(blank, answer), host, state, answer)
+
+
+def _bare(answer: dict[str, Any] | int | None) -> bool:
+    """Whether this is all that a server of ours tells a caller without its token: that it lives."""
+    return isinstance(answer, dict) and answer.get("status") in ("ok", "loading", "draining") and "host" not in answer
 
 
 async def _get(client: httpx.AsyncClient, url: str) -> dict[str, Any] | int | None:

@@ -2,7 +2,6 @@
 
 $XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
     token         the fleet's shared secret (0600), where hosts.toml names no token_file
-    hosts.toml    a copy of the file that the last start used
     <host>.pid    which process is this host's server (JSON)
     <host>.log    what that process wrote; <host>.log.1 is the run before
     lock          held while a command starts or stops servers
@@ -14,7 +13,6 @@ import fcntl
 import json
 import os
 import secrets
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,29 +53,20 @@ class State:
         return State(folder, fleet.token_file or folder / "token")
 
     def prepare(self, fleet: Fleet) -> None:
-        """Make the folder, the token where it is ours to make, and the copy of hosts.toml."""
+        """Make the folder, and the token where it is ours to make; ConfigError where it is not usable."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ensure_token()
-        if fleet.path.is_file():
-            _write_private(self.folder / "hosts.toml", fleet.path.read_text(encoding="utf-8"))
 
     def ensure_token(self) -> str:
-        """The fleet's shared secret; made if it is ours to make and not there. FleetError if others can read it."""
+        """The fleet's shared secret; made if it is ours to make and not there. ConfigError if others can read it."""
         if self.token_file == self.folder / "token" and not self.token_file.exists():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write_private(self.token_file, secrets.token_hex(32) + "\n")
-        self._require_private_token()
         return self.token()
 
     def token(self) -> str:
         """The fleet's shared secret; ConfigError where there is none."""
         return read_token(self.token_file)
-
-    def _require_private_token(self) -> None:
-        self.token()
-        if stat.S_IMODE(self.token_file.stat().st_mode) & 0o077:
-            path = self.token_file
-            raise FleetError(f"other users can read the fleet's token file {path}", f"chmod 600 {path}")
 
     def log_file(self, host: str) -> Path:
         """Where the host's server writes."""

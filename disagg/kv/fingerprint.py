@@ -7,13 +7,13 @@ Weights are not part of it: one host may hold bf16 and the other an 8-bit conver
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from disagg.errors import FingerprintMismatch, ProtocolError
+from disagg.kv.quote import clipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,13 @@ class Fingerprint:
     chat_template: str
     special_tokens: str
 
-    @property
-    def digest(self) -> str:
-        """One short name for all components."""
-        return short_hash(json.dumps(asdict(self), sort_keys=True).encode())
-
     def require_same(self, other: Fingerprint, *, mine: str, theirs: str) -> None:
         """Raise FingerprintMismatch naming every component that differs."""
         differing = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
         if differing:
-            pairs = "; ".join(f"{n}: {mine} {getattr(self, n)}, {theirs} {getattr(other, n)}" for n in differing)
+            pairs = "; ".join(
+                f"{n}: {mine} {clipped(getattr(self, n))}, {theirs} {clipped(getattr(other, n))}" for n in differing
+            )
             raise FingerprintMismatch(
                 f"the hosts hold different models ({pairs})",
                 "put the same revision of the model, with the same tokenizer files, on both hosts",
@@ -51,7 +48,7 @@ class Fingerprint:
         try:
             return Fingerprint(**{f.name: body[f.name] for f in fields(Fingerprint)})
         except (KeyError, TypeError) as error:
-            raise ProtocolError(f"malformed fingerprint in the transfer header: {error!r}") from error
+            raise ProtocolError(f"malformed fingerprint in the transfer header: {clipped(repr(error))}") from error
 
 
 def short_hash(data: bytes) -> str:

@@ -24,6 +24,7 @@ from disagg.errors import DisaggError, ProtocolError
 from disagg.kv.blocks import Block, StateBlock
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
+from disagg.kv.quote import clipped
 
 MAGIC = b"DISAGG"
 VERSION = 1
@@ -229,7 +230,7 @@ def _json_object(raw: bytes, what: str) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"the {what} is not JSON: {error}") from error
+        raise ProtocolError(f"the {what} is not JSON: {clipped(error)}") from error
     if not isinstance(body, dict):
         raise ProtocolError(f"the {what} is not a JSON object")
     return body

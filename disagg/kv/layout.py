@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from disagg.errors import LayoutMismatch, ProtocolError
+from disagg.kv.quote import clipped
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MAX_LAYERS = 1024
@@ -79,7 +80,7 @@ class Layout:
         """Raise LayoutMismatch naming the first field that differs; `mine`/`theirs` name the two hosts' roles."""
         for field, here, there in _differences(self, other):
             raise LayoutMismatch(
-                f"KV layouts differ in {field}: {mine} has {here}, {theirs} has {there}",
+                f"KV layouts differ in {field}: {mine} has {clipped(here)}, {theirs} has {clipped(there)}",
                 "serve the same model and the same KV dtype on both hosts",
             )
 
@@ -93,9 +94,9 @@ class Layout:
             layers = tuple(_layer_from_json(layer) for layer in body["layers"][: MAX_LAYERS + 1])
             layout = Layout(layers, str(body["dtype"]))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise ProtocolError(f"malformed layout in the transfer header: {error!r}") from error
+            raise ProtocolError(f"malformed layout in the transfer header: {clipped(repr(error))}") from error
         if layout.dtype not in DTYPE_BYTES or not 1 <= len(layout.layers) <= MAX_LAYERS:
-            raise ProtocolError(f"unusable layout: dtype {layout.dtype!r}, {len(layout.layers)} layers")
+            raise ProtocolError(f"unusable layout: dtype {clipped(repr(layout.dtype))}, {len(layout.layers)} layers")
         return layout
 
 
@@ -103,7 +104,7 @@ def _layer_from_json(body: dict[str, Any]) -> LayerLayout:
     states = tuple(StateTensor(tuple(int(n) for n in s["shape"]), str(s["dtype"])) for s in body["states"])
     kind = body["kind"]
     if kind not in ("full", "sliding", "state"):
-        raise ValueError(f"layer kind {kind!r}")
+        raise ValueError(f"layer kind {clipped(repr(kind))}")
     window = None if body["window"] is None else int(body["window"])
     return LayerLayout(kind, int(body["kv_heads"]), int(body["key_dim"]), int(body["value_dim"]), window, states)
 

@@ -148,7 +148,10 @@ def receive_transfer(channel: Channel, tickets: Tickets, limits: ReceiveLimits) 
         failure = _attempt(channel, header, slot, tickets, limits)
         if failure is not None:
             tickets.settle(slot, failure)
-            log.warning("KV transfer of request %s failed: %s", slot.expected.request_id, slot.failure)
+            level = (
+                logging.INFO if isinstance(slot.failure, Cancelled) else logging.WARNING
+            )  # revoked by its own receiver
+            log.log(level, "KV transfer of request %s failed: %s", slot.expected.request_id, slot.failure)
             _refuse(channel, slot.failure or failure, limits)
     finally:  # a defect in this program must not leave the owner waiting
         tickets.settle(slot, HandoffError(f"the KV receiver broke down on request {slot.expected.request_id}"))

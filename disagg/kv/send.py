@@ -44,21 +44,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """An acknowledged transfer. Times are time.monotonic() on the sending host; receive_s is the receiver's own
-    measure of first byte -> last byte."""
+    """An acknowledged transfer. Times are time.monotonic() on the sending host."""
 
-    connected: float
     acknowledged: float
     spans: tuple[Span, ...]
-    receive_s: float
 
     @property
     def payload_bytes(self) -> int:
         return sum(span.nbytes for span in self.spans)
-
-    def sent_by(self, moment: float) -> int:
-        """Payload bytes that had left by `moment`, whole frames only."""
-        return sum(span.nbytes for span in self.spans if span.ended <= moment)
 
     def hidden_s(self, compute_ended: float) -> float:
         """Seconds spent sending before the compute ended: the part of the transfer that cost the user nothing."""
@@ -80,7 +73,6 @@ class Transfer:
         self._channel = channel
         self._layout = header.layout
         self._limits = limits
-        self._connected = time.monotonic()
         self._queue: queue.Queue[_Parcel | None] = queue.Queue(limits.queue_blocks)
         self._failing = threading.Lock()
         self._failure: DisaggError | None = None
@@ -180,9 +172,8 @@ class Transfer:
     def _conclude(self) -> TransferResult:
         totals = frames.Totals(len(self._spans), sum(s.nbytes for s in self._spans), self._digest.digest())
         self._write([memoryview(frames.encode_end(totals))])
-        reply = _read_reply(self._channel)
-        acknowledged = time.monotonic()
-        return TransferResult(self._connected, acknowledged, tuple(self._spans), float(reply.get("receive_s", 0.0)))
+        _read_reply(self._channel)
+        return TransferResult(time.monotonic(), tuple(self._spans))
 
     def _write(self, views: list[memoryview], seen: Seen | None = None) -> None:
         try:

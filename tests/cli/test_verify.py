@@ -1,9 +1,12 @@
 import json
 import sys
+from typing import get_args
 
 import pytest
 from commandline import run, write_fleet
 
+from disagg.cli.verify import DTypeName
+from disagg.config import DType
 from disagg.fleet import local
 
 SAME = {"equal_tokens": 64, "first_divergence": None, "max_logit_diff": 3.2e-5, "mean_kl": 1e-9, "top1": 1.0}
@@ -68,6 +71,21 @@ def test_a_difference_exits_1_and_is_shown(verifier, tmp_path, capsys):
     assert run("verify", tmp_path) == 1
     out = capsys.readouterr().out
     assert "31 equal" in out and "✘ not the same answer" in out and "proves nothing" in out
+
+
+def test_a_prompt_of_one_token_has_no_control_and_is_no_failure(verifier, tmp_path, capsys):
+    verifier({**RESULT, "prompt_tokens": 1, "wrong_kv_changes_output": None})
+    assert run("verify", tmp_path, "--prompt-tokens", 1) == 0
+    out = capsys.readouterr().out
+    assert "no control: a prompt of one token needs no KV" in out and "proves nothing" not in out
+
+
+def test_an_unknown_dtype_is_a_usage_error_with_the_choices(verifier, tmp_path, capsys):
+    seen = verifier(RESULT)
+    assert run("verify", tmp_path, "--dtype", "float23") == 2
+    err = capsys.readouterr().err
+    assert all(name in err for name in get_args(DType)) and not seen.exists()
+    assert {str(name) for name in DTypeName} == set(get_args(DType))
 
 
 def test_the_verifiers_error_is_ours(verifier, tmp_path, capsys):

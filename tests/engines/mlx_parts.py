@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Collector:
         self.calls: list[int] = []
         self.timing = DecodeTiming()
         self.error: Exception | None = None
+        self.finished = 0.0  # time.monotonic()
         self.first = threading.Event()
         self.ended = threading.Event()
 
@@ -38,6 +40,7 @@ class Collector:
         self.timing = timing
         self.first.set()
         if tokens[-1].finish:
+            self.finished = time.monotonic()
             self.ended.set()
 
     def on_error(self, error: Exception) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from disagg.config import EngineOptions
-from disagg.engines import mlx_loop
+from disagg.engines import mlx_batch, mlx_loop
 from disagg.engines.base import DecodeRequest, Sampling
 from disagg.engines.mlx_engine import MLXDecodeEngine
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
@@ -86,9 +89,35 @@ def test_the_moments_of_a_request_are_in_order(engine, reference):
     collector.result()
 
     timing = collector.timing
-    moments = [before, timing.submitted, timing.ingested, timing.first_token, timing.finished, time.monotonic()]
+    moments = [before, timing.submitted, timing.started, timing.ingested, timing.first_token, collector.finished]
     assert moments == sorted(moments)
-    assert timing.first_token < timing.finished
+    assert timing.first_token < collector.finished
+
+
+@contextmanager
+def held_up(engine: MLXDecodeEngine):
+    """The engine's thread, busy until the block ends."""
+    reached, go_on = threading.Event(), threading.Event()
+    occupant = threading.Thread(target=engine._loop.call, args=(lambda model: reached.set() or go_on.wait(30),))
+    occupant.start()
+    assert reached.wait(30)
+    try:
+        yield
+    finally:
+        go_on.set()
+        occupant.join()
+
+
+def test_waiting_for_a_busy_thread_is_over_when_a_request_starts_and_no_part_of_its_ingest(engine, reference):
+    tokens = prompt(50)
+    kv = reference("llama").kv(tokens[:-1], engine.info.layout)
+    with held_up(engine):
+        collector = start(engine, tokens, kv, max_tokens=2)
+        released = time.monotonic()
+    collector.result()
+
+    timing = collector.timing
+    assert timing.submitted <= released <= timing.started <= timing.ingested
 
 
 def test_the_model_itself_sees_one_prompt_token_after_a_hand_off_and_all_of_them_alone(engine, reference, monkeypatch):
@@ -160,12 +189,13 @@ def test_more_requests_than_places_wait_their_turn(engine):
     assert answers == [start(engine, prompt(10 + i, seed=i), max_tokens=12).result() for i in range(11)]
 
 
-def test_kv_bytes_count_what_waits_and_what_runs(engine, reference):
+def test_kv_bytes_count_the_engines_own_caches_and_not_what_its_receiver_counts(engine, reference):
     tokens = prompt(100)
     kv = reference("llama").kv(tokens[:-1], engine.info.layout)
-    collector = start(engine, tokens, kv, max_tokens=200)
+    with held_up(engine):
+        collector = start(engine, tokens, kv, max_tokens=200)
+        assert engine.kv_bytes == 0
 
-    assert engine.kv_bytes >= kv.nbytes
     assert collector.first.wait(30)
     assert engine.kv_bytes >= kv.nbytes
     collector.result()
@@ -310,25 +340,127 @@ def test_closing_ends_what_runs_with_cancelled_and_refuses_what_comes(tiny):
     for collector in running:
         with pytest.raises(Cancelled, match="closed"):
             collector.result()
-    assert idle(engine)
+    assert idle(engine) and not engine.alive
     with pytest.raises(Cancelled):
         start(engine, prompt(5))
     with pytest.raises(Cancelled):
         engine.logits([9], 1)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_dies_leaves_nobody_waiting(tiny, monkeypatch):
+@pytest.fixture
+def mortal(tiny):
+    """An engine to break."""
     engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
-    collector = start(engine, prompt(20), max_tokens=5000)
-    assert collector.first.wait(30)
-    monkeypatch.setattr(engine._loop, "_step", lambda: 1 / 0)
-
-    with pytest.raises(Cancelled):
-        collector.result()
-    with pytest.raises(Cancelled):
-        start(engine, prompt(20))
+    yield engine
     engine.close()
+
+
+def break_down(*_, **__):
+    raise SystemExit("the end")
+
+
+def test_a_thread_that_dies_fails_what_it_took_and_what_runs_and_says_so_ever_after(mortal, monkeypatch, caplog):
+    running = start(mortal, prompt(20), max_tokens=5000)
+    assert running.first.wait(30) and mortal.alive
+    with held_up(mortal):  # commands that lie behind the one that ends the thread
+        monkeypatch.setattr(mortal._loop._batch, "build", break_down)
+        waiting = [start(mortal, prompt(20)) for _ in range(2)]
+        asking = ThreadPoolExecutor(1).submit(mortal.logits, [9], 1)
+        until(lambda: len(mortal._loop._commands) == 3)
+
+    for collector in (running, *waiting):
+        with pytest.raises(ModelError, match="the decode engine's thread ended: SystemExit: the end"):
+            collector.result()
+    with pytest.raises(ModelError, match="thread ended"):
+        asking.result(30)
+    assert not mortal.alive and idle(mortal) and "the decode engine's thread ended" in caplog.text
+    with pytest.raises(ModelError, match="thread ended"):
+        start(mortal, prompt(20))
+    with pytest.raises(ModelError, match="thread ended"):
+        mortal.logits([9], 1)
+
+
+def test_a_failing_command_fails_by_itself(engine, monkeypatch):
+    build = engine._loop._batch.build
+
+    def fail(job):
+        if job.id == "unlucky":
+            raise RuntimeError("no memory")
+        return build(job)
+
+    expected = start(engine, prompt(30), max_tokens=40).result()
+    monkeypatch.setattr(engine._loop._batch, "build", fail)
+    unlucky = Collector()
+    with held_up(engine):
+        engine.submit(DecodeRequest("unlucky", prompt(5), Sampling(max_tokens=5)), unlucky)
+        asking = ThreadPoolExecutor(1).submit(engine.logits, [9], 1)
+        neighbour = start(engine, prompt(30), max_tokens=40)
+    with pytest.raises(ModelError, match="RuntimeError: no memory"):
+        unlucky.result()
+    assert len(asking.result(30)) == 1
+    assert neighbour.result() == expected and engine.alive
+
+
+def raise_bad_cache(*_):
+    raise RuntimeError("bad cache")
+
+
+def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_engine_goes_on(engine, monkeypatch):
+    collectors = {name: Collector() for name in ("leaving", "staying")}
+    for name, collector in collectors.items():
+        engine.submit(DecodeRequest(name, prompt(20), Sampling(max_tokens=5000, ignore_eos=True)), collector)
+        assert collector.first.wait(30)
+    monkeypatch.setattr(engine._loop._batch._generator, "remove", raise_bad_cache)
+    engine.cancel("leaving")
+
+    with pytest.raises(ModelError, match="RuntimeError: bad cache"):
+        collectors["staying"].result()
+    assert collectors["leaving"].error is None
+    assert len(start(engine, prompt(20), max_tokens=3).result()) == 3 and engine.alive
+
+
+def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(engine, monkeypatch):
+    generator = type(engine._loop._batch._generator)
+    monkeypatch.setattr(mlx_loop, "_READING_STEPS", 1 << 30)  # measured when the short answer ends, not before
+
+    class Breaking(Collector):
+        def on_tokens(self, tokens, timing):
+            super().on_tokens(tokens, timing)
+            monkeypatch.setattr(generator, "prompt_cache_nbytes", property(raise_bad_cache))
+
+    running, finishing = start(engine, prompt(20), max_tokens=5000), Breaking()
+    assert running.first.wait(30)
+    engine.submit(DecodeRequest("finishing", prompt(20), Sampling(max_tokens=4, ignore_eos=True)), finishing)
+    for collector in (finishing, running):
+        with pytest.raises(ModelError, match="RuntimeError: bad cache"):
+            collector.result()
+    monkeypatch.undo()
+    assert len(start(engine, prompt(20), max_tokens=3).result()) == 3 and engine.alive
+
+
+def test_prompts_side_by_side_share_one_chunk_per_step(engine, monkeypatch):
+    model = engine._loop._prepared.model
+    fed: list[int] = []
+    original = type(model).__call__
+    monkeypatch.setattr(mlx_batch, "_MIN_CHUNK_TOKENS", 4)
+    monkeypatch.setattr(type(model), "__call__", lambda self, x, **kw: fed.append(x.size) or original(self, x, **kw))
+    prompts = [prompt(100 + i, seed=i) for i in range(4)]
+    with held_up(engine):
+        collectors = [start(engine, tokens, max_tokens=1) for tokens in prompts]
+    for collector in collectors:
+        collector.result()
+
+    assert max(fed) == OPTIONS.chunk_tokens
+    fed.clear()
+    start(engine, prompts[0], max_tokens=1).result()
+    assert max(fed) == OPTIONS.chunk_tokens
+    assert [collector.timing.computed_prompt_tokens for collector in collectors] == [100, 101, 102, 103]
+
+
+def test_mlx_keeps_no_more_freed_buffers_than_it_may(tiny):
+    usual = mx.set_cache_limit(64 << 30)  # as on a Mac
+    MLXDecodeEngine(tiny("llama"), 8192, OPTIONS).close()
+    assert mx.set_cache_limit(usual) == mlx_batch._MAX_CACHE_BYTES
 
 
 def test_the_engine_says_what_it_is(mlx_engine):

@@ -80,7 +80,7 @@ def test_requests_may_join_while_a_long_prompt_is_still_being_computed(architect
 
     for collector, tokens in zip((alone, *joined), (long, *short), strict=True):
         assert collector.result() == torch_model.greedy(tokens, 6)
-    assert joined[1].timing.finished < alone.timing.first_token, "the long prompt held nobody up"
+    assert joined[1].finished < alone.timing.first_token, "the long prompt held nobody up"
     assert [c.timing.computed_prompt_tokens for c in (alone, *joined)] == [700, 1, 1]
 
 

@@ -26,7 +26,7 @@ host, model, address, port, behaviour = sys.argv[1:6]
 began = time.monotonic()
 token = Path(os.environ["DISAGG_TOKEN_FILE"]).read_text().strip()
 status = {"slow": "loading", "broken": "error"}.get(behaviour, "ok")
-body = {
+health_body = {
     "status": status,
     "host": host,
     "model": model,
@@ -37,24 +37,39 @@ body = {
     "versions": {"fake": "1"},
     "fingerprint": {"architecture": "fake"},
     "preflight": [],
-    "error": {"code": "ModelError", "message": "weights are corrupt", "hint": "download again"},
     "pid": os.getpid(),
+}
+if status == "error":
+    health_body["error"] = {"code": "ModelError", "message": "weights are corrupt", "hint": "download again"}
+load_body = {
     "queue": 1,
     "running": 2,
     "kv_bytes": 3 << 20,
-    "memory": {"total": 128 << 30, "available": 100 << 30, "process": 2 << 30},
-    "device": {"name": "fake", "utilisation": 0.25},
-    "counters": {"requests": 7},
+    "memory": {"total": 128 << 30, "available": 100 << 30, "process": 2 << 30, "weights": 1 << 30},
+    "device": {"name": "fake/cpu", "cpu_percent": 25.0},
+    "counters": {
+        "requests": 7,
+        "completed": 6,
+        "cancelled": 1,
+        "failed": 0,
+        "prompt_tokens": 700,
+        "completion_tokens": 60,
+        "computed_prompt_tokens": 700,
+        "kv_bytes_total": 9 << 20,
+    },
 }
 
 
 async def health(request: Request) -> JSONResponse:
-    given = request.headers.get("authorization")
-    if given is None:
-        return JSONResponse({"status": "ok"})
-    if given != f"Bearer {token}":
+    if request.headers.get("authorization") != f"Bearer {token}":
+        return JSONResponse({"status": status})
+    return JSONResponse({**health_body, "uptime_s": time.monotonic() - began})
+
+
+async def load(request: Request) -> JSONResponse:
+    if request.headers.get("authorization") != f"Bearer {token}":
         return JSONResponse({"error": {"code": "Unauthorized", "message": "wrong token", "hint": ""}}, 401)
-    return JSONResponse({**body, "uptime_s": time.monotonic() - began})
+    return JSONResponse({**health_body, **load_body, "uptime_s": time.monotonic() - began})
 
 
 def main() -> None:
@@ -67,7 +82,7 @@ def main() -> None:
     if behaviour == "mute":
         with socket.create_server((address, int(port))):
             signal.pause()
-    app = Starlette(routes=[Route("/health", health), Route("/status", health)])
+    app = Starlette(routes=[Route("/health", health), Route("/status", load)])
     server = uvicorn.Server(uvicorn.Config(app, host=address, port=int(port), log_level="warning"))
     if behaviour == "stubborn":
         server.capture_signals = ignore_signals

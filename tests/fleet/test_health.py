@@ -5,12 +5,14 @@ import socket
 import threading
 from dataclasses import replace
 
+import httpx
 import pytest
 from farm import Farm, wait_until
 
 from disagg.errors import UsageError
 from disagg.fleet import local
 from disagg.fleet.health import exit_code, poll
+from tests.fleets import RunningFleet
 
 
 def states(farm: Farm, **options):
@@ -29,7 +31,7 @@ def test_a_healthy_fleet_tells_what_its_servers_say(farm: Farm):
     assert [s.state for s in statuses.values()] == ["healthy", "healthy"] and exit_code(list(statuses.values())) == 0
     a = statuses["a"]
     assert (a.queue, a.running, a.kv_bytes, a.backend, a.version) == (1, 2, 3 << 20, "fake/cpu", "0.1.0")
-    assert a.memory["total"] == 128 << 30 and a.device["utilisation"] == 0.25 and a.counters == {"requests": 7}
+    assert a.memory["total"] == 128 << 30 and a.device["cpu_percent"] == 25.0 and a.counters["requests"] == 7
     assert a.why == "" and a.mend == ""
 
 
@@ -119,6 +121,33 @@ def test_a_server_that_refuses_the_token_is_unauthorised(farm: Farm):
     farm.lifecycle.start(["a"])
     a = poll(farm.fleet, "another token", farm.state, ["a"])[0]
     assert a.state == "unauthorised" and "put the same token file on both machines" in a.mend
+
+
+def test_a_loading_server_that_does_not_take_the_token_is_unauthorised_and_not_foreign(farm: Farm):
+    farm.behaviour["a"] = "slow"
+    farm.lifecycle.start(["a"], timeout_s=0)
+    wait_until(lambda: states(farm)["a"].why == "the model is still loading")
+    for token in ("another token", None):
+        a = poll(farm.fleet, token, farm.state, ["a"])[0]
+        assert a.state == "unauthorised" and "says only that it is loading" in a.why
+        assert "put the same token file" in a.mend
+
+
+def keys(body: object) -> object:
+    """The names in a JSON object, at every depth, except where names are data."""
+    if not isinstance(body, dict):
+        return None
+    return {name: None if name in ("versions", "fingerprint") else keys(value) for name, value in body.items()}
+
+
+@pytest.mark.parametrize("path", ["/health", "/status"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_fake_server_answers_with_the_keys_of_a_real_one(farm: Farm, tiny_fleet: RunningFleet, path: str, role: str):
+    farm.lifecycle.start(["a"])
+    headers = {"Authorization": f"Bearer {farm.state.token()}"}
+    with tiny_fleet.http(f"tiny-{role}") as real, httpx.Client(base_url=farm.fleet.hosts["a"].url) as fake:
+        assert keys(fake.get(path, headers=headers).json()) == keys(real.get(path).json())
+        assert fake.get("/health").json() == {"status": "ok"}
 
 
 def test_two_versions_serving_one_model_are_reported_on_the_second(farm: Farm):

@@ -16,10 +16,9 @@ def test_every_differing_component_is_named_with_both_values() -> None:
     assert "rope" not in caught.value.message
 
 
-def test_equal_fingerprints_pass_and_share_a_digest() -> None:
+def test_equal_fingerprints_pass() -> None:
     other = Fingerprint.from_json(FINGERPRINT.to_json())
     FINGERPRINT.require_same(other, mine="a", theirs="b")
-    assert other.digest == FINGERPRINT.digest != replace(FINGERPRINT, rope="x").digest
 
 
 @pytest.mark.parametrize("body", [None, [], {"architecture": "x"}])

@@ -1,5 +1,6 @@
 import gc
 import json
+import logging
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from kv_parts import (
     Cache,
     Parts,
     Receiver,
+    expected,
     header_for,
     mixed_layout,
     parts_of,
@@ -59,6 +61,46 @@ def test_a_transfer_is_acknowledged_with_its_size_and_the_time_it_took(receiver:
     assert timing.claimed <= timing.first_byte <= timing.last_byte <= timing.accepted <= time.monotonic()
     assert acknowledged["receive_s"] == pytest.approx(timing.last_byte - timing.first_byte)
     kv.release()
+
+
+def header_with(**changes: Any) -> bytes:
+    """A whole header without a valid ticket, some of its fields replaced by what a hostile peer likes."""
+    tickets = Tickets(max_kv_bytes=0)
+    slot = tickets.issue(expected(CACHE), lambda result: None, deadline=time.monotonic() + 1)
+    body = json.loads(frames.encode_header(header_for(slot))[frames.PREAMBLE.size :])
+    raw = json.dumps({**body, **changes}).encode()
+    return frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, len(raw)) + raw
+
+
+LONG = "x" * 200_000
+ODD_LAYER = {"kind": LONG, "kv_heads": 1, "key_dim": 1, "value_dim": 1, "window": None, "states": []}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layout": {"dtype": LONG, "layers": []}},
+        {"layout": {"dtype": "float32", "layers": [ODD_LAYER]}},
+        {"layout": {"dtype": "float32", "layers": [{**ODD_LAYER, "kind": "full", "kv_heads": LONG}]}},
+        {"layout": LONG},
+        {"fingerprint": LONG},
+        {"tokens": LONG},
+        {"ticket": LONG},
+    ],
+)
+def test_a_peer_without_a_ticket_writes_a_short_line_into_the_log(
+    receiver: Receiver, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    (refused,) = receiver.exchange(header_with(**changes))
+    assert refused["error"]["code"] == "ProtocolError"
+    assert "refused a KV transfer" in caplog.text and len(caplog.text) < 500
+
+
+def test_the_differences_of_a_ticket_holder_are_quoted_in_short(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    receiver.exchange(stream(replace(header_for(slot), fingerprint=replace(FINGERPRINT, rope=LONG)), []))
+    error = receiver.result(slot)
+    assert isinstance(error, FingerprintMismatch) and "rope: decode " in error.message and len(error.message) < 500
 
 
 def test_bytes_count_as_held_until_the_owner_releases_them(receiver: Receiver) -> None:
@@ -201,7 +243,10 @@ def test_the_owner_learns_that_nobody_came_by_the_deadline(receiver: Receiver) -
     assert isinstance(error, PeerLost) and "request r1 had not arrived by its deadline" in error.message
 
 
-def test_revoking_while_bytes_arrive_ends_the_connection_and_says_why(receiver: Receiver) -> None:
+def test_revoking_while_bytes_arrive_ends_the_connection_and_says_why(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     slot = receiver.issue(CACHE)
     raw = stream(header_for(slot), parts_of(CACHE))
     with receiver.dial() as sock:
@@ -212,6 +257,7 @@ def test_revoking_while_bytes_arrive_ends_the_connection_and_says_why(receiver: 
         accepted, refused = read_replies(sock)
     assert accepted["ok"]
     assert refused["error"]["code"] == "Cancelled"
+    assert {record.levelname for record in caplog.records if "failed" in record.message} == {"INFO"}
     receiver.require_serving()
 
 

@@ -72,7 +72,7 @@ def _row(status: HostStatus) -> list[RenderableType]:
         model,
         health,
         _two(_number(status.running), _number(status.queue)),
-        _two(size(status.kv_bytes), _utilisation(status)),
+        _two(size(status.kv_bytes), _device_use(status)),
         _two(size(status.memory.get("process")), size(status.memory.get("total"))),
         uptime(status.uptime_s),
     ]
@@ -82,9 +82,12 @@ def _two(above: str, below: str) -> Text:
     return Text.assemble(above, "\n", (below, "dim"))
 
 
-def _utilisation(status: HostStatus) -> str:
-    share = status.device.get("utilisation")
-    return f"{share:.0%} busy" if isinstance(share, (int, float)) else ""
+def _device_use(status: HostStatus) -> str:
+    """The accelerator's use where the server knows it, else its machine's CPUs'."""
+    share, percent = status.device.get("utilisation"), status.device.get("cpu_percent")
+    if isinstance(share, (int, float)):
+        return f"{share:.0%} GPU"
+    return f"{percent:.0f}% CPU" if isinstance(percent, (int, float)) else ""
 
 
 def _number(value: int | None) -> str:

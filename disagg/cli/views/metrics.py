@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
 
 from rich import box
 from rich.columns import Columns
@@ -13,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disagg.bench.comparison import Comparison
 from disagg.cli.views.units import seconds, size, speed
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Completion
@@ -36,46 +36,6 @@ _PART_NAME = {
     "network": "rest",
 }
 _BAR_CELLS = 36
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Several models run at once, and each by itself. Seconds; tokens are output tokens.
-
-    `own`: model -> wall time by itself. `same_text`: whether both runs gave the same answers.
-    """
-
-    parallel_wall: float
-    own: dict[str, float]
-    completion_tokens: int
-    same_text: bool
-
-    @property
-    def sequential_sum(self) -> float:
-        return sum(self.own.values())
-
-    @property
-    def speedup(self) -> float:
-        return self.sequential_sum / self.parallel_wall
-
-    @property
-    def throughput(self) -> float:
-        return self.completion_tokens / self.parallel_wall
-
-    @property
-    def over_slower(self) -> float:
-        return self.parallel_wall / max(self.own.values())
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "parallel_wall": self.parallel_wall,
-            "own_wall": self.own,
-            "sequential_sum": self.sequential_sum,
-            "speedup": self.speedup,
-            "throughput": self.throughput,
-            "parallel_over_slower": self.over_slower,
-            "same_text": self.same_text,
-        }
 
 
 def metrics_view(completions: Sequence[Completion]) -> RenderableType:

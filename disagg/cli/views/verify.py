@@ -72,6 +72,8 @@ def _findings(result: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _control(result: Mapping[str, Any]) -> Text:
+    if result["wrong_kv_changes_output"] is None:
+        return Text("no control: a prompt of one token needs no KV", "yellow")
     if result["wrong_kv_changes_output"]:
         return Text.assemble("control: ", ("a wrong KV cache changes the answer", "green"), ", so KV is really used")
     return Text.assemble("control: ", ("a wrong KV cache changes nothing: this run proves nothing", "bold red"))

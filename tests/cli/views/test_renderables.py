@@ -6,11 +6,12 @@ import pytest
 from answers import completion
 from rich.console import Console
 
+from disagg.bench.comparison import Comparison
 from disagg.cli.asking import Answer
 from disagg.cli.views import units
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.health import health_panel, health_view, status_line
-from disagg.cli.views.metrics import Comparison, combined_panel, footnote, metrics_view, model_panel
+from disagg.cli.views.metrics import combined_panel, footnote, metrics_view, model_panel
 from disagg.cli.views.progress import Progress, results_view
 from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.errors import DisaggError, PortInUse
@@ -35,7 +36,7 @@ def healthy(name="dgx-spark-1", **changed) -> HostStatus:
         "running": 16,
         "kv_bytes": 7 << 30,
         "memory": {"total": 128 << 30, "process": 101 << 30},
-        "device": {"utilisation": 0.42},
+        "device": {"name": "transformers/cuda", "cpu_percent": 41.7},
         "uptime_s": 1_234_567.0,
     }
     return HostStatus(name, ("prefill",), "qwen3-coder:30b", "", "healthy", **{**values, **changed})
@@ -51,9 +52,14 @@ def test_health_names_every_host_in_full_and_what_mends_it(width):
     text = shown(health_view([healthy(), DOWN]), width)
     for word in ("dgx-spark-1", "mac-studio-1", "qwen3-coder:30b", "transformers/cuda", "not running", "gateway"):
         assert word in text
-    for number in ("16", "12", "7.0 GiB", "42% busy", "101 GiB", "128 GiB", "14d 6h"):
+    for number in ("16", "12", "7.0 GiB", "42% CPU", "101 GiB", "128 GiB", "14d 6h"):
         assert number in text
     assert "mac-studio-1: nothing listens\n  → mend it" in text
+
+
+def test_health_shows_the_accelerators_use_where_a_server_knows_it():
+    text = shown(health_view([healthy(device={"cpu_percent": 3.0, "utilisation": 0.87})]))
+    assert "87% GPU" in text and "CPU" not in text
 
 
 def test_health_of_a_server_that_says_little_shows_dashes():

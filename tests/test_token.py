@@ -1,0 +1,32 @@
+"""The fleet's shared secret as every program reads it."""
+
+from pathlib import Path
+
+import pytest
+
+from disagg.errors import ConfigError
+from disagg.token import read_token
+
+TOKEN = "s3cret-s3cret-s3cret"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600])
+def test_a_private_token_is_read(path: Path, mode: int) -> None:
+    path.chmod(mode)
+    assert read_token(path) == TOKEN
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
+def test_a_token_that_other_users_can_reach_is_refused_with_the_command_that_mends_it(path: Path, mode: int) -> None:
+    path.chmod(mode)
+    with pytest.raises(ConfigError) as caught:
+        read_token(path)
+    assert caught.value.hint == f"chmod 600 {path}"
