@@ -23,7 +23,21 @@ if TYPE_CHECKING:
     from disagg.fleet.health import HostStatus
     from disagg.fleet.state import State
 
-PROMPT = "def fibonacci(n):"
+PROMPT = '''class Account:
+    """Money that belongs to somebody."""
+
+    def __init__(self, owner, balance=0):
+        self.owner = owner
+        self.balance = balance
+
+    def deposit(self, amount):
+        if amount <= 0:
+            raise ValueError('amount must be positive')
+        self.balance += amount
+
+    def withdraw(self, amount):
+'''
+_REPETITION_PENALTY = 1.25  # models of 1.7 million parameters repeat themselves without
 _GRACE_S = 5.0
 _SVG_WIDTH = 120
 _MODEL_PANEL_WIDTH = 60
@@ -52,7 +66,9 @@ class Run:
 def demo(
     context: typer.Context,
     *,
-    prompt: Annotated[str, typer.Option(help="What both models continue.")] = PROMPT,
+    prompt: Annotated[
+        str, typer.Option(help="What both models continue.", show_default="the beginning of a class")
+    ] = PROMPT,
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 128,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for the servers to start.")] = 180.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
@@ -120,7 +136,7 @@ def _compare(fleet: Fleet, state: State, prompt: str, max_tokens: int, live: boo
 
     together = [Answer(model) for model in fleet.models]
     by_itself = [Answer(model) for model in fleet.models]
-    request = {"prompt": prompt, "max_tokens": max_tokens}
+    request = {"prompt": prompt, "max_tokens": max_tokens, "repetition_penalty": _REPETITION_PENALTY}
 
     async def run() -> float:
         async with AsyncClient(fleet, token=state.token()) as client:

@@ -76,6 +76,10 @@ class SimulatedDecodeEngine:
         with self._wake:
             return len(self._jobs)
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def warm_up(self) -> None:
         """There is nothing that only the first request would pay for."""
 
@@ -143,6 +147,7 @@ class SimulatedDecodeEngine:
     def _prepare(self, job: _Job, moment: float) -> float:
         """Take in a new request, and read one chunk of its prompt if there is one to read."""
         if job.chunks is None:
+            job.timing.started = time.monotonic()
             moment += ingest(job.kv.nbytes) if job.kv else 0.0
             sleep_until(moment)
             job.timing.ingested = time.monotonic()
@@ -168,7 +173,6 @@ class SimulatedDecodeEngine:
         job.written += 1
         job.timing.first_token = job.timing.first_token or now
         if token.finish:
-            job.timing.finished = now
             with self._wake:
                 if self._jobs.get(job.request.id) is job:
                     del self._jobs[job.request.id]

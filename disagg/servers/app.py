@@ -117,7 +117,8 @@ def _request_id(request: Request) -> str:
 
 def _health(service: Service, token: str) -> Callable[..., object]:
     async def health(request: Request) -> Response:
-        return JSONResponse(service.health() if authorized(request, token) else {"status": service.state})
+        body = service.health()
+        return JSONResponse(body if authorized(request, token) else {"status": body["status"]})
 
     return health
 

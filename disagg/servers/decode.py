@@ -59,6 +59,10 @@ class DecodeService(Service):
     def info(self) -> EngineInfo | None:
         return self._engine.info if self._engine else None
 
+    @property
+    def engine_alive(self) -> bool:
+        return self._engine is None or self._engine.alive
+
     async def load(self) -> None:
         assert self.host.kv_port is not None, "config.py requires kv_port on decode hosts"
         # Bound before the model loads: a taken port must not cost a model load to find out.

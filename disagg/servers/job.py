@@ -37,11 +37,12 @@ class Job:
         """This host's parts of TTFT, in seconds. Alone, the prompt's compute includes the first decode step."""
         first_step = timing.first_token - timing.ingested
         handed_over = kv_accepted is not None
+        waited_s = queue_s + timing.started - timing.submitted  # for a turn, and for the engine's thread
         return {
             "tokenise_s": self.tokenise_s,
             "kv_wait_s": kv_accepted - self.slot_sent if kv_accepted is not None else 0.0,
-            "queue_s": queue_s if handed_over else queue_s + timing.ingested - timing.submitted,
-            "ingest_s": timing.ingested - kv_accepted - queue_s if kv_accepted is not None else 0.0,
+            "queue_s": waited_s,
+            "ingest_s": timing.ingested - kv_accepted - waited_s if kv_accepted is not None else 0.0,
             "compute_s": 0.0 if handed_over else first_step,
             "first_step_s": first_step if handed_over else 0.0,
         }

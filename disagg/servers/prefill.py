@@ -190,7 +190,7 @@ class PrefillService(Service):
             feed.on_error(error)
 
     def _drain(self, job: Job, feed: TokenFeed, timing: DecodeTiming, cancelled: Callable[[], bool]) -> None:
-        timing.submitted = timing.ingested = time.monotonic()
+        timing.submitted = timing.started = timing.ingested = time.monotonic()
         for token in self.engine.generate(job.tokens, job.sampling, cancelled=cancelled):
             timing.first_token = timing.first_token or time.monotonic()
             feed.on_tokens((token,), timing)

@@ -18,7 +18,14 @@ from starlette.routing import Route
 from disagg.config import Fleet, Host, Model
 from disagg.engines.base import EngineInfo, Sampling
 from disagg.engines.text import Messages, PromptTokenizer
-from disagg.errors import Cancelled, ContextLengthExceeded, DisaggError, Overloaded, UnknownModel
+from disagg.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    DisaggError,
+    Overloaded,
+    ServerUnavailable,
+    UnknownModel,
+)
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import within
@@ -81,8 +88,15 @@ class Service(ABC):
     def load_figures(self) -> dict[str, int]:
         """queue, running and kv_bytes now."""
 
+    @property
+    def engine_alive(self) -> bool:
+        """False once a loaded engine can serve no more."""
+        return True
+
     def require_ready(self, model: str) -> None:
         """Refuse work while loading or draining, and for a model that is not served here."""
+        if not self.engine_alive:
+            raise ServerUnavailable(f"the engine of {self.host.name} has stopped", "see its log, then `disagg restart`")
         if self.state != "ok":
             raise Overloaded(f"{self.host.name} is {self.state}", "try again in a moment")
         if model != self.model.name and model not in self.model.aliases:
@@ -152,7 +166,7 @@ class Service(ABC):
         """What /health answers to a caller with the fleet's token."""
         info = self.info
         return {
-            "status": self.state,
+            "status": self.state if self.engine_alive else "error",
             "model": self.model.name,
             "loaded": info is not None,
             "backend": info.backend if info else None,
