@@ -70,7 +70,7 @@ def test_a_handed_over_request_computes_one_prompt_token(make: Make) -> None:
     timing = listener.wait()
     assert len(listener.tokens) == 5
     assert timing.computed_prompt_tokens == 1
-    assert timing.submitted <= timing.ingested <= timing.first_token <= timing.finished
+    assert timing.submitted <= timing.ingested <= timing.first_token
 
 
 def test_alone_it_computes_the_whole_prompt(make: Make) -> None:
