@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import demo, deploy, doctor, fleet, generate, init, status, verify
+from disagg.cli import demo, deploy, doctor, fleet, generate, init, models, remote, status, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -19,7 +19,6 @@ app = typer.Typer(
     name="disagg",
     help="One LLM server from machines of different makes: NVIDIA prefills, Apple decodes, the KV cache crosses.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -59,6 +58,9 @@ app.command()(fleet.stop)
 app.command()(fleet.restart)
 app.command()(status.status)
 app.command()(doctor.doctor)
+app.add_typer(models.models)
+app.command()(remote.ssh)
+app.command("exec")(remote.exec_)
 app.command()(verify.verify)
 app.command()(init.init)
 

@@ -26,9 +26,7 @@ def doctor(
 
     fleet = settings(context).fleet()
     with stderr().status("examining …") as status:
-        diagnosis = examine(
-            fleet, State.of(fleet), host or (), tell=lambda what: status.update(f"examining {what} …")
-        )
+        diagnosis = examine(fleet, State.of(fleet), host or (), tell=lambda what: status.update(f"examining {what} …"))
     if as_json:
         typer.echo(json.dumps({"fleet": fleet.name, **diagnosis.to_json()}, indent=2))
     else:

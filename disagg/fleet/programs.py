@@ -71,5 +71,7 @@ def json_line(result: Result, machine: Machine) -> dict[str, Any]:
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        raise FleetError(f"{machine.name}: a probe did not say what it found", f"does python work there? disagg ssh {machine.name}")
+        raise FleetError(
+            f"{machine.name}: a probe did not say what it found", f"does python work there? disagg ssh {machine.name}"
+        )
     return body

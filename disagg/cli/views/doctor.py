@@ -57,7 +57,10 @@ def _lines(findings: Sequence[Finding]) -> Iterator[RenderableType]:
 
 
 def _paragraph(findings: Sequence[Finding]) -> Text:
-    parts = [Text.assemble((f"{one.check} ".replace(" ", "\u00a0"), "dim"), one.text.replace(" ", "\u00a0")) for one in findings]
+    parts = [
+        Text.assemble((f"{one.check} ".replace(" ", "\u00a0"), "dim"), one.text.replace(" ", "\u00a0"))
+        for one in findings
+    ]
     return Text(" · ", "dim").join(parts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -69,8 +69,8 @@ class Diagnosis:
 
     @property
     def findings(self) -> list[Finding]:
-        parts = [report.findings for report in (*self.hosts, *self.pairs)]
-        return [finding for part in (*parts, self.fleet) for finding in part]
+        parts = [*(host.findings for host in self.hosts), *(pair.findings for pair in self.pairs), self.fleet]
+        return [finding for part in parts for finding in part]
 
     def count(self, level: str) -> int:
         return sum(finding.level == level for finding in self.findings)
@@ -113,7 +113,11 @@ def examine(
         outcomes = each(involved, lambda host: examine_host(fleet, host, machines[host.name], _peers(fleet, host)))
         seen = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
         links = _links(pairs, seen, machines, bounds, tell)
-        return _diagnosis(fleet, state, chosen, outcomes, _result(statuses), links)
+        told = statuses.result(timeout=60)
+    token = state.token() if state.token_file.exists() else None
+    hosts = tuple(_host(fleet, outcome, told, token) for outcome in outcomes if outcome.host in chosen)
+    everywhere = (*about_pair.versions([*seen.values()], told), *about_pair.clocks([*seen.values()]))
+    return Diagnosis(hosts, tuple(_pair(fleet, link, seen, told) for link in links), everywhere)
 
 
 def kv_pairs(fleet: Fleet) -> list[tuple[Host, Host]]:
@@ -138,10 +142,6 @@ def _statuses(fleet: Fleet, state: State, hosts: Sequence[Host]) -> dict[str, Ho
     return {status.host: status for status in poll(fleet, token, state, [host.name for host in hosts])}
 
 
-def _result(statuses: Future[dict[str, HostStatus]]) -> dict[str, HostStatus]:
-    return statuses.result(timeout=60)
-
-
 def _links(
     pairs: Sequence[tuple[Host, Host]],
     seen: dict[str, Examined],
@@ -164,31 +164,14 @@ def _links(
     ]
 
 
-def _diagnosis(
-    fleet: Fleet,
-    state: State,
-    chosen: Sequence[Host],
-    outcomes: Sequence[Outcome[Examined]],
-    statuses: dict[str, HostStatus],
-    links: Sequence[tuple[Host, Host, Link | DisaggError | None]],
-) -> Diagnosis:
-    token = state.token() if state.token_file.exists() else None
-    seen = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
-    hosts = tuple(_host(fleet, outcome, statuses, token) for outcome in outcomes if outcome.host in chosen)
-    pairs = tuple(_pair(fleet, link, seen, statuses) for link in links)
-    examined = list(seen.values())
-    everywhere = (*about_pair.versions(examined, statuses), *about_pair.clocks(examined))
-    return Diagnosis(hosts, pairs, everywhere)
-
-
-def _host(
-    fleet: Fleet, outcome: Outcome[Examined], statuses: dict[str, HostStatus], token: str | None
-) -> HostReport:
+def _host(fleet: Fleet, outcome: Outcome[Examined], statuses: dict[str, HostStatus], token: str | None) -> HostReport:
     host = outcome.host
     if outcome.value is None:
         error = outcome.error
         assert error is not None, "an outcome has one of both"
-        check = {HostKeyRefused: "host key", LoginRefused: "login", HostUnreachable: "ssh"}.get(type(error), "facts")
+        kinds: tuple[tuple[type[DisaggError], str], ...]
+        kinds = ((HostKeyRefused, "host key"), (LoginRefused, "login"), (HostUnreachable, "ssh"))
+        check = next((name for kind, name in kinds if isinstance(error, kind)), "facts")
         return HostReport(host, (fault(check, error.message.removeprefix(f"{host.name}: "), error.hint),), error)
     model = fleet.models[host.model]
     return HostReport(host, tuple(about_host.findings(outcome.value, model, statuses.get(host.name), token)))

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import re
 from collections.abc import Iterator
 from typing import Final
 
-from disagg.config import Host, Model
+from disagg.config import Model
 from disagg.fleet.doctor.gather import Examined
+from disagg.fleet.doctor.hardware import disk, gpu, memory, size, wired_limit
 from disagg.fleet.findings import Finding, fault, note, ok, warning
 from disagg.fleet.health import HostStatus
 from disagg.fleet.programs import deployed_python
 
 OLDEST_PYTHON: Final = (3, 11)
-OLDEST_DRIVER: Final = 580
-"""PyTorch's packages on PyPI are built for CUDA 13, whose first driver this is."""
-_LITTLE_DISK: Final = 10 << 30
-_MAC_SHARE: Final = 0.75
-"""Of its memory a Mac wires for the GPU where iogpu.wired_limit_mb is 0, about."""
-_QUANTIZED: Final = {"int8": 0.5, "int4": 0.25}
-"""Of a 16-bit checkpoint's size, where it is quantized while it is loaded."""
 _LINUX_NO_ROUTE: Final = errno.EHOSTUNREACH
 _MAC_NO_ROUTE: Final = 65
 
@@ -29,12 +22,15 @@ _MAC_NO_ROUTE: Final = 65
 def findings(seen: Examined, model: Model, status: HostStatus | None, token: str | None) -> list[Finding]:
     """All about a host that answers. status: of its server over HTTP; None where nobody asked. token: the fleet's."""
     return [
-        ok("ssh", f"{seen.latency * 1e3:.0f} ms as {seen.facts.user}" if seen.host.connector == "ssh" else "this machine"),
+        ok(
+            "ssh",
+            f"{seen.latency * 1e3:.0f} ms as {seen.facts.user}" if seen.host.connector == "ssh" else "this machine",
+        ),
         *_python(seen),
-        *_disk(seen),
-        *_memory(seen),
-        *_gpu(seen),
-        *_wired(seen),
+        *disk(seen),
+        *memory(seen),
+        *gpu(seen),
+        *wired_limit(seen),
         *_model(seen, model),
         *_service(seen),
         *_token(seen, token),
@@ -74,117 +70,6 @@ def _python(seen: Examined) -> Iterator[Finding]:
         yield ok("python", _dotted(next(python for python in new if python.makes_venvs).version))
 
 
-def _disk(seen: Examined) -> Iterator[Finding]:
-    facts = seen.facts
-    if not facts.writable:
-        mount = f"disagg exec --host {seen.host.name} -- mount"
-        yield fault("disk", f"{facts.home} cannot be written to by {facts.user}", mount)
-    elif facts.disk_free is not None:
-        text = f"{_size(facts.disk_free)} free"
-        du = f"disagg exec --host {seen.host.name} -- 'du -sh ~/.disagg/* ~/.cache/huggingface'"
-        yield warning("disk", f"{text} in {facts.home}", du) if facts.disk_free < _LITTLE_DISK else ok("disk", text)
-
-
-def _memory(seen: Examined) -> Iterator[Finding]:
-    """System memory against what the host is to hold. A card with memory of its own is looked at with the GPU."""
-    total = seen.facts.memory
-    if total is None:
-        yield note("memory", "the machine does not tell how much it has")
-        return
-    separate = any(gpu.memory for gpu in seen.vitals.gpus) and seen.host.engine.device.startswith(("cuda", "auto"))
-    needed = None if separate else _needed(seen)
-    if needed is None or needed <= total:
-        yield ok("memory", _size(total))
-        return
-    yield _too_large("memory", seen, f"the machine has {_size(total)}", total)
-
-
-def _needed(seen: Examined) -> int | None:
-    """Bytes that the model and its KV take, None while the model is not there."""
-    weights = _weights(seen)
-    if weights is None:
-        return None
-    return weights + (seen.host.engine.max_kv_bytes if "decode" in seen.host.roles else 0)
-
-
-def _weights(seen: Examined) -> int | None:
-    if seen.model is None or not seen.model.complete:
-        return None
-    return int(seen.model.bytes * _QUANTIZED.get(seen.host.engine.quantization or "", 1.0))
-
-
-def _too_large(check: str, seen: Examined, limit: str, room: int) -> Finding:
-    weights, host = _weights(seen) or 0, seen.host
-    if weights > room:
-        return fault(check, f"{host.model} takes {_size(weights)}, and {limit}", "serve a smaller or quantized model there")
-    kv = host.engine.max_kv_bytes
-    room_for_kv = max(1 << 30, (room - weights) * 9 // 10 >> 30 << 30)
-    return warning(
-        check,
-        f"{host.model} takes {_size(weights)} and max_kv_bytes is {_size(kv)}, but {limit}",
-        f"max_kv_bytes = {room_for_kv} in [hosts.{host.name}.engine]; then: disagg deploy --host {host.name}",
-    )
-
-
-def _gpu(seen: Examined) -> Iterator[Finding]:
-    device, vitals, name = seen.host.engine.device, seen.vitals, seen.host.name
-    if seen.facts.os != "Linux" or seen.host.engine.name != "transformers" or device == "cpu":
-        return
-    install = f'disagg ssh {name} -- "sudo apt install nvidia-driver-{OLDEST_DRIVER}-open"; then restart the machine'
-    if not vitals.smi:
-        if vitals.devices or device.startswith("cuda"):
-            card = "there is an NVIDIA card and no" if vitals.devices else f'engine.device is "{device}", and there is no'
-            yield fault("gpu", f"{card} driver: nvidia-smi is missing", install)
-        else:
-            yield note("gpu", "no NVIDIA card: prefill runs on the CPU")
-        return
-    if vitals.smi_failed or not vitals.gpus:
-        reload = "restart the machine; if it stays: " + install.partition(";")[0]
-        yield fault("gpu", f"nvidia-smi: {vitals.smi_failed or 'finds no card'}", reload)
-        return
-    for gpu in vitals.gpus:
-        driver = int(found[0]) if (found := re.match(r"\d+", gpu.driver)) else None
-        if driver is not None and driver < OLDEST_DRIVER:
-            yield fault("gpu", f"driver {gpu.driver} of {gpu.name} is older than {OLDEST_DRIVER}, which CUDA 13 needs", install)
-        if gpu.ecc_errors:
-            yield fault("gpu", f"{gpu.name}: {gpu.ecc_errors} uncorrected memory errors since it started", (
-                f"disagg ssh {name} -- nvidia-smi -q -d ECC,ROW_REMAPPER; restart the machine, replace the card if they return"
-            ))
-        if gpu.memory is not None and (weights := _weights(seen)) is not None and weights > gpu.memory:
-            yield _too_large("gpu", seen, f"{gpu.name} has {_size(gpu.memory)}", gpu.memory)
-    shared = "" if vitals.gpus[0].memory is not None else ", memory shared with the system"
-    yield ok("gpu", f"{vitals.gpus[0].name} (driver {vitals.gpus[0].driver}{shared})")
-
-
-def _wired(seen: Examined) -> Iterator[Finding]:
-    """How much of a Mac's memory its GPU may wire, against the model and its KV."""
-    limit, host, facts = seen.vitals.wired_limit, seen.host, seen.facts
-    if facts.os != "Darwin" or host.engine.device == "cpu" or limit is None:
-        return
-    own = host.wired_limit_mb
-    if own is not None and own != limit:
-        again = f"disagg ssh {host.name} -- sudo launchctl kickstart -k system/disagg.{host.name}.wired-limit"
-        yield warning("wired limit", f"iogpu.wired_limit_mb is {limit}, not the {own} of hosts.toml", again)
-        return
-    memory = facts.memory or 0
-    room = limit << 20 if limit else int(memory * _MAC_SHARE)
-    text = f"{_size(room)}" + ("" if limit else " (macOS' own)")
-    needed = _needed(seen)
-    if needed is None or needed <= room or not room:
-        yield ok("wired limit", text)
-        return
-    fitting = (needed + (4 << 30)) >> 20
-    if fitting << 20 > memory * 0.95:
-        yield _too_large("wired limit", seen, f"the GPU may wire {text} of {_size(memory)}", int(memory * 0.95))
-        return
-    yield warning(
-        "wired limit",
-        f"the GPU may wire {text}, and {host.model} with max_kv_bytes takes {_size(needed)}",
-        f"wired_limit_mb = {fitting} in [hosts.{host.name}], then: disagg deploy --host {host.name}; until the next "
-        f"restart: disagg ssh {host.name} -- sudo sysctl iogpu.wired_limit_mb={fitting}",
-    )
-
-
 def _model(seen: Examined, model: Model) -> Iterator[Finding]:
     held, wanted = seen.model, seen.need
     if held is None or wanted is None:
@@ -192,11 +77,11 @@ def _model(seen: Examined, model: Model) -> Iterator[Finding]:
     pull = f"disagg models pull '{model.name}' --host {seen.host.name}"
     if held.complete:
         revision = f" {held.revision[:8]}" if held.revision else ""
-        yield ok("model", f"{_size(held.bytes)}{revision}")
+        yield ok("model", f"{size(held.bytes)}{revision}")
     elif wanted.carried:
         yield warning("model", f"{model.name} is not there yet", f"disagg deploy --host {seen.host.name}")
     elif held.state == "partial":
-        yield fault("model", f"{wanted.source} is there in part: {held.lack or f'{_size(held.bytes)} of it'}", pull)
+        yield fault("model", f"{wanted.source} is there in part: {held.lack or f'{size(held.bytes)} of it'}", pull)
     else:
         yield fault("model", f"{wanted.source} is not there", pull)
 
@@ -237,9 +122,15 @@ def _token(seen: Examined, token: str | None) -> Iterator[Finding]:
         yield fault("token", "the fleet's token is not there", deploy)
     elif facts.token_mode != "-rw-------":
         path = facts.layout.token
-        yield fault("token", f"others can read {path} ({facts.token_mode})", f"disagg exec --host {seen.host.name} -- chmod 600 {path}")
+        yield fault(
+            "token",
+            f"others can read {path} ({facts.token_mode})",
+            f"disagg exec --host {seen.host.name} -- chmod 600 {path}",
+        )
     elif facts.token_digest != hashlib.sha256(f"{token}\n".encode()).hexdigest():
-        yield fault("token", "it has another token than this machine", f"{deploy}; disagg restart --host {seen.host.name}")
+        yield fault(
+            "token", "it has another token than this machine", f"{deploy}; disagg restart --host {seen.host.name}"
+        )
     else:
         yield ok("token", "0600")
 
@@ -263,7 +154,9 @@ def _server(seen: Examined, status: HostStatus | None) -> Iterator[Finding]:
     elif status.state == "not running":
         taken = host.kv_port if host.kv_port in facts.listening else None
         if taken is not None:
-            who = f"disagg ssh {host.name} -- " + ("sudo lsof -iTCP -sTCP:LISTEN -P" if facts.os == "Darwin" else "sudo ss -ltnp")
+            who = f"disagg ssh {host.name} -- " + (
+                "sudo lsof -iTCP -sTCP:LISTEN -P" if facts.os == "Darwin" else "sudo ss -ltnp"
+            )
             yield fault("server", f"it does not run, and another program has its kv_port {taken}", who)
         else:
             yield warning("server", "it does not run", f"disagg start --host {host.name}")
@@ -287,7 +180,11 @@ def _local_network(seen: Examined) -> Iterator[Finding]:
         )
     elif refused:
         address = refused[0].partition(" ")[0]
-        yield fault("local network", f"no route from here to {address} (errno 65)", f"disagg exec --host {seen.host.name} -- ping -c 3 {address}")
+        yield fault(
+            "local network",
+            f"no route from here to {address} (errno 65)",
+            f"disagg exec --host {seen.host.name} -- ping -c 3 {address}",
+        )
     elif seen.host.service == "launchd" and f"launchd:{seen.host.name}" in seen.facts.installed:
         yield ok("local network", "open: a LaunchDaemon is exempt")
     elif seen.reach:
@@ -295,9 +192,11 @@ def _local_network(seen: Examined) -> Iterator[Finding]:
 
 
 def _daemon(seen: Examined) -> str:
+    name = seen.host.name
     if seen.host.service == "launchd":
-        return f"disagg deploy --host {seen.host.name} && disagg restart --host {seen.host.name}; or there: System Settings > Privacy & Security > Local Network"
-    return f'service = "launchd" in [hosts.{seen.host.name}], whose daemons are exempt; then: disagg deploy'
+        again = f"disagg deploy --host {name} && disagg restart --host {name}"
+        return f"{again}; else there: System Settings > Privacy & Security > Local Network"
+    return f'service = "launchd" in [hosts.{name}], whose daemons are exempt; then: disagg deploy --host {name}'
 
 
 def _thunderbolt(seen: Examined) -> Iterator[Finding]:
@@ -305,12 +204,6 @@ def _thunderbolt(seen: Examined) -> Iterator[Finding]:
     if seen.facts.os != "Darwin" or not seen.vitals.rdma:
         return
     yield ok("thunderbolt", f"RDMA {seen.vitals.rdma}")
-
-
-def _size(count: int) -> str:
-    if count >= 1 << 40:
-        return f"{count / (1 << 40):.1f} TiB"
-    return f"{count / (1 << 30):.3g} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from disagg.config import Host, Model
+from disagg.config import Model
 from disagg.fleet.doctor.gather import Examined
 from disagg.fleet.findings import Finding, fault, note, ok, warning
 from disagg.fleet.health import HostStatus
@@ -16,7 +16,14 @@ FAST_CLOCK_S: Final = 1.0
 """Logs merged by time are in a wrong order from here on."""
 FALSE_CLOCK_S: Final = 300.0
 """From here on certificates of package index and hub may count as expired."""
-_DECIDING: Final = ("model_type", "vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+_DECIDING: Final = (
+    "model_type",
+    "vocab_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
 
 
 def same_model(prefill: Examined, decode: Examined, statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
@@ -34,7 +41,10 @@ def same_model(prefill: Examined, decode: Examined, statuses: Mapping[str, HostS
     ends = [one.model for one in (prefill, decode) if one.model is not None and one.model.complete]
     if len(ends) < 2:
         return  # each host's own findings say what is not there
-    config, tokens = _differing_configs(ends[0].config, ends[1].config), _differing_digests(ends[0].digests, ends[1].digests)
+    config, tokens = (
+        _differing_configs(ends[0].config, ends[1].config),
+        _differing_digests(ends[0].digests, ends[1].digests),
+    )
     if config:
         yield fault("model", f"{names} hold different models: {', '.join(config)} of config.json differ", pull)
     elif ends[0].source == ends[1].source and ends[0].revision != ends[1].revision:
@@ -42,7 +52,9 @@ def same_model(prefill: Examined, decode: Examined, statuses: Mapping[str, HostS
         yield fault("model", f"{names} hold different revisions of {ends[0].source}: {revisions}", pull)
     elif tokens:
         verify = f"disagg start && disagg verify '{model}'"
-        yield warning("model", f"{names} hold different files of {' and '.join(tokens)}: answers may be refused", verify)
+        yield warning(
+            "model", f"{names} hold different files of {' and '.join(tokens)}: answers may be refused", verify
+        )
     else:
         yield ok("model", "same configuration and tokenizer on both ends")
 
@@ -67,18 +79,19 @@ def hides(link: Link, model: Model, prefill: Examined, decode: Examined) -> Iter
 
 
 def versions(hosts: Sequence[Examined], statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
-    """Whether all run the same disagg, and hosts of one role the same frameworks."""
+    """Whether all run the same disagg, and with the same frameworks: as the servers say, else as it is deployed."""
     running = {one.host.name: statuses[one.host.name] for one in hosts if one.host.name in statuses}
-    found = {one.host.name: running[one.host.name].version if one.host.name in running and running[one.host.name].version else one.vitals.version for one in hosts}
-    found = {name: version for name, version in found.items() if version}
+    said = {name: status.version for name, status in running.items() if status.version}
+    found = {name: text for one in hosts if (text := said.get(name := one.host.name, one.vitals.version))}
+    mend = "disagg deploy && disagg restart"
     if len(set(found.values())) > 1:
-        yield fault("versions", f"disagg differs: {_grouped(found)}", "disagg deploy && disagg restart")
+        yield fault("versions", f"disagg differs: {_grouped(found)}", mend)
+    elif found:
+        yield ok("versions", f"disagg {next(iter(found.values()))} on {_count(len(found), 'host')}")
     for package in sorted({name for status in running.values() for name in status.versions}):
         there = {name: status.versions[package] for name, status in running.items() if package in status.versions}
         if len(set(there.values())) > 1:
-            yield warning("versions", f"{package} differs: {_grouped(there)}", "disagg deploy && disagg restart")
-    if len(set(found.values())) == 1:
-        yield ok("versions", f"disagg {next(iter(found.values()))} on {_count(len(found), 'host')}")
+            yield warning("versions", f"{package} differs: {_grouped(there)}", mend)
 
 
 def clocks(hosts: Sequence[Examined]) -> Iterator[Finding]:

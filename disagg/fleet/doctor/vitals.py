@@ -12,7 +12,7 @@ from disagg.fleet.machine import Machine
 
 SCRIPT: Final = Path(__file__).with_name("vitals.sh")
 _CLOCK: Final = (
-    "if test -n \"$1\"; then exec \"$1\" -I -S -c 'import time; print(time.time())'; fi\n"
+    'if test -n "$1"; then exec "$1" -I -S -c \'import time; print(time.time())\'; fi\n'
     "exec perl -MTime::HiRes=time -e 'printf \"%.6f\\n\", time' 2>/dev/null\n"
 )
 _CLOCK_TRIES: Final = 3
@@ -102,9 +102,7 @@ def clock(machine: Machine, python: str | None) -> Clock | None:
 def _gpu(line: str) -> GPU:
     fields = [*(field.strip() for field in line.split(",")), *[""] * 6]
     memory, free, ecc, degrees = (_int(field) for field in fields[2:6])
-    return GPU(
-        fields[0], fields[1], _mib(memory), _mib(free), ecc, degrees
-    )
+    return GPU(fields[0], fields[1], _mib(memory), _mib(free), ecc, degrees)
 
 
 def _mib(number: int | None) -> int | None:

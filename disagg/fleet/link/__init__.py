@@ -1,9 +1,9 @@
 """The link that KV takes, measured the way KV goes: prefill host -> decode host.
 
-probe    the program that sends and receives; runs on the hosts, never imported
-path     which way the sender's packets take, by which interface
-measure  both, between two hosts
-judge    what is wrong with a link, and what it is good for; pure
+probe_program  sends and receives; runs on the hosts, never imported
+path           which way the sender's packets take, by which interface
+measure        both, between two hosts
+judge          what is wrong with a link, and what it is good for; pure
 """
 
 from disagg.fleet.link.judge import far_below, hidden_tokens_per_s, judge

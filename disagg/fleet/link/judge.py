@@ -122,8 +122,10 @@ def _speed(name: str, link: Link, sender: Host) -> Iterator[Finding]:
 
 
 def _counters(path: Path) -> str:
-    return f"netstat -I {path.interface} -b" if path.interface.startswith("en") and path.interface[2:].isdigit() else (
-        f"ip -s link show {path.interface}"
+    return (
+        f"netstat -I {path.interface} -b"
+        if path.interface.startswith("en") and path.interface[2:].isdigit()
+        else (f"ip -s link show {path.interface}")
     )
 
 

@@ -21,7 +21,7 @@ from disagg.fleet.link.path import Path, look
 from disagg.fleet.machine import CommandFailed, Machine
 from disagg.fleet.programs import json_line, run_program
 
-PROBE: Final = File(__file__).with_name("probe.py")
+PROBE: Final = File(__file__).with_name("probe_program.py")
 _SLACK_S: Final = 20.0
 _MAC_DENIED: Final = 65
 """EHOSTUNREACH of macOS, where Linux has 113."""
@@ -80,7 +80,7 @@ class Link:
         }
 
 
-def measure(sender: End, receiver: End, bounds: Bounds = Bounds()) -> Link:  # noqa: B008  # frozen
+def measure(sender: End, receiver: End, bounds: Bounds = Bounds()) -> Link:
     """Measure the link from `sender` to the address where `receiver` takes KV.
 
     What the network does is in the result. Raises HostUnreachable where one of the machines does not answer, and
@@ -107,7 +107,7 @@ def measure(sender: End, receiver: End, bounds: Bounds = Bounds()) -> Link:  # n
 
 def measure_all(
     pairs: Sequence[tuple[End, End]],
-    bounds: Bounds = Bounds(),  # noqa: B008
+    bounds: Bounds = Bounds(),
     begun: Callable[[Host, Host], None] = lambda sender, receiver: None,
 ) -> list[Link | DisaggError]:
     """Measure several links, in the pairs' order; at the same time only where they share no machine, which would make
@@ -130,17 +130,17 @@ def measure_all(
 
 def rounds(pairs: Sequence[tuple[Host, Host]]) -> list[list[int]]:
     """Indices of the pairs in as few rounds as come of taking them in order; no machine is twice in one round."""
-    made: list[tuple[list[int], set[str]]] = []
+    made: list[list[int]] = []
+    busy: list[set[str]] = []
     for index, pair in enumerate(pairs):
         places = {same_machine(host.address) for host in pair}
-        for batch, busy in made:
-            if not places & busy:
-                batch.append(index)
-                busy |= places
-                break
-        else:
-            made.append(([index], places))
-    return [batch for batch, _ in made]
+        free = next((number for number, taken in enumerate(busy) if not places & taken), len(made))
+        if free == len(made):
+            made.append([])
+            busy.append(set())
+        made[free].append(index)
+        busy[free] |= places
+    return made
 
 
 def _send(sender: End, target: str, port: int, token: str, bounds: Bounds) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _explained(error: CommandFailed, sender: Host, receiver: Host) -> DisaggErro
     ping = f"disagg exec --host {sender.name} -- ping -c 3 {target}"
     if said.get("timeout"):
         return PeerLost(
-            f"{sender.name} cannot reach {receiver.name} at {target}: no answer: the link is down, or a firewall drops it",
+            f"{sender.name} cannot reach {receiver.name} at {target}: no answer: link down, or a firewall drops it",
             f"{ping}; if that works, let {sender.address} in through the firewall of {receiver.name}",
         )
     if number == _MAC_DENIED:

@@ -117,10 +117,8 @@ def _kind(said: str, name: str) -> Kind:
 
 
 def _macos(target: str, parts: Mapping[str, str]) -> Path:
-    ports = dict(
-        (device, port)
-        for port, device in re.findall(r"Hardware Port: (.+)\nDevice: (\S+)", parts.get("hardware-ports", ""))
-    )
+    listed = re.findall(r"Hardware Port: (.+)\nDevice: (\S+)", parts.get("hardware-ports", ""))
+    ports = {device: port for port, device in listed}
     interfaces = {}
     for block in re.split(r"^(?=\S)", parts.get("ifconfig", ""), flags=re.MULTILINE):
         name = block.partition(":")[0].strip()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from disagg.config import Host
 from disagg.fleet.machine import Machine
@@ -69,7 +69,7 @@ def held(machine: Machine, python: str, host: Host, sources: Sequence[str]) -> d
 
 
 def _held(source: str, said: Mapping[str, Any]) -> Held:
-    state: Presence = next((one for one in ("complete", "partial") if one == said.get("state")), "absent")  # type: ignore[assignment]
+    state: Presence = next((one for one in get_args(Presence) if one == said.get("state")), "absent")
     return Held(
         source,
         state,

@@ -7,18 +7,21 @@ A model is "complete" when its configuration and tokenizer are there and every w
 says; of weights no more than headers is read.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from typing import Any
 
-HUB_FILES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 INDEX = "model.safetensors.index.json"
 MAX_JSON = 64 << 20
 
 
-def cache_folder(given):
+def cache_folder(given: str) -> str:
     if given:
         return os.path.expanduser(given)
     if "HF_HUB_CACHE" in os.environ:
@@ -27,25 +30,25 @@ def cache_folder(given):
     return os.path.join(home, "hub")
 
 
-def repository(cache, source):
+def repository(cache: str, source: str) -> str:
     return os.path.join(cache, "models--" + source.replace("/", "--"))
 
 
-def is_path(source):
+def is_path(source: str) -> bool:
     return source.startswith(("/", "~"))
 
 
-def look(cache, source):
+def look(cache: str, source: str) -> dict[str, Any]:
     if is_path(source):
         folder = os.path.expanduser(source)
-        found = {"folder": folder, "revision": "", "root": folder}
+        found: dict[str, Any] = {"folder": folder, "revision": "", "root": folder}
         pending = 0
     else:
         root = repository(cache, source)
         revision = newest(root)
         folder = os.path.join(root, "snapshots", revision) if revision else ""
         found = {"folder": folder, "revision": revision, "root": root}
-        pending = unfinished(os.path.join(root, "blobs"))
+        pending = unfinished(os.path.join(root, "blobs"), not folder)
     if not folder or not os.path.isdir(folder):
         state = "partial" if pending else "absent"
         return dict(found, state=state, bytes=pending, missing=[], why="")
@@ -55,7 +58,7 @@ def look(cache, source):
     return dict(found, missing=missing[:8], why=why, **identity(folder))
 
 
-def newest(root):
+def newest(root: str) -> str:
     """The revision that `main` names, else the snapshot that was written last."""
     try:
         with open(os.path.join(root, "refs", "main"), encoding="ascii") as file:
@@ -71,28 +74,29 @@ def newest(root):
         return ""
 
 
-def unfinished(folder):
+def unfinished(folder: str, all_of_it: bool) -> int:
     try:
-        return sum(size(os.path.join(folder, name)) for name in os.listdir(folder) if name.endswith(("incomplete", ".part")))
+        names = [name for name in os.listdir(folder) if all_of_it or name.endswith(("incomplete", ".part"))]
+        return sum(size(os.path.join(folder, name)) for name in names)
     except OSError:
         return 0
 
 
-def listed(folder):
+def listed(folder: str) -> list[str]:
     try:
         return sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
     except OSError:
         return []
 
 
-def size(path):
+def size(path: str) -> int:
     try:
         return os.path.getsize(path)
     except OSError:
         return 0
 
 
-def faults(folder):
+def faults(folder: str) -> tuple[list[str], str]:
     """Files that are not there, and the first thing wrong with those that are."""
     names = listed(folder)
     missing = [name for name in ("config.json",) if name not in names]
@@ -107,11 +111,11 @@ def faults(folder):
     for name in weights:
         said, there = length(os.path.join(folder, name)), size(os.path.join(folder, name))
         if said != there:
-            return missing, "%s: %d bytes where its header says %s" % (name, there, said or "nothing")
+            return missing, f"{name}: {there} bytes where its header says {said or 'nothing'}"
     return missing, ""
 
 
-def length(path):
+def length(path: str) -> int:
     """How long a safetensors file is by its own header; 0 where it has none."""
     try:
         with open(path, "rb") as file:
@@ -125,7 +129,7 @@ def length(path):
         return 0
 
 
-def identity(folder):
+def identity(folder: str) -> dict[str, Any]:
     """What tells one model from another: its configuration, and digests of tokenizer and chat template."""
     config = read(os.path.join(folder, "config.json"))
     tokenizer = read(os.path.join(folder, "tokenizer.json"))
@@ -140,7 +144,7 @@ def identity(folder):
     return {"config": config, "digests": digests}
 
 
-def vocabulary(whole):
+def vocabulary(whole: dict[str, Any]) -> list[Any] | None:
     """What decides how text becomes ids, in one form whatever version wrote it."""
     model = whole.get("model")
     if not isinstance(model, dict):
@@ -150,13 +154,13 @@ def vocabulary(whole):
     return [model.get("type"), model.get("vocab"), merges, whole.get("normalizer"), whole.get("pre_tokenizer"), added]
 
 
-def digest(value):
+def digest(value: Any) -> str:
     if not value:
         return ""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read(path):
+def read(path: str) -> dict[str, Any]:
     try:
         if os.path.getsize(path) > MAX_JSON:
             return {}
@@ -167,19 +171,19 @@ def read(path):
         return {}
 
 
-def remove(cache, source):
+def remove(cache: str, source: str) -> int:
     found = look(cache, source)
     root = found["root"]
     if found["state"] == "absent" and not os.path.isdir(root):
         return 0
     if os.path.islink(root) or os.path.realpath(root) in ("/", os.path.realpath(os.path.expanduser("~"))):
-        raise OSError("%s is not a folder of a model" % root)
+        raise OSError(f"{root} is not a folder of a model")
     before = tree_size(root)
     shutil.rmtree(root)
     return before
 
 
-def tree_size(root):
+def tree_size(root: str) -> int:
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:
@@ -188,14 +192,14 @@ def tree_size(root):
     return total
 
 
-def main(verb, cache, text):
+def main(verb: str, cache: str, text: str) -> None:
     sources = json.loads(text)
     cache = cache_folder(cache)
-    action = {"look": look, "remove": remove}[verb]
+    action: Callable[[str, str], Any] = {"look": look, "remove": remove}[verb]
     try:
         body = {source: action(cache, source) for source in sources}
     except OSError as error:
-        sys.exit("%s: %s" % (error.filename or verb, error.strerror or error))
+        sys.exit(f"{error.filename or verb}: {error.strerror or error}")
     sys.stdout.write(json.dumps(body) + "\n")
 
 

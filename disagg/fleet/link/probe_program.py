@@ -7,6 +7,8 @@ $DISAGG_LINK_TOKEN is the one-time secret that the sender must show. Every wait 
 line {"errno", "error", "stage"} where the network fails.
 """
 
+from __future__ import annotations
+
 import hmac
 import json
 import os
@@ -20,7 +22,7 @@ PATIENCE_S = 5.0
 COUNTED = struct.Struct("!Qd")  # bytes, seconds
 
 
-def receive(address, seconds):
+def receive(address: str, seconds: float) -> None:
     token = os.environ["DISAGG_LINK_TOKEN"].encode()
     family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -40,7 +42,7 @@ def receive(address, seconds):
                     return
 
 
-def admitted(connection, token):
+def admitted(connection: socket.socket, token: bytes) -> bool:
     shown = b""
     try:
         while len(shown) < len(token):
@@ -56,9 +58,10 @@ def admitted(connection, token):
         return False
 
 
-def take(connection, deadline):
+def take(connection: socket.socket, deadline: float) -> tuple[int, float]:
     """Bytes and seconds between the first of them and the last."""
-    buffer, count, first, end = bytearray(PIECE), 0, None, 0.0
+    buffer, count, end = bytearray(PIECE), 0, 0.0
+    first: float | None = None
     while True:
         got = connection.recv_into(buffer)
         if not got:
@@ -71,7 +74,7 @@ def take(connection, deadline):
     return (count, end - first) if first is not None else (0, 0.0)
 
 
-def send(address, port, seconds, limit):
+def send(address: str, port: int, seconds: float, limit: int) -> None:
     piece, sent, began = os.urandom(PIECE), 0, time.monotonic()
     with socket.create_connection((address, port), timeout=PATIENCE_S) as connection:
         latency = time.monotonic() - began
@@ -95,12 +98,12 @@ def send(address, port, seconds, limit):
         say(bytes=count, seconds=took, latency=latency, **names)
 
 
-def say(**fields):
+def say(**fields: object) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
-def main(words):
+def main(words: list[str]) -> None:
     try:
         if words[0] == "receive":
             receive(words[1], float(words[2]))
