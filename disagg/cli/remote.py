@@ -35,7 +35,8 @@ def ssh(
     from disagg.fleet.health import select_hosts
     from disagg.fleet.ssh_command import ssh_command
 
-    argv = ssh_command(select_hosts(settings(context).fleet(), [host])[0], command or ())
+    one = select_hosts(settings(context).fleet(), [host])[0]
+    argv = ssh_command(one, command or (), terminal=sys.stdin.isatty())
     sys.stdout.flush()
     try:
         os.execvp(argv[0], argv)

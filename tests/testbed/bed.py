@@ -71,7 +71,7 @@ class BedHost:
                     same = os.stat(folder / "ns/pid").st_ino == namespace
                     if same and name in (None, (folder / "comm").read_text().strip()):
                         found.append(int(folder.name))
-                except (FileNotFoundError, ProcessLookupError):
+                except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: sshd's for a session
                     continue
         return found
 

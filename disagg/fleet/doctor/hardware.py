@@ -79,10 +79,10 @@ def gpu(seen: Examined) -> Iterator[Finding]:
     install = f'disagg ssh {name} -- "sudo apt install nvidia-driver-{OLDEST_DRIVER}-open"; then restart the machine'
     if not vitals.smi:
         if vitals.devices or device.startswith("cuda"):
-            card = (
+            what = (
                 "there is an NVIDIA card and no" if vitals.devices else f'engine.device is "{device}", and there is no'
             )
-            yield fault("gpu", f"{card} driver: nvidia-smi is missing", install)
+            yield fault("gpu", f"{what} driver: nvidia-smi is missing", install)
         else:
             yield note("gpu", "no NVIDIA card: prefill runs on the CPU")
         return

@@ -1,6 +1,6 @@
 """Tells which models lie on a host. Standard library only; prints one JSON object.
 
-    look CACHE JSON     JSON: the sources, each a hub id or an absolute path. CACHE: the hub's cache, "" for its default
+    look CACHE JSON     JSON: the sources, each a hub id or a path. CACHE: the hub's cache, "" for its default
     remove CACHE JSON   removes what the sources have there; prints the bytes that came free
 
 A model is "complete" when its configuration and tokenizer are there and every weight file is as long as its own header

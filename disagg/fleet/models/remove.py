@@ -22,7 +22,7 @@ def remove(machine: Machine, stock: Stock) -> int:
     if not stock.need.on_hub and not stock.need.carried:
         raise FleetError(
             f"{host.name}: {source} is a folder of your own, named in hosts.toml",
-            f"if it is to go: disagg exec --host {host.name} -- rm -r '{source}'",
+            f"if it is to go: disagg exec --host {host.name} -- rm -r '{stock.wanted.root or source}'",
         )
     argv = ("remove", cache_of(host), json.dumps([source]))
     result = run_program(machine, stock.python, PROGRAM, argv, timeout=600.0)

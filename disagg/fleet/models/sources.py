@@ -14,8 +14,8 @@ from disagg.fleet.deploy.steps import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A host, its model, and the source as that host has it: a hub id or an absolute path. carried: it comes with
-    `disagg deploy`, so there is nothing to pull."""
+    """A host, its model, and the source as that host has it: a hub id, an absolute path, or one below "~/", which
+    is another folder on each host. carried: it comes with `disagg deploy`, so there is nothing to pull."""
 
     host: Host
     source: str
@@ -28,11 +28,14 @@ class Need:
 
 def need(fleet: Fleet, host: Host, facts: Facts) -> Need:
     """What this host needs. A local host reads the source itself: nothing is carried to it."""
+    model, engine = fleet.models[host.model], host.engine.name
+    if (written := model.written.get(engine, "")).startswith("~/"):
+        return Need(host, written)
     if host.connector == "local":
-        return Need(host, fleet.models[host.model].sources[host.engine.name])
+        return Need(host, model.sources[engine])
     found = source(fleet, host, facts.layout)
     if isinstance(found, Refusal):
-        return Need(host, fleet.models[host.model].sources[host.engine.name], carried=True)
+        return Need(host, model.sources[engine], carried=True)
     return Need(host, found.text, carried=bool(found.name))
 
 
