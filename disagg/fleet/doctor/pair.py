@@ -105,10 +105,10 @@ def clocks(hosts: Sequence[Examined]) -> Iterator[Finding]:
     off = {name: value for name, value in ahead.items() if abs(value) > FAST_CLOCK_S + sure}
     if len(ahead) > 1 and len(off) == len(ahead) and spread < FAST_CLOCK_S:
         value = min(ahead.values(), key=abs)
-        yield warning("clocks", f"this machine is {_seconds(-value)} of all hosts", "set this machine's clock")
+        yield warning("clocks", f"this machine is {_seconds(-value)} all hosts", "set this machine's clock")
         return
     for name, value in off.items():
-        text = f"{name} is {_seconds(value)} of this machine"
+        text = f"{name} is {_seconds(value)} this machine"
         yield (fault if abs(value) > FALSE_CLOCK_S else warning)("clocks", text, _set_clock(seen[name]))
     if not off:
         yield ok("clocks", f"within {max(spread, sure) * 1e3:.0f} ms of each other")
@@ -124,7 +124,7 @@ def _set_clock(seen: Examined) -> str:
 def _seconds(value: float) -> str:
     size = abs(value)
     amount = f"{size:.1f} s" if size < 120 else f"{size / 60:.0f} min" if size < 7200 else f"{size / 3600:.0f} h"
-    return f"{amount} {'ahead' if value > 0 else 'behind'}"
+    return f"{amount} {'ahead of' if value > 0 else 'behind'}"
 
 
 def _grouped(found: Mapping[str, str]) -> str:
