@@ -17,7 +17,8 @@ def ssh_command(host: Host, command: Sequence[str] = (), *, terminal: bool = Fal
     """argv of the system's ssh. One word of `command` is a line for the shell there; several are quoted for it.
 
     ssh reads its own configuration for the address of hosts.toml, so gateways are found as usual; what hosts.toml says
-    goes before that. terminal: give the command one too, so that sudo can ask for a password. UsageError for a host that is this machine.
+    goes before that. terminal: give the command one too, so that sudo can ask for a password. UsageError for a host
+    that is this machine.
     """
     if host.connector == "local":
         raise UsageError(f'{host.name} is this machine: its connector is "local"', "you are there already")

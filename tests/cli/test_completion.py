@@ -21,7 +21,7 @@ def complete(line, cwd, **environment):
         **environment,
     }
     argv = [sys.executable, "-c", "from disagg.cli.app import main; main()"]
-    done = subprocess.run(argv, capture_output=True, text=True, env=variables, cwd=cwd, timeout=30)
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, env=variables, cwd=cwd, timeout=30)
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -54,14 +54,15 @@ def test_a_missing_or_broken_file_offers_nothing_and_says_nothing(tmp_path, text
 def test_the_script_for_the_shell_can_be_shown(tmp_path):
     argv = [sys.executable, "-c", "from disagg.cli.app import main; main()", "--show-completion", "bash"]
     environment = {**os.environ, "PYTHONPATH": ROOT}
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=30)
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=30)
     assert done.returncode == 0 and "complete -o default" in done.stdout
 
 
 def test_completing_loads_no_framework_ssh_or_http(tmp_path):
     code = (
         "import sys, atexit\n"
-        "atexit.register(lambda: sys.stderr.write(' '.join(m for m in ('fabric', 'httpx', 'torch') if m in sys.modules)))\n"
+        "heavy = ('fabric', 'httpx', 'torch')\n"
+        "atexit.register(lambda: sys.stderr.write(' '.join(m for m in heavy if m in sys.modules)))\n"
         "from disagg.cli.app import main\nmain()"
     )
     variables = {
@@ -73,6 +74,8 @@ def test_completing_loads_no_framework_ssh_or_http(tmp_path):
         "DISAGG_CONFIG": str(HOSTS_TOML),
     }
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=variables, timeout=30
+    )
     assert done.stderr == "" and "dgx-spark-1" in done.stdout
     assert time.monotonic() - began < 10

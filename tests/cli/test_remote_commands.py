@@ -14,9 +14,7 @@ def test_exec_runs_everywhere_and_marks_each_line_with_its_host(bed, capsys):
     bed.need_links()
     assert run("--config", HOSTS_TOML, "exec", "--", "hostname; echo 'a  b'") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sorted(lines) == sorted(
-        f"{name:<12} │ {text}" for name in bed.hosts for text in (name, "a  b")
-    )
+    assert sorted(lines) == sorted(f"{name:<12} │ {text}" for name in bed.hosts for text in (name, "a  b"))
 
 
 def test_exec_gives_several_words_to_no_shell(bed, capsys):
@@ -26,7 +24,9 @@ def test_exec_gives_several_words_to_no_shell(bed, capsys):
 
 def test_exec_fails_where_one_host_fails_and_the_others_finish(bed, capsys):
     bed.need_links()
-    assert run("--config", HOSTS_TOML, "exec", "--role", "decode", "--", "hostname; test $(hostname) = mac-studio-1") == 1
+    assert (
+        run("--config", HOSTS_TOML, "exec", "--role", "decode", "--", "hostname; test $(hostname) = mac-studio-1") == 1
+    )
     captured = capsys.readouterr()
     assert "mac-studio-1 │ mac-studio-1" in captured.out and "mac-studio-2 │ mac-studio-2" in captured.out
     assert captured.err == "mac-studio-2: exit code 1\n"
@@ -50,6 +50,11 @@ def test_a_role_that_there_is_not_is_a_usage_error(capsys):
     assert run("--config", HOSTS_TOML, "exec", "--role", "cook", "--", "true") == 2
 
 
+def _run(argv):
+    options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 30}
+    return subprocess.run(argv, check=False, env={**os.environ, "PYTHONPATH": ROOT}, **options)
+
+
 @pytest.mark.parametrize(("words", "out"), [
     (["echo", "a  b", "$(id -un)"], "a  b $(id -un)\n"),
     (["hostname | tr a-z A-Z"], "MAC-STUDIO-1\n"),
@@ -57,16 +62,14 @@ def test_a_role_that_there_is_not_is_a_usage_error(capsys):
 def test_ssh_reaches_the_host_with_its_user_keys_and_known_hosts(bed, words, out):
     bed.need_links()
     argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(HOSTS_TOML), "ssh", "mac-studio-1", "--", *words]
-    environment = {**os.environ, "PYTHONPATH": ROOT}
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, timeout=30)
+    done = _run(argv)
     assert (done.returncode, done.stdout) == (0, out), done.stderr
 
 
 def test_ssh_passes_the_commands_exit_code_on(bed):
     bed.need_links()
     argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(HOSTS_TOML), "ssh", "mac-studio-1", "--", "exit 7"]
-    environment = {**os.environ, "PYTHONPATH": ROOT}
-    assert subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, timeout=30).returncode == 7
+    assert _run(argv).returncode == 7
 
 
 def test_ssh_says_what_hosts_toml_says_before_ssh_config(bed, tmp_path):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.rule import Rule
+from rich.table import Table
 from rich.text import Text
 
 from disagg.fleet.doctor.examine import Diagnosis, HostReport, PairReport
@@ -49,43 +49,54 @@ def _lines(findings: Sequence[Finding]) -> Iterator[RenderableType]:
     """What is well as one paragraph, everything else on lines of its own."""
     well = [finding for finding in findings if finding.level == "ok"]
     if well:
-        yield _item("ok", _paragraph(well))
+        yield _item("ok", _Paragraph(well))
     for level in ("fault", "warning", "note"):
         for finding in findings:
             if finding.level == level:
                 yield from _trouble(finding)
 
 
-def _paragraph(findings: Sequence[Finding]) -> Text:
-    parts = [
-        Text.assemble((f"{one.check} ".replace(" ", "\u00a0"), "dim"), one.text.replace(" ", "\u00a0"))
-        for one in findings
-    ]
-    return Text(" · ", "dim").join(parts)
+class _Paragraph:
+    """Findings that are well, one behind the other, each whole on one line where it fits."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self._parts = [Text.assemble((f"{one.check} ", "dim"), one.text) for one in findings]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [Text()]
+        for part in self._parts:
+            between = Text(" · " if lines[-1] else "", "dim")
+            if lines[-1] and lines[-1].cell_len + between.cell_len + part.cell_len > options.max_width:
+                lines.append(Text())
+                between = Text()
+            lines[-1].append_text(between).append_text(part)
+        yield from lines
 
 
 def _trouble(finding: Finding) -> Iterator[RenderableType]:
     yield _item(finding.level, Text.assemble((f"{finding.check}: ", "bold"), finding.text))
     if finding.mend:
-        yield Padding(Text.assemble(("→ ", "cyan"), (finding.mend, "cyan")), (0, 0, 0, 4))
+        yield _hanging(Text("→", "cyan"), Text(finding.mend, "cyan"), 4)
 
 
-def _item(level: Level, text: Text) -> RenderableType:
-    """A mark, and the text hanging beside it."""
-    from rich.table import Table
-
+def _item(level: Level, text: RenderableType) -> RenderableType:
+    """A mark, and the text beside it."""
     mark, style = _MARKS[level]
+    return _hanging(Text(mark, style), text, 2)
+
+
+def _hanging(mark: Text, text: RenderableType, width: int) -> RenderableType:
     grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(width=2, justify="right")
+    grid.add_column(width=width, justify="right")
     grid.add_column(ratio=1)
-    grid.add_row(Text(mark, style), text)
+    grid.add_row(mark, text)
     return grid
 
 
 def _pair(report: PairReport) -> Iterator[RenderableType]:
-    if not report.findings:
-        text = Text.assemble((f"{report.prefill.name} → {report.decode.name}: ", "bold"), "not measured")
-        yield _item("note", text)
+    yield Text.assemble((f"{report.prefill.name} → {report.decode.name}", "bold"), (f"  {report.prefill.model}", "dim"))
+    if report.link is None and not report.findings:
+        yield _item("note", Text("not measured: one of them could not be examined"))
     yield from _lines(report.findings)
 
 

@@ -186,7 +186,7 @@ def _pair(
     prefill, decode, link = measured
     findings: list[Finding] = []
     if isinstance(link, DisaggError):
-        findings.append(fault(f"{prefill.name} → {decode.name}", link.message, link.hint))
+        findings.append(fault("link", link.message, link.hint))
     elif link is not None:
         findings += judge(link, prefill, decode)
     if prefill.name in seen and decode.name in seen:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from disagg.fleet.doctor.gather import Examined
+from disagg.fleet.doctor.vitals import GPU
 from disagg.fleet.findings import Finding, fault, note, ok, warning
 
 OLDEST_DRIVER: Final = 580
@@ -90,24 +91,32 @@ def gpu(seen: Examined) -> Iterator[Finding]:
         reload = "restart the machine; if it stays: " + install.partition(";")[0]
         yield fault("gpu", f"nvidia-smi: {vitals.smi_failed or 'finds no card'}", reload)
         return
+    well = True
     for card in vitals.gpus:
-        driver = int(found[0]) if (found := re.match(r"\d+", card.driver)) else None
-        if driver is not None and driver < OLDEST_DRIVER:
-            yield fault(
-                "gpu",
-                f"driver {card.driver} of {card.name} is older than {OLDEST_DRIVER}, which CUDA 13 needs",
-                install,
-            )
-        if card.ecc_errors:
-            yield fault(
-                "gpu",
-                f"{card.name}: {card.ecc_errors} uncorrected memory errors since it started",
-                f"disagg ssh {name} -- nvidia-smi -q -d ECC,ROW_REMAPPER; if they return after a restart, replace it",
-            )
-        if card.memory is not None and (weights := _weights(seen)) is not None and weights > card.memory:
-            yield _too_large("gpu", seen, f"{card.name} has {size(card.memory)}", card.memory)
-    shared = "" if vitals.gpus[0].memory is not None else ", memory shared with the system"
-    yield ok("gpu", f"{vitals.gpus[0].name} (driver {vitals.gpus[0].driver}{shared})")
+        for finding in _card(seen, card, install):
+            well = False
+            yield finding
+    if well:
+        shared = "" if vitals.gpus[0].memory is not None else ", shared memory"
+        yield ok("gpu", f"{vitals.gpus[0].name}, driver {vitals.gpus[0].driver}{shared}")
+
+
+def _card(seen: Examined, card: GPU, install: str) -> Iterator[Finding]:
+    driver = int(found[0]) if (found := re.match(r"\d+", card.driver)) else None
+    if driver is not None and driver < OLDEST_DRIVER:
+        yield fault(
+            "gpu",
+            f"driver {card.driver} of {card.name} is older than {OLDEST_DRIVER}, which CUDA 13 needs",
+            install,
+        )
+    if card.ecc_errors:
+        yield fault(
+            "gpu",
+            f"{card.name}: {card.ecc_errors} uncorrected memory errors since it started",
+            f"disagg ssh {seen.host.name} -- nvidia-smi -q -d ECC,ROW_REMAPPER; restart, replace it if they return",
+        )
+    if card.memory is not None and (_weights(seen) or 0) > card.memory:
+        yield _too_large("gpu", seen, f"{card.name} has {size(card.memory)}", card.memory)
 
 
 def wired_limit(seen: Examined) -> Iterator[Finding]:

@@ -46,7 +46,7 @@ def _python(seen: Examined) -> Iterator[Finding]:
     if host.connector == "local":
         return
     if deployed := deployed_python(facts):
-        yield ok("python", f"environment {deployed.split('/')[-3][:8]}")
+        yield ok("python", f"env {deployed.split('/')[-3][:8]}")
         return
     install = "brew install python@3.12" if facts.os == "Darwin" else "sudo apt install python3 python3-venv"
     there = f'disagg ssh {host.name} -- "{install}"'
@@ -186,7 +186,7 @@ def _local_network(seen: Examined) -> Iterator[Finding]:
             f"disagg exec --host {seen.host.name} -- ping -c 3 {address}",
         )
     elif seen.host.service == "launchd" and f"launchd:{seen.host.name}" in seen.facts.installed:
-        yield ok("local network", "open: a LaunchDaemon is exempt")
+        yield ok("local network", "open")
     elif seen.reach:
         yield ok("local network", "open over SSH")
 

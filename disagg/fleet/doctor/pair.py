@@ -36,7 +36,7 @@ def same_model(prefill: Examined, decode: Examined, statuses: Mapping[str, HostS
         if differing := sorted(key for key in first | second if first.get(key) != second.get(key)):
             yield fault("model", f"{names} serve different models: {', '.join(differing)} differ", pull)
         else:
-            yield ok("model", "same on both ends, say the servers")
+            yield ok("model", "the same, say both servers")
         return
     ends = [one.model for one in (prefill, decode) if one.model is not None and one.model.complete]
     if len(ends) < 2:
@@ -56,7 +56,7 @@ def same_model(prefill: Examined, decode: Examined, statuses: Mapping[str, HostS
             "model", f"{names} hold different files of {' and '.join(tokens)}: answers may be refused", verify
         )
     else:
-        yield ok("model", "same configuration and tokenizer on both ends")
+        yield ok("model", "same configuration and tokenizer")
 
 
 def _differing_configs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
@@ -68,14 +68,14 @@ def _differing_digests(first: Mapping[str, str], second: Mapping[str, str]) -> l
 
 
 def hides(link: Link, model: Model, prefill: Examined, decode: Examined) -> Iterator[Finding]:
-    """What the measured rate means for the pair's model."""
+    """What the measured rate means for the pair's model: a faster prefill than this waits for the link."""
     config = next((one.model.config for one in (prefill, decode) if one.model is not None and one.model.config), None)
     if link.bits_per_s is None or config is None:
         return
     per_token = kv_bytes_per_token(config, prefill.host.engine.dtype, model.context)
     if per_token:
         speed = hidden_tokens_per_s(link.bits_per_s, per_token)
-        yield note("hides", f"prefill up to {speed:,.0f} tok/s of {model.name} ({_kib(per_token)} KV a token)")
+        yield note("hides", f"prefill up to {speed:,.0f} tok/s ({_kib(per_token)} of KV a token)")
 
 
 def versions(hosts: Sequence[Examined], statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ ONE_STREAM: Final = 40e9
 
 def judge(link: Link, sender: Host, receiver: Host) -> list[Finding]:
     """Everything there is to say about a measured link, most serious first; one "ok" where there is nothing."""
-    name = f"{sender.name} → {receiver.name}"
+    name = "link"
     if link.error is not None:
         return [fault(name, link.error.message, link.error.hint)]
     if same_machine(sender.address) == same_machine(receiver.address):

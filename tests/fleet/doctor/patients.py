@@ -54,7 +54,9 @@ def spark(name="dgx-spark-1", **changes):
         version="0.1.0",
         clock=Clock(0.004, 0.02),
     )
-    held = Held("Qwen/Qwen3-Coder-30B-A3B-Instruct", "complete", 61 << 30, "/f", "/r", "a1" * 20, config=CONFIG, digests=DIGESTS)
+    held = Held(
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct", "complete", 61 << 30, "/f", "/r", "a1" * 20, config=CONFIG, digests=DIGESTS
+    )
     seen = Examined(host, facts, vitals, 0.012, "/usr/bin/python3", Need(host, held.source), held)
     return change(seen, **changes)
 

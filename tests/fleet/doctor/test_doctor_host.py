@@ -20,9 +20,7 @@ def found(seen, health="healthy", **changes):
 
 def ill(seen, health="healthy", **changes):
     """What is not well: (check, level, text, mend)."""
-    return [
-        (one.check, one.level, one.text, one.mend) for one in found(seen, health, **changes) if one.level != "ok"
-    ]
+    return [(one.check, one.level, one.text, one.mend) for one in found(seen, health, **changes) if one.level != "ok"]
 
 
 def only(seen, health="healthy", **changes):
@@ -108,7 +106,7 @@ def test_a_model_that_is_quantized_while_it_loads_takes_half():
 
 def test_gb10_without_gpu_memory_is_well_and_said_to_share_its_memory():
     (line,) = (one.text for one in found(spark()) if one.check == "gpu")
-    assert line == "NVIDIA GB10 (driver 580.95.05, memory shared with the system)"
+    assert line == "NVIDIA GB10, driver 580.95.05, shared memory"
 
 
 def test_a_model_larger_than_the_cards_own_memory_is_a_fault():
@@ -134,7 +132,9 @@ def test_a_driver_that_does_not_talk_to_its_card_is_told_in_its_own_words():
 
 
 def test_a_driver_that_is_too_old_is_a_fault():
-    check, level, text, _ = only(spark(vitals={"gpus": (GPU("NVIDIA GB10", "570.86.10"),)}))
+    seen = spark(vitals={"gpus": (GPU("NVIDIA GB10", "570.86.10"),)})
+    assert [one.check for one in found(seen)].count("gpu") == 1
+    check, level, text, _ = only(seen)
     assert (check, level) == ("gpu", "fault") and "driver 570.86.10 of NVIDIA GB10 is older than 580" in text
 
 

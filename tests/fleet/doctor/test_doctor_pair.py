@@ -27,13 +27,13 @@ def held(seen, **changes):
 
 
 def test_running_servers_decide_whether_both_ends_hold_the_same_model():
-    assert model(statuses=servers(MARK, MARK)) == [("ok", "same on both ends, say the servers")]
+    assert model(statuses=servers(MARK, MARK)) == [("ok", "the same, say both servers")]
     ((level, text),) = model(statuses=servers(MARK, MARK | {"tokenizer": "t2"}))
     assert level == "fault" and text.endswith("serve different models: tokenizer differ")
 
 
 def test_without_servers_the_files_are_compared():
-    assert model() == [("ok", "same configuration and tokenizer on both ends")]
+    assert model() == [("ok", "same configuration and tokenizer")]
 
 
 def test_another_architecture_is_a_fault():
@@ -59,7 +59,7 @@ def test_a_model_that_is_missing_at_one_end_is_that_hosts_trouble():
 def test_a_measured_rate_is_told_in_prefill_tokens():
     link = Link("dgx-spark-1", "mac-studio-2", "169.254.150.102", Path(""), int(9.4e9 / 8), 1.0)
     (note,) = hides(link, FLEET.models["qwen3-coder:30b"], spark(), mac())
-    assert note.text == "prefill up to 11,953 tok/s of qwen3-coder:30b (96 KiB KV a token)"
+    assert note.text == "prefill up to 11,953 tok/s (96 KiB of KV a token)"
 
 
 GPT_OSS = {
@@ -111,7 +111,10 @@ def test_frameworks_that_differ_between_hosts_are_a_warning():
 
 def ticking(**ahead):
     hosts = {"spark": spark(), "mac": mac(), "other": spark("dgx-spark-2")}
-    return [replace(hosts[name], vitals=replace(hosts[name].vitals, clock=Clock(value, 0.02))) for name, value in ahead.items()]
+    return [
+        replace(hosts[name], vitals=replace(hosts[name].vitals, clock=Clock(value, 0.02)))
+        for name, value in ahead.items()
+    ]
 
 
 def test_clocks_that_agree_are_one_line():

@@ -1,4 +1,3 @@
-import os
 import threading
 import time
 
@@ -146,8 +145,8 @@ def test_a_full_disk_is_told_before_anything_is_copied(ends):
     own(place)
     ends.taker.as_root("mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "none", f"{ends.taker.remote_home}/.cache")
     try:
-        with pytest.raises(FleetError, match="1 MiB are free.*4 MiB are needed"):
+        with pytest.raises(FleetError, match=r"1 MiB are free.*4 MiB are needed"):
             ends()
     finally:
         ends.taker.as_root("umount", f"{ends.taker.remote_home}/.cache")
-    assert os.listdir(place) == []
+    assert list(place.iterdir()) == []
