@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import demo, deploy, doctor, fleet, generate, init, models, remote, status, verify
+from disagg.cli import demo, deploy, doctor, fleet, generate, init, models, remote, status, trust, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -63,6 +63,7 @@ app.command()(remote.ssh)
 app.command("exec")(remote.exec_)
 app.command()(verify.verify)
 app.command()(init.init)
+app.command()(trust.trust)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
