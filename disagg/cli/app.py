@@ -11,7 +11,21 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import bench, demo, deploy, fleet, generate, init, plan_capacity, status, trust, verify
+from disagg.cli import (
+    bench,
+    demo,
+    deploy,
+    doctor,
+    fleet,
+    generate,
+    init,
+    models,
+    plan_capacity,
+    remote,
+    status,
+    trust,
+    verify,
+)
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -20,7 +34,6 @@ app = typer.Typer(
     name="disagg",
     help="One LLM server from machines of different makes: NVIDIA prefills, Apple decodes, the KV cache crosses.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -59,6 +72,10 @@ app.command()(fleet.start)
 app.command()(fleet.stop)
 app.command()(fleet.restart)
 app.command()(status.status)
+app.command()(doctor.doctor)
+app.add_typer(models.models)
+app.command()(remote.ssh)
+app.command("exec")(remote.exec_)
 app.command()(verify.verify)
 app.add_typer(bench.app, name="bench")
 app.command()(init.init)

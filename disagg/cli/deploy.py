@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from disagg.cli.completion import complete_model, complete_role
 from disagg.cli.context import settings, stderr, stdout
 from disagg.cli.fleet import Hosts
 
@@ -20,9 +21,18 @@ if TYPE_CHECKING:
     from disagg.fleet.deploy.steps import Plan
 
 RoleOption = Annotated[
-    str | None, typer.Option("--role", metavar="ROLE", help="Only hosts with this role: prefill, decode, gateway.")
+    str | None,
+    typer.Option(
+        "--role",
+        metavar="ROLE",
+        help="Only hosts with this role: prefill, decode, gateway.",
+        autocompletion=complete_role,
+    ),
 ]
-ModelOption = Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", help="Only hosts of this model.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="NAME", help="Only hosts of this model.", autocompletion=complete_model),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take a host's lock from whoever holds it.")]

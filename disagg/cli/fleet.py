@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from disagg.cli.completion import complete_host
 from disagg.cli.context import Settings, settings, stderr, stdout
 
 if TYPE_CHECKING:
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
 
 Hosts = Annotated[
     list[str] | None,
-    typer.Option("--host", metavar="NAME", help="Only this host; may be repeated.", show_default=False),
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="Only this host; may be repeated.",
+        show_default=False,
+        autocompletion=complete_host,
+    ),
 ]
 Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait for the servers to be healthy.")]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from disagg.cli.completion import complete_model
 from disagg.cli.context import settings, stderr, stdout
 from disagg.errors import UsageError
 
@@ -33,7 +34,14 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads it from stdin.")] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("-m", "--model", metavar="NAME", help="Repeat to ask several at once.", show_default=False),
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="NAME",
+            help="Repeat to ask several at once.",
+            show_default=False,
+            autocompletion=complete_model,
+        ),
     ] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", help="Read the prompt from it.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="The prompt is a user's chat message.")] = False,

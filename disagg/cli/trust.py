@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from disagg.cli.completion import complete_host
 from disagg.cli.context import settings, stderr, stdout
 from disagg.errors import DisaggError, UsageError
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 def trust(
     context: typer.Context,
     hosts: Annotated[
-        list[str] | None, typer.Argument(metavar="[HOST]...", help="Names of hosts.toml; all hosts without any.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[HOST]...", help="Names of hosts.toml; all hosts without any.", autocompletion=complete_host
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: the fingerprints were compared.")] = False,
 ) -> None:

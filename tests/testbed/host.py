@@ -43,6 +43,7 @@ def main() -> None:
     folder = Path(spec["folder"])
     _run("hostname", spec["name"])
     _run("ip", "link", "set", "lo", "up")
+    _run("mount", "-t", "sysfs", "none", "/sys")  # shows this host's interfaces instead of the whole machine's
     _mount_private(spec, folder)  # from here on a Mac has no `ip`
     sshd = subprocess.Popen(
         [spec["sshd"], "-D", "-f", folder / "sshd_config", "-E", folder / "sshd.log"],

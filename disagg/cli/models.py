@@ -1,0 +1,141 @@
+"""`disagg models pull | list | rm`: the models on the hosts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg.cli.completion import complete_model
+from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.fleet import Hosts
+
+if TYPE_CHECKING:
+    from disagg.config import Fleet, Host
+    from disagg.errors import DisaggError
+    from disagg.fleet.models.pull import Models, Stock
+
+models = typer.Typer(
+    name="models",
+    help="Bring models to the hosts, list them, remove them.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Named = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL]...", help="Models of hosts.toml.", autocompletion=complete_model),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@models.command()
+def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: Json = False) -> None:
+    """Bring the models to the hosts that serve them: one download from the hub, then copies from host to host.
+
+    A model that is there stays as it is. What was broken off goes on where it ended.
+    """
+    from disagg.cli.views.deploy import Progress
+    from disagg.cli.views.models import pulled_view
+    from disagg.fleet.deploy.apply import Event
+    from disagg.fleet.models.pull import Models
+
+    fleet = settings(context).fleet()
+    wanted = _chosen(fleet, model, host)
+    progress = Progress(stderr())
+    with Models(fleet) as these:
+        stocks, errors = _survey(these, list(fleet.hosts.values()))
+        with progress:
+            done = these.pull(
+                stocks, wanted, lambda where, what, how: progress.report(Event(where.name, 1, 1, what, how))
+            )
+    lost = {name: error for name, error in errors.items() if any(one.name == name for one in wanted)}
+    if as_json:
+        body = {"fleet": fleet.name, "hosts": [one.to_json() for one in done], "errors": _json_errors(lost)}
+        typer.echo(json.dumps(body, indent=2))
+    else:
+        stdout().print(pulled_view(done, lost))
+    _finish([*lost.values(), *(one.error for one in done if one.error is not None)])
+
+
+@models.command("list")
+def list_models(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: Json = False) -> None:
+    """Show each host's model: its size, its revision, whether it is whole."""
+    from disagg.cli.views.models import stocks_view
+    from disagg.fleet.models.pull import Models
+
+    fleet = settings(context).fleet()
+    with Models(fleet) as these:
+        stocks, errors = _survey(these, _chosen(fleet, model, host))
+    if as_json:
+        rows = [{"host": one.host.name, "model": one.host.model, **one.wanted.to_json()} for one in stocks]
+        typer.echo(json.dumps({"fleet": fleet.name, "hosts": rows, "errors": _json_errors(errors)}, indent=2))
+    else:
+        stdout().print(stocks_view(stocks, errors))
+    _finish(list(errors.values()))
+
+
+@models.command()
+def rm(
+    context: typer.Context,
+    model: Named = None,
+    *,
+    host: Hosts = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove models that were pulled or carried to the hosts. Folders named by their path in hosts.toml stay."""
+    from disagg.cli.views.models import removed_view, stocks_view
+    from disagg.errors import UsageError
+    from disagg.fleet.connect import each
+    from disagg.fleet.models.pull import Models
+    from disagg.fleet.models.remove import removable, remove
+
+    if not model and not host:
+        raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("models rm asks before it removes anything, and there is nobody to ask", "--yes answers")
+    fleet = settings(context).fleet()
+    with Models(fleet) as these:
+        stocks, errors = _survey(these, _chosen(fleet, model, host))
+        by_name = {one.host.name: one for one in stocks if removable(one) or one.wanted.state != "absent"}
+        if by_name and not yes:
+            stderr().print(stocks_view([*by_name.values()], {}))
+            typer.confirm(f"Remove from {len(by_name)} hosts?", abort=True, err=True)
+        going = [one.host for one in by_name.values()]
+        outcomes = each(going, lambda where: remove(these.machine(where), by_name[where.name]))
+    stdout().print(removed_view(outcomes, errors))
+    _finish([*errors.values(), *(one.error for one in outcomes if one.error is not None)])
+
+
+def _chosen(fleet: Fleet, names: Sequence[str] | None, hosts: Sequence[str] | None) -> list[Host]:
+    from disagg.errors import UsageError
+    from disagg.fleet.health import select_hosts
+    from disagg.fleet.models.sources import chosen
+
+    found = chosen(fleet, names or (), select_hosts(fleet, hosts or ()))
+    if not found:
+        raise UsageError(f"no host of {fleet.path} fits", "leave out MODEL or --host")
+    return found
+
+
+def _survey(these: Models, hosts: Sequence[Host]) -> tuple[list[Stock], dict[str, DisaggError]]:
+    """What the hosts have, and the errors of those that could not be asked."""
+    from disagg.errors import DisaggError
+
+    with stderr().status("looking what the hosts have …"):
+        found = these.survey(hosts)
+    errors = {host.name: one for host, one in zip(hosts, found, strict=True) if isinstance(one, DisaggError)}
+    return [one for one in found if not isinstance(one, DisaggError)], errors
+
+
+def _json_errors(errors: dict[str, DisaggError]) -> dict[str, object]:
+    return {name: error.to_json() for name, error in errors.items()}
+
+
+def _finish(errors: Sequence[DisaggError]) -> None:
+    """Exit: 4 if a host cannot be reached, 1 if anything else failed."""
+    codes = {error.exit_code for error in errors}
+    if codes:
+        raise typer.Exit(4 if 4 in codes else 1)

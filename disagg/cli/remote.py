@@ -1,0 +1,104 @@
+"""`disagg ssh` and `disagg exec`: a shell on one host, a command on many."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg.cli.completion import complete_host, complete_role
+from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.fleet import Hosts
+
+if TYPE_CHECKING:
+    from disagg.config import Host
+    from disagg.fleet.connect import Outcome
+    from disagg.fleet.machine import Result
+
+
+def ssh(
+    context: typer.Context,
+    *,
+    host: Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.", autocompletion=complete_host)],
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="Run this instead of a login shell.")
+    ] = None,
+) -> None:
+    """Log in to HOST as disagg does: same user, port, keys and known hosts.
+
+    One argument behind -- is a line for the shell there; several are a command and its arguments.
+    """
+    from disagg.errors import FleetError
+    from disagg.fleet.health import select_hosts
+    from disagg.fleet.ssh_command import ssh_command
+
+    one = select_hosts(settings(context).fleet(), [host])[0]
+    argv = ssh_command(one, command or (), terminal=sys.stdin.isatty())
+    sys.stdout.flush()
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        raise FleetError(f"cannot run ssh: {error.strerror}", "sudo apt install openssh-client") from error
+
+
+def exec_(
+    context: typer.Context,
+    *,
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="What to run.")],
+    host: Hosts = None,
+    role: Annotated[
+        str | None,
+        typer.Option("--role", metavar="ROLE", help="Only hosts with this role.", autocompletion=complete_role),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until the command is ended.")] = 600.0,
+) -> None:
+    """Run CMD on all hosts at the same time; every line of output begins with its host.
+
+    One argument behind -- is a line for sh; several are a command and its arguments, which no shell reads. Exit code 1:
+    it failed somewhere; 4: a host cannot be reached.
+    """
+    from disagg.cli.views.remote import Prefixed
+    from disagg.fleet.connect import each, machine
+
+    hosts = _chosen(context, host, role)
+    shown = Prefixed(stdout(), [one.name for one in hosts])
+    argv = ["/bin/sh", "-c", command[0]] if len(command) == 1 else command
+
+    def run(one: Host) -> Result:
+        where = machine(one)
+        try:
+            return where.run(argv, timeout=timeout, on_line=lambda line: shown.line(one.name, line))
+        finally:
+            where.close()
+
+    _finish(each(hosts, run))
+
+
+def _chosen(context: typer.Context, names: Sequence[str] | None, role: str | None) -> list[Host]:
+    from disagg.errors import UsageError
+    from disagg.fleet.health import select_hosts
+
+    fleet = settings(context).fleet()
+    hosts = [one for one in select_hosts(fleet, names or ()) if role is None or role in one.roles]
+    if not hosts:
+        raise UsageError(f"no host of {fleet.path} has the role {role!r}", "one of prefill, decode, gateway")
+    return hosts
+
+
+def _finish(outcomes: Sequence[Outcome[Result]]) -> None:
+    """What failed, on stderr, and the exit code."""
+    from disagg.cli.views.errors import error_view
+
+    codes = set()
+    for one in outcomes:
+        if one.error is not None:
+            stderr().print(error_view(one.error), soft_wrap=True)
+            codes.add(one.error.exit_code)
+        elif one.value is not None and not one.value.ok:
+            stderr().print(f"{one.host.name}: exit code {one.value.code}", style="bold red", soft_wrap=True)
+            codes.add(1)
+    if codes:
+        raise typer.Exit(4 if 4 in codes else 1)

@@ -1,0 +1,80 @@
+"""Models on hosts: what is there, what was brought, what was removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from disagg.cli.views.errors import error_view
+from disagg.cli.views.units import seconds, size
+from disagg.errors import DisaggError
+from disagg.fleet.connect import Outcome
+from disagg.fleet.models.pull import Pulled, Stock
+
+_STATES = {"complete": "green", "partial": "yellow", "absent": "dim"}
+_RESULTS = {"there": "dim", "downloaded": "green", "copied": "green", "failed": "bold red"}
+
+
+def stocks_view(stocks: Sequence[Stock], errors: Mapping[str, DisaggError]) -> RenderableType:
+    """One row per host, two lines each: its model above, the source of it below."""
+    table = _table("host", "model\nsource", "state", "size", "revision")
+    for stock in stocks:
+        held = stock.wanted
+        state = Text(held.state, _STATES[held.state])
+        if held.state == "partial" and held.lack:
+            state.append(f"\n{held.lack}", "dim")
+        name = Text.assemble(stock.host.model, "\n", (_shown(stock), "dim"))
+        table.add_row(stock.host.name, name, state, size(held.bytes) if held.bytes else "–", held.revision[:8] or "–")
+    return Group(table, *_errors(errors))
+
+
+def _shown(stock: Stock) -> str:
+    """A carried model's folder has a name that says nothing."""
+    return "carried by disagg deploy" if stock.need.carried else stock.need.source
+
+
+def pulled_view(done: Sequence[Pulled], errors: Mapping[str, DisaggError]) -> RenderableType:
+    """One row per host, then each failure with its remedy."""
+    table = _table("host", "model", "result", "size", "took")
+    for one in done:
+        result = Text(one.result, _RESULTS[one.result])
+        if one.giver:
+            result.append(f" from {one.giver}", "not bold dim")
+        took = seconds(one.seconds) if one.result != "there" else "–"
+        table.add_row(one.host.name, one.host.model, result, size(one.bytes) if one.bytes else "–", took)
+    failures = {one.host.name: one.error for one in done if one.error is not None}
+    return Group(table, *_errors({**errors, **failures}))
+
+
+def removed_view(outcomes: Sequence[Outcome[int]], errors: Mapping[str, DisaggError]) -> RenderableType:
+    """One line per host: what came free."""
+    lines = [
+        Text.assemble((f"{one.host.name}: ", "bold"), f"{size(one.value)} free again")
+        for one in outcomes
+        if one.value is not None
+    ]
+    if not outcomes and not errors:
+        lines = [Text("nothing to remove")]
+    failures = {one.host.name: one.error for one in outcomes if one.error is not None}
+    return Group(*lines, *_errors({**errors, **failures}))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, name in enumerate(columns):
+        right = name in ("size", "took")
+        table.add_column(
+            name, overflow="fold", style="bold" if number == 0 else "", justify="right" if right else "left",
+            no_wrap=right or name == "revision",
+        )  # fmt: skip
+    return table
+
+
+def _errors(errors: Mapping[str, DisaggError]) -> Iterator[RenderableType]:
+    for error in errors.values():
+        yield Text()
+        yield error_view(error)

@@ -1,0 +1,197 @@
+"""Examine a fleet: every host at the same time, then the links that KV takes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from disagg.config import Fleet, Host
+from disagg.config.addresses import same_machine
+from disagg.errors import DisaggError
+from disagg.fleet.connect import Outcome, each, machine
+from disagg.fleet.doctor import host as about_host
+from disagg.fleet.doctor import pair as about_pair
+from disagg.fleet.doctor.gather import Examined, examine_host
+from disagg.fleet.findings import Finding, fault
+from disagg.fleet.health import HostStatus, poll, select_hosts
+from disagg.fleet.link import Bounds, End, Link, judge, measure_all
+from disagg.fleet.machine import HostKeyRefused, HostUnreachable, LoginRefused, Machine
+from disagg.fleet.state import State
+
+Tell = Callable[[str], None]
+"""Told what is being looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """One host's findings. `error` where it could not be examined at all."""
+
+    host: Host
+    findings: tuple[Finding, ...]
+    error: DisaggError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host.name,
+            "findings": [finding.to_json() for finding in self.findings],
+            "error": self.error.to_json() if self.error else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PairReport:
+    """One KV link's findings; `link` is None where it was not measured."""
+
+    prefill: Host
+    decode: Host
+    findings: tuple[Finding, ...]
+    link: Link | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "prefill": self.prefill.name,
+            "decode": self.decode.name,
+            "findings": [finding.to_json() for finding in self.findings],
+            "link": self.link.to_json() if self.link else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that was found; `fleet`: what is about several hosts."""
+
+    hosts: tuple[HostReport, ...]
+    pairs: tuple[PairReport, ...]
+    fleet: tuple[Finding, ...]
+
+    @property
+    def findings(self) -> list[Finding]:
+        parts = [*(host.findings for host in self.hosts), *(pair.findings for pair in self.pairs), self.fleet]
+        return [finding for part in parts for finding in part]
+
+    def count(self, level: str) -> int:
+        return sum(finding.level == level for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """0 where nothing is at fault, 4 where a host cannot be reached, else 1. Warnings change nothing."""
+        if any(isinstance(report.error, HostUnreachable) for report in self.hosts):
+            return 4
+        return 1 if self.count("fault") else 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.exit_code == 0,
+            "hosts": [report.to_json() for report in self.hosts],
+            "pairs": [report.to_json() for report in self.pairs],
+            "fleet": [finding.to_json() for finding in self.fleet],
+        }
+
+
+def examine(
+    fleet: Fleet,
+    state: State,
+    names: Sequence[str] = (),
+    *,
+    tell: Tell = lambda what: None,
+    connect: Callable[[Host], Machine] = machine,
+    bounds: Bounds = Bounds(),  # noqa: B008  # frozen
+) -> Diagnosis:
+    """Examine the named hosts (all without names), and the links between any of them and its peers."""
+    chosen = select_hosts(fleet, names)
+    pairs = [(one, other) for one, other in kv_pairs(fleet) if one in chosen or other in chosen]
+    involved = [host for host in fleet.hosts.values() if host in chosen or any(host in pair for pair in pairs)]
+    with ExitStack() as stack:
+        machines = {host.name: connect(host) for host in involved}
+        for one in machines.values():
+            stack.callback(one.close)
+        statuses = stack.enter_context(ThreadPoolExecutor(1)).submit(_statuses, fleet, state, involved)
+        tell(f"{len(involved)} hosts")
+        outcomes = each(involved, lambda host: examine_host(fleet, host, machines[host.name], _peers(fleet, host)))
+        seen = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
+        links = _links(pairs, seen, machines, bounds, tell)
+        told = statuses.result(timeout=60)
+    token = state.token() if state.token_file.exists() else None
+    hosts = tuple(_host(fleet, outcome, told, token) for outcome in outcomes if outcome.host in chosen)
+    everywhere = (*about_pair.versions([*seen.values()], told), *about_pair.clocks([*seen.values()]))
+    return Diagnosis(hosts, tuple(_pair(fleet, link, seen, told) for link in links), everywhere)
+
+
+def kv_pairs(fleet: Fleet) -> list[tuple[Host, Host]]:
+    """Every prefill host with every decode host of the same model, in file order."""
+    return [
+        (prefill, decode)
+        for model in fleet.models
+        for prefill in fleet.serving(model, "prefill")
+        for decode in fleet.serving(model, "decode")
+    ]
+
+
+def _peers(fleet: Fleet, host: Host) -> list[Host]:
+    """Whom programs on this host call: a gateway all others, a prefill host its decode hosts."""
+    if "gateway" in host.roles:
+        return [other for other in fleet.hosts.values() if same_machine(other.address) != same_machine(host.address)]
+    return fleet.serving(host.model, "decode") if "prefill" in host.roles else []
+
+
+def _statuses(fleet: Fleet, state: State, hosts: Sequence[Host]) -> dict[str, HostStatus]:
+    token = state.token() if state.token_file.exists() else None
+    return {status.host: status for status in poll(fleet, token, state, [host.name for host in hosts])}
+
+
+def _links(
+    pairs: Sequence[tuple[Host, Host]],
+    seen: dict[str, Examined],
+    machines: dict[str, Machine],
+    bounds: Bounds,
+    tell: Tell,
+) -> list[tuple[Host, Host, Link | DisaggError | None]]:
+    """What was measured of each pair; None where one end could not be examined or has no python."""
+
+    def end(host: Host) -> End | None:
+        python = seen[host.name].python if host.name in seen else None
+        return None if python is None else End(host, machines[host.name], python)
+
+    ends = [(end(prefill), end(decode)) for prefill, decode in pairs]
+    usable = [(one, other) for one, other in ends if one is not None and other is not None]
+    measured = iter(measure_all(usable, bounds, lambda one, other: tell(f"the link {one.name} → {other.name}")))
+    return [
+        (*pair, next(measured) if one is not None and other is not None else None)
+        for pair, (one, other) in zip(pairs, ends, strict=True)
+    ]
+
+
+def _host(fleet: Fleet, outcome: Outcome[Examined], statuses: dict[str, HostStatus], token: str | None) -> HostReport:
+    host = outcome.host
+    if outcome.value is None:
+        error = outcome.error
+        assert error is not None, "an outcome has one of both"
+        kinds: tuple[tuple[type[DisaggError], str], ...]
+        kinds = ((HostKeyRefused, "host key"), (LoginRefused, "login"), (HostUnreachable, "ssh"))
+        check = next((name for kind, name in kinds if isinstance(error, kind)), "facts")
+        return HostReport(host, (fault(check, error.message.removeprefix(f"{host.name}: "), error.hint),), error)
+    model = fleet.models[host.model]
+    return HostReport(host, tuple(about_host.findings(outcome.value, model, statuses.get(host.name), token)))
+
+
+def _pair(
+    fleet: Fleet,
+    measured: tuple[Host, Host, Link | DisaggError | None],
+    seen: dict[str, Examined],
+    statuses: dict[str, HostStatus],
+) -> PairReport:
+    prefill, decode, link = measured
+    findings: list[Finding] = []
+    if isinstance(link, DisaggError):
+        findings.append(fault("link", link.message, link.hint))
+    elif link is not None:
+        findings += judge(link, prefill, decode)
+    if prefill.name in seen and decode.name in seen:
+        ends = seen[prefill.name], seen[decode.name]
+        if isinstance(link, Link):
+            findings += about_pair.hides(link, fleet.models[prefill.model], *ends)
+        findings += about_pair.same_model(*ends, statuses)
+    return PairReport(prefill, decode, tuple(findings), link if isinstance(link, Link) else None)

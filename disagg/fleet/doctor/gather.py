@@ -1,0 +1,84 @@
+"""All that is read on one host, over one connection. What fails is told and keeps nothing else from being read."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from disagg.config import Fleet, Host
+from disagg.errors import DisaggError, FleetError
+from disagg.fleet.deploy.facts import Facts, gather
+from disagg.fleet.doctor.vitals import Vitals, gather_vitals
+from disagg.fleet.machine import HostUnreachable, Machine
+from disagg.fleet.models.inventory import Held, held
+from disagg.fleet.models.sources import Need, need
+from disagg.fleet.programs import python_on
+
+_REACH: Final = """\
+import json, socket, sys
+said = {}
+for place in sys.argv[1:]:
+    address, _, port = place.rpartition(" ")
+    try:
+        socket.create_connection((address, int(port)), timeout=3).close()
+        said[place] = 0
+    except OSError as error:
+        said[place] = error.errno or -1
+print(json.dumps(said))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A host as it was found. latency: seconds of one command on the open connection.
+
+    reach: "address port" -> 0, or the errno with which a connection from this host failed."""
+
+    host: Host
+    facts: Facts
+    vitals: Vitals
+    latency: float = 0.0
+    python: str | None = None
+    need: Need | None = None
+    model: Held | None = None
+    reach: dict[str, int] = field(default_factory=dict)
+    trouble: tuple[DisaggError, ...] = ()
+
+
+def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Host]) -> Examined:
+    """Read a host. `peers`: whom a program on it may have to reach. Raises HostUnreachable, and FleetError where not
+    even its facts can be read."""
+    facts = gather(machine, host)
+    began = time.monotonic()
+    machine.run(["true"], timeout=15.0)
+    latency = time.monotonic() - began
+    python = python_on(host, facts)
+    vitals = gather_vitals(machine, python)
+    wanted = need(fleet, host, facts)
+    trouble: list[DisaggError] = []
+    model: Held | None = None
+    reach: dict[str, int] = {}
+    if python is not None:
+        try:
+            model = held(machine, python, host, [wanted.source])[wanted.source]
+            if facts.os == "Darwin" and peers:
+                reach = _reach(machine, python, peers)
+        except HostUnreachable:
+            raise
+        except FleetError as error:
+            trouble.append(error)
+    return Examined(host, facts, vitals, latency, python, wanted, model, reach, tuple(trouble))
+
+
+def _reach(machine: Machine, python: str, peers: Sequence[Host]) -> dict[str, int]:
+    """From this host to its peers' sshd, which is up whether or not they serve."""
+    places = [f"{peer.address} {peer.ssh_port or 22}" for peer in peers]
+    result = machine.run([python, "-I", "-c", _REACH, *places], timeout=5.0 + 4 * len(places))
+    try:
+        said = json.loads(result.stdout)
+    except ValueError as error:
+        raise FleetError(f"{machine.name}: a probe did not say what it found") from error
+    return {str(place): int(number) for place, number in said.items()}

@@ -1,0 +1,155 @@
+"""What is wrong with a host's disk, memory and GPU, against what it is to hold. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from disagg.fleet.doctor.gather import Examined
+from disagg.fleet.doctor.vitals import GPU
+from disagg.fleet.findings import Finding, fault, note, ok, warning
+
+OLDEST_DRIVER: Final = 580
+"""PyTorch's packages on PyPI are built for CUDA 13, whose first driver this is."""
+_LITTLE_DISK: Final = 10 << 30
+_MAC_SHARE: Final = 0.75
+"""Of its memory a Mac wires for the GPU where iogpu.wired_limit_mb is 0, about."""
+_QUANTIZED: Final = {"int8": 0.5, "int4": 0.25}
+"""Of a 16-bit checkpoint's size, where it is quantized while it is loaded."""
+
+
+def disk(seen: Examined) -> Iterator[Finding]:
+    facts = seen.facts
+    if not facts.writable:
+        mount = f"disagg exec --host {seen.host.name} -- mount"
+        yield fault("disk", f"{facts.home} cannot be written to by {facts.user}", mount)
+    elif facts.disk_free is not None:
+        text = f"{size(facts.disk_free)} free"
+        du = f"disagg exec --host {seen.host.name} -- 'du -sh ~/.disagg/* ~/.cache/huggingface'"
+        yield warning("disk", f"{text} in {facts.home}", du) if facts.disk_free < _LITTLE_DISK else ok("disk", text)
+
+
+def memory(seen: Examined) -> Iterator[Finding]:
+    """System memory against what the host is to hold. A card with memory of its own is looked at with the GPU."""
+    total = seen.facts.memory
+    if total is None:
+        yield note("memory", "the machine does not tell how much it has")
+        return
+    separate = any(gpu.memory for gpu in seen.vitals.gpus) and seen.host.engine.device.startswith(("cuda", "auto"))
+    needed = None if separate else _needed(seen)
+    if needed is None or needed <= total:
+        yield ok("memory", size(total))
+        return
+    yield _too_large("memory", seen, f"the machine has {size(total)}", total)
+
+
+def _needed(seen: Examined) -> int | None:
+    """Bytes that the model and its KV take, None while the model is not there."""
+    weights = _weights(seen)
+    if weights is None:
+        return None
+    return weights + (seen.host.engine.max_kv_bytes if "decode" in seen.host.roles else 0)
+
+
+def _weights(seen: Examined) -> int | None:
+    if seen.model is None or not seen.model.complete:
+        return None
+    return int(seen.model.bytes * _QUANTIZED.get(seen.host.engine.quantization or "", 1.0))
+
+
+def _too_large(check: str, seen: Examined, limit: str, room: int) -> Finding:
+    weights, host = _weights(seen) or 0, seen.host
+    if weights > room:
+        return fault(
+            check, f"{host.model} takes {size(weights)}, and {limit}", "serve a smaller or quantized model there"
+        )
+    kv = host.engine.max_kv_bytes
+    room_for_kv = max(1 << 30, (room - weights) * 9 // 10 >> 30 << 30)
+    return warning(
+        check,
+        f"{host.model} takes {size(weights)} and max_kv_bytes is {size(kv)}, but {limit}",
+        f"max_kv_bytes = {room_for_kv} in [hosts.{host.name}.engine]; then: disagg deploy --host {host.name}",
+    )
+
+
+def gpu(seen: Examined) -> Iterator[Finding]:
+    device, vitals, name = seen.host.engine.device, seen.vitals, seen.host.name
+    if seen.facts.os != "Linux" or seen.host.engine.name != "transformers" or device == "cpu":
+        return
+    install = f'disagg ssh {name} -- "sudo apt install nvidia-driver-{OLDEST_DRIVER}-open"; then restart the machine'
+    if not vitals.smi:
+        if vitals.devices or device.startswith("cuda"):
+            what = (
+                "there is an NVIDIA card and no" if vitals.devices else f'engine.device is "{device}", and there is no'
+            )
+            yield fault("gpu", f"{what} driver: nvidia-smi is missing", install)
+        else:
+            yield note("gpu", "no NVIDIA card: prefill runs on the CPU")
+        return
+    if vitals.smi_failed or not vitals.gpus:
+        reload = "restart the machine; if it stays: " + install.partition(";")[0]
+        yield fault("gpu", f"nvidia-smi: {vitals.smi_failed or 'finds no card'}", reload)
+        return
+    well = True
+    for card in vitals.gpus:
+        for finding in _card(seen, card, install):
+            well = False
+            yield finding
+    if well:
+        shared = "" if vitals.gpus[0].memory is not None else ", shared memory"
+        yield ok("gpu", f"{vitals.gpus[0].name}, driver {vitals.gpus[0].driver}{shared}")
+
+
+def _card(seen: Examined, card: GPU, install: str) -> Iterator[Finding]:
+    driver = int(found[0]) if (found := re.match(r"\d+", card.driver)) else None
+    if driver is not None and driver < OLDEST_DRIVER:
+        yield fault(
+            "gpu",
+            f"driver {card.driver} of {card.name} is older than {OLDEST_DRIVER}, which CUDA 13 needs",
+            install,
+        )
+    if card.ecc_errors:
+        yield fault(
+            "gpu",
+            f"{card.name}: {card.ecc_errors} uncorrected memory errors since it started",
+            f"disagg ssh {seen.host.name} -- nvidia-smi -q -d ECC,ROW_REMAPPER; restart, replace it if they return",
+        )
+    if card.memory is not None and (_weights(seen) or 0) > card.memory:
+        yield _too_large("gpu", seen, f"{card.name} has {size(card.memory)}", card.memory)
+
+
+def wired_limit(seen: Examined) -> Iterator[Finding]:
+    """How much of a Mac's memory its GPU may wire, against the model and its KV."""
+    limit, host, facts = seen.vitals.wired_limit, seen.host, seen.facts
+    if facts.os != "Darwin" or host.engine.device == "cpu" or limit is None:
+        return
+    own = host.wired_limit_mb
+    if own is not None and own != limit:
+        again = f"disagg ssh {host.name} -- sudo launchctl kickstart -k system/disagg.{host.name}.wired-limit"
+        yield warning("wired limit", f"iogpu.wired_limit_mb is {limit}, not the {own} of hosts.toml", again)
+        return
+    memory = facts.memory or 0
+    room = limit << 20 if limit else int(memory * _MAC_SHARE)
+    text = f"{size(room)}" + ("" if limit else " (macOS' own)")
+    needed = _needed(seen)
+    if needed is None or needed <= room or not room:
+        yield ok("wired limit", text)
+        return
+    fitting = (needed + (4 << 30)) >> 20
+    if fitting << 20 > memory * 0.95:
+        yield _too_large("wired limit", seen, f"the GPU may wire {text} of {size(memory)}", int(memory * 0.95))
+        return
+    yield warning(
+        "wired limit",
+        f"the GPU may wire {text}, and {host.model} with max_kv_bytes takes {size(needed)}",
+        f"wired_limit_mb = {fitting} in [hosts.{host.name}], then: disagg deploy --host {host.name}; until the next "
+        f"restart: disagg ssh {host.name} -- sudo sysctl iogpu.wired_limit_mb={fitting}",
+    )
+
+
+def size(count: int) -> str:
+    """Bytes: 512 MiB, 75.7 GiB, 1.8 TiB."""
+    if count >= 1 << 40:
+        return f"{count / (1 << 40):.1f} TiB"
+    return f"{count / (1 << 30):.3g} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"

@@ -1,0 +1,210 @@
+"""What is wrong with one host, and how to mend it. Pure: from what was read to findings."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+from disagg.config import Model
+from disagg.fleet.doctor.gather import Examined
+from disagg.fleet.doctor.hardware import disk, gpu, memory, size, wired_limit
+from disagg.fleet.findings import Finding, fault, note, ok, warning
+from disagg.fleet.health import HostStatus
+from disagg.fleet.programs import deployed_python
+
+OLDEST_PYTHON: Final = (3, 11)
+_LINUX_NO_ROUTE: Final = errno.EHOSTUNREACH
+_MAC_NO_ROUTE: Final = 65
+
+
+def findings(seen: Examined, model: Model, status: HostStatus | None, token: str | None) -> list[Finding]:
+    """All about a host that answers. status: of its server over HTTP; None where nobody asked. token: the fleet's."""
+    return [
+        ok(
+            "ssh",
+            f"{seen.latency * 1e3:.0f} ms as {seen.facts.user}" if seen.host.connector == "ssh" else "this machine",
+        ),
+        *_python(seen),
+        *disk(seen),
+        *memory(seen),
+        *gpu(seen),
+        *wired_limit(seen),
+        *_model(seen, model),
+        *_service(seen),
+        *_token(seen, token),
+        *_server(seen, status),
+        *_local_network(seen),
+        *_thunderbolt(seen),
+        *(fault("probe", error.message, error.hint) for error in seen.trouble),
+    ]
+
+
+def _python(seen: Examined) -> Iterator[Finding]:
+    facts, host = seen.facts, seen.host
+    if host.connector == "local":
+        return
+    if deployed := deployed_python(facts):
+        yield ok("python", f"env {deployed.split('/')[-3][:8]}")
+        return
+    install = "brew install python@3.12" if facts.os == "Darwin" else "sudo apt install python3 python3-venv"
+    there = f'disagg ssh {host.name} -- "{install}"'
+    if facts.no_python:
+        yield fault("python", f"{facts.no_python} of hosts.toml does not run", f"correct python in [hosts.{host.name}]")
+        return
+    new = [python for python in facts.pythons if python.version[:2] >= OLDEST_PYTHON]
+    if facts.uv:
+        yield ok("python", "by uv")
+    elif not facts.pythons:
+        yield fault("python", "there is no python", there)
+    elif not new:
+        best = max(facts.pythons, key=lambda python: python.version)
+        wanted = ".".join(map(str, OLDEST_PYTHON))
+        yield fault("python", f"{best.path} is {_dotted(best.version)}, older than {wanted}", there)
+    elif not any(python.makes_venvs for python in new):
+        version = _dotted(new[0].version[:2])
+        venv = f'disagg ssh {host.name} -- "sudo apt install python{version}-venv"'
+        yield fault("python", f"{new[0].path} has no venv module", venv)
+    else:
+        yield ok("python", _dotted(next(python for python in new if python.makes_venvs).version))
+
+
+def _model(seen: Examined, model: Model) -> Iterator[Finding]:
+    held, wanted = seen.model, seen.need
+    if held is None or wanted is None:
+        return
+    pull = f"disagg models pull '{model.name}' --host {seen.host.name}"
+    if held.complete:
+        revision = f" {held.revision[:8]}" if held.revision else ""
+        yield ok("model", f"{size(held.bytes)}{revision}")
+    elif wanted.carried:
+        yield warning("model", f"{model.name} is not there yet", f"disagg deploy --host {seen.host.name}")
+    elif held.state == "partial":
+        yield fault("model", f"{wanted.source} is there in part: {held.lack or f'{size(held.bytes)} of it'}", pull)
+    else:
+        yield fault("model", f"{wanted.source} is not there", pull)
+
+
+def _service(seen: Examined) -> Iterator[Finding]:
+    facts, host = seen.facts, seen.host
+    if host.connector == "local":
+        return
+    otherwise = f'service = "process" in [hosts.{host.name}]'
+    if host.service == "systemd":
+        if facts.systemd is None:
+            yield fault("service", "systemd does not run there", otherwise)
+        elif not facts.systemd.linger:
+            linger = f"disagg ssh {host.name} -- sudo loginctl enable-linger {facts.user}"
+            yield warning("service", f"{facts.user} does not linger: its services end when nobody is logged in", linger)
+        elif not facts.systemd.usable:
+            start = f"disagg ssh {host.name} -- sudo systemctl start user@{facts.uid}.service"
+            yield fault("service", f"the systemd of {facts.user} does not answer", start)
+        else:
+            yield ok("service", "systemd, lingers")
+    elif host.service == "launchd":
+        if not facts.launchd:
+            yield fault("service", "there is no launchd", otherwise)
+        elif not facts.sudo:
+            sudo = f"disagg ssh {host.name}; there: sudo visudo -f /etc/sudoers.d/disagg"
+            yield warning("service", "a launchd daemon belongs to root, and sudo asks for a password", sudo)
+        else:
+            yield ok("service", "launchd")
+    else:
+        yield ok("service", "a plain process, gone after a reboot")
+
+
+def _token(seen: Examined, token: str | None) -> Iterator[Finding]:
+    facts, deploy = seen.facts, f"disagg deploy --host {seen.host.name}"
+    if seen.host.connector == "local" or not facts.folder or token is None:
+        return
+    if not facts.token_digest:
+        yield fault("token", "the fleet's token is not there", deploy)
+    elif facts.token_mode != "-rw-------":
+        path = facts.layout.token
+        yield fault(
+            "token",
+            f"others can read {path} ({facts.token_mode})",
+            f"disagg exec --host {seen.host.name} -- chmod 600 {path}",
+        )
+    elif facts.token_digest != hashlib.sha256(f"{token}\n".encode()).hexdigest():
+        yield fault(
+            "token", "it has another token than this machine", f"{deploy}; disagg restart --host {seen.host.name}"
+        )
+    else:
+        yield ok("token", "0600")
+
+
+def _server(seen: Examined, status: HostStatus | None) -> Iterator[Finding]:
+    facts, host = seen.facts, seen.host
+    if host.connector == "ssh" and not facts.current:
+        yield warning("disagg", "nothing is deployed", f"disagg deploy --host {host.name}")
+        return
+    serving = facts.serving
+    if serving is not None and serving.alive and serving.release != facts.current:
+        yield warning(
+            "disagg",
+            f"release {serving.release[:8]} still runs, and {facts.current[:8]} is deployed",
+            f"disagg restart --host {host.name}",
+        )
+    if status is None:
+        return
+    if status.ok:
+        yield ok("server", f"{status.version} healthy")
+    elif status.state == "not running":
+        taken = host.kv_port if host.kv_port in facts.listening else None
+        if taken is not None:
+            who = f"disagg ssh {host.name} -- " + (
+                "sudo lsof -iTCP -sTCP:LISTEN -P" if facts.os == "Darwin" else "sudo ss -ltnp"
+            )
+            yield fault("server", f"it does not run, and another program has its kv_port {taken}", who)
+        else:
+            yield warning("server", "it does not run", f"disagg start --host {host.name}")
+    elif status.state in ("loading", "draining"):
+        yield note("server", status.why, "disagg status --watch")
+    else:
+        yield fault("server", status.why, status.mend)
+
+
+def _local_network(seen: Examined) -> Iterator[Finding]:
+    """macOS may deny a program the local network: connecting then fails with errno 65. Daemons and SSH are exempt."""
+    if seen.facts.os != "Darwin":
+        return
+    refused = [place for place, number in seen.reach.items() if number in (_MAC_NO_ROUTE, _LINUX_NO_ROUTE)]
+    if seen.vitals.errno_65 and not refused:
+        yield fault(
+            "local network",
+            f"the server's log has errno 65 (no route to host) {seen.vitals.errno_65} times, though the same addresses "
+            "answer over SSH: macOS' Local Network Privacy denies them to the server",
+            _daemon(seen),
+        )
+    elif refused:
+        address = refused[0].partition(" ")[0]
+        yield fault(
+            "local network",
+            f"no route from here to {address} (errno 65)",
+            f"disagg exec --host {seen.host.name} -- ping -c 3 {address}",
+        )
+    elif seen.host.service == "launchd" and f"launchd:{seen.host.name}" in seen.facts.installed:
+        yield ok("local network", "open")
+    elif seen.reach:
+        yield ok("local network", "open over SSH")
+
+
+def _daemon(seen: Examined) -> str:
+    name = seen.host.name
+    if seen.host.service == "launchd":
+        again = f"disagg deploy --host {name} && disagg restart --host {name}"
+        return f"{again}; else there: System Settings > Privacy & Security > Local Network"
+    return f'service = "launchd" in [hosts.{name}], whose daemons are exempt; then: disagg deploy --host {name}'
+
+
+def _thunderbolt(seen: Examined) -> Iterator[Finding]:
+    """RDMA over Thunderbolt 5 joins Macs only: it is told, and not used."""
+    if seen.facts.os != "Darwin" or not seen.vitals.rdma:
+        return
+    yield ok("thunderbolt", f"RDMA {seen.vitals.rdma}")
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,140 @@
+"""What is wrong between hosts: a pair's model, versions of a fleet, clocks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from disagg.config import Model
+from disagg.fleet.doctor.gather import Examined
+from disagg.fleet.findings import Finding, fault, note, ok, warning
+from disagg.fleet.health import HostStatus
+from disagg.fleet.link import Link, hidden_tokens_per_s
+from disagg.fleet.models.kv_size import kv_bytes_per_token
+
+FAST_CLOCK_S: Final = 1.0
+"""Logs merged by time are in a wrong order from here on."""
+FALSE_CLOCK_S: Final = 300.0
+"""From here on certificates of package index and hub may count as expired."""
+_DECIDING: Final = (
+    "model_type",
+    "vocab_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+
+
+def same_model(prefill: Examined, decode: Examined, statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
+    """Whether both ends hold the same model: by what their servers say, else by their files."""
+    model, names = prefill.host.model, f"{prefill.host.name} and {decode.host.name}"
+    pull = f"disagg models rm '{model}' && disagg models pull '{model}'"
+    marks = [statuses[one.host.name].fingerprint if one.host.name in statuses else None for one in (prefill, decode)]
+    if all(isinstance(mark, Mapping) and mark for mark in marks):
+        first, second = (dict(mark) for mark in marks if isinstance(mark, Mapping))
+        if differing := sorted(key for key in first | second if first.get(key) != second.get(key)):
+            yield fault("model", f"{names} serve different models: {', '.join(differing)} differ", pull)
+        else:
+            yield ok("model", "the same, say both servers")
+        return
+    ends = [one.model for one in (prefill, decode) if one.model is not None and one.model.complete]
+    if len(ends) < 2:
+        return  # each host's own findings say what is not there
+    config, tokens = (
+        _differing_configs(ends[0].config, ends[1].config),
+        _differing_digests(ends[0].digests, ends[1].digests),
+    )
+    if config:
+        yield fault("model", f"{names} hold different models: {', '.join(config)} of config.json differ", pull)
+    elif ends[0].source == ends[1].source and ends[0].revision != ends[1].revision:
+        revisions = f"{ends[0].revision[:8]} and {ends[1].revision[:8]}"
+        yield fault("model", f"{names} hold different revisions of {ends[0].source}: {revisions}", pull)
+    elif tokens:
+        verify = f"disagg start && disagg verify '{model}'"
+        yield warning(
+            "model", f"{names} hold different files of {' and '.join(tokens)}: answers may be refused", verify
+        )
+    else:
+        yield ok("model", "same configuration and tokenizer")
+
+
+def _differing_configs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    return [key for key in _DECIDING if key in first and key in second and first[key] != second[key]]
+
+
+def _differing_digests(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    return [key for key in sorted(first) if first[key] and second.get(key) and first[key] != second[key]]
+
+
+def hides(link: Link, model: Model, prefill: Examined, decode: Examined) -> Iterator[Finding]:
+    """What the measured rate means for the pair's model: a faster prefill than this waits for the link."""
+    config = next((one.model.config for one in (prefill, decode) if one.model is not None and one.model.config), None)
+    if link.bits_per_s is None or config is None:
+        return
+    per_token = kv_bytes_per_token(config, prefill.host.engine.dtype, model.context)
+    if per_token:
+        speed = hidden_tokens_per_s(link.bits_per_s, per_token)
+        yield note("hides", f"prefill up to {speed:,.0f} tok/s ({_kib(per_token)} of KV a token)")
+
+
+def versions(hosts: Sequence[Examined], statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
+    """Whether all run the same disagg, and with the same frameworks: as the servers say, else as it is deployed."""
+    running = {one.host.name: statuses[one.host.name] for one in hosts if one.host.name in statuses}
+    said = {name: status.version for name, status in running.items() if status.version}
+    found = {name: text for one in hosts if (text := said.get(name := one.host.name, one.vitals.version))}
+    mend = "disagg deploy && disagg restart"
+    if len(set(found.values())) > 1:
+        yield fault("versions", f"disagg differs: {_grouped(found)}", mend)
+    elif found:
+        yield ok("versions", f"disagg {next(iter(found.values()))} on {_count(len(found), 'host')}")
+    for package in sorted({name for status in running.values() for name in status.versions}):
+        there = {name: status.versions[package] for name, status in running.items() if package in status.versions}
+        if len(set(there.values())) > 1:
+            yield warning("versions", f"{package} differs: {_grouped(there)}", mend)
+
+
+def clocks(hosts: Sequence[Examined]) -> Iterator[Finding]:
+    """Whether the hosts' clocks agree. Where all are off by the same, it is this machine's that is wrong."""
+    seen = {one.host.name: one for one in hosts if one.vitals.clock is not None and one.host.connector != "local"}
+    if not seen:
+        return
+    ahead = {name: one.vitals.clock.ahead for name, one in seen.items() if one.vitals.clock is not None}
+    spread = max(ahead.values()) - min(ahead.values())
+    sure = max(one.vitals.clock.error for one in seen.values() if one.vitals.clock is not None)
+    off = {name: value for name, value in ahead.items() if abs(value) > FAST_CLOCK_S + sure}
+    if len(ahead) > 1 and len(off) == len(ahead) and spread < FAST_CLOCK_S:
+        value = min(ahead.values(), key=abs)
+        yield warning("clocks", f"this machine is {_seconds(-value)} all hosts", "set this machine's clock")
+        return
+    for name, value in off.items():
+        text = f"{name} is {_seconds(value)} this machine"
+        yield (fault if abs(value) > FALSE_CLOCK_S else warning)("clocks", text, _set_clock(seen[name]))
+    if not off:
+        yield ok("clocks", f"within {max(spread, sure) * 1e3:.0f} ms of each other")
+
+
+def _set_clock(seen: Examined) -> str:
+    name = seen.host.name
+    if seen.facts.os == "Darwin":
+        return f"disagg ssh {name} -- sudo sntp -sS time.apple.com"
+    return f"disagg ssh {name} -- sudo timedatectl set-ntp true"
+
+
+def _seconds(value: float) -> str:
+    size = abs(value)
+    amount = f"{size:.1f} s" if size < 120 else f"{size / 60:.0f} min" if size < 7200 else f"{size / 3600:.0f} h"
+    return f"{amount} {'ahead of' if value > 0 else 'behind'}"
+
+
+def _grouped(found: Mapping[str, str]) -> str:
+    values = dict.fromkeys(found.values())
+    return "; ".join(f"{value} on {', '.join(name for name in found if found[name] == value)}" for value in values)
+
+
+def _kib(count: float) -> str:
+    return f"{count / 1024:.3g} KiB" if count < 1 << 20 else f"{count / (1 << 20):.3g} MiB"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)

@@ -1,0 +1,39 @@
+"""What an examination finds: a cause, and the exact command that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Level = Literal["ok", "note", "warning", "fault"]
+"""ok: as it should be. note: worth knowing, nothing to do. warning: works, but badly or not for long. fault: does not
+work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`check`: what was looked at, one word or two. `text`: the cause; short where all is well. `mend`: a command."""
+
+    check: str
+    level: Level
+    text: str
+    mend: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def ok(check: str, text: str) -> Finding:
+    return Finding(check, "ok", text)
+
+
+def note(check: str, text: str, mend: str = "") -> Finding:
+    return Finding(check, "note", text, mend)
+
+
+def warning(check: str, text: str, mend: str) -> Finding:
+    return Finding(check, "warning", text, mend)
+
+
+def fault(check: str, text: str, mend: str) -> Finding:
+    return Finding(check, "fault", text, mend)

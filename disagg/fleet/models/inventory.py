@@ -1,0 +1,84 @@
+"""Which models a host has, whole or in part, and what identifies them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from disagg.config import Host
+from disagg.fleet.machine import Machine
+from disagg.fleet.programs import json_line, run_program
+
+PROGRAM: Final = Path(__file__).with_name("inventory_program.py")
+SERVICES_CACHE: Final = "~/.cache/huggingface/hub"
+"""Where a service finds downloaded models: it does not see what a login sets."""
+
+Presence = Literal["complete", "partial", "absent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A model on a host. `folder`: of its files. `root`: what is copied or removed. `revision`: of the hub, or "".
+    missing: some of the files that lack. why: what is wrong with one that is there. config: config.json.
+    digests: of tokenizer and chat template, "" where there is none."""
+
+    source: str
+    state: Presence
+    bytes: int = 0
+    folder: str = ""
+    root: str = ""
+    revision: str = ""
+    missing: tuple[str, ...] = ()
+    why: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return self.state == "complete"
+
+    @property
+    def lack(self) -> str:
+        """What keeps it from being complete."""
+        return self.why or (f"lacks {', '.join(self.missing)}" if self.missing else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "state": self.state,
+            "bytes": self.bytes,
+            "folder": self.folder,
+            "revision": self.revision,
+            "lack": self.lack,
+        }
+
+
+def cache_of(host: Host) -> str:
+    """The hub's cache on a host; "" where its environment says it."""
+    return "" if host.connector == "local" else SERVICES_CACHE
+
+
+def held(machine: Machine, python: str, host: Host, sources: Sequence[str]) -> dict[str, Held]:
+    """What the host has of these sources (hub ids and absolute paths)."""
+    argv = ("look", cache_of(host), json.dumps(list(sources)))
+    body = json_line(run_program(machine, python, PROGRAM, argv, timeout=120.0), machine)
+    return {source: _held(source, body.get(source) or {}) for source in sources}
+
+
+def _held(source: str, said: Mapping[str, Any]) -> Held:
+    state: Presence = next((one for one in get_args(Presence) if one == said.get("state")), "absent")
+    return Held(
+        source,
+        state,
+        int(said.get("bytes") or 0),
+        str(said.get("folder") or ""),
+        str(said.get("root") or ""),
+        str(said.get("revision") or ""),
+        tuple(map(str, said.get("missing") or ())),
+        str(said.get("why") or ""),
+        said.get("config") or {},
+        said.get("digests") or {},
+    )

@@ -1,0 +1,206 @@
+"""Tells which models lie on a host. Standard library only; prints one JSON object.
+
+    look CACHE JSON     JSON: the sources, each a hub id or a path. CACHE: the hub's cache, "" for its default
+    remove CACHE JSON   removes what the sources have there; prints the bytes that came free
+
+A model is "complete" when its configuration and tokenizer are there and every weight file is as long as its own header
+says; of weights no more than headers is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+MAX_JSON = 64 << 20
+
+
+def cache_folder(given: str) -> str:
+    if given:
+        return os.path.expanduser(given)
+    if "HF_HUB_CACHE" in os.environ:
+        return os.environ["HF_HUB_CACHE"]
+    home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    return os.path.join(home, "hub")
+
+
+def repository(cache: str, source: str) -> str:
+    return os.path.join(cache, "models--" + source.replace("/", "--"))
+
+
+def is_path(source: str) -> bool:
+    return source.startswith(("/", "~"))
+
+
+def look(cache: str, source: str) -> dict[str, Any]:
+    if is_path(source):
+        folder = os.path.expanduser(source)
+        found: dict[str, Any] = {"folder": folder, "revision": "", "root": folder}
+        pending = 0
+    else:
+        root = repository(cache, source)
+        revision = newest(root)
+        folder = os.path.join(root, "snapshots", revision) if revision else ""
+        found = {"folder": folder, "revision": revision, "root": root}
+        pending = unfinished(os.path.join(root, "blobs"), not folder)
+    if not folder or not os.path.isdir(folder):
+        state = "partial" if pending else "absent"
+        return dict(found, state=state, bytes=pending, missing=[], why="")
+    missing, why = faults(folder)
+    found["bytes"] = pending + sum(size(os.path.join(folder, name)) for name in listed(folder))
+    found["state"] = "complete" if not missing and not why else "partial" if found["bytes"] else "absent"
+    return dict(found, missing=missing[:8], why=why, **identity(folder))
+
+
+def newest(root: str) -> str:
+    """The revision that `main` names, else the snapshot that was written last."""
+    try:
+        with open(os.path.join(root, "refs", "main"), encoding="ascii") as file:
+            named = file.read().strip()
+        if named and os.path.isdir(os.path.join(root, "snapshots", named)):
+            return named
+    except (OSError, ValueError):
+        pass
+    try:
+        folder = os.path.join(root, "snapshots")
+        return max(os.listdir(folder), key=lambda name: os.path.getmtime(os.path.join(folder, name)), default="")
+    except OSError:
+        return ""
+
+
+def unfinished(folder: str, all_of_it: bool) -> int:
+    try:
+        names = [name for name in os.listdir(folder) if all_of_it or name.endswith(("incomplete", ".part"))]
+        return sum(size(os.path.join(folder, name)) for name in names)
+    except OSError:
+        return 0
+
+
+def listed(folder: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+    except OSError:
+        return []
+
+
+def size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def faults(folder: str) -> tuple[list[str], str]:
+    """Files that are not there, and the first thing wrong with those that are."""
+    names = listed(folder)
+    missing = [name for name in ("config.json",) if name not in names]
+    weights = [name for name in names if name.endswith(".safetensors")]
+    if INDEX in names:
+        mapped = read(os.path.join(folder, INDEX)).get("weight_map") or {}
+        missing += sorted(set(mapped.values()) - set(names))
+    elif not weights:
+        missing.append("*.safetensors")
+    if not any(name in names for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        missing.append("tokenizer.json")
+    for name in weights:
+        said, there = length(os.path.join(folder, name)), size(os.path.join(folder, name))
+        if said != there:
+            return missing, f"{name}: {there} bytes where its header says {said or 'nothing'}"
+    return missing, ""
+
+
+def length(path: str) -> int:
+    """How long a safetensors file is by its own header; 0 where it has none."""
+    try:
+        with open(path, "rb") as file:
+            count = int.from_bytes(file.read(8), "little")
+            if not 2 <= count <= 100000000:
+                return 0
+            header = json.loads(file.read(count))
+        header.pop("__metadata__", None)
+        return 8 + count + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+
+
+def identity(folder: str) -> dict[str, Any]:
+    """What tells one model from another: its configuration, and digests of tokenizer and chat template."""
+    config = read(os.path.join(folder, "config.json"))
+    tokenizer = read(os.path.join(folder, "tokenizer.json"))
+    settings = read(os.path.join(folder, "tokenizer_config.json"))
+    template = settings.get("chat_template")
+    try:
+        with open(os.path.join(folder, "chat_template.jinja"), encoding="utf-8") as file:
+            template = file.read()
+    except (OSError, ValueError):
+        pass
+    digests = {"tokenizer": digest(vocabulary(tokenizer)), "chat template": digest(template)}
+    return {"config": config, "digests": digests}
+
+
+def vocabulary(whole: dict[str, Any]) -> list[Any] | None:
+    """What decides how text becomes ids, in one form whatever version wrote it."""
+    model = whole.get("model")
+    if not isinstance(model, dict):
+        return None
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or []]
+    added = sorted((one["id"], one["content"]) for one in whole.get("added_tokens") or [])
+    return [model.get("type"), model.get("vocab"), merges, whole.get("normalizer"), whole.get("pre_tokenizer"), added]
+
+
+def digest(value: Any) -> str:
+    if not value:
+        return ""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read(path: str) -> dict[str, Any]:
+    try:
+        if os.path.getsize(path) > MAX_JSON:
+            return {}
+        with open(path, encoding="utf-8") as file:
+            body = json.load(file)
+        return body if isinstance(body, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def remove(cache: str, source: str) -> int:
+    found = look(cache, source)
+    root = found["root"]
+    if found["state"] == "absent" and not os.path.isdir(root):
+        return 0
+    if os.path.islink(root) or os.path.realpath(root) in ("/", os.path.realpath(os.path.expanduser("~"))):
+        raise OSError(f"{root} is not a folder of a model")
+    before = tree_size(root)
+    shutil.rmtree(root)
+    return before
+
+
+def tree_size(root: str) -> int:
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(folder, name)
+            total += 0 if os.path.islink(path) else size(path)
+    return total
+
+
+def main(verb: str, cache: str, text: str) -> None:
+    sources = json.loads(text)
+    cache = cache_folder(cache)
+    action: Callable[[str, str], Any] = {"look": look, "remove": remove}[verb]
+    try:
+        body = {source: action(cache, source) for source in sources}
+    except OSError as error:
+        sys.exit(f"{error.filename or verb}: {error.strerror or error}")
+    sys.stdout.write(json.dumps(body) + "\n")
+
+
+main(*sys.argv[1:])

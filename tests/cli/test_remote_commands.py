@@ -1,0 +1,91 @@
+import os
+import subprocess
+import sys
+
+import pytest
+from commandline import ROOT, run
+
+from disagg.errors import UsageError
+from disagg.fleet.ssh_command import ssh_command
+from tests.testbed.bed import HOSTS_TOML
+
+
+def test_exec_runs_everywhere_and_marks_each_line_with_its_host(bed, capsys):
+    bed.need_links()
+    assert run("--config", HOSTS_TOML, "exec", "--", "hostname; echo 'a  b'") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == sorted(f"{name:<12} │ {text}" for name in bed.hosts for text in (name, "a  b"))
+
+
+def test_exec_gives_several_words_to_no_shell(bed, capsys):
+    assert run("--config", HOSTS_TOML, "exec", "--host", "dgx-spark-1", "--", "echo", "$(id)", "x  y") == 0
+    assert capsys.readouterr().out == "dgx-spark-1 │ $(id) x  y\n"
+
+
+def test_exec_fails_where_one_host_fails_and_the_others_finish(bed, capsys):
+    bed.need_links()
+    assert (
+        run("--config", HOSTS_TOML, "exec", "--role", "decode", "--", "hostname; test $(hostname) = mac-studio-1") == 1
+    )
+    captured = capsys.readouterr()
+    assert "mac-studio-1 │ mac-studio-1" in captured.out and "mac-studio-2 │ mac-studio-2" in captured.out
+    assert captured.err == "mac-studio-2: exit code 1\n"
+
+
+def test_exec_tells_a_host_that_cannot_be_reached_by_its_exit_code(bed, capsys):
+    bed.need_links()
+    with bed.cut("dgx-spark-2"):
+        assert run("--config", HOSTS_TOML, "exec", "--role", "prefill", "--", "true") == 4
+    assert "dgx-spark-2" in capsys.readouterr().err
+
+
+def test_exec_ends_what_takes_too_long(bed, capsys):
+    argv = ("--config", HOSTS_TOML, "exec", "--host", "dgx-spark-1", "--timeout", "1", "--", "sleep", "60")
+    assert run(*argv) == 1
+    assert "did not end within 1 s and was killed" in capsys.readouterr().err
+    assert not [line for line in bed.hosts["dgx-spark-1"].command_lines() if line.startswith("sleep 60")]
+
+
+def test_a_role_that_there_is_not_is_a_usage_error(capsys):
+    assert run("--config", HOSTS_TOML, "exec", "--role", "cook", "--", "true") == 2
+
+
+def _run(argv):
+    options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 30}
+    return subprocess.run(argv, check=False, env={**os.environ, "PYTHONPATH": ROOT}, **options)
+
+
+@pytest.mark.parametrize(("words", "out"), [
+    (["echo", "a  b", "$(id -un)"], "a  b $(id -un)\n"),
+    (["hostname | tr a-z A-Z"], "MAC-STUDIO-1\n"),
+])  # fmt: skip
+def test_ssh_reaches_the_host_with_its_user_keys_and_known_hosts(bed, words, out):
+    bed.need_links()
+    argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(HOSTS_TOML), "ssh", "mac-studio-1", "--", *words]
+    done = _run(argv)
+    assert (done.returncode, done.stdout) == (0, out), done.stderr
+
+
+def test_ssh_passes_the_commands_exit_code_on(bed):
+    bed.need_links()
+    argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(HOSTS_TOML), "ssh", "mac-studio-1", "--", "exit 7"]
+    assert _run(argv).returncode == 7
+
+
+def test_ssh_says_what_hosts_toml_says_before_ssh_config(bed, tmp_path):
+    from dataclasses import replace
+
+    key = tmp_path / "key"
+    host = replace(bed.host("dgx-spark-1"), user="admin", ssh_port=2222, key=str(key))
+    argv = ssh_command(host, ["ls", "a b"], terminal=True)
+    assert argv[:5] == ["ssh", "-l", "admin", "-p", "2222"]
+    assert ["-i", str(key)] == argv[argv.index("-i") : argv.index("-i") + 2] and argv.count("-i") == 1
+    assert "IdentitiesOnly=yes" in argv and "-t" in argv
+    assert argv[-3:] == ["--", "169.254.150.103", "ls 'a b'"]
+
+
+def test_ssh_to_this_machine_is_a_usage_error(bed):
+    from dataclasses import replace
+
+    with pytest.raises(UsageError, match="is this machine"):
+        ssh_command(replace(bed.host("dgx-spark-1"), connector="local"))

@@ -1,0 +1,113 @@
+"""Hosts in good health, as they are found; tests make them ill."""
+
+from dataclasses import replace
+
+from disagg.config import load
+from disagg.fleet.deploy.facts import Facts, Installed, Python, Release, Serving, Systemd
+from disagg.fleet.doctor.gather import Examined
+from disagg.fleet.doctor.vitals import GPU, Clock, Vitals
+from disagg.fleet.health import HostStatus
+from disagg.fleet.models.inventory import Held
+from disagg.fleet.models.sources import Need
+from tests.testbed.bed import HOSTS_TOML
+
+FLEET = load(HOSTS_TOML)
+TOKEN = "a-token-for-tests-only"
+RELEASE, ENVIRONMENT = "a" * 16, "e" * 16
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+DIGESTS = {"tokenizer": "aa", "chat template": "bb"}
+
+
+def spark(name="dgx-spark-1", **changes):
+    host = FLEET.hosts[name]
+    facts = Facts(
+        host=name,
+        os="Linux",
+        arch="aarch64",
+        user="ubuntu",
+        uid=1000,
+        home="/home/ubuntu",
+        disk_free=800 << 30,
+        memory=119 << 30,
+        gpus=(("NVIDIA GB10", "580.95.05"),),
+        pythons=(Python("/usr/bin/python3", (3, 12, 3)),),
+        systemd=Systemd(255, True, True),
+        folder=True,
+        current=RELEASE,
+        releases=(Release(name, RELEASE, ENVIRONMENT),),
+        environments={ENVIRONMENT: True},
+        token_digest=_digest(),
+        token_mode="-rw-------",
+        serving=Serving(4711, RELEASE, True),
+    )
+    vitals = Vitals(
+        available=100 << 30,
+        smi="/usr/bin/nvidia-smi",
+        gpus=(GPU("NVIDIA GB10", "580.95.05"),),
+        version="0.1.0",
+        clock=Clock(0.004, 0.02),
+    )
+    held = Held(
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct", "complete", 61 << 30, "/f", "/r", "a1" * 20, config=CONFIG, digests=DIGESTS
+    )
+    seen = Examined(host, facts, vitals, 0.012, "/usr/bin/python3", Need(host, held.source), held)
+    return change(seen, **changes)
+
+
+def mac(name="mac-studio-2", **changes):
+    host = FLEET.hosts[name]
+    facts = Facts(
+        host=name,
+        os="Darwin",
+        arch="arm64",
+        user="studio",
+        home="/Users/studio",
+        disk_free=900 << 30,
+        memory=128 << 30,
+        chip="Apple M4 Max",
+        pythons=(Python("/opt/homebrew/bin/python3", (3, 12, 9)),),
+        launchd=True,
+        sudo=True,
+        installed={f"launchd:{name}": Installed("d", True)},
+        folder=True,
+        current=RELEASE,
+        releases=(Release(name, RELEASE, ENVIRONMENT),),
+        environments={ENVIRONMENT: True},
+        token_digest=_digest(),
+        token_mode="-rw-------",
+        serving=Serving(815, RELEASE, True),
+    )
+    vitals = Vitals(wired_limit=0, rdma="disabled", version="0.1.0", clock=Clock(-0.003, 0.02))
+    held = Held("mlx-community/Qwen3-8bit", "complete", 32 << 30, "/f", "/r", "b2" * 20, config=CONFIG, digests=DIGESTS)
+    reach = {"169.254.150.103 22": 0}
+    seen = Examined(host, facts, vitals, 0.015, "/opt/homebrew/bin/python3", Need(host, held.source), held, reach)
+    return change(seen, **changes)
+
+
+def change(seen, host=None, facts=None, vitals=None, **changes):
+    """The same host with other values in its parts."""
+    return replace(
+        seen,
+        host=replace(seen.host, **(host or {})),
+        facts=replace(seen.facts, **(facts or {})),
+        vitals=replace(seen.vitals, **(vitals or {})),
+        **changes,
+    )
+
+
+def status(seen, state="healthy", **changes):
+    blank = HostStatus(seen.host.name, seen.host.roles, seen.host.model, seen.host.url, state, version="0.1.0")
+    return replace(blank, **changes)
+
+
+def _digest():
+    import hashlib
+
+    return hashlib.sha256(f"{TOKEN}\n".encode()).hexdigest()

@@ -1,0 +1,16 @@
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def clean_homes(bed):
+    """Homes of the bed's hosts without what a test put there."""
+    yield bed
+    for host in bed.hosts.values():
+        for name in (".cache", ".disagg", "models"):
+            shutil.rmtree(host.home / name, ignore_errors=True)

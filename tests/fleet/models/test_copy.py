@@ -1,0 +1,152 @@
+import threading
+import time
+
+import pytest
+from hub_models import REVISION, SOURCE, content, files, own, write_folder, write_hub
+
+from disagg.errors import FleetError
+from disagg.fleet.connect import machine
+from disagg.fleet.models.copy import Place, copy
+from disagg.fleet.models.inventory import SERVICES_CACHE, held
+
+PYTHON = "/usr/bin/python3"
+ROOT = f"{SERVICES_CACHE}/models--someone--tiny-model"
+
+
+@pytest.fixture
+def ends(clean_homes):
+    """Two hosts, and a function that copies from the one to the other."""
+    bed = clean_homes
+    bed.need_links()
+    giver, taker = bed.host("dgx-spark-1"), bed.host("mac-studio-2")
+    taking = machine(taker)
+
+    def run(source=SOURCE, root=ROOT, told=lambda done, total: None):
+        giving = machine(giver)
+        there = held(giving, PYTHON, giver, [source])[source]
+        return copy(Place(giver, giving, PYTHON), Place(taker, taking, PYTHON), there, root, told)
+
+    run.bed, run.giver, run.taker = bed, bed.hosts["dgx-spark-1"], bed.hosts["mac-studio-2"]
+    run.look = lambda source=SOURCE: held(taking, PYTHON, taker, [source])[source]
+    yield run
+    taking.close()
+
+
+def hub(host):
+    return host.home / ".cache/huggingface/hub"
+
+
+def put_hub(host, made):
+    root = write_hub(hub(host), made)
+    own(host.home / ".cache")
+    return root
+
+
+def test_a_hub_model_arrives_as_the_hub_itself_would_have_left_it(ends):
+    made = files()
+    put_hub(ends.giver, made)
+    copied = ends()
+    root = hub(ends.taker) / "models--someone--tiny-model"
+    assert content(root / "snapshots" / REVISION) == made
+    assert (root / "refs/main").read_text() == REVISION
+    assert all(path.is_symlink() for path in (root / "snapshots" / REVISION).iterdir())
+    assert copied.bytes == sum(map(len, made.values())) and copied.resumed == 0
+    found = ends.look()
+    assert found.complete and found.revision == REVISION
+
+
+def test_a_plain_folder_arrives_at_its_path(ends):
+    made = files()
+    write_folder(ends.giver.home / "models/tiny", made)
+    own(ends.giver.home / "models")
+    ends(f"{ends.giver.remote_home}/models/tiny", f"{ends.taker.remote_home}/models/tiny")
+    assert content(ends.taker.home / "models/tiny") == made
+
+
+def test_a_copy_that_was_cut_off_goes_on_where_it_ended(ends):
+    made = files(megabytes=16)
+    put_hub(ends.giver, made)
+    under_way, seen = threading.Event(), []
+
+    def told(done, total):
+        seen.append((done, total))
+        if done > 3 << 20:
+            under_way.set()
+
+    def cut():
+        assert under_way.wait(30)
+        ends.bed.cut_link("mac-studio-2")
+
+    cutter = threading.Thread(target=cut)
+    with ends.bed.limited("mac-studio-2", 60):
+        cutter.start()
+        try:
+            with pytest.raises(FleetError):
+                ends(told=told)
+        finally:
+            under_way.set()
+            cutter.join()
+            ends.bed.mend_link("mac-studio-2")
+    assert not ends.look().complete
+    again = ends()
+    assert again.resumed > 2 << 20
+    assert ends.look().complete
+    assert content(hub(ends.taker) / "models--someone--tiny-model/snapshots" / REVISION) == made
+
+
+def test_a_corrupted_byte_of_what_was_there_is_found_and_the_file_brought_again(ends):
+    made = files()
+    root = put_hub(ends.giver, made)
+    blob = max((root / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    damaged = bytearray(blob.read_bytes()[: 300 << 10])
+    damaged[1000] ^= 1
+    part = hub(ends.taker) / "models--someone--tiny-model/blobs" / f"{blob.name}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(damaged)
+    own(ends.taker.home / ".cache")
+    copied = ends()
+    assert copied.repaired == 1
+    assert part.with_suffix("").read_bytes() == blob.read_bytes()
+
+
+def test_a_file_that_is_damaged_at_its_source_is_never_taken_for_whole(ends):
+    root = put_hub(ends.giver, files())
+    blob = max((root / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    spoilt = bytearray(blob.read_bytes())
+    spoilt[5000] ^= 1
+    blob.write_bytes(spoilt)
+    with pytest.raises(FleetError, match="arrives damaged"):
+        ends()
+    assert not (hub(ends.taker) / "models--someone--tiny-model/blobs" / blob.name).exists()
+    assert not ends.look().complete
+
+
+def test_nothing_serves_and_no_secret_is_seen_once_the_copy_is_made(ends):
+    put_hub(ends.giver, files(megabytes=8))
+    lines = []
+
+    def told(done, total):
+        lines.extend(ends.giver.command_lines() + ends.taker.command_lines())
+
+    with ends.bed.limited("mac-studio-2", 200):
+        ends(told=told)
+    programs = [line for line in lines if "DISAGG_PROGRAM" in line]
+    assert programs and not any("COPY_TOKEN" in line or len(line) > 300 for line in programs)
+    deadline = time.monotonic() + 10
+    while any("DISAGG_PROGRAM" in line for line in ends.giver.command_lines()):
+        assert time.monotonic() < deadline, "the server did not end with its copy"
+        time.sleep(0.05)
+
+
+def test_a_full_disk_is_told_before_anything_is_copied(ends):
+    put_hub(ends.giver, files(megabytes=4))
+    place = ends.taker.home / ".cache"
+    place.mkdir()
+    own(place)
+    ends.taker.as_root("mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "none", f"{ends.taker.remote_home}/.cache")
+    try:
+        with pytest.raises(FleetError, match=r"1 MiB are free.*4 MiB are needed"):
+            ends()
+    finally:
+        ends.taker.as_root("umount", f"{ends.taker.remote_home}/.cache")
+    assert list(place.iterdir()) == []

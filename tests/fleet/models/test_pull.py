@@ -1,0 +1,158 @@
+from dataclasses import replace
+
+import pytest
+from hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
+
+from disagg.config import load
+from disagg.errors import FleetError
+from disagg.fleet.models.inventory import Held
+from disagg.fleet.models.pull import Models, Stock, plan
+from disagg.fleet.models.remove import remove
+from disagg.fleet.models.sources import Need
+
+PYTHON = "/usr/bin/python3"
+
+
+def stock(host, source=SOURCE, state="absent", size=0, *, hub="/env/bin/python", python=PYTHON, carried=False):
+    return Stock(Need(host, source, carried), {source: Held(source, state, size)}, python, hub)
+
+
+@pytest.fixture
+def hosts(bed):
+    return [bed.host(name) for name in ("dgx-spark-1", "dgx-spark-2", "mac-studio-1")]
+
+
+def told(host, what, how):
+    """Nobody watches."""
+
+
+def test_one_host_downloads_and_the_others_copy_from_it(hosts):
+    tasks = plan([stock(host) for host in hosts], hosts)
+    assert [(task.host, task.giver) for task in tasks] == [(hosts[0], None), (hosts[1], hosts[0]), (hosts[2], hosts[0])]
+
+
+def test_what_any_host_has_is_copied_and_not_downloaded(hosts):
+    stocks = [stock(hosts[0]), stock(hosts[1], state="complete", size=9), stock(hosts[2])]
+    assert {task.host.name: task.giver for task in plan(stocks, hosts)} == {
+        "dgx-spark-1": hosts[1],
+        "mac-studio-1": hosts[1],
+    }
+
+
+def test_a_host_that_is_not_asked_for_still_gives(hosts):
+    stocks = [stock(hosts[0]), stock(hosts[1], state="complete", size=9)]
+    (task,) = plan(stocks, hosts[:1])
+    assert (task.host, task.giver) == (hosts[0], hosts[1])
+
+
+def test_who_has_most_of_it_downloads_the_rest(hosts):
+    stocks = [stock(hosts[0]), stock(hosts[1], state="partial", size=500), stock(hosts[2], state="partial", size=20)]
+    downloads = [task.host for task in plan(stocks, hosts) if task.giver is None]
+    assert downloads == [hosts[1]]
+
+
+def test_different_sources_are_downloaded_each_on_its_own_host(hosts):
+    tasks = plan([stock(hosts[0], "a/x"), stock(hosts[1], "a/y")], hosts)
+    assert [(task.source, task.giver) for task in tasks] == [("a/x", None), ("a/y", None)]
+
+
+def test_what_is_there_or_comes_with_a_deployment_is_left_alone(hosts):
+    assert plan([stock(hosts[0], state="complete"), stock(hosts[1], carried=True)], hosts) == []
+
+
+def test_two_hosts_of_one_machine_bring_a_model_once(hosts):
+    twin = replace(hosts[1], name="twin", address=hosts[0].address)
+    tasks = plan([stock(hosts[0]), stock(twin)], [hosts[0], twin])
+    assert [task.host.name for task in tasks] == ["dgx-spark-1"]
+
+
+def test_a_folder_that_no_host_has_cannot_be_brought_and_the_command_that_puts_it_there_is_named(hosts):
+    (task,) = plan([stock(hosts[0], "/models/own")], hosts)
+    assert "no host of the fleet has /models/own" in task.error.message
+    assert task.error.hint.startswith("rsync -a FOLDER/ 169.254.150.103:/models/own/")
+
+
+def test_a_bare_host_is_told_to_be_deployed_before_it_can_download(hosts):
+    (task,) = plan([stock(hosts[0], hub="")], hosts)
+    assert task.error.hint == "disagg deploy --host dgx-spark-1"
+
+
+def shared_source(bed, folder, source=SOURCE):
+    """The bed's fleet with one source for both engines of qwen."""
+    path = bed.write_hosts_toml(folder / "hosts.toml")
+    text = path.read_text()
+    old = 'transformers = "package:demo/models/qwen3-moe-tiny"\nmlx = "package:demo/models/qwen3-moe-tiny"'
+    assert old in text
+    path.write_text(text.replace(old, f'transformers = "{source}"\nmlx = "{source}"'))
+    return load(path)
+
+
+def test_pulling_copies_from_host_to_host_and_a_second_time_changes_nothing(clean_homes, tmp_path):
+    bed = clean_homes
+    bed.need_links()
+    fleet = shared_source(bed, tmp_path)
+    giver = bed.hosts["dgx-spark-1"]
+    write_hub(giver.home / ".cache/huggingface/hub", files())
+    own(giver.home / ".cache")
+    wanted = fleet.serving("qwen3-coder:30b", "prefill") + fleet.serving("qwen3-coder:30b", "decode")
+    with Models(fleet) as models:
+        first = models.pull(models.survey(wanted), wanted, told)
+        second = models.pull(models.survey(wanted), wanted, told)
+    assert [(one.result, one.giver) for one in first] == [("there", ""), ("copied", "dgx-spark-1")]
+    assert [one.result for one in second] == ["there", "there"]
+
+
+def test_a_path_with_a_home_of_its_own_on_each_host_is_copied_between_them(clean_homes, tmp_path):
+    bed = clean_homes
+    bed.need_links()
+    fleet = shared_source(bed, tmp_path, "~/models/tiny")
+    giver = bed.hosts["mac-studio-2"]
+    write_folder(giver.home / "models/tiny", files())
+    own(giver.home / "models")
+    wanted = fleet.serving("qwen3-coder:30b", "prefill") + fleet.serving("qwen3-coder:30b", "decode")
+    with Models(fleet) as models:
+        done = models.pull(models.survey(wanted), wanted, told)
+        stocks = models.survey(wanted)
+        assert [(one.result, one.giver) for one in done] == [("copied", "mac-studio-2"), ("there", "")]
+        with pytest.raises(FleetError, match="folder of your own"):
+            remove(models.machine(wanted[0]), stocks[0])
+    assert (bed.hosts["dgx-spark-1"].home / "models/tiny/config.json").exists()
+
+
+def test_removing_takes_the_whole_model_and_nothing_else(clean_homes, tmp_path):
+    bed = clean_homes
+    bed.need_links()
+    fleet = shared_source(bed, tmp_path)
+    place = bed.hosts["dgx-spark-1"].home / ".cache/huggingface/hub"
+    root, other = write_hub(place, files()), write_hub(place, files(), "someone/else")
+    own(place.parents[1])
+    host = fleet.hosts["dgx-spark-1"]
+    with Models(fleet) as models:
+        (there,) = models.survey([host])
+        assert there.wanted.revision == REVISION
+        assert remove(models.machine(host), there) > 2 << 20
+        assert not root.exists() and other.exists()
+        (gone,) = models.survey([host])
+    assert gone.wanted.state == "absent"
+
+
+def test_a_hub_that_does_not_answer_is_a_clear_error_with_what_to_do(clean_homes, tmp_path, monkeypatch):
+    """The hub's own program, with the hub at an address that refuses."""
+    import sys
+
+    from disagg.fleet.local_machine import LocalMachine
+
+    bed = clean_homes
+    fleet = shared_source(bed, tmp_path)
+    host = fleet.hosts["dgx-spark-1"]
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    lines = []
+    with Models(fleet, connect=lambda one: LocalMachine(one.name)) as models:
+        ready = Stock(Need(host, SOURCE), {SOURCE: Held(SOURCE, "absent")}, sys.executable, sys.executable)
+        models.machine(host)
+        (done,) = models.pull([ready], [host], lambda where, what, how: lines.append(what))
+    assert done.result == "failed"
+    assert "someone/tiny-model cannot be downloaded from the hub" in done.error.message
+    assert "HF_ENDPOINT" in done.error.hint
+    assert lines[0] == "download someone/tiny-model"
