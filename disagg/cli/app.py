@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import demo, deploy, fleet, generate, init, status, verify
+from disagg.cli import demo, deploy, fleet, generate, init, logs, status, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -58,6 +58,7 @@ app.command()(fleet.start)
 app.command()(fleet.stop)
 app.command()(fleet.restart)
 app.command()(status.status)
+app.command()(logs.logs)
 app.command()(verify.verify)
 app.command()(init.init)
 

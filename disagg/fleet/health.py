@@ -1,4 +1,4 @@
-"""How the fleet fares: every server's /health and /status at once, each with its own deadline.
+"""How the fleet fares, by HTTP: every server's /health and /status at once, each with its own deadline.
 
     healthy       serves
     loading       runs, the model is not ready yet
@@ -10,7 +10,8 @@
     not running   the machine answers, nothing listens there
     unreachable   the machine does not answer
 
-Every state but healthy says why, and which command mends it.
+Every state but healthy says why, and which command mends it; a healthy host may have a remark there. What HTTP cannot
+tell of a machine that is reached by SSH, `diagnose` asks there.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from disagg.config import Fleet, Host
+from disagg.config import Fleet, Host, served_digest
 from disagg.errors import UsageError
 from disagg.fleet import local
 from disagg.fleet.state import State
+from disagg.version import code_hash
 
 if TYPE_CHECKING:
     import httpx
@@ -43,7 +45,8 @@ _MAX_ANSWER = 1 << 20
 class HostStatus:
     """One server as seen from this machine. Bytes, seconds; None where the server does not say.
 
-    `utilisation`: of the device, 0 to 1. `why` and `mend` are empty for a healthy host.
+    `why` and `mend` are empty for a healthy host, but for what is worth a remark. `kept`: started again by itself
+    after a crash, and after a reboot; `restarts`: how often that was, None where nobody was asked.
     """
 
     host: str
@@ -66,6 +69,12 @@ class HostStatus:
     memory: Mapping[str, Any] = field(default_factory=dict)
     device: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
+    code: str | None = None
+    config: str | None = None
+    release: str | None = None
+    last_error: Mapping[str, Any] = field(default_factory=dict)
+    kept: Literal["", "crash", "crash, reboot"] = ""
+    restarts: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -82,7 +91,7 @@ def poll(
 
     `token` is None where this machine has none: servers then tell no more than that they live."""
     hosts = select_hosts(fleet, names)
-    return _flag_skew(asyncio.run(_poll_all(hosts, token, state, timeout_s)))
+    return _remarked(fleet, _flag_skew(asyncio.run(_poll_all(hosts, token, state, timeout_s))))
 
 
 def select_hosts(fleet: Fleet, names: Sequence[str]) -> list[Host]:
@@ -118,7 +127,7 @@ async def _poll_all(hosts: Sequence[Host], token: str | None, state: State, time
 async def _poll(client: httpx.AsyncClient, host: Host, state: State, timeout_s: float) -> HostStatus:
     import httpx
 
-    blank = HostStatus(host.name, host.roles, host.model, host.url, "failed")
+    blank = HostStatus(host.name, host.roles, host.model, host.url, "failed", kept=_kept(host))
     try:
         async with asyncio.timeout(timeout_s):
             answer = await _get(client, host.url + "/health")
@@ -169,8 +178,11 @@ def _filled(blank: HostStatus, answer: Mapping[str, Any]) -> HostStatus:
     return replace(blank, **told, preflight=tuple(answer.get("preflight") or ()))
 
 
-_SCALARS = ("backend", "version", "fingerprint", "uptime_s", "pid", "queue", "running", "kv_bytes")
-_MAPPINGS = ("versions", "memory", "device", "counters")
+_SCALARS = (
+    *("backend", "version", "fingerprint", "uptime_s", "pid", "queue", "running", "kv_bytes"),
+    *("code", "config", "release"),
+)
+_MAPPINGS = ("versions", "memory", "device", "counters", "last_error")
 
 
 def _judge(status: HostStatus, host: Host, state: State, answer: Mapping[str, Any]) -> HostStatus:
@@ -226,13 +238,17 @@ def _network_hint(host: Host, code: int | None) -> str:
 
 
 def _start_command(host: Host, verb: str) -> str:
+    return f"disagg {verb} --host {host.name}"
+
+
+def _kept(host: Host) -> Literal["", "crash", "crash, reboot"]:
     if host.connector == "local":
-        return f"disagg {verb} --host {host.name}"
-    return f"on {host.address}: python -m disagg.servers --config hosts.toml --host {host.name}"
+        return ""
+    return "crash" if host.service == "process" else "crash, reboot"
 
 
 def _log(host: Host, state: State) -> str:
-    return str(state.log_file(host.name)) if host.connector == "local" else f"on {host.address}"
+    return str(state.log_file(host.name)) if host.connector == "local" else f"disagg logs --host {host.name}"
 
 
 def _flag_skew(statuses: Sequence[HostStatus]) -> list[HostStatus]:
@@ -246,10 +262,29 @@ def _flag_skew(statuses: Sequence[HostStatus]) -> list[HostStatus]:
         if not differing:
             return status
         why = f"its {' and '.join(differing)} of {status.model} differs from {reference.host}'s"
-        mend = "put the same disagg and the same revision of the model on both hosts, then restart them"
+        mend = "put the same disagg and the same revision of the model on both hosts: disagg deploy && disagg restart"
         return replace(status, state="failed", why=why, mend=mend)
 
     return [judged(status) for status in statuses]
+
+
+def _remarked(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
+    """Healthy servers that run something else than what this checkout and this hosts.toml would give them say so."""
+
+    def remarked(status: HostStatus) -> HostStatus:
+        if not status.ok:
+            return status
+        host = fleet.hosts[status.host]
+        deployed = host.connector != "local"
+        parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
+        other = [what for there, here, what in parts if there is not None and there != here]
+        if not other:
+            return status
+        why = f"it runs with other {' and other '.join(other)} than what is here"
+        restart = _start_command(host, "restart")
+        return replace(status, why=why, mend=f"disagg deploy --host {host.name} && {restart}" if deployed else restart)
+
+    return [remarked(status) for status in statuses]
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

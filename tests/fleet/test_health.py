@@ -11,6 +11,7 @@ from farm import Farm, wait_until
 from disagg.errors import UsageError
 from disagg.fleet import local
 from disagg.fleet.health import exit_code, poll
+from disagg.fleet.local_server import LocalServer
 
 
 def states(farm: Farm, **options):
@@ -43,7 +44,9 @@ def test_a_host_that_was_never_started_names_the_command(prepared: Farm):
 def test_a_loading_and_a_broken_server_say_why(farm: Farm):
     farm.behaviour = {"a": "slow", "b": "broken"}
     farm.lifecycle.start(["a"], timeout_s=0)
-    farm.lifecycle._spawn(farm.fleet.hosts["b"])  # a failed start would end it, and here it must go on
+    LocalServer(
+        farm.fleet, farm.fleet.hosts["b"], farm.state, farm.argv
+    ).start()  # a failed start would end it, and here it must go on
     wait_until(lambda: states(farm)["a"].why == "the model is still loading")
     wait_until(lambda: states(farm)["b"].state == "failed")
     assert (states(farm)["b"].why, states(farm)["b"].mend) == ("weights are corrupt", "download again")

@@ -37,8 +37,9 @@ printf '{{"time": "%s", "level": "info", "event": "starting", "release": "%s", "
     "$(date -u +%Y-%m-%dT%H:%M:%S.000Z)" "$hash" "$$"
 printf '%s %s\\n' "$$" "$hash" >.serving.$$ && mv -f .serving.$$ serving
 DISAGG_TOKEN_FILE=$folder/token
+DISAGG_RELEASE=$hash
 PYTHONPATH=$release
-export DISAGG_TOKEN_FILE PYTHONPATH
+export DISAGG_TOKEN_FILE DISAGG_RELEASE PYTHONPATH
 exec {python} -P -u -m disagg.servers --config "$release/hosts.toml" --host {host}
 """
 _SUPERVISE: Final = """\
