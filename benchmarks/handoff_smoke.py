@@ -5,8 +5,8 @@
 Two processes: a receiver (KVServer) and a sender (Transfer), bf16, 48 layers, 4 heads x 128, blocks of 2048 tokens.
 The bare socket is sendall(memoryview) -> recv_into(one touched buffer), 1 MiB a call, same bytes, no digest.
 The sender waits --first-chunk seconds before its first block, as a prefill does that computes its first chunk: the
-receiver uses that time to touch its buffers. Rounds alternate. Clock: the sender's, from just before the first block to the
-acknowledgement. GB = 1e9 bytes.
+receiver uses that time to touch its buffers. Rounds alternate. Clock: the sender's, from just before the first block
+to the acknowledgement. GB = 1e9 bytes.
 """
 
 from __future__ import annotations

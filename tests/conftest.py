@@ -13,10 +13,10 @@ from tests.testbed import bed as testbed
 
 @pytest.fixture(scope="session")
 def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
-    """One prefill and one decode server of a tiny qwen3, called `tiny`; context 2048, small queues."""
+    """One prefill and one decode server of a tiny qwen3, called `tiny`; context 4096, small queues."""
     folder = tmp_path_factory.mktemp("tiny-fleet")
     model = tiny_models.make("qwen3", folder / "model")
-    path = write_hosts(folder, {"tiny": model}, context=2048, decode={"max_batch": 4}, queue_size=8)
+    path = write_hosts(folder, {"tiny": model}, context=4096, decode={"max_batch": 4}, queue_size=8)
     with running(path) as fleet:
         yield fleet
 

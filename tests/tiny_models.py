@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
@@ -27,6 +28,9 @@ TinyModel = Callable[[str], Path]  # architecture -> folder: what the fixture `t
 
 WINDOW = 64
 VOCAB = 640
+
+_HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+FP4_VALUES = torch.tensor([*_HALF, *(-value for value in _HALF)])
 
 BOS, EOS, PAD, TURN, END_OF_TURN = SPECIALS = ("<s>", "</s>", "<pad>", "<|turn|>", "<|end|>")
 BOS_ID, EOS_ID, PAD_ID, TURN_ID, END_OF_TURN_ID = range(len(SPECIALS))
@@ -202,6 +206,26 @@ def make(architecture: str, folder: Path, *, seed: int = 0, **overrides: Any) ->
     generation = {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, END_OF_TURN_ID], "pad_token_id": PAD_ID}
     write_json(folder / "generation_config.json", generation)
     return folder
+
+
+def pack_mxfp4(folder: Path) -> dict[str, torch.Tensor]:
+    """Rewrite a float gpt_oss checkpoint in place as the hub's are: experts in MXFP4, blocks of 32 along the inputs.
+    Returns all weights with the experts' rounded to what was stored."""
+    weights = load_file(folder / "model.safetensors")
+    rounded = dict(weights)
+    for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        groups = weights.pop(name).transpose(1, 2).unflatten(-1, (-1, 32))
+        exponents = groups.abs().amax(-1).clamp(min=1e-30).log2().floor() - 2
+        scaled = groups / exponents.exp2()[..., None]
+        codes = (scaled[..., None] - FP4_VALUES).abs().argmin(-1)
+        weights[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+        weights[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
+        values = FP4_VALUES[codes] * exponents.exp2()[..., None]
+        rounded[name] = values.flatten(-2).transpose(1, 2).contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", config | {"quantization_config": {"quant_method": "mxfp4"}})
+    return rounded
 
 
 def write_json(path: Path, body: Mapping[str, Any]) -> None:

@@ -37,8 +37,8 @@ def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
             dtype=getattr(torch, options.dtype),
             device_map={"": device},  # straight to the device: no second copy in host memory
             attn_implementation=options.attention,
-            quantization_config=quantization(options.quantization),
             output_loading_info=True,
+            **quantization(options.quantization),
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(
@@ -53,14 +53,15 @@ def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
     return model.eval()
 
 
-def quantization(name: str | None) -> Any:
-    """transformers' quantization_config for weight-only `int8` or `int4` by torchao; None for none.
+def quantization(name: str | None) -> dict[str, Any]:
+    """from_pretrained's arguments for weight-only `int8` or `int4` by torchao. Nothing for None: to pass
+    quantization_config=None would overrule the checkpoint's own.
 
     It converts linear layers. Mixture-of-experts weights, one fused tensor per layer in transformers, stay as they
     are: serve such a model from a checkpoint that is quantized already (gpt-oss is).
     """
     if name is None:
-        return None
+        return {}
     try:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
     except ImportError as error:
@@ -68,9 +69,10 @@ def quantization(name: str | None) -> Any:
     from transformers import TorchAoConfig
 
     if name == "int8":
-        return TorchAoConfig(Int8WeightOnlyConfig())
+        return {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())}
     if name == "int4":  # bfloat16 on CUDA; this packing runs on PyTorch's own kernels, torchao's default wants one more
-        return TorchAoConfig(Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d"))
+        packed = Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d")
+        return {"quantization_config": TorchAoConfig(packed)}
     raise ModelError(f"unknown quantization {name!r}", "use int8 or int4")
 
 

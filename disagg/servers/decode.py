@@ -123,6 +123,7 @@ class DecodeService(Service):
         slot = self._tickets.issue(expected, settle, deadline=job.deadline)
         job.held.callback(self._tickets.revoke, slot.ticket)
         job.held.callback(_drop, arrival)
+        job.slot_sent = time.monotonic()
         return {
             "request_id": job.id,
             "ticket": slot.ticket,

@@ -21,6 +21,7 @@ class Job:
     held: ExitStack
     arrived: float
     tokenised: float
+    slot_sent: float = 0.0
 
     @property
     def deadline(self) -> float:
@@ -36,6 +37,7 @@ class Job:
         handed_over = kv_accepted is not None
         return {
             "tokenise_s": self.tokenise_s,
+            "kv_wait_s": kv_accepted - self.slot_sent if kv_accepted is not None else 0.0,
             "queue_s": queue_s if handed_over else queue_s + timing.ingested - timing.submitted,
             "ingest_s": timing.ingested - kv_accepted - queue_s if kv_accepted is not None else 0.0,
             "compute_s": 0.0 if handed_over else first_step,

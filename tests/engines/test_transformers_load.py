@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from disagg.config import EngineOptions
 from disagg.engines.transformers_load import choose_device, load_model, quantization, weight_bytes
 from disagg.errors import ModelError
+from tests import tiny_models
 from tests.tiny_models import TinyModel
 
 CPU = torch.device("cpu")
@@ -91,6 +92,18 @@ def test_quantization_without_its_library_names_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(__import__("sys").modules, "torchao.quantization", None)
     with pytest.raises(ModelError, match="needs torchao"):
         quantization("int8")
+
+
+def test_a_hub_checkpoint_with_mxfp4_experts_loads_as_the_weights_it_stands_for(
+    tiny: TinyModel, tmp_path: Path
+) -> None:
+    packed, floats = (shutil.copytree(tiny("gpt_oss"), tmp_path / name) for name in ("packed", "floats"))
+    save_file(tiny_models.pack_mxfp4(packed), floats / "model.safetensors", metadata={"format": "pt"})
+    ids = torch.arange(5, 105)[None]
+    with torch.inference_mode():
+        got, want, original = (load_model(p, OPTIONS, CPU)(ids).logits for p in (packed, floats, tiny("gpt_oss")))
+    torch.testing.assert_close(got, want)
+    assert not torch.allclose(got, original, atol=0.1)
 
 
 def test_tied_models_lack_nothing(tiny: TinyModel) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 
+import httpx
 import pytest
 
 from disagg.errors import ContextLengthExceeded, DeadlineExceeded, RequestError, UnknownModel
 from disagg.inference.client import AsyncClient, Client
 from disagg.inference.types import Chunk, Completion
+from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n" * 20
@@ -21,11 +25,13 @@ def ids(answer: Completion) -> list[int]:
 
 
 def test_a_hand_off_gives_the_tokens_of_each_engine_alone(tiny_fleet: RunningFleet) -> None:
+    chance = random.Random(2)
+    prompt = [chance.randrange(8, tiny_models.VOCAB) for _ in range(150)]
     with tiny_fleet.client() as client:
         answers = {
-            "disaggregated": client.generate("tiny", PROMPT, max_tokens=64),
-            "decode-alone": client.generate("tiny", PROMPT, max_tokens=64, alone="decode"),
-            "prefill-alone": client.generate("tiny", PROMPT, max_tokens=64, alone="prefill"),
+            "disaggregated": client.generate("tiny", tokens=prompt, max_tokens=64),
+            "decode-alone": client.generate("tiny", tokens=prompt, max_tokens=64, alone="decode"),
+            "prefill-alone": client.generate("tiny", tokens=prompt, max_tokens=64, alone="prefill"),
         }
     tokens = {name: ids(answer) for name, answer in answers.items()}
     assert tokens["disaggregated"] == tokens["decode-alone"] == tokens["prefill-alone"]
@@ -44,11 +50,46 @@ def test_the_decode_host_computes_exactly_one_prompt_token_after_a_hand_off(tiny
     assert answer.metrics.kv_bytes > 0
 
 
+async def test_no_kv_byte_passes_through_the_client(tiny_fleet: RunningFleet) -> None:
+    received = 0
+
+    class Counting(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            response = await super().handle_async_request(request)
+            body = response.stream
+
+            async def counted() -> AsyncIterator[bytes]:
+                nonlocal received
+                async for part in body:  # type: ignore[union-attr]
+                    received += len(part)
+                    yield part
+
+            response.stream = Counted(counted(), body)  # type: ignore[arg-type]
+            return response
+
+    class Counted(httpx.AsyncByteStream):
+        def __init__(self, parts: AsyncIterator[bytes], body: httpx.AsyncByteStream) -> None:
+            self._parts, self._body = parts, body
+
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            return self._parts
+
+        async def aclose(self) -> None:
+            await self._body.aclose()
+
+    async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client:
+        await client._http.aclose()
+        client._http = httpx.AsyncClient(transport=Counting(), headers={"Authorization": f"Bearer {TOKEN}"})
+        answer = await client.generate("tiny", tokens=list(range(9, 609)), max_tokens=2)
+    assert answer.metrics.kv_bytes > 900_000
+    assert 0 < received < 2_000
+
+
 @pytest.mark.timeout(300)
 def test_the_parts_of_ttft_are_never_negative_and_explain_it(tiny_fleet: RunningFleet) -> None:
-    prompt = PROMPT * 3
+    prompt = [9 + i % 600 for i in range(3500)]
     with tiny_fleet.client() as client:
-        runs = [client.generate("tiny", prompt, max_tokens=2).metrics for _ in range(100)]
+        runs = [client.generate("tiny", tokens=prompt, max_tokens=2).metrics for _ in range(100)]
     for run in runs:
         assert min(asdict(run.ttft_parts).values()) >= 0
         assert run.ttft_parts.total == pytest.approx(run.ttft)
@@ -128,8 +169,8 @@ def test_an_unknown_model_lists_those_there_are(tiny_fleet: RunningFleet) -> Non
 
 def test_an_error_of_the_server_arrives_as_it_was_raised(tiny_fleet: RunningFleet) -> None:
     with tiny_fleet.client() as client:
-        with pytest.raises(ContextLengthExceeded, match="2048"):
-            client.generate("tiny", PROMPT, max_tokens=2048)
+        with pytest.raises(ContextLengthExceeded, match="4096"):
+            client.generate("tiny", PROMPT, max_tokens=4096)
         with pytest.raises(RequestError, match="empty"):
             client.generate("tiny", "")
 

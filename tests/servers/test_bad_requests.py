@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.fleets import RunningFleet
+from tests.fleets import RunningFleet, wait_until
 
 PROMPT = {"model": "tiny", "prompt": "def fibonacci(n):"}
 DELIVERY = {"deliver": {"host": "127.0.0.1", "port": 1}, "ticket": "x" * 43}
@@ -56,11 +57,11 @@ def test_an_empty_prompt_is_refused(tiny_fleet: RunningFleet, host: str, prompt:
 
 @BOTH
 def test_over_the_context_says_both_numbers(tiny_fleet: RunningFleet, host: str) -> None:
-    body = {"model": "tiny", "tokens": [7] * 2000, "sampling": {"max_tokens": 49}}
+    body = {"model": "tiny", "tokens": [9] * 4000, "sampling": {"max_tokens": 97}}
     status, error = refusal(tiny_fleet, host, json=body)
     assert status == httpx.codes.BAD_REQUEST
     assert error["code"] == "ContextLengthExceeded"
-    assert "2000 prompt tokens + 49 max_tokens = 2049" in error["message"] and "2048" in error["message"]
+    assert "4000 prompt tokens + 97 max_tokens = 4097" in error["message"] and "4096" in error["message"]
 
 
 @BOTH
@@ -164,3 +165,18 @@ def test_health_with_the_token_says_what_is_served(tiny_fleet: RunningFleet) -> 
         assert health["fingerprint"]["architecture"] == "qwen3"
         assert health["versions"]
         assert all(finding["status"] == "ok" for finding in health["preflight"])
+
+
+def test_a_full_queue_answers_503_with_retry_after(tiny_fleet: RunningFleet) -> None:
+    """Four requests may run and eight may wait: twelve slots whose KV never comes leave no place for a thirteenth."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(12):
+            http = stack.enter_context(tiny_fleet.http("tiny-decode"))
+            answer = stack.enter_context(http.stream("POST", "/decode", json=PROMPT))
+            assert next(stack.enter_context(contextlib.closing(answer.iter_lines()))) == "event: slot"
+        with tiny_fleet.http("tiny-decode") as http:
+            refused = http.post("/decode", json=PROMPT)
+    assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["code"] == "Overloaded"
+    wait_until(lambda: tiny_fleet.status("tiny-decode")["queue"] == 0, 1, "the abandoned slots to be freed")

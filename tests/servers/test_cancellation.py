@@ -48,7 +48,8 @@ async def test_200_requests_cancelled_at_random_moments_leave_nothing_a_second_l
 def test_a_caller_that_leaves_before_its_kv_came_frees_the_slot(tiny_fleet: RunningFleet) -> None:
     with tiny_fleet.http("tiny-decode") as http:
         with http.stream("POST", "/decode", json={"model": "tiny", "prompt": PROMPT}) as answer:
-            assert next(answer.iter_lines()) == "event: slot"
+            lines = answer.iter_lines()  # held: the response closes when its iterator is dropped
+            assert next(lines) == "event: slot"
             assert not idle(tiny_fleet)
         wait_until(lambda: idle(tiny_fleet), 1.0, "the slot to be freed")
 

@@ -14,7 +14,9 @@ if [ -n "$uv" ]; then
 else
     "$python" -m venv "$build"
     if [ "$site_packages" = 1 ]; then
-        # A .pth file, not --system-site-packages: that one sees only the base python's packages, and these may be a venv's.
+        # Python 3.11 puts an old setuptools into a new environment, which would go before the one that is there.
+        "$build/bin/python" -m pip uninstall --quiet --yes --disable-pip-version-check setuptools 2>/dev/null || true
+        # A .pth file, since --system-site-packages sees the base python's packages only, and these may be a venv's.
         link=$("$build/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/host_site_packages.pth
         "$python" -E -c 'import sys
 for path in sys.path:
@@ -30,7 +32,7 @@ for line in open(sys.argv[1], encoding="utf-8"):
         sys.stdout.write(line)' "$constraints" >"$constraints.open"
         constraints=$constraints.open
     fi
-    "$build/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off \
+    "$build/bin/python" -m pip install --no-input --retries 2 --disable-pip-version-check --progress-bar off \
         -r "$spec/requirements.txt" -c "$constraints" "$@"
 fi
 : >"$build/.complete"

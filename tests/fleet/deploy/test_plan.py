@@ -1,0 +1,245 @@
+"""Plans from fixture facts: nothing here touches a machine."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixture_facts import facts, fleet, here, names, spark, studio, wanted
+
+from disagg.config import Deploy, EngineOptions, Host
+from disagg.fleet.deploy import plan as planning
+from disagg.fleet.deploy.facts import Facts, Installed, Python, Release, Serving
+from disagg.fleet.deploy.release import Desired, Here, desired
+from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
+
+
+def done(made: Desired, before: Facts) -> Facts:
+    """The facts once a plan has been carried out."""
+    return replace(
+        before,
+        folder=True,
+        current=made.hash,
+        previous=before.current,
+        releases=(*before.releases, Release(made.host.name, made.hash, made.environment.hash)),
+        environments={**before.environments, made.environment.hash: True},
+        token_digest=hashlib.sha256(made.token).hexdigest(),
+        token_mode="-rw-------",
+        installed={one.key: Installed(one.digest, True) for one in made.definitions},
+        leftovers=(),
+    )
+
+
+def made(local: Here, host: Host, found: Facts) -> Desired:
+    result = desired(local, host, found)
+    assert isinstance(result, Desired), result
+    return result
+
+
+def planned(found: Facts, host: Host | None = None) -> Plan:
+    host = host or spark()
+    return planning.plan(wanted(host, found), found)
+
+
+def test_a_bare_spark_gets_everything_in_order() -> None:
+    plan = planned(facts("spark_bare"))
+    assert " ".join(names(plan)) == "prepare requirements environment token release check unit service switch tidy"
+    assert plan.needs == "start"
+    assert plan.refusals == () and plan.notes == ()
+
+
+def test_a_bare_studio_installs_a_daemon_and_is_told_about_sudo() -> None:
+    found = facts("studio_bare", "mac-studio-1")
+    plan = planned(found, studio(wired_limit_mb=400_000))
+    assert " ".join(names(plan)) == "prepare requirements environment token release check service switch tidy"
+    assert "sudo asks for a password" in plan.notes[0]
+    service = next(step for step in plan.steps if step.name == "service")
+    assert "ssh -t 10.0.0.1 \"sudo sh '/Users/studio/.disagg/hosts/mac-studio-1/releases/" in service.hint
+    build = next(step for step in plan.steps if step.name == "environment").action
+    assert isinstance(build, RunScript) and build.environment == {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
+    assert wanted(studio(wired_limit_mb=400_000), found).files["service/disagg.mac-studio-1.wired-limit.plist"]
+
+
+def test_a_host_that_has_everything_has_no_steps() -> None:
+    for host, name in ((spark(), "spark_bare"), (studio(), "studio_bare"), (spark(service="process"), "spark_bare")):
+        before = facts(name, host.name)
+        desired = wanted(host, before)
+        after = done(desired, before)
+        assert planning.plan(wanted(host, after), after).steps == ()
+
+
+def test_a_changed_line_of_code_changes_the_release_and_nothing_else() -> None:
+    before = facts("spark_bare")
+    after = done(wanted(spark(), before), before)
+    changed = here(fleet(spark()), {"disagg/__init__.py": b"VERSION = 2\n"})
+    desired = made(changed, spark(), after)
+    plan = planning.plan(desired, after)
+    assert names(plan) == ["prepare", "release", "check", "switch", "tidy"]
+    assert [step.name for step in plan.steps if isinstance(step.action, PutTree)] == ["release"]
+
+
+def test_a_changed_token_is_written_alone_and_needs_a_restart() -> None:
+    before = facts("spark_bare")
+    desired = wanted(spark(), before)
+    after = replace(done(desired, before), serving=Serving(7, desired.hash, True))
+    changed = made(here(fleet(spark()), token="another-secret-of-the-fleet"), spark(), after)
+    plan = planning.plan(changed, after)
+    assert names(plan) == ["prepare", "token", "tidy"]
+    assert plan.needs == "restart"
+    write = plan.steps[1].action
+    assert isinstance(write, WriteFile) and write.mode == 0o600
+    assert "another-secret" not in repr(plan) and "another-secret" not in str(plan.to_json())
+
+
+def test_a_token_that_others_can_read_is_written_again() -> None:
+    before = facts("spark_bare")
+    after = replace(done(wanted(spark(), before), before), token_mode="-rw-r--r--")
+    assert "token" in names(planned(after))
+
+
+def test_a_half_finished_deployment_is_cleared_and_goes_on() -> None:
+    found = facts("spark_half")
+    plan = planned(found, spark(service="process"))
+    prepare = plan.steps[0]
+    assert isinstance(prepare.action, RunScript)
+    assert prepare.action.argv[2:] == (
+        "/home/nvidia/.disagg/hosts/dgx-spark-1/incoming",
+        "/home/nvidia/.disagg/hosts/dgx-spark-1/releases/.1111111111111111.part.77",
+    )
+    assert "environment" in names(plan)
+
+
+def test_leftovers_alone_are_reason_enough_to_tidy() -> None:
+    before = facts("spark_bare")
+    after = replace(done(wanted(spark(), before), before), leftovers=("incoming",))
+    assert names(planned(after)) == ["prepare", "tidy"]
+
+
+def test_old_releases_and_environments_of_no_release_go_but_two_releases_stay() -> None:
+    found = facts("spark_deployed")
+    plan = planned(found)
+    tidy = plan.steps[-1].action
+    assert isinstance(tidy, RunScript)
+    folder = "/home/nvidia/.disagg"
+    assert set(tidy.argv[1:]) == {
+        f"{folder}/hosts/dgx-spark-1/releases/{'2' * 16}",
+        f"{folder}/envs/{'b' * 16}",
+        f"{folder}/envs/{'d' * 16}",
+    }, "release 1 becomes the previous one; another host's environment stays"
+
+
+def test_environments_stay_while_another_host_of_the_machine_is_deployed() -> None:
+    tidy = planned(facts("spark_deployed", others_deploy=True)).steps[-1].action
+    assert isinstance(tidy, RunScript) and not any("/envs/" in path for path in tidy.argv)
+
+
+def test_linger_is_asked_for_before_anything_is_built() -> None:
+    plan = planned(facts("spark_half", uv=""))
+    assert names(plan)[:2] == ["prepare", "linger"]
+    assert "sudo loginctl enable-linger nvidia" in plan.steps[1].hint
+
+
+def test_a_unit_that_was_changed_by_hand_is_written_again() -> None:
+    before = facts("spark_bare")
+    after = replace(done(wanted(spark(), before), before), installed={"systemd": Installed("0" * 64, True)})
+    assert names(planned(after)) == ["prepare", "unit", "service", "tidy"]
+    disabled = done(wanted(spark(), before), before)
+    unit = disabled.installed["systemd"]
+    assert "service" in names(planned(replace(disabled, installed={"systemd": replace(unit, enabled=False)})))
+
+
+def test_what_the_service_needs_is_told_from_what_it_serves() -> None:
+    before = facts("spark_bare")
+    desired = wanted(spark(), before)
+    after = done(desired, before)
+    assert planned(after).needs == "start"
+    assert planned(replace(after, serving=Serving(7, desired.hash, True))).needs == ""
+    assert planned(replace(after, serving=Serving(7, "f" * 16, True))).needs == "restart"
+    assert planned(replace(after, serving=Serving(7, desired.hash, False))).needs == "start"
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "changes", "cause", "mend"),
+    [
+        (spark(), "spark_bare", {"os": "FreeBSD"}, "neither Linux nor macOS", "disagg serves on those two"),
+        (spark(), "spark_bare", {"writable": False}, "/home/nvidia is read-only", "read-write"),
+        (spark(), "spark_bare", {"home": "/home/a\nb"}, "a name that PATHs cannot hold", "another account"),
+        (spark(), "spark_bare", {"home": "/home/a:b"}, "a name that PATHs cannot hold", "another account"),
+        (spark(), "spark_bare", {"systemd": None}, "systemd does not run there", 'service = "process"'),
+        (spark(service="launchd"), "spark_bare", {}, "there is no launchd", 'service = "process"'),
+        (spark(), "studio_bare", {}, "macOS has no CUDA", '"mps" or "cpu"'),
+        (studio(), "spark_bare", {}, "MLX reaches no GPU on Linux", "decode on a Mac"),
+        (studio(), "studio_bare", {"arch": "x86_64"}, "Apple silicon", "decode elsewhere"),
+        (spark(engine=EngineOptions("transformers", device="mps")), "spark_bare", {}, "no mps device", '"cuda"'),
+    ],
+)
+def test_a_host_that_cannot_serve_is_refused_with_its_mend(
+    host: Host, name: str, changes: dict[str, object], cause: str, mend: str
+) -> None:
+    found = facts(name, host.name, **changes)
+    matching = [refusal for refusal in planning.refusals(host, found) if cause in refusal.cause]
+    assert len(matching) == 1
+    assert mend in matching[0].mend
+
+
+def test_a_lingering_user_whose_systemd_is_silent_is_refused() -> None:
+    found = facts("spark_bare")
+    silent = replace(found, systemd=replace(found.systemd, usable=False))
+    assert "sudo systemctl start user@1000.service" in planning.refusals(spark(), silent)[0].mend
+
+
+def test_too_little_disk_is_refused_before_anything_is_sent() -> None:
+    plan = planned(facts("spark_bare", disk_free=2 << 30))
+    assert plan.steps == ()
+    assert "2.0 GiB free, and this needs about 9.1 GiB" in plan.refusals[0].cause
+    before = facts("spark_bare")
+    built = replace(done(wanted(spark(), before), before), current="", disk_free=80 << 20)
+    assert planned(built).refusals == (), "the environment is there already: a release needs little"
+
+
+def test_rollback_switches_to_the_previous_release_and_nothing_else() -> None:
+    plan = planning.rollback(spark(), facts("spark_deployed"))
+    assert names(plan) == ["switch"]
+    assert plan.release == "2" * 16
+    assert plan.needs == "", "that very release is still being served"
+    action = plan.steps[0].action
+    assert isinstance(action, RunScript)
+    assert action.argv[0] == f"/home/nvidia/.disagg/envs/{'b' * 16}/bin/python"
+
+
+def test_rollback_without_a_whole_previous_release_is_refused() -> None:
+    assert "no release to go back to" in planning.rollback(spark(), facts("spark_bare")).refusals[0].cause
+    found = facts("spark_deployed")
+    gone = replace(found, environments={"a" * 16: True})
+    assert f"environment {'b' * 16}, which is gone" in planning.rollback(spark(), gone).refusals[0].cause
+
+
+def test_uninstall_leaves_other_hosts_and_models_alone() -> None:
+    plan = planning.uninstall(spark(), facts("spark_deployed"), models=False)
+    assert names(plan) == ["service", "remove"]
+    action = plan.steps[1].action
+    assert isinstance(action, RunScript)
+    root = "/home/nvidia/.disagg"
+    assert action.argv == (root, "dgx-spark-1", "0", *(f"{root}/envs/{x * 16}" for x in "abd"))
+
+
+def test_uninstall_where_nothing_is_has_no_steps() -> None:
+    assert planning.uninstall(spark(), facts("spark_bare"), models=True).steps == ()
+
+
+def test_no_value_of_hosts_toml_is_part_of_a_script(tmp_path: Path) -> None:
+    evil = "$(touch /tmp/owned); 'x' \"y\" `z`"
+    model_name = f"qwen {evil}"
+    base = fleet(spark())
+    model = replace(base.models["qwen"], name=model_name, aliases=(evil,))
+    host = spark(model=model_name, python=f"/opt/{evil}/python", engine=EngineOptions("transformers", device="cuda"))
+    evil_fleet = replace(
+        base, models={model_name: model}, hosts={host.name: host}, deploy=Deploy(find_links=(f"/opt/{evil}",))
+    )
+    python = Python(f"/opt/{evil}/python", (3, 12, 1), configured=True)
+    found = facts("spark_bare", pythons=(python,))
+    plan = planning.plan(made(here(evil_fleet), host, found), found)
+    scripts = [step.action.script for step in plan.steps if isinstance(step.action, RunScript)]
+    assert scripts and not any("owned" in script for script in scripts)

@@ -1,0 +1,140 @@
+"""What a release is made of, and what changes its name."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixture_facts import NEEDS, facts, fleet, here, spark, studio, wanted
+
+from disagg.config import Fleet, Host, Model, load
+from disagg.fleet.deploy.layout import Layout
+from disagg.fleet.deploy.models import Source, source
+from disagg.fleet.deploy.package import digest, package_files
+from disagg.fleet.deploy.release import Desired, Here, desired, fleet_file, run_script
+from disagg.fleet.deploy.steps import Refusal
+
+HOSTILE = ["a b", "it's", 'a"b', "a;b", "$(touch owned)", "`touch owned`", "a\\b", "*", "-n", "%h $HOME"]
+
+
+def made(local: Here, host: Host) -> Desired:
+    result = desired(local, host, facts("spark_bare"))
+    assert isinstance(result, Desired), result
+    return result
+
+
+def test_the_package_goes_without_caches_and_weights() -> None:
+    files = package_files()
+    assert {"disagg/__init__.py", "disagg/fleet/constraints.txt", "disagg/fleet/deploy/probe.sh"} <= files.keys()
+    assert not [name for name in files if "__pycache__" in name or "demo/models" in name]
+    assert sum(map(len, files.values())) < 4 << 20
+
+
+def test_its_name_is_over_names_and_contents() -> None:
+    assert digest({"a": b"1", "b": b"2"}) == digest({"b": b"2", "a": b"1"})
+    assert len({digest({"a": b"1"}), digest({"a": b"2"}), digest({"b": b"1"}), digest({})}) == 4
+
+
+def test_another_hosts_change_leaves_a_release_alone_unless_it_is_a_gateway() -> None:
+    one, other = spark(), studio()
+    moved = replace(other, port=8055)
+    assert made(here(fleet(one, other)), one).hash == made(here(fleet(one, moved)), one).hash
+    gateway = replace(one, roles=("prefill", "gateway"))
+    assert made(here(fleet(gateway, other)), gateway).hash != made(here(fleet(gateway, moved)), gateway).hash
+
+
+def test_the_token_and_a_new_version_of_a_service_file_have_their_part() -> None:
+    local = here(fleet(spark()))
+    assert made(local, spark()).hash == made(replace(local, token="another"), spark()).hash, "never in a release"
+    assert "service/disagg-dgx-spark-1.service" in made(local, spark()).files
+    assert "supervise" in made(local, spark(service="process")).files
+
+
+def test_a_hosts_own_file_loads_and_names_the_model_as_it_is_there(tmp_path: Path) -> None:
+    host = studio()
+    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(), host, Source("/home/x/models/qwen")))
+    loaded = load(tmp_path / "hosts.toml")
+    assert list(loaded.hosts) == ["mac-studio-1"]
+    assert loaded.models["qwen"].sources == {"mlx": "/home/x/models/qwen"}
+    gateway = studio(roles=("decode", "gateway"))
+    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(spark(), gateway), gateway, Source("/m")))
+    loaded = load(tmp_path / "hosts.toml")
+    assert list(loaded.hosts) == ["dgx-spark-1", "mac-studio-1"]
+    assert loaded.models["qwen"].sources == {"transformers": "owner/qwen", "mlx": "/m"}
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [("owner/model", "owner/model"), ("/data/m", "/data/m"), ("~/m", "/home/nvidia/m"), ("~bob/m", "~bob/m")],
+)
+def test_a_model_that_is_there_is_read_from_there(written: str, text: str) -> None:
+    model = Model("qwen", {"transformers": "/resolved/here"}, 1, (), {"transformers": written})
+    assert source(replace(fleet(), models={"qwen": model}), spark(), Layout("/home/nvidia", "h")) == Source(text)
+
+
+def test_a_model_folder_beside_hosts_toml_is_carried_under_the_name_of_its_content(tmp_path: Path) -> None:
+    model = Model("qwen", {"transformers": str(tmp_path / "my model")}, 1, (), {"transformers": "./my model"})
+    of: Fleet = replace(fleet(), models={"qwen": model})
+    layout = Layout("/home/nvidia", "h")
+    refusal = source(of, spark(), layout)
+    assert isinstance(refusal, Refusal) and "there is no model folder" in refusal.cause
+    (tmp_path / "my model/sub").mkdir(parents=True)
+    (tmp_path / "my model/sub/a.bin").write_bytes(b"1")
+    first = source(of, spark(), layout)
+    assert isinstance(first, Source) and first.text == f"/home/nvidia/.disagg/models/carried/{first.name}"
+    assert list(first.files) == ["sub/a.bin"]
+    (tmp_path / "my model/sub/a.bin").write_bytes(b"2")
+    second = source(of, spark(), layout)
+    assert isinstance(second, Source) and second.name != first.name
+    with (tmp_path / "my model/big.bin").open("wb") as big:
+        big.truncate(300 << 20)
+    refusal = source(of, spark(), layout)
+    assert isinstance(refusal, Refusal) and "300 MiB, too much" in refusal.cause
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_run_script_serves_from_folders_of_any_name_and_runs_nothing_else(tmp_path: Path, name: str) -> None:
+    home = tmp_path / name
+    layout = Layout(str(home), "h")
+    release = Path(layout.release("1" * 16))
+    release.mkdir(parents=True)
+    Path(layout.logs).mkdir()
+    python = home / "python"
+    python.write_text(
+        f'#!/bin/sh\nprintf \'%s\\n\' "$@" "$PYTHONPATH" "$DISAGG_TOKEN_FILE" >{shlex.quote(str(home))}/said\n'
+    )
+    python.chmod(0o755)
+    (release / "run").write_text(run_script(layout, "h", str(python)))
+    Path(layout.current).symlink_to(f"releases/{'1' * 16}")
+    subprocess.run(["/bin/sh", f"{layout.current}/run"], check=True, cwd=tmp_path, timeout=20)
+    argv = ["-P", "-u", "-m", "disagg.servers", "--config", f"{release}/hosts.toml", "--host", "h"]
+    assert (home / "said").read_text().split("\n")[:-1] == [*argv, str(release), layout.token]
+    line = json.loads(Path(layout.logs, "server.log").read_text())
+    assert (line["event"], line["release"]) == ("starting", "1" * 16)
+    assert Path(layout.folder, "serving").read_text().split()[1] == "1" * 16
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_a_long_log_is_put_aside_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("disagg.fleet.deploy.release.LOG_LIMIT", 10)
+    layout = Layout(str(tmp_path), "h")
+    release = Path(layout.release("1" * 16))
+    release.mkdir(parents=True)
+    Path(layout.logs).mkdir()
+    (release / "run").write_text(run_script(layout, "h", "/bin/true"))
+    for _ in range(2):
+        subprocess.run(["/bin/sh", str(release / "run")], check=True, timeout=20)
+    logs = sorted(path.name for path in Path(layout.logs).iterdir())
+    assert logs == ["server.log", "server.log.1"]
+
+
+def test_two_hosts_of_one_role_share_an_environment() -> None:
+    one, other = spark(), spark(name="dgx-spark-2", address="10.0.0.4")
+    found = wanted(one, facts("spark_bare")), wanted(other, facts("spark_bare", "dgx-spark-2"))
+    assert found[0].environment.hash == found[1].environment.hash
+    assert found[0].hash != found[1].hash
+    assert NEEDS.locked in found[0].environment.files["constraints.txt"].decode()
