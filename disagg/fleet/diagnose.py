@@ -62,7 +62,7 @@ def diagnose(
             break
         told[name] = answer
     stop.set()
-    late = HostUnreachable(f"SSH did not answer within {seconds:g} s either")
+    late = HostUnreachable(f"SSH did not answer within {seconds:.1f} s either")
     given = {status.host for status in asked}
     return [
         explained(status, fleet.hosts[status.host], told.get(status.host, late), token)
@@ -106,6 +106,9 @@ def _alive(status: HostStatus, host: Host) -> HostStatus:
     if status.state == "not running":
         why = f"process {status.pid} runs there but does not listen yet"
         return replace(status, state="loading", why=why, mend=f"disagg logs -f --host {host.name}")
+    if status.state == "silent":
+        why = f"process {status.pid} runs there; {status.why}: it loads, or hangs"
+        return replace(status, why=why, mend=f"disagg logs -f --host {host.name}")
     if status.state == "unreachable":
         why = f"process {status.pid} runs there, but from here {status.why}"
         mend = (

@@ -120,7 +120,8 @@ async def _poll_all(hosts: Sequence[Host], token: str | None, state: State, time
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     # No proxy from the environment between the machines of a fleet; and no TLS context, which costs 75 ms to make:
     # every URL is plain http.
-    async with httpx.AsyncClient(headers=headers, timeout=timeout_s, trust_env=False, verify=False) as client:
+    patience = httpx.Timeout(timeout_s * 0.9)  # before the deadline below, so that it tells what was waited for
+    async with httpx.AsyncClient(headers=headers, timeout=patience, trust_env=False, verify=False) as client:
         return list(await asyncio.gather(*(_poll(client, host, state, timeout_s) for host in hosts)))
 
 
@@ -209,6 +210,8 @@ def _judge(status: HostStatus, host: Host, state: State, answer: Mapping[str, An
 
 def _silent(blank: HostStatus, host: Host, state: State, error: Exception, timeout_s: float) -> HostStatus:
     """The state of a host that gave no HTTP answer."""
+    import httpx
+
     record = state.recorded(host.name) if host.connector == "local" else None
     if record is not None and local.identity(record.pid) == record.identity:
         if isinstance(error, TimeoutError) or _errno(error) is None:
@@ -221,6 +224,9 @@ def _silent(blank: HostStatus, host: Host, state: State, error: Exception, timeo
         why = f"its process ended by itself: {logged.message if logged else 'see ' + _log(host, state)}"
         return replace(blank, state="failed", why=why, mend=_start_command(host, "start"))
     where = f"{host.address}:{host.port}"
+    if isinstance(error, httpx.ReadTimeout):
+        why = f"{where} takes connections, but did not answer within {timeout_s:g} s"
+        return replace(blank, state="silent", why=why, mend=_start_command(host, "restart"))
     code = _errno(error)
     if code == errno.ECONNREFUSED:
         mend = _start_command(host, "start")

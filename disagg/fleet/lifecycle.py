@@ -218,7 +218,7 @@ class Lifecycle:
             if (error := server.ended()) is not None:
                 raise error
             # A server that imports a framework may not answer for seconds, or not listen yet: it is loading.
-            self.report(host.name, "loading" if status.state in ("silent", "not running") else status.state)
+            self.report(host.name, "loading" if _undecided(host, status) else status.state)
             if not _undecided(host, status) or time.monotonic() > deadline:
                 return status
             interruption.sleep(pause)

@@ -52,7 +52,7 @@ def _table(statuses: Sequence[HostStatus]) -> Table:
     table.add_column("host\nrole", overflow="fold", style="bold")
     table.add_column("model\nbackend", overflow="fold")
     table.add_column("health", no_wrap=True)
-    table.add_column("running\nqueued", justify="right", no_wrap=True)
+    table.add_column("run\nqueue", justify="right", no_wrap=True)
     table.add_column("KV held\ndevice", justify="right", no_wrap=True)
     table.add_column("memory\ntotal", justify="right", no_wrap=True)
     table.add_column("up\nversion", justify="right", no_wrap=True)
