@@ -122,8 +122,8 @@ def fleet_file(fleet: Fleet, host: Host, source: Source) -> str:
     elif "prefill" in host.roles:
         known += [decoding.name for decoding in fleet.serving(host.model, "decode") if decoding.name != host.name]
     sources: dict[str, dict[str, str]] = {}
-    for name in {fleet.hosts[one].model for one in known}:
-        model = fleet.models[name]
-        sources[name] = {str(one): text for one, text in (model.written or model.sources).items()}
+    for one in map(fleet.hosts.__getitem__, known):
+        model, engine = fleet.models[one.model], one.engine.name
+        sources.setdefault(model.name, {})[engine] = model.written.get(engine, model.sources[engine])
     sources[host.model][host.engine.name] = source.text
     return render(fleet, known, sources)
