@@ -9,6 +9,7 @@ demo: $(VENV)/.ready
 	$(BIN)/disagg demo
 
 test: $(VENV)/.ready
+	tests/testbed/requirements.sh
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.ready

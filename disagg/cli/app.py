@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli import demo, deploy, fleet, generate, init, logs, status, verify
+from disagg.cli import demo, deploy, fleet, generate, init, logs, status, trust, verify
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -61,6 +61,7 @@ app.command()(status.status)
 app.command()(logs.logs)
 app.command()(verify.verify)
 app.command()(init.init)
+app.command()(trust.trust)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,7 +17,7 @@ from disagg.config import Fleet, Host
 from disagg.errors import DisaggError
 from disagg.fleet.health import HostStatus
 from disagg.fleet.interruption import listening_to
-from disagg.fleet.loglines import last_error, last_words, since_start, stopped
+from disagg.fleet.loglines import last_error, last_words, since_ready, since_start, stopped
 from disagg.fleet.machine import HostUnreachable, Machine
 from disagg.fleet.sight import Sight, look
 
@@ -119,13 +119,16 @@ def _alive(status: HostStatus, host: Host) -> HostStatus:
 
 
 def _dead(status: HostStatus, host: Host, seen: Sight) -> HostStatus:
-    start, own = f"disagg start --host {host.name}", since_start(seen.log)
-    if not seen.kept and (not own or stopped(own)):
+    start, logs = f"disagg start --host {host.name}", f"disagg logs --host {host.name}"
+    last = since_start(seen.log)
+    if not seen.kept and (not last or stopped(last)):
         return replace(status, state="not running", why="SSH is fine; no server process runs there", mend=start)
-    error = last_error(own)
-    words = error.message if error is not None else last_words(own) or "it logged no reason"
-    mend = (error.hint if error is not None else "") or f"disagg logs --host {host.name}"
+    lines = since_ready(seen.log)  # the last run may have been cut short before it said anything
+    error = last_error(lines)
+    words = error.message if error is not None else last_words(lines) or "it logged no reason"
+    hint = error.hint if error is not None else ""
     if seen.kept:
         times = f"{seen.restarts} times" if seen.restarts > 1 else "once"
-        return replace(status, state="failed", why=f"it ended {times} and is tried again: {words}", mend=mend)
-    return replace(status, state="failed", why=f"its process ended and nothing starts it again: {words}", mend=start)
+        return replace(status, state="failed", why=f"it ended {times} and is tried again: {words}", mend=hint or logs)
+    why = f"its process ended and nothing starts it again: {words}"
+    return replace(status, state="failed", why=why, mend=f"{hint}; then: {start}" if hint else f"{logs}; {start}")

@@ -79,21 +79,18 @@ class KnownHosts:
         """The lines about a host."""
         return [entry for entry in self.entries if entry.matches(name)]
 
-    def check(self, name: str, key: HostKey) -> tuple[Verdict, Entry | None]:
-        """What is known of this host with this key, and the line that says so.
+    def check(self, name: str, key: HostKey) -> Verdict:
+        """What is known of this host showing this key.
 
         A host of which only keys of other kinds are known has *changed*: an attacker chooses what kind to offer.
         """
         entries = self.of(name)
-        for entry in entries:
-            if entry.revoked and entry.key == key:
-                return "revoked", entry
-        accepted = [entry for entry in entries if not entry.revoked]
-        for entry in accepted:
-            if entry.key == key:
-                return "known", entry
-        same_kind = [entry for entry in accepted if entry.key.kind == key.kind]
-        return ("changed", (same_kind or accepted)[0]) if accepted else ("unknown", None)
+        matching = [entry for entry in entries if entry.key == key]
+        if any(entry.revoked for entry in matching):
+            return "revoked"
+        if matching:
+            return "known"
+        return "changed" if any(not entry.revoked for entry in entries) else "unknown"
 
 
 def host_name(address: str, port: int = 22) -> str:

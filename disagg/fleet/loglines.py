@@ -36,9 +36,18 @@ def last_words(lines: Sequence[str]) -> str:
 
 def since_start(lines: Sequence[str]) -> list[str]:
     """The lines of the last run alone, as far as they are there."""
+    return _since("starting", lines)
+
+
+def since_ready(lines: Sequence[str]) -> list[str]:
+    """The lines since the server last became healthy: of several runs, where it keeps failing to start."""
+    return _since("ready", lines)
+
+
+def _since(event: str, lines: Sequence[str]) -> list[str]:
     for index in range(len(lines) - 1, -1, -1):
         said = entry(lines[index])
-        if said is not None and said.get("event") == "starting":
+        if said is not None and said.get("event") == event:
             return list(lines[index:])
     return list(lines)
 

@@ -45,7 +45,7 @@ class Stream:
     def end(self) -> None:
         """Nothing more comes: tell the line that had no end."""
         if self._line and self._on_line is not None:
-            self._on_line(self._line.decode("utf-8", "replace"))
+            self._on_line(self._line.removesuffix(b"\r").decode("utf-8", "replace"))
         self._line = b""
 
     @property

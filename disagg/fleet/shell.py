@@ -24,15 +24,16 @@ GUARD = r"""
 live=; timer=
 finish() { for p in $live; do kill -s "$1" -- "-$p"; done; }
 end() { finish TERM; sleep 1; finish KILL; }
-exec >/dev/null 2>&1
+exec 3>&1 >/dev/null 2>&1
 while read -r word rest; do
   [ -z "$timer" ] || kill "$timer"
   timer=
   case $word in
+    watch) live=$rest; echo @watching >&3 ;;
     live) live=$rest ;;
-    end) (live=$rest; end) & ;;
+    end) (live=$rest; end) 3>&- & ;;
   esac
-  [ -z "$live" ] || { (trap 'kill "$nap"; exit' TERM; sleep "$1" & nap=$!; wait "$nap" && end) & timer=$!; }
+  [ -z "$live" ] || { (trap 'kill "$nap"; exit' TERM; sleep "$1" & nap=$!; wait "$nap" && end) 3>&- & timer=$!; }
 done
 [ -z "$timer" ] || kill "$timer"
 end
@@ -40,8 +41,11 @@ end
 """Ends process groups whose client is gone: at the end of its input, or $1 seconds after the last line of it.
 
 sshd tells nobody that a link is dead, and a command without a terminal survives its connection. Lines: `live PGID...`
-names all groups to watch (none: no timer runs), `end PGID` ends one now, `beat` says that the client still lives.
+names all groups to watch (none: no timer runs), `watch PGID...` too and is answered with WATCHING, `end PGID` ends one
+now, `beat` says that the client still lives.
 """
+
+WATCHING = b"@watching\n"
 
 _PLACE = r"""
 LC_ALL=C; export LC_ALL
@@ -90,9 +94,11 @@ trap 'exit 1' 1 2 13 15
 umask 022
 rm -rf "$t" "$o"
 mkdir "$t" || exit 1
-tar -xzof - -C "$t" || fail "the files could not be unpacked"
-[ -f "$t/$2" ] || fail "only a part arrived"
-rm -f "$t/$2"
+(cd "$t" && exec tar -xzof -) || {  # not tar -C, which reads backslashes
+  free=$(df -Pk "$t" | awk 'END { print $4 }')  # GNU tar says "Wrote only 1536 of 10240 bytes"
+  [ "${free:-64}" -ge 64 ] || echo "No space left on device" >&2
+  fail "the files could not be unpacked"
+}
 if [ -e "$p" ] || [ -L "$p" ]; then
   mv -f "$p" "$o" || exit 1
   mv "$t" "$p" || { mv "$o" "$p"; exit 1; }
@@ -102,7 +108,7 @@ else
 fi
 """
 )
-"""$1: the folder; $2: the name of the last file, whose presence proves the stream whole. Standard input: a tar.gz."""
+"""$1: the folder. Standard input: a tar.gz, of which tar and gzip take no part for the whole."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -119,6 +125,7 @@ def program(
         if "\0" in text:
             raise FleetError("an argument or environment value holds a NUL character", "no command can take that")
     lines = [f"export {_name(key)}={shlex.quote(value)}" for key, value in sorted((environment or {}).items())]
+    lines.append("cd 2>/dev/null")  # home: a forced command or a container may begin elsewhere
     words = " ".join(map(shlex.quote, argv))
     if not takes_input:
         lines.append("exec </dev/null")

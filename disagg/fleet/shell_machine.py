@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,15 +71,13 @@ class ShellMachine(ABC):
     def put_tree(self, files: Mapping[str, bytes | Path], target: str, *, timeout: float = 600.0) -> int:
         """See Machine."""
         with packed(files) as archive:
-            program = shell.program((target, archive.last), shell.PUT_TREE, takes_input=True)
+            program = shell.program((target,), shell.PUT_TREE, takes_input=True)
             job = Job(program, Stream(), Stream(), timeout, archive.stream)
             self._require(self._run(("put_tree", target), job), f"cannot put {len(files)} files into {target}")
             return archive.size
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """See Machine."""
-        import io
-
         program = shell.program((path, f"{mode:o}", str(len(content))), shell.WRITE, takes_input=True)
         job = Job(program, Stream(), Stream(), _SMALL_S, io.BytesIO(content))
         self._require(self._run(("write", path), job), f"cannot write {path}")

@@ -96,23 +96,27 @@ class SSHMachine(ShellMachine):
     # For _Execution
 
     def vouch(self, pid: int) -> None:
-        """Name a process group to the guard, before it runs anything."""
+        """Name a process group to the guard, and see that it has heard it."""
         self._live.add(pid)
-        self.beat(members=True)
+        self._tell(self._members("watch"))
+        self._await_guard()
 
     def dismiss(self, pid: int) -> None:
         """A group has ended by itself."""
         self._live.discard(pid)
         with suppress(DisaggError):  # the guard ends with the connection, too
-            self.beat(members=True)
+            self._tell(self._members("live"))
 
     def end(self, pid: int) -> None:
         """End a group: SIGTERM, then SIGKILL."""
         self._tell(f"end {pid}")
 
-    def beat(self, *, members: bool = False) -> None:
-        """Tell the guard that this client lives."""
-        self._tell(" ".join(["live", *map(str, sorted(self._live))]) if members else "beat")
+    def beat(self) -> None:
+        """Tell the guard that this client lives. One that ended, as after a long sleep of this machine, is replaced."""
+        self._tell(self._members("live"))
+
+    def _members(self, word: str) -> str:
+        return " ".join([word, *map(str, sorted(self._live))])
 
     # The connection
 
@@ -124,17 +128,15 @@ class SSHMachine(ShellMachine):
                 return self._connection.transport
         self.close()
         interruption.check()
-        connection = ssh_open.open_connection(self.name, self.settings, self._timeouts or ssh_open.DEFAULT)
+        connection = ssh_open.open_connection(self.name, self.settings, self._limits)
         with self._lock:
             self._connection = connection
             self._live.clear()
         return connection.transport
 
     def _open(self, transport: paramiko.Transport) -> Any:
-        from disagg.fleet import ssh_open
-
-        channel = transport.open_session(timeout=(self._timeouts or ssh_open.DEFAULT).channel)
-        channel.settimeout(self._timeouts.channel if self._timeouts else ssh_open.DEFAULT.channel)
+        channel = transport.open_session(timeout=self._limits.channel)
+        channel.settimeout(self._limits.channel)
         channel.exec_command(shell.BOOTSTRAP)
         channel.settimeout(None)  # a slow upload may wait for long; what bounds it is the job's timeout
         return channel
@@ -154,13 +156,37 @@ class SSHMachine(ShellMachine):
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._explained(error) from error
 
-    def _explained(self, error: BaseException) -> DisaggError:
+    def _await_guard(self) -> None:
+        guard, said = self._guard, b""
+        assert guard is not None
+        deadline = time.monotonic() + self._limits.channel
+        while not said.endswith(shell.WATCHING):
+            interruption.check()
+            guard.settimeout(interruption.PATIENCE_S)
+            with suppress(TimeoutError):
+                if not (data := guard.recv(1 << 12)):
+                    raise self._lost()
+                said = (said + data)[-(1 << 12) :]
+            if time.monotonic() > deadline:
+                raise HostUnreachable(
+                    f"{self.name}: its shell does nothing within {self._limits.channel:g} s",
+                    f"the machine may be overloaded: ssh {self.settings.address} uptime",
+                )
+        guard.settimeout(None)
+
+    @property
+    def _limits(self) -> Timeouts:
         from disagg.fleet import ssh_open
+
+        return self._timeouts or ssh_open.DEFAULT
+
+    def _explained(self, error: BaseException) -> DisaggError:
+        from disagg.fleet.ssh_errors import explain
 
         connection = self._connection
         if connection is None or not connection.is_connected:
             return self._lost()
-        return ssh_open.explain(self.name, self.settings, error)
+        return explain(self.name, self.settings, error)
 
     def _lost(self) -> HostUnreachable:
         return HostUnreachable(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import secrets
 import tarfile
 import tempfile
 import time
@@ -16,30 +15,30 @@ from typing import IO
 from disagg.errors import FleetError
 
 _IN_MEMORY = 64 << 20
+_WORTH_PACKING = 16 << 20
+"""Bytes up to which the archive is compressed. Larger ones hold wheels, and gzip is slower than ssh."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A tar.gz of `size` bytes, readable from its beginning. `last`: the empty file that ends it."""
+    """A tar.gz of `size` bytes, readable from its beginning."""
 
     stream: IO[bytes]
     size: int
-    last: str
 
 
 @contextmanager
 def packed(files: Mapping[str, bytes | Path]) -> Iterator[Archive]:
     """The files as an archive, in memory while it is small. FleetError for a path that leaves the folder, or a file
     that cannot be read here."""
-    last = f".whole-{secrets.token_hex(8)}"
+    level = 1 if sum(map(_size, files.values())) <= _WORTH_PACKING else 0
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
-        with tarfile.open(fileobj=spool, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
+        with tarfile.open(fileobj=spool, mode="w:gz", compresslevel=level, format=tarfile.PAX_FORMAT) as tar:
             for name, content in files.items():
                 _add(tar, _relative(name), content)
-            _add(tar, last, b"")
         size = spool.tell()
         spool.seek(0)
-        yield Archive(spool, size, last)
+        yield Archive(spool, size)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes | Path) -> None:
@@ -55,7 +54,18 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes | Path) -> None:
             entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
             tar.addfile(entry, file)
     except OSError as error:
-        raise FleetError(f"cannot read {content}: {error.strerror or error}") from error
+        raise _unreadable(content, error) from error
+
+
+def _size(content: bytes | Path) -> int:
+    try:
+        return len(content) if isinstance(content, bytes) else content.stat().st_size
+    except OSError as error:
+        raise _unreadable(content, error) from error
+
+
+def _unreadable(path: object, error: OSError) -> FleetError:
+    return FleetError(f"cannot read {path}: {error.strerror or error}", f"ls -l {path}")
 
 
 def _relative(name: str) -> str:

@@ -21,7 +21,7 @@ MAC_ROLES = 'roles = ["decode"]\nmodel = "qwen:30b"'
 MAC_ENGINE = 'engine.name = "mlx"'
 HOST_KEYS = (
     "address, roles, model, port, engine, kv_port, data_address, connector, service, python, "
-    "site_packages, wired_limit_mb, queue_size"
+    "site_packages, wired_limit_mb, queue_size, user, ssh_port, key"
 )
 ROLES_EXAMPLE = 'roles = ["prefill"]'
 MODEL_EXAMPLE = 'model = "qwen3-coder:30b"'
@@ -432,6 +432,41 @@ def test_a_python_that_is_no_absolute_path_is_pointed_at(expect_fault: Expect, p
         "python is not an absolute path",
         "over ssh a host's PATH is short: begin with / or ~/",
     )
+
+
+@pytest.mark.parametrize("user", ["", "two words", "a;reboot", "$(id)", "-oProxyCommand=x", "me@spark", "é", "x" * 65])
+def test_a_user_that_is_no_account_name_is_pointed_at(expect_fault: Expect, user: str) -> None:
+    rule = 'letters, digits, ".", "_" and "-", beginning with a letter, digit or "_", at most 64'
+    expect_fault({SPARK: f'{SPARK}\nuser = «"{user}"»'}, f'"{user}" is not a user name', rule)
+
+
+@pytest.mark.parametrize("key", ["id_ed25519", "./key", "", "/keys/\\u001b[31m"])
+def test_a_key_that_is_no_absolute_path_is_pointed_at(expect_fault: Expect, key: str) -> None:
+    expect_fault(
+        {SPARK: f'{SPARK}\nkey = «"{key}"»'},
+        "key is not an absolute path",
+        "the file of a private key on this machine: begin with / or ~/",
+    )
+
+
+def test_a_public_key_is_pointed_at(expect_fault: Expect) -> None:
+    expect_fault(
+        {SPARK: f'{SPARK}\nkey = «"~/.ssh/id_ed25519.pub"»'},
+        "key is a public key",
+        "name the private one, without .pub",
+    )
+
+
+@pytest.mark.parametrize("port", ["0", "65_536"])
+def test_an_ssh_port_out_of_range_is_pointed_at(expect_fault: Expect, port: str) -> None:
+    expect_fault({SPARK: f"{SPARK}\nssh_port = «{port}»"}, "ssh_port is out of range", "from 1 to 65535")
+
+
+def test_how_ssh_reaches_a_host_arrives_in_it(host_with: Callable[[str, str, str], Host]) -> None:
+    host = host_with("spark", SPARK, f'{SPARK}\nuser = "_ci.user-1"\nssh_port = 2222\nkey = "~/.ssh/spark"')
+    assert (host.user, host.ssh_port, host.key) == ("_ci.user-1", 2222, "~/.ssh/spark")
+    host = host_with("spark", SPARK, SPARK)
+    assert (host.user, host.ssh_port, host.key) == (None, None, None)
 
 
 def test_every_option_arrives_in_the_host(host_with: Callable[[str, str, str], Host]) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.fleets import wait_until
@@ -52,17 +53,16 @@ def serving(line: str) -> bool:
 def server_pid(bed: Bed, name: str) -> int:
     """The server's pid as this machine counts."""
     host = bed.hosts[name]
-    found = [pid for pid in host.pids() if b"disagg.servers" in _command(pid)]
+    found = [process.pid for process in host.processes() if "disagg.servers" in _command(process)]
     assert len(found) == 1, host.command_lines()
     return found[0]
 
 
-def _command(pid: int) -> bytes:
+def _command(process: psutil.Process) -> list[str]:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_four_bare_hosts_answer_two_models_at_once(fleet: Operator):
@@ -172,7 +172,19 @@ def test_a_port_that_another_program_has_is_named_with_the_program(fleet: Operat
     fleet.run("stop", "--host", PREFILL)
     listener = ["python3", "-c", "import socket, time; s = socket.create_server(('0.0.0.0', 8000)); time.sleep(600)"]
     host = fleet.bed.hosts[PREFILL]
-    inside = ["nsenter", "-t", str(host.init), "-m", "-n", "-u", "-p", "setpriv", "--reuid", "2000", "--clear-groups"]
+    inside = [
+        "nsenter",
+        "-t",
+        str(host.init),
+        "-m",
+        "-n",
+        "-u",
+        "-p",
+        "setpriv",
+        "--reuid=2000",
+        "--regid=2000",
+        "--clear-groups",
+    ]
     with subprocess.Popen([*inside, *listener], start_new_session=True) as other:
         try:
             wait_until(lambda: _listens(host.address, 8000), 20, "the other program to listen")

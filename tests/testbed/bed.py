@@ -1,9 +1,9 @@
 """Four machines to reach over SSH, at the addresses of hosts.toml, inside this one.
 
 Each host is a set of namespaces (network, mount, hostname, process ids) with an sshd on port 22, a host key, an
-account and a home of its own (/tmp is this machine's); two look like macOS as far as a shell can see. A bridge in one more network namespace,
-the hub, joins them. Nothing of it is visible outside: two beds at once never meet, and there is nothing to clean up
-when the process that made one is killed, for every host ends with it.
+account and a home of its own (/tmp is this machine's); two look like macOS as far as a shell can see. A bridge in one
+more network namespace, the hub, joins them. Nothing of it is visible outside: two beds at once never meet, and there
+is nothing to clean up when the process that made one is killed, for every host ends with it.
 
 A test is inside while it runs (`Bed.entered`): its thread, and the threads and processes it starts, are moved into the
 hub, from where the hosts are reached at their addresses. Sockets stay where they were made.
@@ -20,16 +20,16 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from disagg.config import Fleet, Host, load
@@ -61,44 +61,35 @@ class BedHost:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0])
 
-    def pids(self, name: str | None = None) -> list[int]:
-        """Processes on this host (with this name), by their ids here."""
-        namespace = os.stat(f"/proc/{self.init}/ns/pid").st_ino
-        found = []
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                try:
-                    same = os.stat(folder / "ns/pid").st_ino == namespace
-                    if same and name in (None, (folder / "comm").read_text().strip()):
-                        found.append(int(folder.name))
-                except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or not for us to see
-                    continue
-        return found
+    def processes(self) -> list[psutil.Process]:
+        """What runs on this host, as seen from here. On loopback: all that runs here."""
+        if not self.link:
+            return list(psutil.process_iter())
+        namespace = _namespace(self.init, "pid")
+        return [process for process in psutil.process_iter() if _namespace(process.pid, "pid") == namespace]
 
     def command_lines(self) -> list[str]:
         """The command line of every process on this host."""
         lines = []
-        for pid in self.pids():
-            try:
-                lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
-            except (FileNotFoundError, ProcessLookupError):
-                continue
+        for process in self.processes():
+            with suppress(psutil.Error):
+                lines.append(" ".join(process.cmdline()))
         return lines
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Within, its sshd takes connections and says nothing."""
-        pids = self.pids("sshd")
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+        listener = self.process.pid if not self.link else self.init
+        family = [psutil.Process(listener), *psutil.Process(listener).children(recursive=True)]
+        daemons = [process for process in family if process.name() == "sshd"]
+        for daemon in daemons:
+            daemon.suspend()
         try:
             yield
         finally:
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGCONT)
-                except ProcessLookupError:
-                    continue
+            for daemon in daemons:
+                with suppress(psutil.NoSuchProcess):
+                    daemon.resume()
 
     def as_root(self, *argv: object, check: bool = True) -> subprocess.CompletedProcess[bytes]:
         """Run a command on this host as its root, without SSH."""
@@ -146,16 +137,18 @@ class Bed:
             header = f'[models."{name}".sources]\n'
             before, after = text.split(header)
             rest = after.split("\n\n", 1)[1]
-            text = f'{before}{header}transformers = "package:demo/models/{folder}"\nmlx = "package:demo/models/{folder}"\n\n{rest}'
+            sources = f'transformers = "package:demo/models/{folder}"\nmlx = "package:demo/models/{folder}"'
+            text = f"{before}{header}{sources}\n\n{rest}"
         text = re.sub(r'service = "(systemd|launchd)"', 'service = "process"', text)
         text = re.sub(r'dtype = "bfloat16"', 'dtype = "float32"', text)
         text = re.sub(r'device = "(cuda|gpu)"', 'device = "cpu"\nthreads = 1', text)
         text = re.sub(r'quantization = "int8".*\n', "", text)
         text = re.sub(r"max_kv_bytes = .*", "max_kv_bytes = 1_073_741_824", text)
         text = text.replace("context = 32768", "context = 8192")
-        for host in self.hosts.values():
-            if not self.real:
+        if not self.real:
+            for host in self.hosts.values():
                 text = text.replace(f'address = "{host.address}"', f'address = "127.0.0.1"\nssh_port = {host.port}')
+            text = re.sub(r"^(port|kv_port) = .*", lambda key: f"{key[1]} = {_free_port()}", text, flags=re.MULTILINE)
         path.write_text(text, encoding="utf-8")
         return path
 
@@ -186,7 +179,10 @@ class Bed:
         self._in_hub("ip", "link", "set", self.hosts[name].link, "down")
 
     def mend_link(self, name: str) -> None:
+        """Put the cable back, and wait until the host answers."""
         self._in_hub("ip", "link", "set", self.hosts[name].link, "up")
+        with _inside(self.hub):
+            _await_sshd(self.hosts[name])
 
     @contextmanager
     def limited(self, name: str, megabit: float) -> Iterator[None]:
@@ -250,7 +246,7 @@ def _inside(hub: subprocess.Popen[bytes] | None) -> Iterator[None]:
     if hub is None:
         yield
         return
-    with open("/proc/thread-self/ns/net", "rb") as outside, open(f"/proc/{hub.pid}/ns/net", "rb") as inside:
+    with Path("/proc/thread-self/ns/net").open("rb") as outside, Path(f"/proc/{hub.pid}/ns/net").open("rb") as inside:
         _setns(inside.fileno())
         try:
             yield
@@ -303,8 +299,8 @@ def _namespace_host(
 
 def _wire(hub: subprocess.Popen[bytes], process: subprocess.Popen[bytes], link: str, address: str) -> None:
     """A cable from the hub's bridge to the host's eth0."""
-    own, deadline = os.stat("/proc/self/ns/net").st_ino, time.monotonic() + 10
-    while os.stat(f"/proc/{process.pid}/ns/net").st_ino == own:
+    own, deadline = _namespace("self", "net"), time.monotonic() + 10
+    while _namespace(process.pid, "net") == own:
         assert time.monotonic() < deadline and process.poll() is None, "a host of the test bed did not start"
         time.sleep(0.002)
     for target, command in (
@@ -314,6 +310,14 @@ def _wire(hub: subprocess.Popen[bytes], process: subprocess.Popen[bytes], link: 
         (process, "ip link set eth0 up"),
     ):
         _in_network(target, *command.split())
+
+
+def _namespace(pid: int | str, kind: str) -> int:
+    """Which one a process is in; 0 for a process that has ended or is not ours to ask about."""
+    try:
+        return Path(f"/proc/{pid}/ns/{kind}").stat().st_ino
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
 
 
 def _in_network(process: subprocess.Popen[bytes], *argv: str) -> None:
@@ -326,15 +330,21 @@ def _loopback_host(
     folder: Path, home: Path, host: Host, sshd: str, hub: subprocess.Popen[bytes] | None
 ) -> Iterator[BedHost]:
     place = folder / host.name
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = _free_port()
     _authorise(place / "home", home, owner=os.getuid())
     keys = place / "home/.ssh/authorized_keys"
     _sshd_config(place, port, "127.0.0.1", [f"AuthorizedKeysFile {keys}", f'SetEnv HOME="{place / "home"}"'])
+    if os.geteuid() == 0:  # root who may not make namespaces, as in most containers
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     argv = [sshd, "-D", "-f", str(place / "sshd_config"), "-E", str(place / "sshd.log")]
     with _child(argv) as process:
         local = place / "home"
         yield BedHost(host.name, host.address, port, getpass.getuser(), False, place, local, str(local), process)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def _account(place: Path, user: str, home: str) -> None:

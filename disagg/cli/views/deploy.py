@@ -35,10 +35,10 @@ def _plan_lines(report: HostReport) -> Iterator[RenderableType]:
         yield Text.assemble((report.host, "bold"), "  ", ("cannot be deployed", "bold red"))
         yield error_view(report.error)
         return
-    yield Text.assemble(
-        (report.host, "bold"), "  ", ("unchanged" if plan and not plan.steps else "", "dim"), (release, "dim")
-    )
-    for number, step in enumerate(plan.steps if plan else (), 1):
+    steps = plan.steps if plan is not None else ()
+    count = f"{len(steps)} steps" if steps else "unchanged"
+    yield Text.assemble((report.host, "bold"), f"  {count}", (release, "dim"))
+    for number, step in enumerate(steps, 1):
         yield Text.assemble((f"  {number:2} ", "dim"), step.what)
     for note in plan.notes if plan else ():
         yield Text.assemble(("   ! ", "yellow"), note)
@@ -65,7 +65,7 @@ def _row(report: HostReport) -> tuple[RenderableType, ...]:
     return (
         report.host,
         Text(report.result, _STYLE[report.result]),
-        plan.release[:8] if plan is not None else "",
+        plan.release[:8] if plan is not None and report.ok else "",
         str(len(plan.steps)) if plan is not None and changed else "–",
         size(report.sent) if changed else "–",
         seconds(report.seconds),
@@ -123,11 +123,11 @@ class Progress:
                 self._console.print(line, soft_wrap=True)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        grid = Table.grid(padding=(0, 1))
+        grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(width=1)
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(style="dim", justify="right", no_wrap=True)
-        grid.add_column(no_wrap=True, overflow="ellipsis")
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         with self._lock:
             events = list(self._events.values())
         for event in events:

@@ -147,8 +147,11 @@ class Deployment:
             return HostReport(host.name, "changed" if plan.steps else "unchanged", plan, sent=sent)
 
         changing = [host for host in self.hosts if host.name in pending]
-        done = {report.host: report for report in map(_reported, each(changing, change))}
         before = {report.host: report for report in planned}
+        done = {outcome.host.name: _reported(outcome) for outcome in each(changing, change)}
+        for name, report in done.items():
+            if report.plan is None:  # it broke off: what was to be done is still worth telling
+                done[name] = replace(report, plan=before[name].plan)
         return [done.get(host.name, before[host.name]) for host in self.hosts]
 
     def _plan(self, host: Host) -> Plan:

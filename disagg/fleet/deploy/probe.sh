@@ -41,7 +41,8 @@ os=$(uname -s)
 user=$(id -un)
 say machine "$os" "$(uname -m)" "$(uname -n)" "$user" "$(id -u)" "${SHELL:-}"
 if test -w "$HOME" && { test ! -e "$root" || test -w "$root"; }; then say home "$HOME" 1; else say home "$HOME" 0; fi
-say disk "$(df -Pk "$HOME" 2>/dev/null | awk 'END { print $4 }')"
+if test -d "$root"; then full=$root; else full=$HOME; fi
+say disk "$(df -Pk "$full" 2>/dev/null | awk 'END { print $4 }')"
 say clock "$(date +%s)"
 if [ "$os" = Darwin ]; then
     say os_version "$(sw_vers -productVersion 2>/dev/null)"

@@ -9,8 +9,8 @@ from disagg.fleet.deploy.facts import Facts
 from disagg.fleet.services.base import Command, Definition, Verb
 
 _SCRIPT: Final = """\
+if [ "$2" = stop ] && ! test -f "$1/supervisor.json"; then exit 0; fi # it never ran
 if ! test -f "$1/current/supervise"; then
-    if [ "$2" = stop ]; then exit 0; fi
     echo 'nothing is deployed here: disagg deploy' >&2
     exit 1
 fi

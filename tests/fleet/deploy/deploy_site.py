@@ -5,22 +5,28 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from disagg.config import Fleet, Host, load
+from disagg.fleet.deploy import scripts
 from disagg.fleet.deploy.deployment import Deployment, HostReport, deciding
 from disagg.fleet.deploy.facts import Facts, gather
 from disagg.fleet.deploy.release import Here
-from disagg.fleet.deploy.requirements import needed
+from disagg.fleet.deploy.requirements import Needed
 from disagg.fleet.local_machine import LocalMachine
 from disagg.fleet.machine import Machine, Result
 
+T = TypeVar("T")
+STEP_SCRIPTS = {value for value in vars(scripts).values() if isinstance(value, str)}
 TOKEN = "a-token-for-tests-only"
 FLEET = """\
 [fleet]
 name = "lab"
+
+[deploy]
+installer = "uv"
 
 [models.tiny]
 aliases = ["t"]
@@ -35,14 +41,25 @@ roles = ["prefill"]
 model = "tiny"
 port = 18321
 service = "process"
-python = "{python}"
-site_packages = true
 
 [hosts.spark.engine]
 name = "transformers"
 dtype = "float32"
 device = "cpu"
 threads = 1
+"""
+FAKE_UV = """\
+#!/bin/sh
+# Stands for uv: an environment that runs the tests' own python. Fails where told to.
+case $1 in
+    --version) echo uv 0.0.0 ;;
+    venv)
+        for target; do :; done
+        mkdir -p "$target/bin"
+        printf '#!/bin/sh\\nexec {python} "$@"\\n' >"$target/bin/python"
+        chmod 755 "$target/bin/python" ;;
+    pip) if test -f "$HOME/no-index"; then echo 'error: no index answers' >&2; exit 2; fi ;;
+esac
 """
 PACKAGE = {
     "disagg/__init__.py": b"",
@@ -55,18 +72,22 @@ PACKAGE = {
 
 @dataclass
 class Site:
-    """A fleet of one host, whose home is `home`. `small`: deploy PACKAGE instead of disagg."""
+    """A fleet of one host, whose home is $HOME. `changes`: of the text of its hosts.toml."""
 
     folder: Path
-    small: bool = True
     token: str = TOKEN
     package: dict[str, bytes] = field(default_factory=lambda: dict(PACKAGE))
     changes: Mapping[str, str] = field(default_factory=dict)
+    declared: tuple[str, ...] = ("anyio>=4",)
 
     def __post_init__(self) -> None:
         weights = self.folder / "fleet" / "weights"
         weights.mkdir(parents=True, exist_ok=True)
         (weights / "config.json").write_text("{}")
+        uv = self.home / ".local" / "bin" / "uv"
+        uv.parent.mkdir(parents=True, exist_ok=True)
+        uv.write_text(FAKE_UV.replace("{python}", sys.executable))
+        uv.chmod(0o755)
 
     @property
     def home(self) -> Path:
@@ -82,7 +103,7 @@ class Site:
 
     @property
     def fleet(self) -> Fleet:
-        text = FLEET.replace("{python}", sys.executable)
+        text = FLEET
         for old, new in self.changes.items():
             assert old in text, old
             text = text.replace(old, new)
@@ -96,9 +117,11 @@ class Site:
 
     @property
     def here(self) -> Here:
-        here = Here.of(self.fleet, self.token)
-        needs = replace(needed(), declared=("anyio>=4", "httpx>=0.28"))
-        return replace(here, package=self.package, needs=needs) if self.small else here
+        return Here(self.fleet, self.package, Needed(self.declared, ""), self.token)
+
+    def fleet_on_host(self) -> Fleet:
+        """What the current release's own hosts.toml says."""
+        return load(self.own / "current" / "hosts.toml")
 
     def facts(self) -> Facts:
         machine = LocalMachine("spark")
@@ -121,35 +144,43 @@ class Site:
         return release.resolve().name
 
 
-class Recorder:
-    """A machine that remembers what it is asked to do, and may fail at one of these."""
+class Saboteur:
+    """A machine that counts what changes it, and breaks at one of these: before it is carried out, or after."""
 
-    def __init__(self, inner: Machine, fail_at: int | None = None, error: BaseException | None = None) -> None:
-        self.inner, self.fail_at, self.error = inner, fail_at, error
-        self.trees: list[str] = []
-        self.writes: list[str] = []
-        self.sent = 0
-        self.calls = 0
+    def __init__(self, inner: Machine, at: int = 0, after: bool = False, error: BaseException | None = None) -> None:
+        self.inner, self.at, self.after, self.error = inner, at, after, error
+        self.trees: dict[str, int] = {}
+        self.changes = 0
 
     @property
     def name(self) -> str:
         return self.inner.name
 
     def run(self, argv: Sequence[str], **options: Any) -> Result:
-        return self.inner.run(argv, **options)
+        if options.get("script") not in STEP_SCRIPTS:
+            return self.inner.run(argv, **options)
+        return self._change(lambda: self.inner.run(argv, **options))
 
     def put_tree(self, files: Mapping[str, bytes | Path], target: str, *, timeout: float = 600.0) -> int:
-        self.trees.append(target)
-        sent = self.inner.put_tree(files, target, timeout=timeout)
-        self.sent += sent
+        sent = self._change(lambda: self.inner.put_tree(files, target, timeout=timeout))
+        self.trees[target] = sent
         return sent
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        self.writes.append(path)
-        self.inner.write(path, content, mode=mode)
+        self._change(lambda: self.inner.write(path, content, mode=mode))
 
     def read(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
         return self.inner.read(path, limit=limit)
 
     def close(self) -> None:
         self.inner.close()
+
+    def _change(self, action: Callable[[], T]) -> T:
+        self.changes += 1
+        here = self.changes == self.at and self.error is not None
+        if here and not self.after:
+            raise self.error
+        result = action()
+        if here:
+            raise self.error
+        return result

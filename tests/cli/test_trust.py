@@ -1,0 +1,97 @@
+"""`disagg trust` against real sshds."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commandline import ROOT, run
+
+from tests.testbed.bed import Bed
+
+
+@pytest.fixture
+def config(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = bed.write_hosts_toml(tmp_path / "hosts.toml")
+    monkeypatch.setenv("DISAGG_CONFIG", str(path))
+    return path
+
+
+@pytest.fixture
+def known(bed: Bed) -> Iterator[Path]:
+    """known_hosts, put back as it was afterwards."""
+    path = bed.home / ".ssh/known_hosts"
+    before = path.read_text()
+    yield path
+    path.write_text(before)
+
+
+def fingerprint(bed: Bed, name: str) -> str:
+    key = bed.hosts[name].folder / "host_key.pub"
+    return subprocess.run(["ssh-keygen", "-lf", key], check=True, capture_output=True, text=True).stdout.split()[1]
+
+
+def test_yes_adds_exactly_what_ssh_needs(bed: Bed, config: Path, known: Path, capsys: pytest.CaptureFixture[str]):
+    before = sorted(known.read_text().split("\n"))
+    known.write_text("")
+    assert run("trust", "--yes") == 0
+    assert sorted(known.read_text().split("\n")) == before
+    out = capsys.readouterr().out
+    for name in bed.hosts:
+        assert f"ssh-ed25519 {fingerprint(bed, name)}" in out
+    assert run("trust") == 0
+    assert capsys.readouterr().out.count("is known already") == 4
+    assert sorted(known.read_text().split("\n")) == before
+
+
+def test_without_a_terminal_nothing_is_added(
+    bed: Bed, config: Path, known: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    known.write_text("")
+    assert run("trust", "dgx-spark-1") == 2
+    shown = capsys.readouterr()
+    assert fingerprint(bed, "dgx-spark-1") in shown.out
+    assert "disagg trust --yes dgx-spark-1" in shown.err
+    assert known.read_text() == ""
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
+def test_at_a_terminal_a_person_decides(bed: Bed, config: Path, known: Path, answer: str, code: int):
+    known.write_text("")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "disagg.cli.app", "trust", "mac-studio-1"]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": ROOT}
+    ) as process:
+        os.close(theirs)
+        os.write(ours, f"{answer}\n".encode())
+        out, _ = process.communicate(timeout=30)
+        os.close(ours)
+    assert process.returncode == code
+    assert fingerprint(bed, "mac-studio-1") in out and "Is it the machine's own? [y/N]" in out
+    assert bool(known.read_text()) == (code == 0)
+
+
+def test_a_changed_key_is_refused_and_the_others_are_handled(
+    bed: Bed, config: Path, known: Path, capsys: pytest.CaptureFixture[str]
+):
+    lines = known.read_text().splitlines()
+    name = lines[0].split()[0]
+    wrong = lines[1].split(maxsplit=1)[1]
+    known.write_text(f"{name} {wrong}\n")
+    assert run("trust", "--yes") == 4
+    shown = capsys.readouterr()
+    told = " ".join(shown.err.split())
+    assert fingerprint(bed, "dgx-spark-1") in told and fingerprint(bed, "dgx-spark-2") in told
+    assert f"ssh-keygen -R '{name}' -f '{known}'" in told
+    assert shown.out.count("added to") == 3
+    assert known.read_text().startswith(f"{name} {wrong}\n") and known.read_text().count(name) == 1
+
+
+def test_an_unknown_host_is_a_usage_error(config: Path):
+    assert run("trust", "nobody") == 2

@@ -1,0 +1,53 @@
+"""A stand-in for uv on the hosts of the test bed, whose environments are there at once and have torch and mlx."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.bed import Bed
+
+UV = """\
+#!/bin/sh
+case $1 in
+    --version) echo uv 0.0.0 ;;
+    venv)
+        for target; do :; done
+        mkdir -p "$target/bin"
+        printf '#!/bin/sh\\nexec $HOME/guest/bin/python "$@"\\n' >"$target/bin/python"
+        chmod 755 "$target/bin/python" ;;
+    pip) if test -f "$HOME/no-index"; then echo 'error: no index answers' >&2; exit 2; fi ;;
+esac
+"""
+
+
+def install_uv(bed: Bed) -> None:
+    """On every host. An environment is made at once, and runs the host's ~/guest."""
+    for host in bed.hosts.values():
+        uv = host.home / ".local/bin/uv"
+        if uv.exists():
+            continue
+        _make_guest(host.home / "guest", bed.real)
+        uv.parent.mkdir(parents=True)
+        uv.write_text(UV)
+        uv.chmod(0o755)
+        owner = host.home.stat()
+        for top in ("guest", ".local"):
+            for path in (host.home / top, *(host.home / top).rglob("*")):
+                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def _make_guest(folder: Path, other_account: bool) -> None:
+    """An interpreter that the host's account may run, which sees the packages of this test run."""
+    version = "{}.{}".format(*sys.version_info)
+    system = Path(f"/usr/bin/python{version}") if other_account else Path(sys.executable)
+    if not system.exists():
+        pytest.skip(f"needs {system}, which the bed's accounts can run")
+    subprocess.run([str(system), "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    packages = folder / "lib" / f"python{version}" / "site-packages/packages.pth"
+    packages.write_text(sysconfig.get_path("purelib") + "\n")

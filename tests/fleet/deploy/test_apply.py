@@ -1,0 +1,322 @@
+"""Deployments carried out on a real file system, broken off at every step, and mended by the next run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from deploy_site import PACKAGE, Saboteur, Site
+
+from disagg.errors import Cancelled, FleetError
+from disagg.fleet.deploy.deployment import Decide, Deployment, HostReport, Refused, exit_code
+from disagg.fleet.deploy.lock import Holder, Locked, locked
+from disagg.fleet.deploy.plan import rollback, uninstall
+from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from disagg.fleet.local_machine import LocalMachine
+from disagg.fleet.machine import CommandFailed, HostUnreachable
+
+NEW_CODE = {**PACKAGE, "disagg/servers/__main__.py": b"VALUE = 2\n"}
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, ...]]:
+    """What tells whether any file or folder was touched."""
+    found = {}
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        status = path.lstat()
+        found[str(path)] = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_mode, status.st_size)
+    return found
+
+
+def others(site: Site, why: str = "deploy", pid: int | None = None, machine: str | None = None) -> str:
+    """The text of a lock that another command holds."""
+    holder = Holder.this_process(why)
+    return json.dumps(asdict(replace(holder, who="ada", pid=pid or holder.pid, machine=machine or holder.machine)))
+
+
+def put_lock(site: Site, text: str) -> None:
+    (site.own / "lock").mkdir(parents=True)
+    (site.own / "lock/holder").write_text(text + "\n")
+
+
+def test_a_bare_host_gets_a_whole_release(site: Site) -> None:
+    report = site.deploy()
+    assert (report.result, report.error) == ("changed", None)
+    assert report.plan is not None and report.plan.needs == "start"
+    assert site.current() == report.plan.release
+    assert (site.own / "token").read_text() == f"{site.token}\n"
+    assert (site.own / "token").stat().st_mode & 0o777 == 0o600
+    assert site.root.stat().st_mode & 0o777 == 0o700
+    carried = site.fleet_on_host().models["tiny"].sources["transformers"]
+    assert Path(carried, "config.json").read_text() == "{}"
+    assert sorted(path.name for path in site.own.iterdir()) == ["current", "logs", "releases", "token"]
+
+
+def test_a_second_deployment_changes_nothing_and_writes_nothing(site: Site) -> None:
+    site.deploy()
+    before = stamps(site.home)
+    machine = Saboteur(LocalMachine("spark"))
+    report = site.deploy(machine)
+    assert (report.result, machine.changes) == ("unchanged", 0)
+    assert stamps(site.home) == before
+
+
+def test_a_changed_line_transfers_the_package_alone(site: Site) -> None:
+    site.deploy()
+    environments = stamps(site.root / "envs")
+    site.package = NEW_CODE
+    machine = Saboteur(LocalMachine("spark"))
+    report = site.deploy(machine)
+    assert report.result == "changed"
+    assert list(machine.trees) == [f"{site.own}/releases/{site.current()}"]
+    assert stamps(site.root / "envs") == environments
+    assert "2" in (site.own / "current/disagg/servers/__main__.py").read_text()
+
+
+def test_two_releases_are_kept_and_their_environments(site: Site) -> None:
+    hashes = []
+    for number in range(4):
+        site.package = {**PACKAGE, "disagg/servers/__main__.py": f"VALUE = {number}\n".encode()}
+        site.declared = (f"anyio>={number}",)
+        site.deploy()
+        hashes.append(site.current())
+    assert sorted(path.name for path in (site.own / "releases").iterdir()) == sorted(hashes[-2:])
+    assert len(list((site.root / "envs").iterdir())) == 2
+
+
+def change_everything(site: Site, number: int) -> None:
+    """So that the next plan has every kind of step."""
+    site.package = {**PACKAGE, "disagg/servers/__main__.py": f"VALUE = {number}\n".encode()}
+    site.declared = ("anyio>=4", f"httpx>=0.{number}")
+    site.token = f"another-token-for-tests-{number}"
+    (site.folder / "fleet/weights/config.json").write_text(f'{{"number": {number}}}')
+
+
+STEPS = ["prepare", "requirements", "environment", "model", "adopt", "token", "release", "check", "switch", "tidy"]
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "failing before": lambda: CommandFailed("spark: No space left on device"),
+    "link cut after": lambda: HostUnreachable("spark: the connection is lost"),
+}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_broken_off_at_any_step_the_old_release_stays_and_the_next_run_repairs(site: Site, kind: str) -> None:
+    site.deploy()
+    for number, name in enumerate(STEPS, 1):
+        old = site.current()
+        change_everything(site, number)
+        broken = site.deploy(Saboteur(LocalMachine("spark"), number, "after" in kind, ERRORS[kind]()))
+        assert broken.result == "failed"
+        assert broken.plan is not None and [step.name for step in broken.plan.steps] == STEPS
+        assert broken.error is not None and f"in step {number} of {len(STEPS)}" in broken.error.message, name
+        switched = name == "tidy" or (name == "switch" and "after" in kind)
+        assert (site.current() == old) != switched, name
+        repaired = site.deploy()
+        assert repaired.error is None, name
+        assert repaired.plan is not None and site.current() == repaired.plan.release != old
+        model = Path(site.fleet_on_host().models["tiny"].sources["transformers"])
+        assert json.loads((model / "config.json").read_text()) == {"number": number}
+        there = {path.name for path in site.own.iterdir()}
+        assert there == {"current", "logs", "previous", "releases", "token"}, name
+    assert site.deploy().result == "unchanged"
+
+
+def test_an_environment_that_cannot_be_built_is_told_with_the_installers_words(site: Site) -> None:
+    site.deploy()
+    first = site.current()
+    change_everything(site, 1)
+    (site.home / "no-index").touch()
+    error = site.deploy().error
+    assert isinstance(error, CommandFailed)
+    assert "error: no index answers" in error.message and "build the Python" in error.message
+    assert "index_url" in error.hint
+    assert site.current() == first
+    (site.home / "no-index").unlink()
+    assert site.deploy().result == "changed"
+
+
+def test_a_half_made_or_damaged_environment_is_built_again(site: Site) -> None:
+    site.deploy()
+    environment = next((site.root / "envs").iterdir())
+    (environment / ".complete").unlink()
+    report = site.deploy()
+    assert report.plan is not None
+    assert [step.name for step in report.plan.steps] == ["prepare", "requirements", "environment", "tidy"]
+    assert (environment / ".complete").exists()
+
+
+def test_a_release_that_does_not_load_is_never_switched_to(site: Site) -> None:
+    site.deploy()
+    first = site.current()
+    site.package = {**PACKAGE, "disagg/servers/__main__.py": b"import no_such_module\n"}
+    error = site.deploy().error
+    assert error is not None and "No module named 'no_such_module'" in error.message
+    assert site.current() == first
+
+
+def test_a_file_that_stands_where_a_folder_should_is_told_as_the_system_tells_it(site: Site) -> None:
+    (site.root / "hosts").mkdir(parents=True)
+    (site.root / "hosts/spark").write_text("")
+    error = site.deploy().error
+    assert isinstance(error, FleetError) and str(site.root / "hosts/spark") in error.message
+
+
+def test_a_read_only_home_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As any account meets it: root would be let in by modes, but not by a read-only mount."""
+    with site.deployment() as deployment:
+        real = deployment.decide
+        deployment.decide = lambda host, facts: real(host, replace(facts, writable=False))
+        report = deployment.plan()[0]
+    assert isinstance(report.error, Refused) and "is read-only" in report.error.message
+
+
+def test_a_second_deployment_at_once_says_who_holds_the_lock_and_leaves_it(site: Site) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(Saboteur):
+        def put_tree(self, *arguments: object, **options: object) -> int:
+            inside.set()
+            assert go_on.wait(30)
+            return super().put_tree(*arguments, **options)
+
+    first = threading.Thread(target=site.deploy, args=(Slow(LocalMachine("spark")),))
+    first.start()
+    try:
+        assert inside.wait(30)
+        error = site.deploy().error
+        assert isinstance(error, Locked)
+        assert f"(pid {os.getpid()})" in error.message and "disagg deploy" in error.message
+        assert "--break-lock" in error.hint
+    finally:
+        go_on.set()
+        first.join()
+    assert site.deploy().result == "unchanged"
+
+
+def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over(site: Site) -> None:
+    put_lock(site, others(site, pid=2**22 - 1))
+    assert site.deploy().result == "changed"
+    assert not (site.own / "lock").exists()
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", '{"who": "eve"}'])
+def test_a_lock_of_unknown_owner_stays_until_it_is_broken(site: Site, text: str) -> None:
+    put_lock(site, text)
+    error = site.deploy().error
+    assert isinstance(error, Locked) and "nobody knows who holds it" in error.message
+    assert site.deploy(break_lock=True).result == "changed"
+
+
+def test_the_lock_of_another_machine_stays_until_it_is_broken(site: Site) -> None:
+    put_lock(site, others(site, machine="desk", pid=2**22 - 1))
+    error = site.deploy().error
+    assert isinstance(error, Locked) and "ada@desk holds it for `disagg deploy` since" in error.message
+    assert (site.own / "lock/holder").exists()
+    assert site.deploy(break_lock=True).result == "changed"
+
+
+def test_a_lock_is_given_back_also_after_an_interruption(site: Site) -> None:
+    layout = site.facts().layout
+    with pytest.raises(Cancelled), locked(LocalMachine("spark"), layout, "deploy"):
+        assert (site.own / "lock/holder").exists()
+        raise Cancelled("interrupted")
+    assert not (site.own / "lock").exists()
+
+
+def run(site: Site, decide: Decide, why: str) -> HostReport:
+    with Deployment([site.host], decide, why, connect=lambda host: LocalMachine(host.name)) as deployment:
+        return deployment.carry_out(deployment.plan())[0]
+
+
+def test_rollback_goes_back_and_forth(site: Site) -> None:
+    site.deploy()
+    first = site.current()
+    assert isinstance(run(site, rollback, "rollback").error, Refused)
+    site.package = NEW_CODE
+    site.deploy()
+    second = site.current()
+    assert run(site, rollback, "rollback").result == "changed"
+    assert site.current() == first
+    assert run(site, rollback, "rollback").result == "changed"
+    assert site.current() == second
+
+
+def test_uninstall_leaves_nothing_but_models_and_those_too_if_asked(site: Site) -> None:
+    site.deploy()
+    assert run(site, lambda host, facts: uninstall(host, facts, False), "uninstall").result == "changed"
+    left = {path.relative_to(site.root).parts[0] for path in site.root.rglob("*")}
+    assert left == {"models"}
+    assert run(site, lambda host, facts: uninstall(host, facts, False), "uninstall").result == "unchanged"
+    assert run(site, lambda host, facts: uninstall(host, facts, True), "uninstall").result == "changed"
+    assert not site.root.exists()
+
+
+def test_uninstall_keeps_what_another_host_of_the_machine_uses(site: Site) -> None:
+    site.deploy()
+    other = site.root / "hosts/other/releases/2222222222222222"
+    other.mkdir(parents=True)
+    environment = next((site.root / "envs").iterdir())
+    (other / "environment").write_text(environment.name)
+    run(site, lambda host, facts: uninstall(host, facts, True), "uninstall")
+    assert other.is_dir() and (environment / ".complete").exists()
+    assert not site.own.exists()
+
+
+def test_exit_codes_tell_unreachable_from_failed(site: Site) -> None:
+    unchanged = replace(site.deploy(), error=None)
+    assert exit_code([unchanged]) == 0
+    assert exit_code([unchanged, replace(unchanged, error=FleetError("x"))]) == 1
+    assert exit_code([replace(unchanged, error=FleetError("x")), replace(unchanged, error=HostUnreachable("y"))]) == 4
+
+
+def test_an_existing_python_keeps_its_packages_and_the_server_runs_on_them(site: Site) -> None:
+    site.changes = {
+        'installer = "uv"\n': "",
+        "port = 18321": f'port = 18321\npython = "{sys.executable}"\nsite_packages = true',
+    }
+    site.declared = ("torch>=2.6; extra == 'prefill'", "anyio>=4")
+    report = site.deploy()
+    assert report.error is None, report.error
+    environment = next((site.root / "envs").iterdir())
+    assert not list(environment.glob("lib/*/site-packages/torch*")), "nothing was installed twice"
+    code = "import torch, importlib.metadata as m; print(torch.__file__)"
+    said = LocalMachine("spark").run([str(environment / "bin/python"), "-P", "-c", code])
+    import torch
+
+    assert said.stdout.strip() == torch.__file__
+    assert site.deploy().result == "unchanged"
+
+
+def test_a_requirement_is_really_installed_from_the_package_index(site: Site) -> None:
+    """One small requirement, with pip into a venv of a python that the host has."""
+    site.changes = {'installer = "uv"': 'installer = "pip"'}
+    site.declared = ("h11>=0.14",)
+    site.package = {**PACKAGE, "disagg/servers/__main__.py": b"import h11\n"}
+    with site.deployment() as deployment:
+        planned = deployment.plan()
+        assert planned[0].error is None, planned[0].error
+        # The stub package serves nothing: torch need not be there.
+        real = deployment.decide
+        deployment.decide = lambda host, facts: without_modules(real(host, facts))
+        report = deployment.carry_out(planned)[0]
+    assert report.error is None, report.error
+    environment = site.root / "envs" / (site.own / "current/environment").read_text().strip()
+    assert (environment / "pyvenv.cfg").exists()
+    said = LocalMachine("spark").run([str(environment / "bin/python"), "-c", "import h11; print(h11.__file__)"])
+    assert said.stdout.startswith(str(environment))
+    assert site.deploy().result == "unchanged"
+
+
+def without_modules(plan: Plan) -> Plan:
+    def eased(step: Step) -> Step:
+        if step.name != "check":
+            return step
+        assert isinstance(step.action, RunScript)
+        return replace(step, action=replace(step.action, argv=step.action.argv[:3]))
+
+    return replace(plan, steps=tuple(map(eased, plan.steps)))
