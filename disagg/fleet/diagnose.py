@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -44,13 +45,11 @@ def diagnose(
 
     def ask(host: Host) -> None:
         with listening_to(stop):
-            machine = connect(host, seconds)
             try:
-                answers.put((host.name, look(machine, host.name, host)))
+                with closing(connect(host, seconds)) as machine:
+                    answers.put((host.name, look(machine, host.name, host)))
             except DisaggError as error:
                 answers.put((host.name, error))
-            finally:
-                machine.close()
 
     for status in asked:
         Thread(target=ask, args=(fleet.hosts[status.host],), daemon=True).start()
@@ -86,7 +85,7 @@ def explained(status: HostStatus, host: Host, seen: Sight | DisaggError, token: 
     if (intruder := seen.intruder) is not None:
         port, holder = intruder
         why = f"port {port} there is taken by {holder}, so that its server cannot start"
-        mend = f"end that program: disagg ssh {host.name}; or give the host another port: disagg deploy"
+        mend = f"end that program: disagg ssh {host.name}; or give the host another port in hosts.toml: disagg deploy"
         return replace(status, state="foreign", why=why, mend=f"{mend} && disagg restart --host {host.name}")
     if seen.pid is not None:
         return _alive(replace(status, pid=seen.pid), host)

@@ -23,7 +23,7 @@ digest() {
 
 runs() { # pid, a word of its command line
     kill -0 "$1" 2>/dev/null || return 1
-    case $(ps -p "$1" -o stat= -o args= 2>/dev/null) in
+    case $(ps -ww -p "$1" -o stat= -o args= 2>/dev/null) in
         Z*) return 1 ;;
         *"$2"*) return 0 ;;
     esac

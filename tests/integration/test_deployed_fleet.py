@@ -1,4 +1,4 @@
-"""From four bare hosts to an answer, and through the troubles of a life: real SSH, real servers, at the addresses of hosts.toml.
+"""From four bare hosts to an answer, and through the troubles of a life: real SSH, real servers, real addresses.
 
 One module, and few servers at a time: four of them share this machine's cores. The tests build on one another.
 """

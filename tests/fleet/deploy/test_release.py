@@ -43,7 +43,9 @@ def test_another_hosts_change_makes_a_new_release_only_where_it_is_heeded() -> N
     prefill, decode = spark(), studio()
     slower, moved = replace(prefill, port=8055), replace(decode, kv_port=9055)
     assert made(here(fleet(prefill, decode)), decode).hash == made(here(fleet(slower, decode)), decode).hash
-    assert made(here(fleet(prefill, decode)), prefill).hash != made(here(fleet(prefill, moved)), prefill).hash, "KV goes"
+    assert made(here(fleet(prefill, decode)), prefill).hash != made(here(fleet(prefill, moved)), prefill).hash, (
+        "KV goes"
+    )
     gateway = studio(roles=("decode", "gateway"))
     assert made(here(fleet(prefill, gateway)), gateway).hash != made(here(fleet(slower, gateway)), gateway).hash
 
