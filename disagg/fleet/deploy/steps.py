@@ -53,7 +53,7 @@ class Step:
     hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "what": self.what, "changes": self.changes}
+        return {"name": self.name, "what": self.what, "changes": self.changes, "done": self.done}
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,10 @@ def test_a_tab_or_newline_in_a_value_cannot_forge_a_line(tmp_path: Path) -> None
     mine = tmp_path / ".disagg/hosts/h"
     (mine / "lock").mkdir(parents=True)
     (mine / "lock/holder").write_text("x\ncurrent\tffffffffffffffff\nend\n")
-    assert probed(tmp_path).current == ""
+    found = probed(tmp_path)
+    assert (found.current, found.lock) == ("", "x current ffffffffffffffff end")
+    (mine / "lock/holder").write_text('{"who":\n"ada"}\n')
+    assert probed(tmp_path).lock_holder() == {"who": "ada"}
 
 
 def test_gather_goes_through_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
