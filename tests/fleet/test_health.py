@@ -1,17 +1,21 @@
 import asyncio
+import errno
 import os
 import signal
 import socket
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from farm import Farm, wait_until
 
+from disagg.config import served_digest
 from disagg.errors import UsageError
-from disagg.fleet import local
+from disagg.fleet import health, local
 from disagg.fleet.health import exit_code, poll
 from disagg.fleet.local_server import LocalServer
+from disagg.version import code_hash
 
 
 def states(farm: Farm, **options):
@@ -135,3 +139,33 @@ def test_two_versions_serving_one_model_are_reported_on_the_second(farm: Farm):
 def test_an_unknown_host_is_a_usage_error(prepared: Farm):
     with pytest.raises(UsageError, match="no host c"):
         states(prepared, names=["c"])
+
+
+def test_errno_65_of_macos_names_its_local_network_setting(prepared: Farm, monkeypatch: pytest.MonkeyPatch):
+    def blocked(*_: object) -> None:
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr(health, "get", blocked)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(sysname="Darwin"))
+    a = states(prepared)["a"]
+    assert a.state == "unreachable" and "No route to host" in a.why and "Local Network" in a.mend
+
+
+def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(farm: Farm, monkeypatch: pytest.MonkeyPatch):
+    farm.lifecycle.start(["a"])
+    real = health.get
+    host = farm.fleet.hosts["a"]
+    told = {"code": code_hash(), "config": served_digest(farm.fleet, host)}
+
+    def telling(*arguments):
+        code, answer = real(*arguments)
+        return code, {**answer, **told}
+
+    monkeypatch.setattr(health, "get", telling)
+    assert states(farm)["a"].why == ""
+    told["code"] = "another"
+    a = states(farm)["a"]
+    assert (a.state, a.why) == ("healthy", "it runs with other code than what is here")
+    assert a.mend == "disagg restart --host a" and exit_code([a]) == 0
+    told["config"] = "another"
+    assert states(farm)["a"].why == "it runs with other code and other hosts.toml than what is here"

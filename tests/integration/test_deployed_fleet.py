@@ -10,7 +10,9 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -94,6 +96,21 @@ def test_a_healthy_fleet_is_looked_at_without_ssh(fleet: Operator):
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "no SSH"
+
+
+def test_looking_at_a_healthy_fleet_takes_half_a_second_beyond_the_interpreter(fleet: Operator):
+    """In CPU time, which other work on this machine does not stretch; the servers answer in milliseconds."""
+    empty = statistics.median(cpu_seconds([sys.executable, "-c", "pass"], fleet) for _ in range(3))
+    status = statistics.median(cpu_seconds(fleet.argv("status"), fleet) for _ in range(5))
+    assert status - empty < 0.5
+
+
+def cpu_seconds(argv: list[str], fleet: Operator) -> float:
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, env=fleet.environment) as process:
+        _, code, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(code)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
 
 
 def test_starting_again_changes_nothing(fleet: Operator):
