@@ -53,5 +53,6 @@ def _since(event: str, lines: Sequence[str]) -> list[str]:
 
 
 def stopped(lines: Sequence[str]) -> bool:
-    """Whether the last run ended because it was asked to."""
-    return any((entry(line) or {}).get("event") == "stopped" for line in since_start(lines))
+    """Whether the last run ended because it was asked to. One that cannot load its model stops, too, and says why."""
+    events = {said.get("event") for line in since_start(lines) if (said := entry(line)) is not None}
+    return "stopped" in events and "start_failed" not in events

@@ -110,6 +110,12 @@ def test_a_server_that_was_stopped_after_it_failed_before_has_not_failed():
     assert explained(status("not running"), HOST, sight, TOKEN).state == "not running"
 
 
+def test_a_server_that_ended_because_its_model_would_not_load_has_failed():
+    log = (line("ready"), STARTING, line("loading"), line("stopped"), FAILED)
+    told = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
+    assert (told.state, told.mend) == ("failed", "copy the model there; then: disagg start --host spark")
+
+
 def test_what_macos_says_about_the_local_network_stays_the_remedy():
     blocked = replace(
         status("unreachable"), mend="System Settings > Privacy & Security > Local Network: allow this program"

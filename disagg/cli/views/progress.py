@@ -58,5 +58,5 @@ def _failure(host: str, error: DisaggError) -> Iterator[RenderableType]:
     yield Text()
     if isinstance(error, StartFailed) and error.log:
         yield Text(f"the last {len(error.log)} lines of {host}'s log:", "dim")
-        yield from (Padding(raw_line(line), (0, 0, 0, 2)) for line in error.log)
+        yield from (Padding(raw_line(line), (0, 0, 0, 2), expand=False) for line in error.log)
     yield error_view(error)
