@@ -41,7 +41,7 @@ def read_token(path: Path) -> str:
     except OSError as error:
         raise ConfigError(
             f"cannot read the fleet token from {path}: {error.strerror}",
-            "`disagg deploy` or `disagg start` makes one; on a second machine copy that file, or set token_file in hosts.toml",
+            "`disagg deploy` or `disagg start` makes one; on a second machine copy that file, or name it as token_file",
         ) from error
     if not token.isascii() or not token.isprintable() or len(token) < 16:
         raise ConfigError(f"{path} holds no usable token", "it must be at least 16 printable ASCII characters")
