@@ -166,6 +166,7 @@ def test_start_while_the_supervisor_waits_does_not_wait_with_it(yard: Yard):
     yard.deploy("a", release="b" * 16)
     (started,) = yard.lifecycle().start(["a"], timeout_s=20)
     assert started.outcome == "started"
+    assert supervise.status(yard.own("a"))["restarts"] == 0, "a new supervisor, whose first delay is short again"
 
 
 def test_an_older_release_is_told_of_by_start_and_left_by_restart(yard: Yard):
