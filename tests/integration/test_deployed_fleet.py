@@ -225,7 +225,7 @@ def test_a_server_that_never_becomes_healthy_is_slow_and_left_running(fleet: Ope
     slow = fleet.run("start", "--host", PREFILL, "--timeout", 0, code=3).stdout
     assert "slow" in slow and "it was left running" in " ".join(slow.split())
     loading = fleet.status(3, "--host", PREFILL)[PREFILL]
-    assert loading["state"] in ("loading", "silent") and str(loading["pid"]) in loading["why"]
+    assert loading["state"] in ("loading", "silent") and loading["pid"] and loading["why"]
     assert "started" in fleet.run("start", "--timeout", PATIENCE_S).stdout, "the one that crashed has its model again"
 
 
