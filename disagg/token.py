@@ -44,7 +44,7 @@ def read_token(path: Path) -> str:
     except OSError as error:
         raise ConfigError(
             f"cannot read the fleet token from {path}: {error.strerror}",
-            "start the fleet with `disagg start`, which makes one, or set token_file in hosts.toml",
+            "`disagg deploy` or `disagg start` makes one; on a second machine copy that file, or name it as token_file",
         ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"other users have access to the fleet's token file {path}", f"chmod 600 {path}")

@@ -1,3 +1,32 @@
-"""The one place that says which version of disagg this is."""
+"""The one place that says which version of disagg this is, and which code."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
 
 VERSION = "0.1.0"
+
+ROOT: Final = Path(__file__).parent
+_SUFFIXES: Final = frozenset({".py", ".sh", ".toml", ".txt", ".typed"})
+
+
+def source_files(root: Path = ROOT) -> list[Path]:
+    """Every file of the package that programs read, in order. Model weights are not among them."""
+    weights = root / "demo" / "models"
+    return [
+        path
+        for path in sorted(root.rglob("*"))
+        if path.suffix in _SUFFIXES and path.is_file() and not path.is_relative_to(weights)
+    ]
+
+
+@lru_cache(maxsize=1)
+def code_hash() -> str:
+    """12 hexadecimal digits that name the code of this installation as it was when first asked."""
+    total = hashlib.sha256()
+    for path in source_files():
+        total.update(f"{path.relative_to(ROOT).as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()[:12]

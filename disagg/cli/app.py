@@ -19,6 +19,7 @@ from disagg.cli import (
     fleet,
     generate,
     init,
+    logs,
     models,
     plan_capacity,
     remote,
@@ -76,6 +77,7 @@ app.command()(doctor.doctor)
 app.add_typer(models.models)
 app.command()(remote.ssh)
 app.command("exec")(remote.exec_)
+app.command()(logs.logs)
 app.command()(verify.verify)
 app.add_typer(bench.app, name="bench")
 app.command()(init.init)

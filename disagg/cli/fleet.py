@@ -1,4 +1,4 @@
-"""`disagg start`, `stop`, `restart`: the servers of hosts with connector "local"."""
+"""`disagg start`, `stop`, `restart`: the servers, on this machine and on those that were deployed to."""
 
 from __future__ import annotations
 
@@ -26,22 +26,37 @@ Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait for the ser
 
 
 def start(context: typer.Context, host: Hosts = None, timeout: Timeout = 300.0) -> None:
-    """Start the fleet's servers. Those that run already are left alone."""
+    """Start the fleet's servers and wait until they are healthy. Those that run already are left alone.
+
+    Exit code 0: all healthy; 1: a host failed; 3: some still load, and were left running; 4: a machine does not answer.
+    """
     _finish(_lifecycle(settings(context)).start(host or (), timeout))
 
 
-def stop(context: typer.Context, host: Hosts = None) -> None:
+def stop(
+    context: typer.Context,
+    host: Hosts = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also servers on these machines that hosts.toml does not have.")
+    ] = False,
+) -> None:
     """Stop the fleet's servers: requests in progress are finished first."""
-    _finish(_lifecycle(settings(context)).stop(host or ()))
+    _finish(_lifecycle(settings(context)).stop(host or (), everything))
 
 
-def restart(context: typer.Context, host: Hosts = None, timeout: Timeout = 300.0) -> None:
-    """Stop the fleet's servers, then start them."""
-    lifecycle = _lifecycle(settings(context))
-    stopped = lifecycle.stop(host or ())
-    if any(not result.ok for result in stopped):
-        _finish(stopped)
-    _finish(lifecycle.start(host or (), timeout))
+def restart(
+    context: typer.Context,
+    host: Hosts = None,
+    timeout: Timeout = 300.0,
+    all_at_once: Annotated[
+        bool, typer.Option("--all-at-once", help="Do not keep the other hosts of a model serving meanwhile.")
+    ] = False,
+) -> None:
+    """Restart the fleet's servers, of each model one after the other: the next when the last is healthy.
+
+    Where one does not come back, the other hosts of its model are left as they are. Exit codes as of `start`.
+    """
+    _finish(_lifecycle(settings(context)).restart(host or (), timeout, all_at_once))
 
 
 def _lifecycle(chosen: Settings) -> Lifecycle:
@@ -55,7 +70,7 @@ def _lifecycle(chosen: Settings) -> Lifecycle:
 
 def _finish(results: list[HostResult]) -> None:
     from disagg.cli.views.progress import results_view
+    from disagg.fleet.lifecycle import exit_code
 
     stdout().print(results_view(results))
-    if any(not result.ok for result in results):
-        raise typer.Exit(1)
+    raise typer.Exit(exit_code(results))

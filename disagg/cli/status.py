@@ -26,9 +26,14 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Go on until interrupted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks with --watch.")] = 2.0,
+    timeout: Annotated[float, typer.Option(min=0.2, help="Seconds for a look: half by HTTP, the rest by SSH.")] = 6.0,
 ) -> None:
-    """Show the health of the fleet. Exit code 0: all healthy; 3: some unhealthy; 4: a machine does not answer."""
+    """Show the health of the fleet. Exit code 0: all healthy; 3: some unhealthy; 4: a machine does not answer.
+
+    Servers are asked by HTTP; where one does not serve, its machine is asked by SSH why.
+    """
     from disagg.errors import UsageError
+    from disagg.fleet.diagnose import diagnose
     from disagg.fleet.health import exit_code, poll
     from disagg.fleet.state import State
 
@@ -39,7 +44,9 @@ def status(
 
     def look() -> list[HostStatus]:
         token = state.token() if state.token_file.exists() else None
-        return poll(fleet, token, state, host or ())
+        began = time.monotonic()
+        statuses = poll(fleet, token, state, host or (), timeout / 2)
+        return diagnose(fleet, statuses, token, timeout - (time.monotonic() - began))
 
     if watch:
         _watch(look, every)

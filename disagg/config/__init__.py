@@ -10,9 +10,11 @@ words      nearest words, text that is safe to show, TOML keys and strings
 deploy     the rules of the [deploy] table
 validate   load: path -> Document -> Fleet
 render     Fleet -> the text of a hosts.toml for another machine
+digest     what of a host its server heeds, as a short hash
 starter    the files that `disagg init` writes
 """
 
+from disagg.config.digest import served_digest
 from disagg.config.schema import (
     Connector,
     Deploy,
@@ -41,4 +43,5 @@ __all__ = [
     "Role",
     "ServiceManager",
     "load",
+    "served_digest",
 ]

@@ -9,9 +9,7 @@ from typing import Any
 from disagg.config.schema import EngineOptions, Fleet, Host, Model
 from disagg.config.words import toml_key, toml_string
 
-_KEPT = frozenset(
-    {"address", "roles", "model", "port", "kv_port", "data_address", "connector", "service", "queue_size"}
-)
+KEPT = frozenset({"address", "roles", "model", "port", "kv_port", "data_address", "connector", "service", "queue_size"})
 """Of a host: what its own server or the gateway reads. The rest is for the machine that deploys."""
 
 
@@ -35,7 +33,7 @@ def _model(model: Model, sources: Mapping[str, str]) -> list[str]:
 
 
 def _host(host: Host) -> list[str]:
-    values = {name: value for name, value in _set(host) if name in _KEPT}
+    values = {name: value for name, value in _set(host) if name in KEPT}
     usual = EngineOptions(host.engine.name)  # an engine refuses the other's options, even as they usually are
     engine = {name: value for name, value in _set(host.engine) if name == "name" or value != getattr(usual, name)}
     return [_table(("hosts", host.name), values), _table(("hosts", host.name, "engine"), engine)]

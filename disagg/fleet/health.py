@@ -1,4 +1,4 @@
-"""How the fleet fares: every server's /health and /status at once, each with its own deadline.
+"""How the fleet fares, by HTTP: every server's /health and /status at once, each with its own deadline.
 
     healthy       serves
     loading       runs, the model is not ready yet
@@ -10,33 +10,35 @@
     not running   the machine answers, nothing listens there
     unreachable   the machine does not answer
 
-Every state but healthy says why, and which command mends it.
+Every state but healthy says why, and which command mends it; a healthy host may have a remark there. What HTTP cannot
+tell of a machine that is reached by SSH, `diagnose` asks there.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import json
+import http.client
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Literal
 
-from disagg.config import Fleet, Host
+from disagg.config import Fleet, Host, served_digest
 from disagg.errors import UsageError
 from disagg.fleet import local
+from disagg.fleet.ask import Mute, get
 from disagg.fleet.state import State
-
-if TYPE_CHECKING:
-    import httpx
+from disagg.version import code_hash
 
 HealthState = Literal[
     "healthy", "loading", "silent", "draining", "failed", "unauthorised", "foreign", "not running", "unreachable"
 ]
 TIMEOUT_S = 3.0
-_MAX_ANSWER = 1 << 20
+_SLACK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ class HostStatus:
     """One server as seen from this machine. Bytes, seconds; None where the server does not say.
 
     `device`: its name, `cpu_percent` of the whole machine (0 to 100), and `utilisation` of the accelerator (0 to 1)
-    where the server knows it. `why` and `mend` are empty for a healthy host.
+    where the server knows it. `why` and `mend` are empty for a healthy host, but for what is worth a remark. `kept`:
+    started again by itself after a crash, and after a reboot; `restarts`: how often that was, None where nobody was
+    asked.
     """
 
     host: str
@@ -68,6 +72,12 @@ class HostStatus:
     device: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
     simulated: bool = False
+    code: str | None = None
+    config: str | None = None
+    release: str | None = None
+    last_error: Mapping[str, Any] = field(default_factory=dict)
+    kept: Literal["", "crash", "crash, reboot"] = ""
+    restarts: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -84,7 +94,7 @@ def poll(
 
     `token` is None where this machine has none: servers then tell no more than that they live."""
     hosts = select_hosts(fleet, names)
-    return _flag_skew(asyncio.run(_poll_all(hosts, token, state, timeout_s)))
+    return _remarked(fleet, _flag_skew(_poll_all(hosts, token, state, timeout_s)))
 
 
 def select_hosts(fleet: Fleet, names: Sequence[str]) -> list[Host]:
@@ -97,7 +107,7 @@ def select_hosts(fleet: Fleet, names: Sequence[str]) -> list[Host]:
 
 def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S) -> HostStatus:
     """One host."""
-    return asyncio.run(_poll_all([host], token, state, timeout_s))[0]
+    return _poll_all([host], token, state, timeout_s)[0]
 
 
 def exit_code(statuses: Sequence[HostStatus]) -> int:
@@ -107,34 +117,55 @@ def exit_code(statuses: Sequence[HostStatus]) -> int:
     return 4 if any(status.state == "unreachable" for status in statuses) else 3
 
 
-async def _poll_all(hosts: Sequence[Host], token: str | None, state: State, timeout_s: float) -> list[HostStatus]:
-    import httpx
+def _poll_all(hosts: Sequence[Host], token: str | None, state: State, timeout_s: float) -> list[HostStatus]:
+    """Each in a thread of its own. One that hangs beyond every timeout, as a name look-up may, is left behind."""
+    ended: SimpleQueue[tuple[str, HostStatus | BaseException]] = SimpleQueue()
+    deadline = time.monotonic() + timeout_s + _SLACK_S
 
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    # No proxy from the environment between the machines of a fleet; and no TLS context, which costs 75 ms to make:
-    # every URL is plain http.
-    async with httpx.AsyncClient(headers=headers, timeout=timeout_s, trust_env=False, verify=False) as client:
-        return list(await asyncio.gather(*(_poll(client, host, state, timeout_s) for host in hosts)))
+    def work(host: Host) -> None:
+        try:
+            ended.put((host.name, _poll(host, token, state, timeout_s)))
+        except BaseException as error:  # noqa: BLE001  # carried to the caller's thread and raised there
+            ended.put((host.name, error))
+
+    for host in hosts:
+        Thread(target=work, args=(host,), name=f"poll {host.name}", daemon=True).start()
+    found: dict[str, HostStatus] = {}
+    while len(found) < len(hosts):
+        try:
+            name, status = ended.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            break
+        if isinstance(status, BaseException):
+            raise status
+        found[name] = status
+    late = TimeoutError()
+    return [found.get(host.name) or _silent(_blank(host), host, state, late, timeout_s) for host in hosts]
 
 
-async def _poll(client: httpx.AsyncClient, host: Host, state: State, timeout_s: float) -> HostStatus:
-    import httpx
+def _blank(host: Host) -> HostStatus:
+    return HostStatus(host.name, host.roles, host.model, host.url, "failed", kept=_kept(host))
 
-    blank = HostStatus(host.name, host.roles, host.model, host.url, "failed")
+
+def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> HostStatus:
+    blank, deadline = _blank(host), time.monotonic() + timeout_s
     try:
-        async with asyncio.timeout(timeout_s):
-            answer = await _get(client, host.url + "/health")
-            if isinstance(answer, dict) and answer.get("status") == "ok" and "model" in answer:
-                status = await _get(client, host.url + "/status")
-                answer = status if isinstance(status, dict) else answer
-    except (httpx.HTTPError, TimeoutError) as error:
+        code, answer = get(host.address, host.port, "/health", token, timeout_s)
+        if code == 200 and answer is not None and answer.get("status") == "ok" and "model" in answer:
+            _, status = get(host.address, host.port, "/status", token, max(0.01, deadline - time.monotonic()))
+            answer = status if status is not None else answer
+    except OSError as error:
         return _silent(blank, host, state, error, timeout_s)
-    if answer == 401 or _bare(answer):
-        told = f", and says only that it is {answer['status']}" if isinstance(answer, dict) else ""
+    except http.client.HTTPException:
+        code, answer = 0, None
+    if code == 401 or _bare(answer):
+        told = (
+            f", and says only that it is {answer['status']}" if isinstance(answer, dict) and "status" in answer else ""
+        )
         why = f"{host.url} does not take the token in {state.token_file}{told}"
         mend = "put the same token file on both machines, or stop a server that another fleet file started"
         return replace(blank, state="unauthorised", why=why, mend=mend)
-    if not isinstance(answer, dict) or "status" not in answer:
+    if answer is None or "status" not in answer:
         holder = f": {local.port_holder(host.port)}" if host.connector == "local" else ""
         return replace(
             blank,
@@ -145,30 +176,9 @@ async def _poll(client: httpx.AsyncClient, host: Host, state: State, timeout_s: 
     return _judge(_filled(blank, answer), host, state, answer)
 
 
-def _bare(answer: dict[str, Any] | int | None) -> bool:
+def _bare(answer: Any) -> bool:
     """Whether this is all that a server of ours tells a caller without its token: that it lives."""
-    return isinstance(answer, dict) and answer.get("status") in ("ok", "loading", "draining") and "host" not in answer
-
-
-async def _get(client: httpx.AsyncClient, url: str) -> dict[str, Any] | int | None:
-    """The JSON object there; 401 if the token is refused; None for anything else. Reads a bounded answer."""
-    async with client.stream("GET", url) as response:
-        if response.status_code == 401:
-            return 401
-        body = b""
-        async for part in response.aiter_bytes():
-            body += part
-            if len(body) > _MAX_ANSWER:
-                return None
-    return _object(body)
-
-
-def _object(body: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(body)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+    return isinstance(answer, dict) and set(answer) == {"status"}
 
 
 def _filled(blank: HostStatus, answer: Mapping[str, Any]) -> HostStatus:
@@ -179,8 +189,11 @@ def _filled(blank: HostStatus, answer: Mapping[str, Any]) -> HostStatus:
     )
 
 
-_SCALARS = ("backend", "version", "fingerprint", "uptime_s", "pid", "queue", "running", "kv_bytes")
-_MAPPINGS = ("versions", "memory", "device", "counters")
+_SCALARS = (
+    *("backend", "version", "fingerprint", "uptime_s", "pid", "queue", "running", "kv_bytes"),
+    *("code", "config", "release"),
+)
+_MAPPINGS = ("versions", "memory", "device", "counters", "last_error")
 
 
 def _judge(status: HostStatus, host: Host, state: State, answer: Mapping[str, Any]) -> HostStatus:
@@ -205,28 +218,37 @@ def _judge(status: HostStatus, host: Host, state: State, answer: Mapping[str, An
     return replace(status, state="failed", why=why, mend=mend)
 
 
-def _silent(blank: HostStatus, host: Host, state: State, error: Exception, timeout_s: float) -> HostStatus:
+def _silent(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
     """The state of a host that gave no HTTP answer."""
     record = state.recorded(host.name) if host.connector == "local" else None
-    if record is not None and local.identity(record.pid) == record.identity:
-        if isinstance(error, TimeoutError) or _errno(error) is None:
-            why = f"process {record.pid} runs but did not answer within {timeout_s:g} s"
-            return replace(blank, state="silent", why=why, mend=_start_command(host, "restart"), pid=record.pid)
-        why = f"process {record.pid} runs but does not listen yet"
-        return replace(blank, state="loading", why=why, mend="disagg status --watch", pid=record.pid)
     if record is not None:
+        if local.identity(record.pid) == record.identity:
+            return _running(replace(blank, pid=record.pid), error, timeout_s)
         logged = state.last_error(host.name)
         why = f"its process ended by itself: {logged.message if logged else 'see ' + _log(host, state)}"
         return replace(blank, state="failed", why=why, mend=_start_command(host, "start"))
     where = f"{host.address}:{host.port}"
-    code = _errno(error)
-    if code == errno.ECONNREFUSED:
+    if isinstance(error, (Mute, ConnectionResetError, BrokenPipeError)):
+        why = f"{where} takes connections, but did not answer within {timeout_s:g} s"
+        return replace(blank, state="silent", why=why, mend=_start_command(host, "restart"))
+    if isinstance(error, ConnectionRefusedError):
         mend = _start_command(host, "start")
         return replace(blank, state="not running", why=f"nothing listens on {where}", mend=mend)
-    if code is not None:
-        return replace(blank, state="unreachable", why=f"{where}: {os.strerror(code)}", mend=_network_hint(host, code))
-    why = f"{where} did not answer within {timeout_s:g} s" if _is_timeout(error) else f"{where}: {_words(error)}"
-    return replace(blank, state="unreachable", why=why, mend=_network_hint(host, None))
+    if isinstance(error, TimeoutError) and error.errno is None:
+        why = f"{where} did not answer within {timeout_s:g} s"
+        return replace(blank, state="unreachable", why=why, mend=_network_hint(host, None))
+    code = None if isinstance(error, socket.gaierror) else error.errno
+    why = f"{where}: {error.strerror or error}"
+    return replace(blank, state="unreachable", why=why, mend=_network_hint(host, code))
+
+
+def _running(status: HostStatus, error: OSError, timeout_s: float) -> HostStatus:
+    """The same, of a host whose process was started here and lives."""
+    if isinstance(error, ConnectionRefusedError):
+        why = f"process {status.pid} runs but does not listen yet"
+        return replace(status, state="loading", why=why, mend="disagg status --watch")
+    why = f"process {status.pid} runs but did not answer within {timeout_s:g} s"
+    return replace(status, state="silent", why=why, mend=f"disagg restart --host {status.host}")
 
 
 def _network_hint(host: Host, code: int | None) -> str:
@@ -236,13 +258,17 @@ def _network_hint(host: Host, code: int | None) -> str:
 
 
 def _start_command(host: Host, verb: str) -> str:
+    return f"disagg {verb} --host {host.name}"
+
+
+def _kept(host: Host) -> Literal["", "crash", "crash, reboot"]:
     if host.connector == "local":
-        return f"disagg {verb} --host {host.name}"
-    return f"on {host.address}: python -m disagg.servers --config hosts.toml --host {host.name}"
+        return ""
+    return "crash" if host.service == "process" else "crash, reboot"
 
 
 def _log(host: Host, state: State) -> str:
-    return str(state.log_file(host.name)) if host.connector == "local" else f"on {host.address}"
+    return str(state.log_file(host.name)) if host.connector == "local" else f"disagg logs --host {host.name}"
 
 
 def _flag_skew(statuses: Sequence[HostStatus]) -> list[HostStatus]:
@@ -256,35 +282,26 @@ def _flag_skew(statuses: Sequence[HostStatus]) -> list[HostStatus]:
         if not differing:
             return status
         why = f"its {' and '.join(differing)} of {status.model} differs from {reference.host}'s"
-        mend = "put the same disagg and the same revision of the model on both hosts, then restart them"
+        mend = "put the same disagg and the same revision of the model on both hosts: disagg deploy && disagg restart"
         return replace(status, state="failed", why=why, mend=mend)
 
     return [judged(status) for status in statuses]
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from, also inside groups (anyio raises one for several addresses)."""
-    while error is not None:
-        yield error
-        if isinstance(error, BaseExceptionGroup):
-            for inner in error.exceptions:
-                yield from _causes(inner)
-        error = error.__cause__ or error.__context__
+def _remarked(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
+    """Healthy servers that run something else than what this checkout and this hosts.toml would give them say so."""
 
+    def remarked(status: HostStatus) -> HostStatus:
+        if not status.ok:
+            return status
+        host = fleet.hosts[status.host]
+        deployed = host.connector != "local"
+        parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
+        other = [what for there, here, what in parts if there is not None and there != here]
+        if not other:
+            return status
+        why = f"it runs with other {' and other '.join(other)} than what is here"
+        restart = _start_command(host, "restart")
+        return replace(status, why=why, mend=f"disagg deploy --host {host.name} && {restart}" if deployed else restart)
 
-def _errno(error: Exception) -> int | None:
-    """The operating system's error number behind an HTTP error, if there is one."""
-    for cause in _causes(error):
-        if isinstance(cause, OSError) and not isinstance(cause, (TimeoutError, socket.gaierror)) and cause.errno:
-            return cause.errno
-    return None
-
-
-def _is_timeout(error: Exception) -> bool:
-    import httpx
-
-    return isinstance(error, (TimeoutError, httpx.TimeoutException))
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return [remarked(status) for status in statuses]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,4 +30,13 @@ def check() -> None:
     """Raise Cancelled if this thread is to give up."""
     stop = _stop.get()
     if stop is not None and stop.is_set():
+        raise Cancelled("interrupted")
+
+
+def sleep(seconds: float) -> None:
+    """Wait so long; raise Cancelled as soon as this thread is to give up."""
+    stop = _stop.get()
+    if stop is None:
+        time.sleep(seconds)
+    elif stop.wait(seconds):
         raise Cancelled("interrupted")

@@ -1,35 +1,40 @@
-"""Start and stop the servers of hosts with connector "local".
+"""Start, stop and restart the servers of a fleet, wherever they are.
 
 Every host is handled at the same time and reported by itself: one host's failure hides no other. Starting what runs
-already changes nothing. A server that exits while it starts has *failed*; one that still loads at the deadline is
-*slow*, and is left running.
+already changes nothing. A server that exits while it starts has *failed*, and is stopped again; one that still loads
+at the deadline is *slow*, and is left running. A restart goes one host after the other within each model, and goes
+no further where one does not come back.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Event
+from threading import Lock
 from typing import Literal
 
 from disagg.config import Fleet, Host
-from disagg.errors import DisaggError, FleetError, PortInUse
-from disagg.fleet import local
+from disagg.errors import ConfigError, DisaggError, FleetError
+from disagg.fleet import interruption
+from disagg.fleet.connect import each
+from disagg.fleet.connect import machine as connect_to
+from disagg.fleet.deployed_server import DeployedServer, hosts_there, stop_there
 from disagg.fleet.health import HostStatus, poll_host, select_hosts
-from disagg.fleet.state import ProcessRecord, State
-from disagg.token import TOKEN_FILE_VARIABLE
+from disagg.fleet.local_server import Argv, LocalServer, end_recorded, server_argv
+from disagg.fleet.machine import HostUnreachable, Machine
+from disagg.fleet.server import Server, StartFailed
+from disagg.fleet.state import State
 
-Outcome = Literal["started", "unchanged", "slow", "failed", "stopped", "killed", "not running"]
-Argv = Callable[[Fleet, Host], tuple[list[str], dict[str, str]]]
-"""The command line that serves a host, and the environment it needs."""
+Outcome = Literal["started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left"]
+"""left: not touched, since an earlier host of its model did not come back."""
 
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
 
 _UNDECIDED = ("loading", "silent", "draining")
+_UNSEEN = ("not running", "unreachable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,181 +48,238 @@ class HostResult:
 
     @property
     def ok(self) -> bool:
-        return self.error is None
+        return self.error is None and self.outcome != "left"
 
 
 Report = Callable[[str, str], None]
 """Told (host, what it does now) from several threads at once."""
 
 
-def server_argv(fleet: Fleet, host: Host) -> tuple[list[str], dict[str, str]]:
-    """The real servers: `python -m disagg.servers --config FILE --host NAME`."""
-    python, environment = local.python_command(host.python)
-    return [*python, "disagg.servers", "--config", str(fleet.path.resolve()), "--host", host.name], environment
-
-
-def local_hosts(fleet: Fleet, names: Sequence[str] = ()) -> list[Host]:
-    """The named hosts (all by default). UsageError for an unknown one, FleetError if any is reached by SSH."""
-    hosts = select_hosts(fleet, names)
-    elsewhere = [host.name for host in hosts if host.connector != "local"]
-    if elsewhere:
-        raise FleetError(
-            f'this command handles hosts with connector "local"; these have connector "ssh": {", ".join(elsewhere)}',
-            "on each of them: DISAGG_TOKEN_FILE=FILE python -m disagg.servers --config hosts.toml --host NAME",
-        )
-    return hosts
+def exit_code(results: Sequence[HostResult]) -> int:
+    """0: all as asked; 4: a machine does not answer; 1: a host failed; 3: nothing worse than a slow start."""
+    if any(isinstance(result.error, HostUnreachable) for result in results):
+        return 4
+    if any(result.outcome in ("failed", "left") for result in results):
+        return 1
+    return 3 if any(not result.ok for result in results) else 0
 
 
 @dataclass(slots=True)
 class Lifecycle:
-    """Starts and stops a fleet's local servers. `argv` says how a host is served."""
+    """Starts and stops a fleet's servers. `argv` says how a local host is served; `connect` how others are reached."""
 
     fleet: Fleet
     state: State
     argv: Argv = server_argv
     report: Report = lambda host, doing: None
     grace_s: float = GRACE_S
-    _interrupted: Event = field(default_factory=Event)
+    connect: Callable[[Host], Machine] = connect_to
+    _begun: list[Host] = field(default_factory=list)
+    _guard: Lock = field(default_factory=Lock)
 
     def start(self, names: Sequence[str] = (), timeout_s: float = 300.0) -> list[HostResult]:
         """Start every named host that does not run, and wait until each is healthy, failed or slow.
 
         An interruption stops what this call started.
         """
-        hosts = local_hosts(self.fleet, names)
+        hosts = select_hosts(self.fleet, names)
         with self.state.locked("start"):
-            self.state.prepare(self.fleet)
-            before = {host.name: self.state.recorded(host.name) for host in hosts}
+            self._prepare(hosts)
+            self._begun.clear()
             try:
-                return self._all(hosts, lambda host: self._start(host, time.monotonic() + timeout_s))
+                return self._all(hosts, lambda server: self._start(server, timeout_s))
             except BaseException:  # also an interruption: nothing half started stays behind
-                self._all([h for h in hosts if self.state.recorded(h.name) != before[h.name]], self._stop)
+                self._all(list(self._begun), self._stop)
                 raise
 
-    def stop(self, names: Sequence[str] = ()) -> list[HostResult]:
-        """Stop every named host; without names also servers that hosts.toml no longer lists."""
-        hosts = [host.name for host in local_hosts(self.fleet, names)]
-        if not self.state.folder.exists():
-            return [HostResult(host, "not running") for host in hosts]
+    def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[HostResult]:
+        """Stop every named host; without names also local servers that hosts.toml no longer lists. `everything`: also
+        whatever else disagg runs on the machines of these hosts."""
+        hosts = select_hosts(self.fleet, names)
+        if not any(host.connector != "local" for host in hosts) and not self.state.folder.exists():
+            return [HostResult(host.name, "not running") for host in hosts]
         with self.state.locked("stop"):
-            orphans = [] if names else [name for name in self.state.recorded_hosts() if name not in self.fleet.hosts]
-            return _in_parallel([*hosts, *orphans], self._guarded(self._stop_name))
+            results = self._all(hosts, self._stop)
+            if not names:
+                results += [self._stop_orphan(n) for n in self.state.recorded_hosts() if n not in self.fleet.hosts]
+            return results + (self._stop_strangers(hosts) if everything else [])
 
-    def _all(self, hosts: Sequence[Host], action: Callable[[Host], HostResult]) -> list[HostResult]:
-        by_name = {host.name: host for host in hosts}
-        try:
-            return _in_parallel(list(by_name), self._guarded(lambda name: action(by_name[name])), self._interrupted)
-        finally:
-            self._interrupted.clear()
+    def restart(self, names: Sequence[str] = (), timeout_s: float = 300.0, at_once: bool = False) -> list[HostResult]:
+        """Stop and start every named host, one after the other within a model (`at_once`: all at the same time), each
+        with so much time to be healthy. Hosts that do not run are started."""
+        hosts = select_hosts(self.fleet, names)
+        rows: dict[str, list[Host]] = {}
+        for host in hosts:
+            rows.setdefault(host.name if at_once else host.model, []).append(host)
+        with self.state.locked("restart"):
+            self._prepare(hosts)
+            leaders = {row[0].name: row for row in rows.values()}
+            outcomes = each([row[0] for row in rows.values()], lambda host: self._row(leaders[host.name], timeout_s))
+        done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
+        return [done[host.name] for host in hosts]
 
-    def _guarded(self, action: Callable[[str], HostResult]) -> Callable[[str], HostResult]:
-        def act(name: str) -> HostResult:
-            began = time.monotonic()
-            try:
-                return action(name)
-            except DisaggError as error:
-                return HostResult(name, "failed", time.monotonic() - began, error)
-
-        return act
-
-    def _start(self, host: Host, deadline: float) -> HostResult:
-        began = time.monotonic()
-        record = self.state.recorded(host.name)
-        fresh = record is None or local.identity(record.pid) != record.identity
-        if record is None or fresh:
-            record = self._spawn(host)
-        elif record.config != config_digest(self.fleet, host):
-            raise FleetError(
-                f"{host.name} runs with an earlier {self.fleet.path.name}",
-                f"disagg restart --host {host.name}",
+    def _prepare(self, hosts: Sequence[Host]) -> None:
+        """What must be there before any server is touched."""
+        if any(host.connector == "local" for host in hosts):
+            self.state.prepare(self.fleet)
+        elif not self.state.token_file.exists():
+            raise ConfigError(
+                f"there is no fleet token in {self.state.token_file}",
+                "disagg deploy makes one; on a second machine, copy the file of the first",
             )
-        status = self._await_health(host, record, deadline)
-        seconds = time.monotonic() - began
+
+    # Many hosts
+
+    def _all(self, hosts: Sequence[Host], action: Callable[[Server], HostResult]) -> list[HostResult]:
+        return [
+            outcome.value or HostResult(outcome.host.name, "failed", outcome.seconds, outcome.error)
+            for outcome in each(hosts, lambda host: self._one(host, action))
+        ]
+
+    def _one(self, host: Host, action: Callable[[Server], HostResult]) -> HostResult:
+        """The action on one host; its DisaggError is its result."""
+        began = time.monotonic()
+        try:
+            with self._server(host) as server:
+                return action(server)
+        except DisaggError as error:
+            return HostResult(host.name, "failed", time.monotonic() - began, error)
+
+    def _row(self, hosts: Sequence[Host], timeout_s: float) -> list[HostResult]:
+        """Restart one after the other, up to the first that does not come back."""
+        results: list[HostResult] = []
+        for host in hosts:
+            if results and not results[-1].ok:
+                results.append(HostResult(host.name, "left"))
+            else:
+                results.append(self._one(host, lambda server: self._restart(server, timeout_s)))
+        return results
+
+    @contextmanager
+    def _server(self, host: Host) -> Iterator[Server]:
+        if host.connector == "local":
+            yield LocalServer(self.fleet, host, self.state, self.argv, self.grace_s)
+            return
+        server = DeployedServer(host, self.connect(host))
+        try:
+            yield server
+        finally:
+            server.close()
+
+    # One host
+
+    def _start(self, server: Server, timeout_s: float) -> HostResult:
+        host, seen = server.host, server.look()
+        if seen.stale:
+            raise FleetError(f"{host.name} {seen.stale}", f"disagg restart --host {host.name}")
+        if seen.pid is not None:
+            return self._until_healthy(server, "unchanged", timeout_s)
+        with self._guard:
+            self._begun.append(host)
+        return self._launch(server, "started", timeout_s)
+
+    def _restart(self, server: Server, timeout_s: float) -> HostResult:
+        outcome: Outcome = "started"
+        if server.look().pid is not None:
+            outcome = "restarted"
+            self.report(server.host.name, "stopping")
+            server.stop()
+        return self._launch(server, outcome, timeout_s)
+
+    def _launch(self, server: Server, outcome: Outcome, timeout_s: float) -> HostResult:
+        self.report(server.host.name, "starting")
+        try:
+            server.start()
+            result = self._until_healthy(server, outcome, timeout_s)
+        except StartFailed:
+            server.stop()  # a manager would try again and again
+            raise
+        if result.outcome == "failed":
+            server.stop()
+        return result
+
+    def _until_healthy(self, server: Server, outcome: Outcome, timeout_s: float) -> HostResult:
+        began = time.monotonic()
+        status = self._await_health(server, began + timeout_s)
+        host, seconds = server.host, time.monotonic() - began
         if status.state == "healthy":
-            return HostResult(host.name, "started" if fresh else "unchanged", seconds)
-        if status.state in _UNDECIDED:
-            return HostResult(host.name, "slow", seconds, self._slow(host, seconds))
-        if fresh:
-            self._stop(host)
-        return HostResult(host.name, "failed", seconds, FleetError(f"{host.name}: {status.why}", status.mend))
+            return HostResult(host.name, outcome, seconds)
+        if _undecided(host, status):
+            return HostResult(host.name, "slow", seconds, _slow(host, status, seconds))
+        error = StartFailed(f"{host.name}: {status.why}", status.mend)
+        error.log = tuple(server.last_lines())
+        return HostResult(host.name, "failed", seconds, error)
 
-    def _spawn(self, host: Host) -> ProcessRecord:
-        for port in filter(None, (host.port, host.kv_port)):
-            if local.port_taken(host.address, port):
-                raise PortInUse(
-                    f"{host.name}: port {port} on {host.address} is in use by {local.port_holder(port)}",
-                    f"stop that process, or give {host.name} another port in {self.fleet.path}",
-                )
-        argv, environment = self.argv(self.fleet, host)
-        self.report(host.name, "starting")
-        token_file = str(self.state.token_file.resolve())
-        pid = local.spawn(argv, self.state.log_file(host.name), {**environment, TOKEN_FILE_VARIABLE: token_file})
-        identity = local.identity(pid) or "ended at once"
-        record = ProcessRecord(host.name, pid, identity, config_digest(self.fleet, host))
-        self.state.record(record)
-        return record
-
-    def _await_health(self, host: Host, record: ProcessRecord, deadline: float) -> HostStatus:
+    def _await_health(self, server: Server, deadline: float) -> HostStatus:
         """Poll until the server is healthy or has failed; at the deadline, how it was last seen."""
-        token, pause = self.state.token(), 0.05
+        token, pause, host = self.state.token(), 0.05, server.host
         while True:
             status = poll_host(host, token, self.state)
-            if local.identity(record.pid) != record.identity:
-                self.state.forget(host.name)
-                raise failed_start(self.state, host.name)
-            # A server that imports a framework may not answer for seconds: it is silent, and it is loading.
-            self.report(host.name, "loading" if status.state == "silent" else status.state)
-            if status.state not in _UNDECIDED or time.monotonic() > deadline or self._interrupted.is_set():
+            if (error := server.ended()) is not None:
+                raise error
+            # A server that imports a framework may not answer for seconds, or not listen yet: it is loading.
+            self.report(host.name, "loading" if _undecided(host, status) else status.state)
+            if not _undecided(host, status) or time.monotonic() > deadline:
                 return status
-            self._interrupted.wait(pause)
+            interruption.sleep(pause)
             pause = min(0.5, pause * 1.5)
 
-    def _slow(self, host: Host, seconds: float) -> FleetError:
-        return FleetError(
-            f"{host.name} still loads after {seconds:.0f} s; it was left running",
-            f"disagg status --watch, or read {self.state.log_file(host.name)}",
-        )
-
-    def _stop(self, host: Host) -> HostResult:
-        return self._stop_name(host.name)
-
-    def _stop_name(self, name: str) -> HostResult:
+    def _stop(self, server: Server) -> HostResult:
         began = time.monotonic()
-        record = self.state.recorded(name)
-        if record is None or local.identity(record.pid) != record.identity:
-            self.state.forget(name)
-            return HostResult(name, "not running")
-        self.report(name, "stopping")
-        killed = local.end(record.pid, record.identity, self.grace_s)
-        self.state.forget(name)
+        try:
+            running = server.look().pid is not None
+        except HostUnreachable:
+            raise
+        except FleetError:  # nothing is deployed there: then nothing runs
+            return HostResult(server.host.name, "not running")
+        if running:
+            self.report(server.host.name, "stopping")
+        killed = server.stop()
+        outcome: Outcome = "killed" if killed else "stopped" if running else "not running"
+        return HostResult(server.host.name, outcome, time.monotonic() - began if running else 0.0)
+
+    # Servers of no host of this fleet
+
+    def _stop_orphan(self, name: str) -> HostResult:
+        began = time.monotonic()
+        try:
+            killed = end_recorded(self.state, name, self.grace_s)
+        except DisaggError as error:
+            return HostResult(name, "failed", time.monotonic() - began, error)
         return HostResult(name, "killed" if killed else "stopped", time.monotonic() - began)
 
+    def _stop_strangers(self, hosts: Sequence[Host]) -> list[HostResult]:
+        """Stop what else is deployed on these machines, named `NAME on HOST`."""
 
-def config_digest(fleet: Fleet, host: Host) -> str:
-    """A short hash of all that hosts.toml says about this host and its model."""
-    return hashlib.sha256(repr((host, fleet.models.get(host.model))).encode()).hexdigest()[:16]
+        def stop(host: Host) -> list[HostResult]:
+            machine = self.connect(host)
+            try:
+                strangers = [name for name in hosts_there(machine) if name not in self.fleet.hosts]
+                return [self._stop_stranger(machine, name, host) for name in strangers]
+            finally:
+                machine.close()
 
+        outcomes = each([host for host in hosts if host.connector != "local"], stop)
+        # A machine that does not answer has been told of already.
+        return [result for outcome in outcomes for result in outcome.value or ()]
 
-def failed_start(state: State, name: str) -> FleetError:
-    """Why a server that exited did so: its last error line if it logged one, else the end of its log."""
-    log = state.log_file(name)
-    tail = state.log_tail(name)
-    logged = state.last_error(name)
-    if logged is not None:
-        return FleetError(f"{name} did not start: {logged.message}", logged.hint or f"its log: {log}")
-    words = "\n".join(tail) if tail else "(it wrote nothing)"
-    return FleetError(f"{name} exited while starting; the end of its log:\n{words}", f"its log: {log}")
-
-
-def _in_parallel(
-    names: Sequence[str], action: Callable[[str], HostResult], interrupted: Event | None = None
-) -> list[HostResult]:
-    """Run the action for every name at once; results in the names' order. An exception here (an interruption) sets
-    `interrupted` and waits until the actions have seen it."""
-    with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
+    def _stop_stranger(self, machine: Machine, name: str, host: Host) -> HostResult:
+        began, shown = time.monotonic(), f"{name} on {host.name}"
         try:
-            return list(pool.map(action, names))
-        except BaseException:
-            if interrupted is not None:
-                interrupted.set()
-            raise
+            stop_there(machine, name)
+        except DisaggError as error:
+            return HostResult(shown, "failed", time.monotonic() - began, error)
+        return HostResult(shown, "stopped", time.monotonic() - began)
+
+
+def _undecided(host: Host, status: HostStatus) -> bool:
+    """Whether the server may still come up, its process being alive."""
+    return status.state in _UNDECIDED or (host.connector != "local" and status.state in _UNSEEN)
+
+
+def _slow(host: Host, status: HostStatus, seconds: float) -> FleetError:
+    hint = f"disagg status --watch, or disagg logs -f --host {host.name}"
+    if status.state == "unreachable":
+        message = f"{host.name} runs, but cannot be reached from here: {status.why}; it was left running"
+        return FleetError(message, status.mend)
+    return FleetError(f"{host.name} still loads after {seconds:.0f} s; it was left running", hint)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from disagg.config import Fleet
 from disagg.errors import DisaggError, FleetError
+from disagg.fleet.loglines import last_error
 from disagg.token import read_token, state_folder, token_path
 
 _LOG_TAIL_BYTES = 64 << 10
@@ -105,14 +106,7 @@ class State:
 
     def last_error(self, host: str) -> DisaggError | None:
         """The last error in the host's log (servers log JSON lines), None where there is none."""
-        for line in reversed(self.log_tail(host)):
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict) and entry.get("level") == "error" and "message" in entry:
-                return DisaggError.from_json(entry)
-        return None
+        return last_error(self.log_tail(host))
 
     @contextmanager
     def locked(self, what: str, timeout_s: float = 10.0) -> Iterator[None]:

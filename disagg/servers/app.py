@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import secrets
@@ -15,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from disagg.errors import BodyTooLarge, DisaggError, Overloaded, RequestError, Unauthorized
-from disagg.servers import logs
+from disagg.servers import gpu, logs
 from disagg.servers.answer import with_errors
 from disagg.servers.schemas import Body, parse
 from disagg.servers.service import Service
@@ -125,7 +126,8 @@ def _health(service: Service, token: str) -> Callable[..., object]:
 
 def _status(service: Service) -> Callable[..., object]:
     async def status(_: Request) -> Response:
-        return JSONResponse(service.status())
+        busy = await asyncio.to_thread(gpu.utilisation, service.info.backend) if service.info else None
+        return JSONResponse(service.status(busy))
 
     return status
 

@@ -15,7 +15,7 @@ import psutil
 from starlette.requests import Request
 from starlette.routing import Route
 
-from disagg.config import Fleet, Host, Model
+from disagg.config import Fleet, Host, Model, served_digest
 from disagg.engines.base import EngineInfo, Sampling
 from disagg.engines.text import Messages, PromptTokenizer
 from disagg.errors import (
@@ -32,9 +32,11 @@ from disagg.servers.answer import within
 from disagg.servers.job import Job
 from disagg.servers.schemas import GenerateBody, PromptBody
 from disagg.servers.sse import Event
-from disagg.version import VERSION
+from disagg.version import VERSION, code_hash
 
 State = Literal["loading", "ok", "draining"]
+RELEASE_VARIABLE = "DISAGG_RELEASE"
+"""Names the deployed release that a server runs; not set where it runs from an installation."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class Service(ABC):
     state: State = "loading"
     counters: Counters = field(default_factory=Counters)
     started: float = field(default_factory=time.monotonic)
+    last_error: dict[str, Any] | None = None  # of the last request that failed here: when, and its error
 
     role: Literal["prefill", "decode"] = field(init=False)
 
@@ -160,6 +163,7 @@ class Service(ABC):
         else:
             self.counters.failed += 1
             detail = error.to_json() if isinstance(error, DisaggError) else {"message": repr(error)}
+            self.last_error = {"time": round(time.time(), 3), **detail}
             logs.info("request_failed", **detail)
 
     def health(self) -> dict[str, Any]:
@@ -174,6 +178,9 @@ class Service(ABC):
             "host": self.host.name,
             "simulated": self.host.simulated,
             "version": VERSION,
+            "code": code_hash(),
+            "config": served_digest(self.fleet, self.host),
+            "release": os.environ.get(RELEASE_VARIABLE) or None,
             "versions": info.versions if info else {},
             "fingerprint": info.fingerprint.to_json() if info else None,
             "preflight": [asdict(finding) for finding in info.preflight] if info else [],
@@ -181,8 +188,8 @@ class Service(ABC):
             "pid": os.getpid(),
         }
 
-    def status(self) -> dict[str, Any]:
-        """What /status answers: health, load, memory, device use, counters."""
+    def status(self, gpu: float | None = None) -> dict[str, Any]:
+        """What /status answers: health, load, memory, device use, counters. gpu: how busy that is, 0 to 1."""
         memory, process = psutil.virtual_memory(), psutil.Process()
         return {
             **self.health(),
@@ -193,6 +200,11 @@ class Service(ABC):
                 "process": process.memory_info().rss,
                 "weights": self.info.memory_bytes if self.info else 0,
             },
-            "device": {"name": self.info.backend if self.info else None, "cpu_percent": psutil.cpu_percent()},
+            "device": {
+                "name": self.info.backend if self.info else None,
+                "cpu_percent": psutil.cpu_percent(),
+                "utilisation": gpu,
+            },
             "counters": asdict(self.counters),
+            "last_error": self.last_error,
         }

@@ -75,7 +75,8 @@ def test_status_of_a_machine_that_does_not_answer_exits_4(tmp_path, capsys):
     path = write_fleet(tmp_path, connector="ssh")
     path.write_text(path.read_text().replace('"127.0.0.1"', '"no-such-host.invalid"'))
     assert run("--config", path, "status") == 4
-    assert "→ ping no-such-host.invalid" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "unreachable" in out and "no-such-host.invalid" in out and "→" in out
 
 
 def test_status_of_an_unknown_host_exits_2(config, capsys):
@@ -91,9 +92,9 @@ def test_a_host_that_fails_to_start_exits_1_and_the_other_is_reported(config, be
     assert "error: decode-1 did not start: no weights in /models/x" in out and "hint: fetch them" in out
 
 
-def test_start_of_ssh_hosts_names_them(tmp_path, capsys):
-    assert run("--config", write_fleet(tmp_path, connector="ssh"), "start") == 1
-    assert 'connector "ssh": prefill-1, decode-1' in capsys.readouterr().err
+def test_start_on_hosts_before_any_deployment_says_that_deploying_makes_the_token(tmp_path, capsys):
+    assert run("--config", write_fleet(tmp_path, connector="ssh"), "start") == 2
+    assert "disagg deploy makes one" in capsys.readouterr().err
 
 
 def test_watch_without_a_terminal_prints_a_line_per_change_until_interrupted(config, behaviour, tmp_path):

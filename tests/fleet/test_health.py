@@ -1,17 +1,22 @@
 import asyncio
+import errno
 import os
 import signal
 import socket
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from farm import Farm, wait_until
 
+from disagg.config import served_digest
 from disagg.errors import UsageError
-from disagg.fleet import local
+from disagg.fleet import health, local
 from disagg.fleet.health import exit_code, poll
+from disagg.fleet.local_server import LocalServer
+from disagg.version import code_hash
 from tests.fleets import RunningFleet
 
 
@@ -45,7 +50,9 @@ def test_a_host_that_was_never_started_names_the_command(prepared: Farm):
 def test_a_loading_and_a_broken_server_say_why(farm: Farm):
     farm.behaviour = {"a": "slow", "b": "broken"}
     farm.lifecycle.start(["a"], timeout_s=0)
-    farm.lifecycle._spawn(farm.fleet.hosts["b"])  # a failed start would end it, and here it must go on
+    LocalServer(
+        farm.fleet, farm.fleet.hosts["b"], farm.state, farm.argv
+    ).start()  # a failed start would end it, and here it must go on
     wait_until(lambda: states(farm)["a"].why == "the model is still loading")
     wait_until(lambda: states(farm)["b"].state == "failed")
     assert (states(farm)["b"].why, states(farm)["b"].mend) == ("weights are corrupt", "download again")
@@ -70,11 +77,11 @@ def test_a_process_that_runs_but_does_not_answer_is_silent(farm: Farm):
     assert states(farm, timeout_s=0.3)["a"].mend == "disagg restart --host a"
 
 
-def test_a_machine_that_takes_the_connection_and_says_nothing_is_unreachable_in_bounded_time(prepared: Farm):
+def test_a_machine_that_takes_the_connection_and_says_nothing_is_silent_in_bounded_time(prepared: Farm):
     with socket.create_server(("127.0.0.1", prepared.fleet.hosts["a"].port)):
         a = states(prepared, names=["a"], timeout_s=0.3)["a"]
-    assert a.state == "unreachable" and "did not answer within 0.3 s" in a.why
-    assert exit_code([a]) == 4
+    assert a.state == "silent" and "did not answer within 0.3 s" in a.why
+    assert exit_code([a]) == 3
 
 
 def test_a_name_that_does_not_resolve_is_unreachable(prepared: Farm):
@@ -161,3 +168,33 @@ def test_two_versions_serving_one_model_are_reported_on_the_second(farm: Farm):
 def test_an_unknown_host_is_a_usage_error(prepared: Farm):
     with pytest.raises(UsageError, match="no host c"):
         states(prepared, names=["c"])
+
+
+def test_errno_65_of_macos_names_its_local_network_setting(prepared: Farm, monkeypatch: pytest.MonkeyPatch):
+    def blocked(*_: object) -> None:
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr(health, "get", blocked)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(sysname="Darwin"))
+    a = states(prepared)["a"]
+    assert a.state == "unreachable" and "No route to host" in a.why and "Local Network" in a.mend
+
+
+def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(farm: Farm, monkeypatch: pytest.MonkeyPatch):
+    farm.lifecycle.start(["a"])
+    real = health.get
+    host = farm.fleet.hosts["a"]
+    told = {"code": code_hash(), "config": served_digest(farm.fleet, host)}
+
+    def telling(*arguments):
+        code, answer = real(*arguments)
+        return code, {**answer, **told}
+
+    monkeypatch.setattr(health, "get", telling)
+    assert states(farm)["a"].why == ""
+    told["code"] = "another"
+    a = states(farm)["a"]
+    assert (a.state, a.why) == ("healthy", "it runs with other code than what is here")
+    assert a.mend == "disagg restart --host a" and exit_code([a]) == 0
+    told["config"] = "another"
+    assert states(farm)["a"].why == "it runs with other code and other hosts.toml than what is here"

@@ -64,7 +64,8 @@ def test_a_server_that_dies_without_a_log_line_is_reported_with_the_end_of_its_l
     farm.behaviour["a"] = "die"
     (failed,) = farm.lifecycle.start(["a"])
     assert "Segmentation fault, as it were" in failed.error.message
-    assert str(farm.state.log_file("a")) in failed.error.hint
+    assert failed.error.hint == "disagg logs --host a"
+    assert failed.error.log[-1] == "Segmentation fault, as it were"
 
 
 def test_a_server_that_loads_past_the_deadline_is_slow_and_left_running(farm: Farm):
@@ -150,15 +151,6 @@ def test_stop_also_ends_a_server_whose_host_left_the_file(farm: Farm):
     assert outcomes(results) == {"a": "stopped", "b": "stopped"}
 
 
-def test_ssh_hosts_are_named_and_nothing_is_started(farm: Farm, tmp_path):
-    mixed = {**farm.fleet.hosts, "far": replace(farm.fleet.hosts["b"], name="far", connector="ssh")}
-    farm.use(replace(farm.fleet, hosts=mixed))
-    with pytest.raises(FleetError, match=r'connector "ssh": far'):
-        farm.lifecycle.start()
-    assert not farm.state.folder.exists()
-    assert outcomes(farm.lifecycle.start(["a"])) == {"a": "started"}
-
-
 def test_an_unknown_host_lists_those_there_are(farm: Farm):
     with pytest.raises(UsageError, match=r"no host c \(it has: a, b\)"):
         farm.lifecycle.start(["c"])
@@ -199,7 +191,7 @@ def test_a_python_that_does_not_exist_is_a_clear_error(tmp_path):
 
 
 def test_the_real_command_line_names_file_and_host(farm: Farm):
-    from disagg.fleet.lifecycle import server_argv
+    from disagg.fleet.local_server import server_argv
 
     argv, environment = server_argv(farm.fleet, farm.fleet.hosts["a"])
     assert argv[:3] == [sys.executable, "-P", "-m"]

@@ -287,6 +287,7 @@ def _namespace_host(
     _authorise(place / "home", home, owner=2000)
     _sshd_config(place, 22, "0.0.0.0", [f'SetEnv PATH="{_MAC_PATH}"'] if mac else [])
     spec = {"name": host.name, "folder": str(place), "home": remote_home, "mac": mac, "sshd": sshd}
+    spec["pythons"] = sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)})
     (place / "spec.json").write_text(json.dumps(spec))
     flags = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
     script = str(Path(__file__).with_name("host.py"))

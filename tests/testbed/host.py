@@ -61,6 +61,7 @@ def main() -> None:
 def _mount_private(spec: dict, folder: Path) -> None:
     for name in ("passwd", "group", "shadow"):
         _bind(folder / name, Path("/etc") / name)
+    _open_to_all([Path(path) for path in spec["pythons"]], folder)
     _run("mount", "-t", "tmpfs", "none", "/home")
     home = Path(spec["home"])
     home.mkdir(parents=True)
@@ -70,6 +71,22 @@ def _mount_private(spec: dict, folder: Path) -> None:
     if spec["mac"]:
         _overlay(Path("/usr/bin"), folder / "mac-bin", MAC_TOOLS, MAC_LACKS)
         _overlay(Path("/usr/sbin"), folder / "mac-sbin", {"sysctl": MAC_SYSCTL}, MAC_LACKS)
+
+
+def _open_to_all(paths: list, place: Path) -> None:
+    """Let the host's account reach folders of this machine whose parents it may not enter."""
+    closed = {
+        path: [parent for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001] for path in paths
+    }
+    hidden = [path for path in paths if closed[path]]
+    for number, path in enumerate(hidden):
+        (place / f"python-{number}").mkdir()
+        _bind(path, place / f"python-{number}")
+    for parent in {closed[path][0] for path in hidden}:
+        _run("mount", "-t", "tmpfs", "-o", "mode=755", "none", parent)
+    for number, path in enumerate(hidden):
+        path.mkdir(parents=True)
+        _bind(place / f"python-{number}", path)
 
 
 def _overlay(place: Path, layer: Path, tools: dict, hidden: tuple) -> None:

@@ -21,7 +21,13 @@ from disagg.cli.views.units import seconds, size
 
 MODE_STYLE = {"disagg": "bold green", "decode-alone": "blue", "prefill-alone": "magenta"}
 _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
-_HEADERS = {"exposed_transfer": "exposed", "first_step": "first step", "network": "rest", "tokenise": "token."}
+_HEADERS = {
+    "failed_attempts": "failed",
+    "exposed_transfer": "exposed",
+    "first_step": "first step",
+    "network": "rest",
+    "tokenise": "token.",
+}
 NOTES = """\
 TTFT: sent → first token. E2E: sent → last token.
 TPOT = (E2E - TTFT) / (output tokens - 1).
@@ -119,11 +125,13 @@ def _where_ttft_went(family: Sequence[Cell]) -> list[RenderableType]:
     cells = [cell for cell in family if cell.mode == "disagg" and cell.figures["completed"]]
     if not cells:
         return []
-    table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in PART_NAMES), "hidden")
+    # Hosts that failed first are rare; their column would cost the others their width.
+    names = [n for n in PART_NAMES if n != "failed_attempts" or any(c.figures["mean_ttft_parts_ms"][n] for c in cells)]
+    table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in names), "hidden")
     for cell in cells:
         parts: Mapping[str, Any] = cell.figures["mean_ttft_parts_ms"]
         hidden = Text(_ms(cell.figures["mean_hidden_transfer_ms"]), "dim")
-        table.add_row(_length(cell), _ms(cell.figures["mean_ttft_ms"]), *(_ms(parts[n]) for n in PART_NAMES), hidden)
+        table.add_row(_length(cell), _ms(cell.figures["mean_ttft_ms"]), *(_ms(parts[n]) for n in names), hidden)
     title = Text("disagg: where TTFT went (means; the parts add up, hidden is beside them)", "bold")
     return [title, table, *(_handed_over(cell) for cell in cells), Text()]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -27,11 +28,10 @@ STYLE = {
 
 
 def health_view(statuses: Sequence[HostStatus]) -> RenderableType:
-    """The table, then a line `host: why` and a line `→ command` per unhealthy host."""
-    parts: list[RenderableType] = [_table(statuses)]
-    parts += [Text()] if any(not status.ok for status in statuses) else []
-    parts += [_remedy(status) for status in statuses if not status.ok]
-    return Group(*parts)
+    """The table, then `host: why` and `→ command` per host that is not healthy or worth a remark, then footnotes."""
+    told = [_remedy(status) for status in statuses if status.why]
+    notes = list(_footnotes(statuses))
+    return Group(_table(statuses), *([Text(), *told] if told else []), *([Text(), *notes] if notes else []))
 
 
 def health_panel(statuses: Sequence[HostStatus]) -> Panel:
@@ -52,10 +52,10 @@ def _table(statuses: Sequence[HostStatus]) -> Table:
     table.add_column("host\nrole", overflow="fold", style="bold")
     table.add_column("model\nbackend", overflow="fold")
     table.add_column("health", no_wrap=True)
-    table.add_column("running\nqueued", justify="right", no_wrap=True)
+    table.add_column("run\nqueue", justify="right", no_wrap=True)
     table.add_column("KV held\ndevice", justify="right", no_wrap=True)
     table.add_column("memory\ntotal", justify="right", no_wrap=True)
-    table.add_column("up", justify="right", no_wrap=True)
+    table.add_column("up\nversion", justify="right", no_wrap=True)
     for status in statuses:
         table.add_row(*_row(status))
     return table
@@ -72,9 +72,9 @@ def _row(status: HostStatus) -> list[RenderableType]:
         model,
         health,
         _two(_number(status.running), _number(status.queue)),
-        _two(size(status.kv_bytes), _device_use(status)),
+        _two(size(status.kv_bytes), _utilisation(status)),
         _two(size(status.memory.get("process")), size(status.memory.get("total"))),
-        uptime(status.uptime_s),
+        _two(uptime(status.uptime_s), status.version or ""),
     ]
 
 
@@ -82,7 +82,7 @@ def _two(above: str, below: str) -> Text:
     return Text.assemble(above, "\n", (below, "dim"))
 
 
-def _device_use(status: HostStatus) -> str:
+def _utilisation(status: HostStatus) -> str:
     """The accelerator's use where the server knows it, else its machine's CPUs'."""
     share, percent = status.device.get("utilisation"), status.device.get("cpu_percent")
     if isinstance(share, (int, float)):
@@ -95,7 +95,21 @@ def _number(value: int | None) -> str:
 
 
 def _remedy(status: HostStatus) -> RenderableType:
-    lines = Text.assemble((f"{status.host}: ", f"bold {STYLE[status.state]}"), status.why)
+    style = "yellow" if status.ok else STYLE[status.state]
+    lines = Text.assemble((f"{status.host}: ", f"bold {style}"), status.why)
     if status.mend:
         lines.append_text(Text.assemble("\n  → ", (status.mend, "bold cyan")))
     return lines
+
+
+def _footnotes(statuses: Sequence[HostStatus]) -> Iterator[RenderableType]:
+    for status in statuses:
+        if status.last_error:
+            when = status.last_error.get("time")
+            ago = f" {uptime(max(0.0, time.time() - when))} ago" if isinstance(when, (int, float)) else ""
+            said = str(status.last_error.get("message", ""))
+            yield Text(f"{status.host}: last failed request{ago}: {said}", "dim")
+    unkept = [status.host for status in statuses if status.kept == "crash"]
+    if unkept:
+        who = "they come" if len(unkept) > 1 else "it comes"
+        yield Text(f"{', '.join(unkept)}: plain process: {who} back after a crash, not after a reboot", "dim")

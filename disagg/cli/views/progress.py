@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Lock
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from disagg.cli.views.errors import error_view
+from disagg.cli.views.logs import raw_line
 from disagg.cli.views.units import seconds
+from disagg.errors import DisaggError
 from disagg.fleet.lifecycle import HostResult
+from disagg.fleet.server import StartFailed
 
-_STYLE = {"started": "green", "unchanged": "green", "stopped": "green", "slow": "yellow", "killed": "yellow"}
+_STYLE = {
+    **dict.fromkeys(("started", "restarted", "unchanged", "stopped"), "green"),
+    **dict.fromkeys(("slow", "killed", "left"), "yellow"),
+}
 
 
 class Progress:
@@ -34,7 +41,7 @@ class Progress:
 
 
 def results_view(results: Sequence[HostResult]) -> RenderableType:
-    """One row per host, then each failure with its remedy."""
+    """One row per host, then each failure with the end of its log and its remedy."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("host", style="bold", overflow="fold")
     table.add_column("outcome")
@@ -43,5 +50,13 @@ def results_view(results: Sequence[HostResult]) -> RenderableType:
         style = "red" if result.outcome == "failed" else _STYLE.get(result.outcome, "dim")
         took = seconds(result.seconds) if result.seconds else "–"
         table.add_row(result.host, Text(result.outcome, style), took)
-    errors = [error_view(result.error) for result in results if result.error is not None]
-    return Group(table, *([Text(), *errors] if errors else []))
+    errors = [part for result in results if result.error is not None for part in _failure(result.host, result.error)]
+    return Group(table, *errors)
+
+
+def _failure(host: str, error: DisaggError) -> Iterator[RenderableType]:
+    yield Text()
+    if isinstance(error, StartFailed) and error.log:
+        yield Text(f"the last {len(error.log)} lines of {host}'s log:", "dim")
+        yield from (Padding(raw_line(line), (0, 0, 0, 2), expand=False) for line in error.log)
+    yield error_view(error)

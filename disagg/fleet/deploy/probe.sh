@@ -164,7 +164,7 @@ if test -f "$mine/serving"; then
     read -r pid release <"$mine/serving"
     alive=0
     if kill -0 "$pid" 2>/dev/null; then
-        case $(ps -p "$pid" -o args= 2>/dev/null) in
+        case $(ps -ww -p "$pid" -o args= 2>/dev/null) in
             '' | *disagg*) alive=1 ;;
         esac
     fi

@@ -37,8 +37,9 @@ printf '{{"time": "%s", "level": "info", "event": "starting", "release": "%s", "
     "$(date -u +%Y-%m-%dT%H:%M:%S.000Z)" "$hash" "$$"
 printf '%s %s\\n' "$$" "$hash" >.serving.$$ && mv -f .serving.$$ serving
 DISAGG_TOKEN_FILE=$folder/token
+DISAGG_RELEASE=$hash
 PYTHONPATH=$release
-export DISAGG_TOKEN_FILE PYTHONPATH
+export DISAGG_TOKEN_FILE DISAGG_RELEASE PYTHONPATH
 exec {python} -P -u -m disagg.servers --config "$release/hosts.toml" --host {host}
 """
 _SUPERVISE: Final = """\
@@ -113,12 +114,16 @@ def run_script(layout: Layout, host: str, python: str) -> str:
 
 
 def fleet_file(fleet: Fleet, host: Host, source: Source) -> str:
-    """The host's own hosts.toml: a gateway knows the whole fleet, any other host itself alone."""
-    engine = host.engine.name
-    if "gateway" not in host.roles:
-        return render(fleet, [host.name], {host.model: {engine: source.text}})
+    """The host's own hosts.toml: a gateway knows the whole fleet; a prefill host itself and where it may deliver
+    KV; any other host itself alone."""
+    known = [host.name]
+    if "gateway" in host.roles:
+        known = list(fleet.hosts)
+    elif "prefill" in host.roles:
+        known += [decoding.name for decoding in fleet.serving(host.model, "decode") if decoding.name != host.name]
     sources: dict[str, dict[str, str]] = {}
-    for name, model in fleet.models.items():
-        sources[name] = {str(one): text for one, text in (model.written or model.sources).items()}
-    sources[host.model][engine] = source.text
-    return render(fleet, list(fleet.hosts), sources)
+    for one in map(fleet.hosts.__getitem__, known):
+        model, engine = fleet.models[one.model], one.engine.name
+        sources.setdefault(model.name, {})[engine] = model.written.get(engine, model.sources[engine])
+    sources[host.model][host.engine.name] = source.text
+    return render(fleet, known, sources)

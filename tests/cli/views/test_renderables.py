@@ -1,6 +1,8 @@
 """Every view at 80 and at 120 columns: nothing is cut, and the numbers people look for are there."""
 
 import io
+import re
+import time
 
 import pytest
 from answers import completion
@@ -11,12 +13,15 @@ from disagg.cli.asking import Answer
 from disagg.cli.views import units
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.health import health_panel, health_view, status_line
+from disagg.cli.views.logs import LogView
 from disagg.cli.views.metrics import combined_panel, footnote, metrics_view, model_panel
 from disagg.cli.views.progress import Progress, results_view
 from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.errors import DisaggError, PortInUse
 from disagg.fleet.health import HostStatus
 from disagg.fleet.lifecycle import HostResult
+from disagg.fleet.logs import Line
+from disagg.fleet.server import StartFailed
 
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
 
@@ -169,3 +174,43 @@ def test_durations(value, text):
 def test_speeds_and_uptimes():
     assert [units.speed(v) for v in (0, 12.34, 1234.5)] == ["– tok/s", "12.3 tok/s", "1,234 tok/s"]
     assert [units.uptime(v) for v in (5, 300, 12000, 360000)] == ["5s", "5m", "3h 20m", "4d 4h"]
+
+
+@WIDTHS
+def test_health_remarks_last_errors_and_what_survives_no_reboot(width):
+    text = shown(
+        health_view(
+            [
+                healthy(why="it runs with other code than what is here", mend="disagg deploy --host dgx-spark-1"),
+                healthy(
+                    "mac-studio-1", kept="crash", version="0.1.0", device={"cpu_percent": 35.2, "utilisation": None}
+                ),
+                healthy("mac-studio-2", last_error={"time": time.time() - 65, "message": "the peer was lost"}),
+            ]
+        ),
+        width,
+    )
+    assert "dgx-spark-1: it runs with other code" in text and "→ disagg deploy --host dgx-spark-1" in text
+    assert "35% CPU" in text and "0.1.0" in text
+    assert "mac-studio-2: last failed request 1m ago: the peer was lost" in text
+    assert "mac-studio-1: plain process: it comes back after a crash, not after a reboot" in " ".join(text.split())
+
+
+def test_a_failed_start_shows_the_end_of_its_log_above_the_error():
+    error = StartFailed("spark did not start: no weights", "fetch them")
+    error.log = (
+        '{"time": "2026-01-01T00:00:00.000Z", "level": "error", "event": "start_failed", "message": "no"}',
+        "boom\x1b[2J",
+    )
+    text = shown(results_view([HostResult("spark", "failed", 1.0, error), HostResult("other", "left")]))
+    assert "the last 2 lines of spark's log:\n  start_failed message=no\n  boom\ufffd[2J\nerror: spark did not" in text
+    assert "left" in text
+
+
+def test_log_lines_show_time_host_event_fields_and_traceback():
+    view = LogView(["a", "spark"])
+    said = {"level": "error", "event": "internal_error", "n": 1, "who": "x y", "traceback": "Traceback\nboom"}
+    text = shown(view.line(Line("a", 1767225605.25, "", said)))
+    assert re.match(r"\d\d:\d\d:05\.250 a     internal_error n=1 who=x y\nTraceback\nboom\n", text)
+    assert shown(view.line(Line("spark", 0.0, "plain\x07 words"))) == " " * 13 + "spark plain\ufffd words\n"
+    assert "trying again" in shown(view.line(Line("a", 1.0, "connection lost; trying again", notice=True)))

@@ -39,12 +39,23 @@ def test_its_name_is_over_names_and_contents() -> None:
     assert len({digest({"a": b"1"}), digest({"a": b"2"}), digest({"b": b"1"}), digest({})}) == 4
 
 
-def test_another_hosts_change_leaves_a_release_alone_unless_it_is_a_gateway() -> None:
-    one, other = spark(), studio()
-    moved = replace(other, port=8055)
-    assert made(here(fleet(one, other)), one).hash == made(here(fleet(one, moved)), one).hash
-    gateway = replace(one, roles=("prefill", "gateway"))
-    assert made(here(fleet(gateway, other)), gateway).hash != made(here(fleet(gateway, moved)), gateway).hash
+def test_another_hosts_change_makes_a_new_release_only_where_it_is_heeded() -> None:
+    prefill, decode = spark(), studio()
+    slower, moved = replace(prefill, port=8055), replace(decode, kv_port=9055)
+    assert made(here(fleet(prefill, decode)), decode).hash == made(here(fleet(slower, decode)), decode).hash
+    assert made(here(fleet(prefill, decode)), prefill).hash != made(here(fleet(prefill, moved)), prefill).hash, (
+        "KV goes"
+    )
+    gateway = studio(roles=("decode", "gateway"))
+    assert made(here(fleet(prefill, gateway)), gateway).hash != made(here(fleet(slower, gateway)), gateway).hash
+
+
+def test_a_prefill_host_knows_where_it_may_deliver_kv(tmp_path: Path) -> None:
+    prefill, decode = spark(), studio()
+    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(prefill, decode), prefill, Source("/m")))
+    loaded = load(tmp_path / "hosts.toml")
+    assert [host.name for host in loaded.serving("qwen", "decode")] == ["mac-studio-1"]
+    assert loaded.models["qwen"].sources["transformers"] == "/m"
 
 
 def test_the_token_and_a_new_version_of_a_service_file_have_their_part() -> None:

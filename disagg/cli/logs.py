@@ -1,0 +1,85 @@
+"""`disagg logs`: what the servers of all hosts log, in one stream."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.fleet import Hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from disagg.config import Host
+    from disagg.fleet.state import State
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LINES = 100
+_LINES_SINCE = 10_000
+
+
+def logs(
+    context: typer.Context,
+    *,
+    host: Hosts = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until interrupted.")] = False,
+    since: Annotated[
+        str | None, typer.Option(metavar="AGO", help="Only lines of the last 30s, 10m, 2h or 1d.", show_default=False)
+    ] = None,
+    lines: Annotated[
+        int | None,
+        typer.Option("-n", "--lines", min=1, max=1_000_000, help="At most so many lines per host.", show_default=False),
+    ] = None,
+) -> None:
+    """Show the servers' logs, merged by time: the last 100 lines of each host, or all since some time ago.
+
+    Times are this machine's local time. Exit code 0, or 1 or 4 if a host's log cannot be read.
+    """
+    from disagg.fleet.health import select_hosts
+    from disagg.fleet.state import State
+
+    begin = time.time() - _ago(since) if since is not None else None
+    fleet = settings(context).fleet()
+    hosts, state = select_hosts(fleet, host or ()), State.of(fleet)
+    count = lines or (_LINES if since is None else _LINES_SINCE)
+    if follow:
+        _follow(hosts, state, count, begin)
+    raise typer.Exit(_read(hosts, state, count, begin))
+
+
+def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> int:
+    from disagg.cli.views.errors import error_view
+    from disagg.cli.views.logs import LogView
+    from disagg.fleet.logs import read
+
+    found, errors = read(hosts, state, count, begin)
+    view, out = LogView([host.name for host in hosts]), stdout()
+    for line in found:
+        out.print(view.line(line), soft_wrap=True)
+    for error in errors:
+        stderr().print(error_view(error), soft_wrap=True)
+    return max((error.exit_code for error in errors), default=0)
+
+
+def _follow(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> None:
+    from disagg.cli.views.logs import LogView
+    from disagg.fleet.logs import follow
+
+    view, out = LogView([host.name for host in hosts]), stdout()
+    with closing(follow(hosts, state, count, begin)) as found:
+        for line in found:
+            out.print(view.line(line), soft_wrap=True)
+
+
+def _ago(text: str) -> int:
+    from disagg.errors import UsageError
+
+    match = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if match is None:
+        raise UsageError(f"--since {text!r} is not understood", "30s, 10m, 2h, 1d: how long ago to begin")
+    return int(match[1]) * _UNITS[match[2]]

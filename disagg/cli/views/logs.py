@@ -1,0 +1,53 @@
+"""Log lines for people: time, host in a colour of its own, event, and what else the line says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from rich.text import Text
+
+from disagg.cli.views.stream import printable
+from disagg.fleet.loglines import entry
+from disagg.fleet.logs import Line
+
+_COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
+_LEVELS: Final = {"error": "bold red", "critical": "bold red", "warning": "yellow"}
+_SHOWN: Final = frozenset({"time", "level", "event", "traceback"})
+
+
+class LogView:
+    """Lines of these hosts, their names in one column."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._width = max(map(len, hosts), default=0)
+        self._colours = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
+
+    def line(self, line: Line) -> Text:
+        """One line of a log; a traceback in it goes on below."""
+        clock = datetime.fromtimestamp(line.time).strftime("%H:%M:%S.%f")[:-3] if line.time else " " * 12
+        head = Text.assemble((clock, "dim"), " ", (line.host.ljust(self._width), self._colours.get(line.host, "")), " ")
+        if line.notice:
+            return head.append(printable(line.text), "italic yellow")
+        return head.append_text(message(line.said, line.text))
+
+
+def raw_line(text: str) -> Text:
+    """One line as it stands in a log, without its time."""
+    return message(entry(text), text)
+
+
+def message(said: Mapping[str, Any] | None, text: str) -> Text:
+    """What a line says: `event key=value ...`; a line that is no JSON as it is."""
+    if said is None or ("event" not in said and "message" not in said):
+        return Text(printable(text))
+    shown = Text(printable(str(said.get("event", said.get("level", "")))), _LEVELS.get(str(said.get("level")), "bold"))
+    for key, value in said.items():
+        if key not in _SHOWN:
+            shown.append(f" {printable(key)}=", "dim")
+            shown.append(printable(value if isinstance(value, str) else json.dumps(value)))
+    if isinstance(said.get("traceback"), str):
+        shown.append("\n" + printable(said["traceback"]), "red")
+    return shown

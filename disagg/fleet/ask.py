@@ -1,0 +1,66 @@
+"""One GET to a server of the fleet, with the standard library alone: `disagg status` must not wait for a client library
+to be imported (httpx takes 0.14 s of CPU)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Any
+
+_MAX_ANSWER = 1 << 20
+
+
+class Mute(TimeoutError):
+    """The connection stands, and no answer came in time."""
+
+
+def get(address: str, port: int, path: str, token: str | None, timeout_s: float) -> tuple[int, dict[str, Any] | None]:
+    """Status code, and the JSON object that was answered; None for anything else, or for more than a MiB.
+
+    Raises OSError where no connection comes about, Mute where nothing comes over it, http.client.HTTPException where
+    what comes is no HTTP. Proxies of the environment are not for the machines of a fleet, and not heeded.
+    """
+    deadline = time.monotonic() + timeout_s
+    connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
+    try:
+        connection.connect()
+        try:
+            return _exchange(connection, path, token, deadline)
+        except TimeoutError as error:
+            raise Mute(str(error)) from error
+    finally:
+        connection.close()
+
+
+def _exchange(
+    connection: http.client.HTTPConnection, path: str, token: str | None, deadline: float
+) -> tuple[int, dict[str, Any] | None]:
+    _limit(connection, deadline)
+    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    with connection.getresponse() as response:
+        body = b""
+        while True:
+            _limit(connection, deadline)
+            part = response.read1(1 << 16)
+            body += part
+            if not part:
+                return response.status, _object(body)
+            if len(body) > _MAX_ANSWER:
+                return response.status, None
+
+
+def _limit(connection: http.client.HTTPConnection, deadline: float) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise Mute("the answer takes too long")
+    if connection.sock is not None:  # a response that closes the connection has taken the socket over
+        connection.sock.settimeout(left)
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

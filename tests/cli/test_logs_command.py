@@ -1,0 +1,46 @@
+import json
+import time
+
+import pytest
+from commandline import run, write_fleet
+
+from disagg.config import load
+from disagg.fleet.state import State
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = write_fleet(tmp_path)
+    state = State.of(load(path))
+    state.folder.mkdir(parents=True)
+    for host, age in (("prefill-1", 3600), ("decode-1", 5)):
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() - age))
+        line = json.dumps({"time": stamp, "level": "info", "event": "ready", "host": host})
+        state.log_file(host).write_text(line + "\n")
+    return path
+
+
+def test_all_hosts_are_shown_oldest_first(config, capsys):
+    assert run("--config", config, "logs") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "prefill-1 ready" in first and "decode-1  ready" in second
+
+
+def test_since_and_host_narrow_it(config, capsys):
+    assert run("--config", config, "logs", "--since", "10m") == 0
+    assert "prefill-1" not in capsys.readouterr().out
+    assert run("--config", config, "logs", "--host", "prefill-1") == 0
+    assert "decode-1" not in capsys.readouterr().out
+
+
+def test_a_host_without_a_log_exits_1_after_the_others_were_shown(config, capsys):
+    State.of(load(config)).log_file("prefill-1").unlink()
+    assert run("--config", config, "logs") == 1
+    shown = capsys.readouterr()
+    assert "decode-1  ready" in shown.out and "prefill-1 has no log yet" in shown.err
+
+
+@pytest.mark.parametrize("since", ["ten minutes", "10", "-5m", "5w"])
+def test_a_time_that_is_not_understood_exits_2(config, since, capsys):
+    assert run("--config", config, "logs", f"--since={since}") == 2
+    assert "30s, 10m, 2h, 1d" in capsys.readouterr().err

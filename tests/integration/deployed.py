@@ -1,0 +1,79 @@
+"""The test bed as a fleet that is operated as people do: with the `disagg` command, from a machine of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import disagg
+from tests.testbed.bed import Bed
+
+ROOT = str(Path(disagg.__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Whoever runs `disagg` against the bed. `config`: the hosts.toml in use."""
+
+    bed: Bed
+    config: Path
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        own = {"PYTHONPATH": ROOT, "XDG_STATE_HOME": str(self.folder / "state"), "COLUMNS": "80", "NO_COLOR": "1"}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("DISAGG_", "FORCE_COLOR"))}
+        return {**kept, **own, "HOME": str(self.bed.home)}
+
+    def argv(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-m", "disagg.cli.app", "--config", str(self.config), *map(str, arguments)]
+
+    def run(self, *arguments: object, code: int = 0, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run `disagg ARGUMENTS`, which must end with this code."""
+        done = subprocess.run(
+            self.argv(*arguments),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+            env=self.environment,
+            check=False,
+        )
+        assert done.returncode == code, f"disagg {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def status(self, code: int = 0, *arguments: object) -> dict[str, dict[str, Any]]:
+        """`disagg status --json`, by host."""
+        return {
+            one["host"]: one for one in json.loads(self.run("status", "--json", *arguments, code=code).stdout)["hosts"]
+        }
+
+
+def operator(bed: Bed, folder: Path) -> Operator:
+    """The bed's fleet with the demo models, on the interpreter that runs the tests: no torch is installed anew."""
+    path = bed.write_hosts_toml(folder / "hosts.toml")
+    own = f'service = "process"\npython = "{sys.executable}"\nsite_packages = true'
+    path.write_text(re.sub(r'service = "process"', lambda _: own, path.read_text()))
+    return Operator(bed, path, folder)
+
+
+@contextmanager
+def edited(operator: Operator, *changes: tuple[str, str]):
+    """Within, hosts.toml with these texts replaced."""
+    before = operator.config.read_text()
+    text = before
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    operator.config.write_text(text)
+    try:
+        yield
+    finally:
+        operator.config.write_text(before)

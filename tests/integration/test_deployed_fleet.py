@@ -1,0 +1,250 @@
+"""From four bare hosts to an answer, and through the troubles of a life: real SSH, real servers, real addresses.
+
+One module, and few servers at a time: four of them share this machine's cores. The tests build on one another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.fleets import wait_until
+from tests.integration.deployed import Operator, edited, operator
+from tests.testbed.bed import Bed
+
+PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE = "dgx-spark-1", "dgx-spark-2", "mac-studio-2", "mac-studio-1"
+PATIENCE_S = 240.0
+
+pytestmark = [pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def fleet(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """Deployed and started. Afterwards nothing runs on any host."""
+    machines.need_links()
+    with machines.entered():
+        made = operator(machines, tmp_path_factory.mktemp("operator"))
+        assert {one["why"] for one in made.status(3).values()} == {"nothing is deployed there"}
+        made.run("deploy", "--yes", timeout=PATIENCE_S)
+        made.run("start", "--timeout", PATIENCE_S, timeout=PATIENCE_S + 60)
+        yield made
+        made.run("stop", "--all")
+        assert not servers(machines)
+
+
+def servers(bed: Bed) -> list[str]:
+    return [line for host in bed.hosts.values() for line in host.command_lines() if serving(line)]
+
+
+def serving(line: str) -> bool:
+    return "disagg.servers" in line or "supervise" in line
+
+
+def server_pid(bed: Bed, name: str) -> int:
+    """The server's pid as this machine counts."""
+    host = bed.hosts[name]
+    found = [process.pid for process in host.processes() if "disagg.servers" in _command(process)]
+    assert len(found) == 1, host.command_lines()
+    return found[0]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_four_bare_hosts_answer_two_models_at_once(fleet: Operator):
+    statuses = fleet.status()
+    assert {one["state"] for one in statuses.values()} == {"healthy"} and len(statuses) == 4
+    assert {one["why"] for one in statuses.values()} == {""}, "code and hosts.toml are those of this checkout"
+    prompt = ("generate", "-m", "qwen", "-m", "gpt-oss", "--max-tokens", "16", "--json", "def fibonacci(n):")
+    results = json.loads(fleet.run(*prompt).stdout)["results"]
+    assert [one["metrics"]["method"] for one in results] == ["disaggregated", "disaggregated"]
+    assert {one["metrics"]["prefill_server"] for one in results} == {PREFILL, OTHER_PREFILL}
+    assert all(one["metrics"]["decode_computed_tokens"] == 1 and one["text"] for one in results)
+
+
+def test_the_screen_fits_80_columns_and_tells_what_a_plain_process_does_not_do(fleet: Operator):
+    shown = fleet.run("status").stdout
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert all(name in shown for name in fleet.bed.hosts) and "not after a reboot" in " ".join(shown.split())
+
+
+def test_a_healthy_fleet_is_looked_at_without_ssh(fleet: Operator):
+    code = "import sys; sys.argv[1:1] = ['--config', sys.argv.pop(1)]; from disagg.cli.app import app\n"
+    code += "try: app()\nfinally: print('SSH' if 'paramiko' in sys.modules or 'fabric' in sys.modules else 'no SSH')"
+    argv = fleet.argv("status")
+    done = subprocess.run(
+        [argv[0], "-c", code, str(fleet.config), "status"],
+        capture_output=True,
+        text=True,
+        env=fleet.environment,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "no SSH"
+
+
+def test_looking_at_a_healthy_fleet_takes_half_a_second_beyond_the_interpreter(fleet: Operator):
+    """In CPU time, which other work on this machine does not stretch; the servers answer in milliseconds."""
+    empty = statistics.median(cpu_seconds([sys.executable, "-c", "pass"], fleet) for _ in range(3))
+    status = statistics.median(cpu_seconds(fleet.argv("status"), fleet) for _ in range(5))
+    assert status - empty < 0.5
+
+
+def cpu_seconds(argv: list[str], fleet: Operator) -> float:
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, env=fleet.environment) as process:
+        _, code, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(code)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_starting_again_changes_nothing(fleet: Operator):
+    before = {name: server_pid(fleet.bed, name) for name in fleet.bed.hosts}
+    assert fleet.run("start").stdout.count("unchanged") == 4
+    assert before == {name: server_pid(fleet.bed, name) for name in fleet.bed.hosts}
+
+
+def test_a_killed_server_comes_back_by_itself_and_the_log_says_so(fleet: Operator):
+    before = server_pid(fleet.bed, DECODE)
+    argv = fleet.argv("logs", "-f", "-n", "1", "--host", DECODE)
+    lines: list[str] = []
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=fleet.environment) as following:
+        reader = threading.Thread(target=lambda: lines.extend(following.stdout))
+        reader.start()
+        try:
+            wait_until(lambda: lines, 30, "the log to be followed")
+            os.kill(before, signal.SIGKILL)
+            wait_until(lambda: any("ready" in line for line in lines[1:]), PATIENCE_S, "the server to be back")
+            assert any("server_ended" in line and "exit=-9" in line for line in lines)
+        finally:
+            following.send_signal(signal.SIGINT)
+            reader.join(20)
+    assert following.returncode == 130
+    assert server_pid(fleet.bed, DECODE) != before
+    assert fleet.status()[DECODE]["state"] == "healthy"
+
+
+def test_logs_of_all_hosts_are_one_stream_in_order_of_time(fleet: Operator):
+    shown = fleet.run("logs", "-n", "20").stdout.splitlines()
+    times = [match[0] for line in shown if (match := re.match(r"\d\d:\d\d:\d\d\.\d{3}", line))]
+    assert times == sorted(times) and all(any(name in line for line in shown) for name in fleet.bed.hosts)
+    assert fleet.run("logs", "--since", "1s", "--host", PREFILL).stdout == ""
+
+
+def test_a_host_whose_link_is_cut_hides_no_other(fleet: Operator):
+    with fleet.bed.cut(OTHER_PREFILL):
+        began = time.monotonic()
+        statuses = fleet.status(4, "--timeout", 4)
+        assert time.monotonic() - began < 4 + 4, "its timeout, and what the interpreter takes on a busy machine"
+    assert statuses[OTHER_PREFILL]["state"] == "unreachable" and "ping" in statuses[OTHER_PREFILL]["mend"]
+    assert [one["state"] for name, one in statuses.items() if name != OTHER_PREFILL] == ["healthy"] * 3
+
+
+def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up(fleet: Operator):
+    with edited(fleet, ("max_batch = 16\nmax_kv_bytes", "max_batch = 8\nmax_kv_bytes")):
+        remark = fleet.status()[DECODE]
+        assert "other hosts.toml" in remark["why"] and remark["mend"].startswith(f"disagg deploy --host {DECODE} && ")
+        fleet.run("deploy", "--yes", "--host", DECODE)
+        refused = fleet.run("start", "--host", DECODE, code=1).stdout
+        assert "still runs release" in refused and f"disagg restart --host {DECODE}" in refused
+        assert "restarted" in fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S).stdout
+        healthy = fleet.status(0, "--host", DECODE)[DECODE]
+        assert healthy["why"] == "" and healthy["release"] != remark["release"]
+    fleet.run("deploy", "--yes", "--host", DECODE)
+    fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S)
+
+
+def test_a_service_that_crashes_at_start_is_reported_with_its_log_and_not_left_crashing(fleet: Operator):
+    model = next((fleet.bed.hosts[DECODE].home / ".disagg/models/carried").glob("*/config.json"))
+    content = model.read_text()
+    model.write_text("{ broken")
+    try:
+        failed = fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S, code=1).stdout
+        assert (
+            f"{DECODE} did not start" in failed and "lines of mac-studio-2's log" in failed and "start_failed" in failed
+        )
+        status = fleet.status(3, "--host", DECODE)[DECODE]
+        assert status["state"] == "failed" and "config.json" in status["why"]
+        wait_until(lambda: not any(map(serving, fleet.bed.hosts[DECODE].command_lines())), 20, "nothing to run there")
+    finally:
+        model.write_text(content)
+
+
+def test_a_port_that_another_program_has_is_named_with_the_program(fleet: Operator):
+    fleet.run("stop", "--host", PREFILL)
+    listener = ["python3", "-c", "import socket, time; s = socket.create_server(('0.0.0.0', 8000)); time.sleep(600)"]
+    host = fleet.bed.hosts[PREFILL]
+    inside = [
+        "nsenter",
+        "-t",
+        str(host.init),
+        "-m",
+        "-n",
+        "-u",
+        "-p",
+        "setpriv",
+        "--reuid=2000",
+        "--regid=2000",
+        "--clear-groups",
+    ]
+    with subprocess.Popen([*inside, *listener], start_new_session=True) as other:
+        try:
+            wait_until(lambda: _listens(host.address, 8000), 20, "the other program to listen")
+            refused = " ".join(fleet.run("start", "--host", PREFILL, code=1).stdout.split())
+            assert "port 8000 there is in use by python3 (pid " in refused
+            status = fleet.status(3, "--host", PREFILL, "--timeout", 4)[PREFILL]
+            assert status["state"] == "foreign" and "python3 (pid" in status["why"]
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_server_that_never_becomes_healthy_is_slow_and_left_running(fleet: Operator):
+    slow = fleet.run("start", "--host", PREFILL, "--timeout", 0, code=3).stdout
+    assert "slow" in slow and "it was left running" in " ".join(slow.split())
+    loading = fleet.status(3, "--host", PREFILL)[PREFILL]
+    assert loading["state"] in ("loading", "silent") and loading["pid"] and loading["why"]
+    assert "started" in fleet.run("start", "--timeout", PATIENCE_S).stdout, "the one that crashed has its model again"
+
+
+def test_another_token_is_found_out(fleet: Operator):
+    token = next((fleet.folder / "state/disagg").glob("*/token"))
+    content = token.read_text()
+    token.write_text("another-token-for-this-test\n")
+    try:
+        status = fleet.status(3, "--host", DECODE)[DECODE]
+    finally:
+        token.write_text(content)
+    assert status["state"] == "unauthorised" and status["why"] == "its token is not the one that is here"
+
+
+def test_stop_leaves_no_process_on_any_host_also_of_hosts_that_left_the_file(fleet: Operator):
+    renamed = "mac-studio-9"
+    with edited(
+        fleet, (f"[hosts.{DECODE}]", f"[hosts.{renamed}]"), (f"[hosts.{DECODE}.engine]", f"[hosts.{renamed}.engine]")
+    ):
+        assert fleet.run("stop", "--all").stdout.count("stopped") == 4
+    wait_until(lambda: not servers(fleet.bed), 20, "nothing to run anywhere")
+    assert {one["state"] for one in fleet.status(3).values()} == {"not running"}

@@ -1,0 +1,27 @@
+import pytest
+
+from disagg.servers import gpu
+
+IOREG = '+-o AGXAccelerator\n  "PerformanceStatistics" = {"Tiler Utilization %"=3,"Device Utilization %"=42,"x"=1}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("17\n", 0.17), ("17\n93\n", 0.93), (IOREG, 0.42), ("[N/A]\n", None), ("", None)]
+)
+def test_both_tools_are_read(text: str, share: float | None):
+    assert gpu.parse(text) == share
+
+
+def test_a_cpu_and_a_machine_without_the_tool_tell_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("no-such-tool",))
+    assert gpu.utilisation("transformers/cpu") is None and gpu.utilisation("transformers/cuda:1") is None
+
+
+def test_the_tool_is_asked_once_a_second_and_not_waited_for_when_it_hangs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu, "_known", {})
+    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sh", "-c", "echo 50"))
+    assert gpu.utilisation("transformers/cuda") == 0.5
+    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sleep", "20"))
+    assert gpu.utilisation("transformers/cuda") == 0.5
+    monkeypatch.setattr(gpu, "_known", {})
+    assert gpu.utilisation("transformers/cuda") is None
