@@ -54,6 +54,17 @@ class Request:
         return {"model": model, "deadline_s": self.timeout, **self.prompt, **extra}
 
 
+@dataclass(slots=True)
+class _Clock:
+    """time.monotonic() when the request was sent, and when the attempt under way began."""
+
+    sent: float
+    began: float
+
+    def attempt_failed(self) -> None:
+        self.began = time.monotonic()
+
+
 class _PrefillFailed(Exception):
     """Inner signal: the KV did not get to the decode host, because of `error`."""
 
@@ -63,13 +74,14 @@ class _PrefillFailed(Exception):
 
 async def run(http: httpx.AsyncClient, route: Route, request: Request, alone: Alone | None) -> Answer:
     """Chunks as they come, the Completion last. Ends by the request's deadline."""
-    sent = time.monotonic()
+    now = time.monotonic()
+    clock = _Clock(now, now)
     if alone == "prefill":
-        answer = _alone_on_prefill(http, route, request, sent)
+        answer = _alone_on_prefill(http, route, request, clock)
     elif alone == "decode" or not route.prefill:
-        answer = _on_some_decode_host(http, route, request, sent, handoff=False)
+        answer = _on_some_decode_host(http, route, request, clock, handoff=False)
     else:
-        answer = _on_some_decode_host(http, route, request, sent, handoff=True)
+        answer = _on_some_decode_host(http, route, request, clock, handoff=True)
     deadline = asyncio.get_running_loop().time() + request.timeout
     async with aclosing(answer):
         while True:
@@ -86,13 +98,13 @@ async def run(http: httpx.AsyncClient, route: Route, request: Request, alone: Al
 
 
 async def _on_some_decode_host(
-    http: httpx.AsyncClient, route: Route, request: Request, sent: float, *, handoff: bool
+    http: httpx.AsyncClient, route: Route, request: Request, clock: _Clock, *, handoff: bool
 ) -> Answer:
     """Try the route's decode hosts in turn until one has given its first token."""
     failures: list[str] = []
     for host in route.decode:
         started = False
-        answer = (_with_handoff if handoff else _alone_on_decode)(http, route, host, request, sent)
+        answer = (_with_handoff if handoff else _alone_on_decode)(http, route, host, request, clock)
         try:
             async with aclosing(answer):
                 async for item in answer:
@@ -106,16 +118,17 @@ async def _on_some_decode_host(
                 ) from error
             failures.append(error.message)
             last = error
+            clock.attempt_failed()
     if isinstance(last, Overloaded):
         raise last
     raise ServerUnavailable(f"Decode server unavailable - request failed: {'; '.join(failures)}", "run `disagg status`")
 
 
-async def _with_handoff(http: httpx.AsyncClient, route: Route, host: Host, request: Request, sent: float) -> Answer:
+async def _with_handoff(http: httpx.AsyncClient, route: Route, host: Host, request: Request, clock: _Clock) -> Answer:
     prefills = (route.prefill * PREFILL_ATTEMPTS)[:PREFILL_ATTEMPTS]
     reason = ""
     for prefill in prefills:
-        trace = Trace("disaggregated", route.model, sent, time.monotonic(), prefill.name, host.name)
+        trace = Trace("disaggregated", route.model, clock.sent, clock.began, prefill.name, host.name)
         answer = _handoff(http, host, prefill, request, trace)
         try:
             async with aclosing(answer):
@@ -124,23 +137,24 @@ async def _with_handoff(http: httpx.AsyncClient, route: Route, host: Host, reque
                 return
         except _PrefillFailed as failed:
             reason = str(failed.error)
-    trace = Trace("fallback", route.model, sent, time.monotonic(), None, host.name)
+            clock.attempt_failed()
+    trace = Trace("fallback", route.model, clock.sent, clock.began, None, host.name)
     warning = f"{FALLBACK_WARNING}: {reason}"
     async with aclosing(_generate(http, host, request, trace, warnings=(warning,))) as answer:
         async for item in answer:
             yield item
 
 
-def _alone_on_decode(http: httpx.AsyncClient, route: Route, host: Host, request: Request, sent: float) -> Answer:
-    return _generate(http, host, request, Trace("decode-alone", route.model, sent, time.monotonic(), None, host.name))
+def _alone_on_decode(http: httpx.AsyncClient, route: Route, host: Host, request: Request, clock: _Clock) -> Answer:
+    return _generate(http, host, request, Trace("decode-alone", route.model, clock.sent, clock.began, None, host.name))
 
 
-async def _alone_on_prefill(http: httpx.AsyncClient, route: Route, request: Request, sent: float) -> Answer:
+async def _alone_on_prefill(http: httpx.AsyncClient, route: Route, request: Request, clock: _Clock) -> Answer:
     if not route.prefill:
         raise ServerUnavailable(f"no prefill host serves {route.model}", "add one to hosts.toml")
     host = route.prefill[0]
     answer = _generate(
-        http, host, request, Trace("prefill-alone", route.model, sent, time.monotonic(), host.name, None)
+        http, host, request, Trace("prefill-alone", route.model, clock.sent, clock.began, host.name, None)
     )
     async with aclosing(answer):
         async for item in answer:

@@ -14,6 +14,7 @@ from disagg.errors import DisaggError, Overloaded, ProtocolError, ServerUnavaila
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 30.0  # servers send a comment every 10 s in which they send nothing else
+ORDER_SILENCE_S = 25.0  # of a prefill host, after which the request goes on without it
 MAX_EVENT_BYTES = 4 << 20
 
 Event = tuple[str, dict[str, Any]]
@@ -43,7 +44,7 @@ async def closing_event(
     http: httpx.AsyncClient, host: Host, path: str, body: Mapping[str, Any], *, request_id: str
 ) -> dict[str, Any]:
     """POST JSON and wait for the one `done` event that the answer ends with."""
-    async with events(http, host, path, body, request_id=request_id) as stream:
+    async with events(http, host, path, body, request_id=request_id, silence_s=ORDER_SILENCE_S) as stream:
         async for name, data in stream:
             if name == "done":
                 return data
@@ -52,11 +53,19 @@ async def closing_event(
 
 @asynccontextmanager
 async def events(
-    http: httpx.AsyncClient, host: Host, path: str, body: Mapping[str, Any], *, request_id: str
+    http: httpx.AsyncClient,
+    host: Host,
+    path: str,
+    body: Mapping[str, Any],
+    *,
+    request_id: str,
+    silence_s: float = SILENCE_TIMEOUT_S,
 ) -> AsyncIterator[AsyncGenerator[Event, None]]:
     """POST JSON and read the answer as server-sent events. Leaving the block ends the request on the server."""
     with _failures(host):
-        async with http.stream("POST", host.url + path, json=body, headers={"X-Request-Id": request_id}) as answer:
+        limits = httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
+        headers = {"X-Request-Id": request_id}
+        async with http.stream("POST", host.url + path, json=body, headers=headers, timeout=limits) as answer:
             if answer.status_code != httpx.codes.OK:
                 _raise_for(answer, await _bounded(answer, host), host)
             async with aclosing(_parse(answer, host)) as stream:

@@ -1,0 +1,140 @@
+"""Retries, other hosts and fallbacks: one host misbehaves on purpose, the others are real."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from disagg.config import Fleet, Host
+from disagg.errors import ServerUnavailable
+from disagg.inference import http as api
+from disagg.inference.client import Client
+from disagg.inference.execute import FALLBACK_WARNING
+from tests.fleets import TOKEN, RunningFleet, free_ports
+
+PROMPT = [9 + i for i in range(60)]
+OVERLOADED = b'{"error": {"code": "Overloaded", "message": "the queue is full", "hint": ""}}'
+
+
+@contextmanager
+def misbehaving(kind: str, real: Host) -> Iterator[int]:
+    """The port of a server that fails in one way: "overloaded", "foreign", "silent", "forgetful" (does what it is
+    asked, through `real`, and drops the answer) or "half" (opens a stream and closes it)."""
+    released = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if kind == "silent":
+                released.wait(20)
+            elif kind == "forgetful":
+                headers = {name: self.headers[name] for name in ("Authorization", "X-Request-Id")}
+                httpx.post(real.url + self.path, content=body, headers=headers, timeout=20, trust_env=False)
+            elif kind == "half":
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'event: slot\ndata: {"kv": {}, "ticket": "x"}\n\n')
+            else:
+                self.send_response(503)
+                self.end_headers()
+                self.wfile.write(OVERLOADED if kind == "overloaded" else b'{"error": "not found"}')
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            released.set()
+            server.shutdown()
+            thread.join()
+
+
+def with_first(fleet: Fleet, like: str, port: int) -> Fleet:
+    """The fleet with one more host, tried before the others, that is like `like` but on another port."""
+    bad = dataclasses.replace(fleet.hosts[like], name=f"bad-{like}", port=port)
+    return dataclasses.replace(fleet, hosts={bad.name: bad, **fleet.hosts})
+
+
+@pytest.mark.parametrize("kind", ["overloaded", "foreign"])
+def test_a_prefill_host_that_fails_is_followed_by_another(tiny_fleet: RunningFleet, kind: str) -> None:
+    real = tiny_fleet.fleet.hosts["tiny-prefill"]
+    with misbehaving(kind, real) as port, Client(with_first(tiny_fleet.fleet, real.name, port), token=TOKEN) as client:
+        answer = client.generate("tiny", tokens=PROMPT, max_tokens=3)
+    assert (answer.metrics.method, answer.metrics.prefill_server) == ("disaggregated", "tiny-prefill")
+    assert answer.metrics.ttft_parts.failed_attempts > 0
+    assert answer.warnings == ()
+
+
+def test_a_prefill_host_that_falls_silent_is_given_up_long_before_the_deadline(
+    tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "ORDER_SILENCE_S", 0.5)
+    real = tiny_fleet.fleet.hosts["tiny-prefill"]
+    with misbehaving("silent", real) as port:
+        silent = dataclasses.replace(real, port=port)
+        fleet = dataclasses.replace(tiny_fleet.fleet, hosts={**tiny_fleet.fleet.hosts, real.name: silent})
+        with Client(fleet, token=TOKEN) as client:
+            began = time.monotonic()
+            answer = client.generate("tiny", tokens=PROMPT, max_tokens=3, timeout=60)
+    assert answer.metrics.method == "fallback"
+    assert answer.warnings[0].startswith(FALLBACK_WARNING) and "did not answer in time" in answer.warnings[0]
+    assert time.monotonic() - began < 30
+
+
+def test_an_answer_that_is_complete_survives_the_loss_of_its_prefill_figures(tiny_fleet: RunningFleet) -> None:
+    real = tiny_fleet.fleet.hosts["tiny-prefill"]
+    with misbehaving("forgetful", real) as port:
+        forgetful = dataclasses.replace(real, port=port)
+        fleet = dataclasses.replace(tiny_fleet.fleet, hosts={**tiny_fleet.fleet.hosts, real.name: forgetful})
+        with Client(fleet, token=TOKEN) as client, tiny_fleet.client() as plain:
+            answer = client.generate("tiny", tokens=PROMPT, max_tokens=30)
+            expected = plain.generate("tiny", tokens=PROMPT, max_tokens=30)
+    assert answer.text == expected.text
+    assert answer.metrics.method in ("disaggregated", "fallback")
+
+
+def test_a_decode_host_that_is_not_there_is_followed_by_another(tiny_fleet: RunningFleet) -> None:
+    (port,) = free_ports(1)
+    with Client(with_first(tiny_fleet.fleet, "tiny-decode", port), token=TOKEN) as client:
+        answer = client.generate("tiny", tokens=PROMPT, max_tokens=3)
+    assert (answer.metrics.method, answer.metrics.decode_server) == ("disaggregated", "tiny-decode")
+
+
+def test_a_decode_host_that_breaks_off_is_one_clear_error(tiny_fleet: RunningFleet) -> None:
+    real = tiny_fleet.fleet.hosts["tiny-decode"]
+    with misbehaving("half", real) as port:
+        half = dataclasses.replace(real, port=port)
+        fleet = dataclasses.replace(tiny_fleet.fleet, hosts={"d": half})
+        with Client(fleet, token=TOKEN) as client, pytest.raises(ServerUnavailable, match="Decode server unavailable"):
+            client.generate("tiny", tokens=PROMPT, max_tokens=3)
+
+
+def test_a_decode_host_told_to_recompute_answers_when_the_kv_is_refused(tiny_fleet: RunningFleet) -> None:
+    """Spoil the transfer by using its ticket up with a header that does not fit."""
+    body = {"model": "tiny", "tokens": PROMPT, "sampling": {"max_tokens": 3}, "kv_failure": "recompute"}
+    other = {"model": "tiny", "tokens": PROMPT[:-1]}
+    with (
+        tiny_fleet.http("tiny-decode") as decode,
+        tiny_fleet.http("tiny-prefill") as prefill,
+        decode.stream("POST", "/decode", json=body) as answer,
+    ):
+        events = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+        slot = next(events)
+        order = {**other, "deliver": slot["kv"], "ticket": slot["ticket"]}
+        refused = prefill.post("/prefill", json=order, headers={"X-Request-Id": slot["request_id"]})
+        *_, done = events
+    assert refused.json()["error"]["code"] == "FingerprintMismatch"
+    assert done["computed_prompt_tokens"] == len(PROMPT)
+    assert "tokenised the prompt differently" in done["fallback"]
