@@ -21,6 +21,7 @@
     │   ├── IntegrityError                             the digest does not match
     │   └── PeerLost                                   connect, send or receive failed or timed out
     ├── ServerUnavailable            exit 4, HTTP 502  no server answers
+    │   └── ServerSilent             exit 4            one takes connections, but says nothing
     └── FleetError                   exit 1            a host could not do as asked
         └── PortInUse                exit 1
 
@@ -177,6 +178,10 @@ class ServerUnavailable(DisaggError):
 
     exit_code = 4
     http_status = 502
+
+
+class ServerSilent(ServerUnavailable):
+    """A server takes connections but did not say anything in time: asking it again would only wait again."""
 
 
 class FleetError(DisaggError):

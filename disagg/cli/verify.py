@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.context import settings, stderr, stdout
+from disagg.errors import DisaggError
 
 if TYPE_CHECKING:
     from disagg.cli.context import Settings
@@ -41,8 +42,13 @@ def verify(
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
     python, environment = python_command(None)
     argv = [*python, "disagg.servers.verify", *_subject(settings(context), model), *options]
-    with stderr().status(f"verifying {model}: hand-off, prefill alone, decode alone …"):
-        result = run_json(argv, environment, timeout)
+    try:
+        with stderr().status(f"verifying {model}: hand-off, prefill alone, decode alone …"):
+            result = run_json(argv, environment, timeout)
+    except DisaggError as error:
+        if as_json:
+            typer.echo(json.dumps({"error": error.to_json(), "ok": False}, indent=2))
+        raise
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:
@@ -54,7 +60,7 @@ def verify(
 
 
 def _subject(chosen: Settings, model: str) -> list[str]:
-    """Where both engines find the model: a folder as it is, else the sources that hosts.toml names."""
+    """Where both engines find the model: a folder as it is, else what hosts.toml says, its context too."""
     from disagg.errors import UsageError
 
     if Path(model).is_dir():
@@ -67,4 +73,4 @@ def _subject(chosen: Settings, model: str) -> list[str]:
             f"{fleet.path.name} has no {missing[0]} source for {known.name}: there is nothing to compare",
             f"add {missing[0]} = ... to its sources, or give the path of a model folder",
         )
-    return [known.sources["transformers"], known.sources["mlx"]]
+    return [known.sources["transformers"], known.sources["mlx"], "--context", str(known.context)]

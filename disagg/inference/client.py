@@ -7,6 +7,7 @@ with disagg.Client("hosts.toml") as client:
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, aclosing
@@ -43,7 +44,7 @@ class GenerateOptions(TypedDict, total=False):
     min_p: float
     repetition_penalty: float
     seed: int | None
-    stop: Sequence[str]
+    stop: str | Sequence[str]
     logprobs: int | None
     ignore_eos: bool
     alone: Alone | None
@@ -174,7 +175,16 @@ def _request(
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) != 1:
         raise RequestError("give exactly one of prompt, messages and tokens")
+    alone = options.get("alone")
+    if alone not in (None, "decode", "prefill"):
+        raise RequestError(f'alone is "decode", "prefill" or None, not {alone!r}')
     sampling: dict[str, Any] = {k: v for k, v in options.items() if k not in ("alone", "timeout")}
-    if "stop" in sampling:
-        sampling["stop"] = list(sampling["stop"])
-    return execute.Request(given, sampling, options.get("timeout", 600.0)), options.get("alone")
+    if isinstance(stop := sampling.get("stop", ()), str):
+        sampling["stop"] = [stop]
+    elif stop:
+        sampling["stop"] = list(stop)
+    try:
+        json.dumps([given, sampling], allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:  # also text that is no Unicode, as a shell can pass on
+        raise RequestError(f"the request holds a value that cannot be sent: {error}") from None
+    return execute.Request(given, sampling, options.get("timeout", 600.0)), alone

@@ -25,6 +25,7 @@ from disagg.errors import (
     Overloaded,
     ProtocolError,
     RequestError,
+    ServerSilent,
     ServerUnavailable,
 )
 from disagg.inference import http as api
@@ -127,7 +128,10 @@ async def _on_some_decode_host(
 async def _with_handoff(http: httpx.AsyncClient, route: Route, host: Host, request: Request, clock: _Clock) -> Answer:
     prefills = (route.prefill * PREFILL_ATTEMPTS)[:PREFILL_ATTEMPTS]
     reason = ""
+    silent: set[str] = set()  # not asked again: it would cost the same wait once more
     for prefill in prefills:
+        if prefill.name in silent:
+            continue
         trace = Trace("disaggregated", route.model, clock.sent, clock.began, prefill.name, host.name)
         answer = _handoff(http, host, prefill, request, trace)
         try:
@@ -138,6 +142,8 @@ async def _with_handoff(http: httpx.AsyncClient, route: Route, host: Host, reque
         except _PrefillFailed as failed:
             reason = str(failed.error)
             clock.attempt_failed()
+            if isinstance(failed.error, ServerSilent):
+                silent.add(prefill.name)
     trace = Trace("fallback", route.model, clock.sent, clock.began, None, host.name)
     warning = f"{FALLBACK_WARNING}: {reason}"
     async with aclosing(_generate(http, host, request, trace, warnings=(warning,))) as answer:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from disagg.config import Host
-from disagg.errors import DisaggError, Overloaded, ProtocolError, ServerUnavailable
+from disagg.errors import DisaggError, Overloaded, ProtocolError, ServerSilent, ServerUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 30.0  # servers send a comment every 10 s in which they send nothing else
@@ -133,7 +133,7 @@ def _failures(host: Host) -> Iterator[None]:
     except httpx.ConnectError as error:
         raise ServerUnavailable(f"no server answers at {host.url} ({host.name})", "run `disagg status`") from error
     except httpx.TimeoutException as error:
-        raise ServerUnavailable(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`") from error
+        raise ServerSilent(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`") from error
     except (httpx.HTTPError, httpx.StreamError) as error:
         raise ServerUnavailable(f"lost the connection to {host.name}: {error}", "run `disagg status`") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

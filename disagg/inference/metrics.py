@@ -35,7 +35,8 @@ class TTFTParts:
 class Metrics:
     """One request. Times in seconds, speeds in tokens per second.
 
-    prefill_time: prefill compute. decode_time: first token -> last token. total_time: sent -> last token (E2E).
+    prefill_time: prefill compute. decode_time: first token -> last token, where they
+    are made. total_time: sent -> last token (E2E).
     prefill_speed = prompt_tokens / prefill_time. decode_speed = (completion_tokens - 1) / decode_time.
     hidden_transfer: seconds in which bytes moved while prefill still computed.
     decode_computed_tokens: prompt tokens that the decode host ran through the model itself.

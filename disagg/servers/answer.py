@@ -18,7 +18,8 @@ from disagg.servers import logs
 from disagg.servers.sse import Event
 
 T = TypeVar("T")
-Step = tuple[Sequence[Token], DecodeTiming]
+Step = tuple[Sequence[Token], DecodeTiming, float]
+"""The tokens of one decode step, the request's timing, and time.monotonic() when the engine had them."""
 
 
 class TokenFeed:
@@ -32,7 +33,7 @@ class TokenFeed:
         self._queue: asyncio.Queue[Step | Exception] = asyncio.Queue()
 
     def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, (tokens, timing))
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, (tokens, timing, time.monotonic()))
 
     def on_error(self, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._queue.put_nowait, error)
@@ -65,11 +66,15 @@ class Answer:
     completion_tokens: int = 0
     finish_reason: str = ""
     timing: DecodeTiming | None = None
+    first_at: float = 0.0
+    last_at: float = 0.0
 
     async def events(self, steps: AsyncIterator[Step]) -> AsyncGenerator[Event, None]:
         """The ``tokens`` events of these steps, until the last token or a stop string."""
-        async for tokens, timing in steps:
+        async for tokens, timing, now in steps:
             self.timing = timing
+            self.first_at = self.first_at or now
+            self.last_at = now
             yield "tokens", self._event(tokens)
             if self.finish_reason:
                 return
@@ -81,7 +86,7 @@ class Answer:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "computed_prompt_tokens": computed,
-            "timing": timing,
+            "timing": {**timing, "decode_s": self.last_at - self.first_at},
             **extra,
         }
 

@@ -15,7 +15,7 @@ from disagg.errors import ContextLengthExceeded, DeadlineExceeded, RequestError,
 from disagg.inference.client import AsyncClient, Client
 from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
-from tests.fleets import TOKEN, RunningFleet
+from tests.fleets import TOKEN, RunningFleet, wait_until
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n" * 20
 
@@ -113,7 +113,7 @@ def test_closing_a_stream_early_cancels_the_request(tiny_fleet: RunningFleet) ->
         stream = client.stream("tiny", PROMPT, max_tokens=1000)
         assert isinstance(next(stream), Chunk)
         stream.close()
-        assert client.generate("tiny", PROMPT, max_tokens=1).finish_reason == "length"
+        wait_until(lambda: tiny_fleet.status("tiny-decode")["running"] == 0, 1, "the request to end on its host")
 
 
 def test_a_stop_string_ends_the_answer_right_before_it(tiny_fleet: RunningFleet) -> None:
@@ -183,3 +183,25 @@ def test_a_request_ends_at_its_timeout(tiny_fleet: RunningFleet) -> None:
 def test_several_clients_in_one_process_do_not_disturb_each_other(tiny_fleet: RunningFleet) -> None:
     with Client(tiny_fleet.fleet, token=TOKEN) as one, Client(tiny_fleet.fleet, token=TOKEN) as two:
         assert one.generate("tiny", PROMPT, max_tokens=3).text == two.generate("tiny", PROMPT, max_tokens=3).text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alone": "gpu"}, "'gpu'"),
+        ({"temperature": float("nan")}, "cannot be sent"),
+        ({"stop": ["\ud800"]}, "cannot be sent"),
+    ],
+)
+def test_values_that_no_server_could_read_are_refused_here(
+    tiny_fleet: RunningFleet, options: dict[str, object], message: str
+) -> None:
+    with tiny_fleet.client() as client, pytest.raises(RequestError, match=message):
+        client.generate("tiny", PROMPT, **options)  # type: ignore[arg-type]
+
+
+def test_one_stop_string_may_be_given_as_it_is(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        whole = client.generate("tiny", PROMPT, max_tokens=48).text
+        stop = whole[20:23]
+        assert client.generate("tiny", PROMPT, max_tokens=48, stop=stop).text == whole[: whole.index(stop)]

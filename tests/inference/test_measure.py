@@ -14,6 +14,7 @@ def trace(began: float = 10.0, **changes: Any) -> Trace:
     """A hand-off of 100 prompt tokens and 11 output tokens, sent at 10 s, first token at 11 s, last at 13 s."""
     timing = {
         "tokenise_s": 0.01, "kv_wait_s": 0.75, "queue_s": 0.02, "ingest_s": 0.03, "compute_s": 0.0, "first_step_s": 0.1,
+        "decode_s": 2.0,
     }  # fmt: skip
     ship = {
         "tokenise_s": 0.01, "queue_s": 0.05, "compute_s": 0.5, "hidden_transfer_s": 0.3, "exposed_transfer_s": 0.15,
