@@ -66,6 +66,8 @@ def start_failed(name: str, lines: Sequence[str]) -> StartFailed:
     """Why a server that exited did so: its last error line if it logged one, else its last words."""
     hint = f"disagg logs --host {name}"
     own = since_start(lines)
+    if last_error(own) is None and not last_words(own):  # its manager is just starting it again: the run before counts
+        own = since_start(lines[: len(lines) - len(own)]) or own
     logged = last_error(own)
     if logged is not None:
         error = StartFailed(f"{name} did not start: {logged.message}", logged.hint or hint)

@@ -23,6 +23,7 @@ from disagg.fleet.health import poll
 from disagg.fleet.lifecycle import HostResult, Lifecycle, exit_code
 from disagg.fleet.local_machine import LocalMachine
 from disagg.fleet.machine import HostUnreachable, Machine
+from disagg.fleet.server import start_failed
 from disagg.fleet.services import supervise
 from disagg.fleet.sight import look
 from disagg.fleet.state import State
@@ -225,3 +226,10 @@ def test_a_machine_that_does_not_answer_is_that_hosts_failure_with_its_own_exit_
     lifecycle.connect = connect
     results = lifecycle.start()
     assert outcomes(results) == {"a": "failed", "b": "started"} and exit_code(results) == 4
+
+
+def test_the_words_of_a_run_count_while_its_manager_starts_the_next():
+    starting = '{"event": "starting", "pid": %d}'
+    lines = [starting % 1, "Segmentation fault, as it were", starting % 2]
+    assert "Segmentation fault" in start_failed("a", lines).message
+    assert "wrote nothing" in start_failed("a", lines[:1]).message
