@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -92,15 +92,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="disagg")
     except DisaggError as error:
-        from disagg.cli.views.errors import error_view
-
-        stderr().print(error_view(error), soft_wrap=True)
-        sys.exit(error.exit_code)
+        _fail(error)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         sys.exit(1)
+    except OSError:
+        fault = _stdout_fault()
+        if fault is None:
+            raise
+        _silence_stdout()
+        _fail(
+            DisaggError(f"cannot write to stdout: {fault.strerror or fault}", "see where the output is redirected to")
+        )
+
+
+def _fail(error: DisaggError) -> NoReturn:
+    from disagg.cli.views.errors import error_view
+
+    stderr().print(error_view(error), soft_wrap=True)
+    sys.exit(error.exit_code)
+
+
+def _stdout_fault() -> OSError | None:
+    """Why stdout takes no more, None where it does: what it refused is still in its buffer, so it refuses again."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return error
+    return None
+
+
+def _silence_stdout() -> None:
+    """Nothing more is written to stdout, also not what is left in its buffer when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

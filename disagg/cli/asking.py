@@ -56,12 +56,15 @@ async def ask(
 ) -> float:
     """Fill all answers at the same time; the wall time in seconds. A model's error ends its own answer only.
 
-    `arrived(answer, text)` is told each new piece of text.
+    `arrived(answer, text)` is told each new piece of text; what it raises ends all answers and is raised here.
     """
     began = time.monotonic()
-    async with asyncio.TaskGroup() as group:
-        for answer in answers:
-            group.create_task(_ask_one(stream, answer, request, arrived))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for answer in answers:
+                group.create_task(_ask_one(stream, answer, request, arrived))
+    except ExceptionGroup as raised:  # callers look for the fault itself, such as a broken pipe
+        raise raised.exceptions[0] from None
     return time.monotonic() - began
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from disagg.bench.comparison import Comparison
     from disagg.cli.asking import Answer
     from disagg.config import Fleet
+    from disagg.errors import DisaggError
     from disagg.fleet.health import HostStatus
+    from disagg.fleet.lifecycle import HostResult, Lifecycle
     from disagg.fleet.state import State
 
 PROMPT = '''class Account:
@@ -39,6 +41,7 @@ PROMPT = '''class Account:
 '''
 _REPETITION_PENALTY = 1.25  # models of 1.7 million parameters repeat themselves without
 _GRACE_S = 5.0
+_OTHER_PORTS = 2  # how often the packaged fleet moves to other ports before the demo gives up
 _SVG_WIDTH = 120
 _MODEL_PANEL_WIDTH = 60
 
@@ -81,10 +84,12 @@ def demo(
     from disagg.cli.generate import read_prompt
 
     read_prompt(prompt, None)
-    with _terminating(), tempfile.TemporaryDirectory(prefix="disagg-demo-") as folder:
-        fleet = _demo_fleet(settings(context).config, Path(folder))
-        with _running(fleet, Path(folder), timeout) as state:
-            run = _compare(fleet, state, prompt, max_tokens, live=not as_json)
+    with (
+        _terminating(),
+        tempfile.TemporaryDirectory(prefix="disagg-demo-") as folder,
+        _running(settings(context).config, Path(folder), timeout) as (fleet, state),
+    ):
+        run = _compare(fleet, state, prompt, max_tokens, live=not as_json)
     if as_json:
         typer.echo(json.dumps(run.to_json(), indent=2))
     else:
@@ -108,22 +113,67 @@ def _demo_fleet(config: Path | None, folder: Path) -> Fleet:
 
 
 @contextmanager
-def _running(fleet: Fleet, folder: Path, timeout: float) -> Iterator[State]:
-    """The fleet's servers, healthy; stopped on every way out. The first host's error if not all come up."""
-    from disagg.cli.views.progress import Progress
-    from disagg.fleet.lifecycle import Lifecycle
+def _running(config: Path | None, folder: Path, timeout: float) -> Iterator[tuple[Fleet, State]]:
+    """The fleet's servers, healthy; stopped on every way out. The first host's error if not all come up.
+
+    Another program, such as a second demo, may take a port between the look at it and the server's own: the
+    package's fleet then tries again elsewhere.
+    """
     from disagg.fleet.state import State
 
-    state = State.of(fleet, folder / "state")
-    lifecycle = Lifecycle(fleet, state, report=Progress(stderr()).report, grace_s=_GRACE_S)
+    fleet = _demo_fleet(config, folder)
+    for tries_left in range(_OTHER_PORTS, -1, -1):
+        state = State.of(fleet, folder / "state")
+        with _stopped_after(fleet, state) as lifecycle:
+            error = _first_error(lifecycle.start(timeout_s=timeout), timeout)
+            if error is None:
+                yield fleet, state
+                return
+        if config is not None or not tries_left or not _lost_a_port(fleet, error):
+            raise error
+        fleet = _elsewhere(fleet, folder)
+
+
+@contextmanager
+def _stopped_after(fleet: Fleet, state: State) -> Iterator[Lifecycle]:
+    from disagg.cli.views.progress import Progress
+    from disagg.fleet import lifecycle
+
+    servers = lifecycle.Lifecycle(fleet, state, report=Progress(stderr()).report, grace_s=_GRACE_S)
     try:
-        failed = [result.error for result in lifecycle.start(timeout_s=timeout) if result.error is not None]
-        if failed:
-            raise failed[0]
-        yield state
+        yield servers
     finally:
         with _uninterrupted():
-            lifecycle.stop()
+            servers.stop()
+
+
+def _first_error(results: Sequence[HostResult], timeout: float) -> DisaggError | None:
+    """The first host's error. A slow one is not left running here, as its own words would have it."""
+    from disagg.errors import FleetError
+
+    for result in results:
+        if result.outcome == "slow":
+            message = f"{result.host} was not ready after {timeout:g} s; the demo has stopped its servers again"
+            return FleetError(message, f"give it longer: disagg demo --timeout {max(180, 2 * timeout):g}")
+        if result.error is not None:
+            return result.error
+    return None
+
+
+def _lost_a_port(fleet: Fleet, error: DisaggError) -> bool:
+    """Whether a start failed for a port that another program has, or had: ours are all stopped."""
+    from disagg.errors import PortInUse
+    from disagg.fleet.ports import taken_ports
+
+    return isinstance(error, PortInUse) or bool(taken_ports(fleet))
+
+
+def _elsewhere(fleet: Fleet, folder: Path) -> Fleet:
+    """The same fleet, every port one that the kernel chooses."""
+    from disagg.fleet.ports import on_free_ports
+
+    stderr().print("another program took a port meanwhile; trying again on other ports", style="dim")
+    return on_free_ports(fleet, folder, everywhere=True)[0]
 
 
 def _compare(fleet: Fleet, state: State, prompt: str, max_tokens: int, live: bool) -> Run:

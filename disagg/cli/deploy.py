@@ -143,7 +143,7 @@ def _deploying(fleet: Fleet, dry: bool) -> Decide:
     from disagg.fleet.state import State
 
     state = State.of(fleet)
-    token = "" if dry and not state.token_file.exists() else state.ensure_token()
+    token = "" if dry and not state.has_token() else state.ensure_token()
     return deciding(Here.of(fleet, token))
 
 

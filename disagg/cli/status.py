@@ -43,7 +43,7 @@ def status(
     state = State.of(fleet)
 
     def look() -> list[HostStatus]:
-        token = state.token() if state.token_file.exists() else None
+        token = state.token() if state.has_token() else None
         began = time.monotonic()
         statuses = poll(fleet, token, state, host or (), timeout / 2)
         return diagnose(fleet, statuses, token, timeout - (time.monotonic() - began))

@@ -65,6 +65,8 @@ def _subject(chosen: Settings, model: str) -> list[str]:
 
     if Path(model).is_dir():
         return [str(Path(model).resolve())] * 2
+    if "/" in model or model.startswith((".", "~")):
+        raise UsageError(f"no such folder: {model}", "give a model of hosts.toml, or the path of a model folder")
     fleet = chosen.fleet()
     known = fleet.model(model)
     missing = [engine for engine in ("transformers", "mlx") if engine not in known.sources]

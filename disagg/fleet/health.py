@@ -28,7 +28,7 @@ from threading import Thread
 from typing import Any, Literal
 
 from disagg.config import Fleet, Host, served_digest
-from disagg.errors import UsageError
+from disagg.errors import FleetError, UsageError
 from disagg.fleet import local
 from disagg.fleet.ask import Mute, get
 from disagg.fleet.state import State
@@ -220,13 +220,27 @@ def _judge(status: HostStatus, host: Host, state: State, answer: Mapping[str, An
 
 def _silent(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
     """The state of a host that gave no HTTP answer."""
-    record = state.recorded(host.name) if host.connector == "local" else None
-    if record is not None:
-        if local.identity(record.pid) == record.identity:
-            return _running(replace(blank, pid=record.pid), error, timeout_s)
-        logged = state.last_error(host.name)
-        why = f"its process ended by itself: {logged.message if logged else 'see ' + _log(host, state)}"
-        return replace(blank, state="failed", why=why, mend=_start_command(host, "start"))
+    try:
+        recorded = _recorded(blank, host, state, error, timeout_s) if host.connector == "local" else None
+    except FleetError as damaged:  # what is remembered of this host is no trouble of the others
+        return replace(blank, state="failed", why=damaged.message, mend=damaged.hint)
+    return recorded or _unanswered(blank, host, error, timeout_s)
+
+
+def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus | None:
+    """The state of a process that was started here; None where there was none."""
+    record = state.recorded(host.name)
+    if record is None:
+        return None
+    if local.identity(record.pid) == record.identity:
+        return _running(replace(blank, pid=record.pid), error, timeout_s)
+    logged = state.last_error(host.name)
+    why = f"its process ended by itself: {logged.message if logged else 'see ' + _log(host, state)}"
+    return replace(blank, state="failed", why=why, mend=_start_command(host, "start"))
+
+
+def _unanswered(blank: HostStatus, host: Host, error: OSError, timeout_s: float) -> HostStatus:
+    """What the network says about a server that is not known to run."""
     where = f"{host.address}:{host.port}"
     if isinstance(error, (Mute, ConnectionResetError, BrokenPipeError)):
         why = f"{where} takes connections, but did not answer within {timeout_s:g} s"

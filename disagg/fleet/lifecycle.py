@@ -96,7 +96,7 @@ class Lifecycle:
         """Stop every named host; without names also local servers that hosts.toml no longer lists. `everything`: also
         whatever else disagg runs on the machines of these hosts."""
         hosts = select_hosts(self.fleet, names)
-        if not any(host.connector != "local" for host in hosts) and not self.state.folder.exists():
+        if not any(host.connector != "local" for host in hosts) and not self.state.exists():
             return [HostResult(host.name, "not running") for host in hosts]
         with self.state.locked("stop"):
             results = self._all(hosts, self._stop)
@@ -122,7 +122,7 @@ class Lifecycle:
         """What must be there before any server is touched."""
         if any(host.connector == "local" for host in hosts):
             self.state.prepare(self.fleet)
-        elif not self.state.token_file.exists():
+        elif not self.state.has_token():
             raise ConfigError(
                 f"there is no fleet token in {self.state.token_file}",
                 "disagg deploy makes one; on a second machine, copy the file of the first",
@@ -230,7 +230,10 @@ class Lifecycle:
             running = server.look().pid is not None
         except HostUnreachable:
             raise
-        except FleetError:  # nothing is deployed there: then nothing runs
+        except FleetError:
+            if server.host.connector == "local":  # its record is damaged: it may run
+                raise
+            # Nothing is deployed there: then nothing runs.
             return HostResult(server.host.name, "not running")
         if running:
             self.report(server.host.name, "stopping")

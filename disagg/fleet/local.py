@@ -32,9 +32,14 @@ def spawn(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> int
 
     `environment` is added to this process's own. The log of the run before is kept as <log>.1.
     """
-    if log.exists():
-        log.replace(log.with_name(log.name + ".1"))
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        if log.exists():
+            log.replace(log.with_name(log.name + ".1"))
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FleetError(
+            f"cannot write {log}: {error.strerror}", "check that folder, its owner and its disk"
+        ) from error
     try:
         process = subprocess.Popen(
             list(argv),

@@ -54,7 +54,11 @@ class LocalServer:
         token_file = str(self.state.token_file.resolve())
         pid = local.spawn(argv, self.state.log_file(host.name), {**environment, TOKEN_FILE_VARIABLE: token_file})
         identity = local.identity(pid) or "ended at once"
-        self.state.record(ProcessRecord(host.name, pid, identity, config_digest(self.fleet, host)))
+        try:
+            self.state.record(ProcessRecord(host.name, pid, identity, config_digest(self.fleet, host)))
+        except BaseException:  # also an interruption: a server that nothing remembers could never be stopped
+            local.end(pid, identity, self.grace_s)
+            raise
 
     def ended(self) -> StartFailed | None:
         """See Server."""

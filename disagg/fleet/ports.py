@@ -12,15 +12,20 @@ from disagg.fleet.local import port_taken
 _PORT_LINE = re.compile(r"^(\s*(?:port|kv_port)\s*=\s*)(\d[\d_]*)", re.MULTILINE)
 
 
-def on_free_ports(fleet: Fleet, folder: Path) -> tuple[Fleet, dict[int, int]]:
-    """The fleet with every taken port replaced, from a copy of its file in `folder`; and which port became which.
+def taken_ports(fleet: Fleet) -> list[int]:
+    """The fleet's ports on which something listens now, in file order."""
+    return [port for port, address in _addresses(fleet).items() if port_taken(address, port)]
+
+
+def on_free_ports(fleet: Fleet, folder: Path, everywhere: bool = False) -> tuple[Fleet, dict[int, int]]:
+    """The fleet with every taken port replaced (`everywhere`: every port), from a copy of its file in `folder`; and
+    which port became which.
 
     The file's model sources must not be relative: the copy stands in another folder.
     """
-    wanted = [port for host in fleet.hosts.values() for port in (host.port, host.kv_port) if port is not None]
-    address = {port: host.address for host in fleet.hosts.values() for port in (host.port, host.kv_port) if port}
-    taken = [port for port in wanted if port_taken(address[port], port)]
-    moved = dict(zip(taken, free_ports([address[port] for port in taken], set(wanted)), strict=True))
+    address = _addresses(fleet)
+    leaving = list(address) if everywhere else taken_ports(fleet)
+    moved = dict(zip(leaving, free_ports([address[port] for port in leaving], set(address)), strict=True))
     if not moved:
         return fleet, {}
 
@@ -31,6 +36,10 @@ def on_free_ports(fleet: Fleet, folder: Path) -> tuple[Fleet, dict[int, int]]:
     copy = folder / fleet.path.name
     copy.write_text(_PORT_LINE.sub(replaced, fleet.path.read_text(encoding="utf-8")), encoding="utf-8")
     return load(copy), moved
+
+
+def _addresses(fleet: Fleet) -> dict[int, str]:
+    return {port: host.address for host in fleet.hosts.values() for port in (host.port, host.kv_port) if port}
 
 
 def free_ports(addresses: list[str], avoid: set[int]) -> list[int]:

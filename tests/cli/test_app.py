@@ -103,3 +103,12 @@ def test_output_into_a_closed_pipe_is_no_traceback(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_a_system_error_that_is_not_of_stdout_stays_a_fault(monkeypatch):
+    def fail(**arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(app, "app", fail)
+    with pytest.raises(OSError, match="No space left"):
+        app.main(["anything"])

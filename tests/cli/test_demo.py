@@ -16,7 +16,7 @@ from farm import FAKE
 import disagg
 from disagg.config import Fleet, load
 from disagg.errors import ServerUnavailable
-from disagg.fleet import lifecycle, local
+from disagg.fleet import lifecycle, local, ports
 from disagg.fleet.lifecycle import Lifecycle
 from disagg.fleet.ports import on_free_ports
 from disagg.inference import client
@@ -145,3 +145,60 @@ def test_free_ports_leave_the_fleet_alone_where_none_is_taken(tmp_path):
 def test_an_empty_prompt_starts_nothing(farm, capsys):
     assert run("demo", "--prompt", "") == 2
     assert farm.pids == [] and "is empty" in capsys.readouterr().err
+
+
+def test_a_server_that_loads_too_long_is_said_to_be_stopped(farm, capsys):
+    farm.behaviour["decode-2"] = "slow"
+    assert run("demo", "--timeout", "1") == 1
+    err = capsys.readouterr().err
+    assert "error: decode-2 was not ready after 1 s; the demo has stopped its servers again" in err
+    assert "left running" not in err and "disagg logs" not in err and "disagg demo --timeout 180" in err
+    assert nothing_left(farm)
+
+
+class Thief:
+    """Takes a port of the demo's fleet once the demo has chosen its ports, `times` times."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.held, self.stolen = times, contextlib.ExitStack(), []
+
+    def after(self, choose):
+        def chosen(*arguments, **options):
+            fleet, moved = choose(*arguments, **options)
+            if len(self.stolen) < self.times:
+                host = fleet.hosts["prefill-2"]
+                self.held.enter_context(socket.create_server((host.address, host.port)))
+                self.stolen.append(host.port)
+            return fleet, moved
+
+        return chosen
+
+
+@pytest.mark.parametrize(("times", "code"), [(1, 0), (2, 0), (3, 1)])
+def test_a_port_lost_to_another_program_moves_the_demo_elsewhere_twice(farm, monkeypatch, capsys, times, code):
+    thief = Thief(times)
+    monkeypatch.setattr(ports, "on_free_ports", thief.after(ports.on_free_ports))
+    with thief.held:
+        assert run("demo") == code
+    err = capsys.readouterr().err
+    assert err.count("trying again on other ports") == min(times, 2)
+    assert (f"port {thief.stolen[-1]} on 127.0.0.1 is in use" in err) == (code == 1)
+    assert nothing_left(farm)
+
+
+def test_a_server_that_meets_anothers_on_its_port_moves_the_demo_too(farm, monkeypatch, capsys):
+    """The other one listens only after the look at the port, so no PortInUse tells of it."""
+    thief = Thief(1)
+    monkeypatch.setattr(ports, "on_free_ports", thief.after(ports.on_free_ports))
+    monkeypatch.setattr(local, "port_taken", lambda address, port: False)
+    with thief.held:
+        assert run("demo") == 0
+    assert "trying again on other ports" in capsys.readouterr().err and nothing_left(farm)
+
+
+def test_moving_everywhere_keeps_no_port(tmp_path):
+    fleet = load(write_fleet(tmp_path))
+    (tmp_path / "copy").mkdir()
+    other, moved = on_free_ports(fleet, tmp_path / "copy", everywhere=True)
+    before, after = ({p for h in f.hosts.values() for p in (h.port, h.kv_port) if p} for f in (fleet, other))
+    assert len(after) == 3 and not before & after and set(moved) == before

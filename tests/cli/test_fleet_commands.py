@@ -122,3 +122,13 @@ def test_watch_without_a_terminal_prints_a_line_per_change_until_interrupted(con
 
 def test_watch_and_json_exclude_each_other(config, capsys):
     assert run("--config", config, "status", "--watch", "--json") == 2
+
+
+def test_a_state_folder_that_is_a_file_is_no_traceback(config, behaviour, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert run("--config", config, "start") == 1
+    assert "cannot use" in (err := capsys.readouterr().err) and "XDG_STATE_HOME" in err
+    assert run("--config", config, "status") == 3
+    assert "failed" in capsys.readouterr().out
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

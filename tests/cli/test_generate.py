@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 import os
@@ -166,3 +167,23 @@ def test_a_terminal_gets_panels_and_no_control_characters(two, fake_client, monk
         shown = os.read(reader, 100_000).decode()
     os.close(reader)
     assert "╭─" in shown and "other" in shown and "\x1b]0;title" not in shown
+
+
+@pytest.mark.parametrize("models", [["-m", "tiny"], ["-m", "tiny", "-m", "other"], ["-m", "tiny", "--json"]])
+def test_a_reader_that_goes_away_ends_it_without_a_word(two, models, monkeypatch, capsys):
+    reading, writing = os.pipe()
+    os.close(reading)
+    pipe = os.fdopen(writing, "w")
+    monkeypatch.setattr(sys, "stdout", pipe)
+    assert run("--config", two, "generate", *models, "x") == 1
+    assert capsys.readouterr().err == ""
+    with contextlib.suppress(BrokenPipeError):  # what could not be written is still in its buffer
+        pipe.close()
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["generate", "--json", "x"], ["status"], ["status", "--json"]])
+def test_a_full_disk_behind_stdout_is_one_clear_error(one, command, monkeypatch, capsys):
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run("--config", one, *command) == 1
+    assert capsys.readouterr().err.startswith("error: cannot write to stdout: No space left on device\n hint: ")

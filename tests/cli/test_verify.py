@@ -118,3 +118,10 @@ def test_a_model_that_only_one_engine_can_load_cannot_be_verified(verifier, tmp_
     path.write_text(text[: text.index("[hosts.decode-1]")])
     assert run("--config", path, "verify", "tiny") == 2
     assert "no mlx source for tiny" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["weights/nope", "./nope", "/no/such/folder", "~nobody"])
+def test_a_path_that_is_not_there_is_no_unknown_model(verifier, tmp_path, capsys, path):
+    seen = verifier(RESULT)
+    assert run("--config", write_fleet(tmp_path), "verify", path) == 2
+    assert f"no such folder: {path}" in capsys.readouterr().err and not seen.exists()

@@ -200,3 +200,12 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(farm: Far
     assert a.mend == "disagg restart --host a" and exit_code([a]) == 0
     told["config"] = "another"
     assert states(farm)["a"].why == "it runs with other code and other hosts.toml than what is here"
+
+
+def test_a_damaged_record_is_the_trouble_of_its_own_host(farm: Farm):
+    farm.lifecycle.start(["b"])
+    (farm.state.folder / "a.pid").write_text("{")
+    seen = states(farm)
+    (farm.state.folder / "a.pid").unlink()
+    assert (seen["a"].state, seen["b"].state) == ("failed", "healthy")
+    assert "a.pid is damaged" in seen["a"].why and "rm " in seen["a"].mend

@@ -197,3 +197,30 @@ def test_the_real_command_line_names_file_and_host(farm: Farm):
     assert argv[:3] == [sys.executable, "-P", "-m"]
     assert argv[3:] == ["disagg.servers", "--config", str(farm.fleet.path), "--host", "a"]
     assert "PYTHONPATH" in environment
+
+
+def test_a_server_that_cannot_be_recorded_is_ended_again(farm: Farm, monkeypatch):
+    spawned, spawn = [], local.spawn
+    monkeypatch.setattr(local, "spawn", lambda *arguments: spawned.append(spawn(*arguments)) or spawned[-1])
+    farm.state.prepare(farm.fleet)
+    (farm.state.folder / f".a.pid.{os.getpid()}").symlink_to("/dev/full")
+    (failed,) = farm.lifecycle.start(["a"])
+    assert failed.outcome == "failed" and isinstance(failed.error, FleetError)
+    assert "a.pid" in failed.error.message and "No space left on device" in failed.error.message
+    assert len(spawned) == 1 and local.identity(spawned[0]) is None
+
+
+def test_stop_says_so_where_a_record_is_damaged(farm: Farm):
+    farm.lifecycle.start(["b"])
+    (farm.state.folder / "a.pid").write_text("{")
+    a, b = farm.lifecycle.stop()
+    assert (a.outcome, b.outcome) == ("failed", "stopped") and "a.pid is damaged" in a.error.message
+    farm.state.forget("a")
+
+
+def test_a_log_that_cannot_be_written_is_an_error_of_its_host(farm: Farm):
+    farm.state.prepare(farm.fleet)
+    (farm.state.folder / "a.log.1").mkdir()
+    farm.state.log_file("a").write_text("before\n")
+    (failed,) = farm.lifecycle.start(["a"])
+    assert failed.outcome == "failed" and "cannot write" in failed.error.message and "a.log" in failed.error.message

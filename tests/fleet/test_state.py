@@ -1,3 +1,4 @@
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -80,3 +81,37 @@ def test_the_last_error_of_a_log_is_found_among_other_lines(fleet, tmp_path):
     state.log_file("a").write_text("\n".join(["warning: x", *lines, '{"level": "info", "message": "bye"}', "end"]))
     assert state.last_error("a").message == "second"
     assert state.log_tail("a", 1) == ["end"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_no_part(fleet, tmp_path):
+    state = State.of(fleet, tmp_path / "state")
+    state.prepare(fleet)
+    part = state.folder / f".a.pid.{os.getpid()}"
+    part.symlink_to("/dev/full")
+    with pytest.raises(FleetError, match=r"cannot use .*/a\.pid .*No space left on device \(make room"):
+        state.record(ProcessRecord("a", 12, "boot:34", "digest"))
+    assert not part.is_symlink() and state.recorded("a") is None
+
+
+def test_the_lock_is_held_on_a_full_disk_too(fleet, tmp_path):
+    state = State.of(fleet, tmp_path / "state")
+    state.prepare(fleet)
+    (state.folder / "lock").symlink_to("/dev/full")
+    with state.locked("stop"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda state, fleet: state.prepare(fleet),
+        lambda state, fleet: state.locked("start").__enter__(),
+        lambda state, fleet: state.recorded("a"),
+        lambda state, fleet: state.forget("a"),
+        lambda state, fleet: state.log_tail("a"),
+    ],
+)
+def test_a_state_folder_that_cannot_be_used_is_named_with_a_way_out(fleet, tmp_path, use):
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(FleetError, match=r"cannot use .*state/test-.*XDG_STATE_HOME"):
+        use(State.of(fleet, tmp_path / "state"), fleet)

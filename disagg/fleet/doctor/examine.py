@@ -114,7 +114,7 @@ def examine(
         seen = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
         links = _links(pairs, seen, machines, bounds, tell)
         told = statuses.result(timeout=60)
-    token = state.token() if state.token_file.exists() else None
+    token = state.token() if state.has_token() else None
     hosts = tuple(_host(fleet, outcome, told, token) for outcome in outcomes if outcome.host in chosen)
     everywhere = (*about_pair.versions([*seen.values()], told), *about_pair.clocks([*seen.values()]))
     return Diagnosis(hosts, tuple(_pair(fleet, link, seen, told) for link in links), everywhere)
@@ -138,7 +138,7 @@ def _peers(fleet: Fleet, host: Host) -> list[Host]:
 
 
 def _statuses(fleet: Fleet, state: State, hosts: Sequence[Host]) -> dict[str, HostStatus]:
-    token = state.token() if state.token_file.exists() else None
+    token = state.token() if state.has_token() else None
     return {status.host: status for status in poll(fleet, token, state, [host.name for host in hosts])}
 
 
