@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -30,6 +31,9 @@ from disagg.cli import (
 from disagg.cli.context import Settings, stderr
 from disagg.errors import DisaggError
 from disagg.version import VERSION
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What writing to an open file fails with where it takes no more. Opening one also tells its name."""
 
 app = typer.Typer(
     name="disagg",
@@ -98,14 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         _silence_stdout()
         sys.exit(1)
-    except OSError:
-        fault = _stdout_fault()
-        if fault is None:
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
             raise
         _silence_stdout()
-        _fail(
-            DisaggError(f"cannot write to stdout: {fault.strerror or fault}", "see where the output is redirected to")
-        )
+        _fail(DisaggError(f"cannot write the output: {error.strerror}", "make room where it is redirected to"))
 
 
 def _fail(error: DisaggError) -> NoReturn:
@@ -113,15 +114,6 @@ def _fail(error: DisaggError) -> NoReturn:
 
     stderr().print(error_view(error), soft_wrap=True)
     sys.exit(error.exit_code)
-
-
-def _stdout_fault() -> OSError | None:
-    """Why stdout takes no more, None where it does: what it refused is still in its buffer, so it refuses again."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        return error
-    return None
 
 
 def _silence_stdout() -> None:

@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 
@@ -105,9 +106,9 @@ def test_output_into_a_closed_pipe_is_no_traceback(tmp_path, monkeypatch):
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
-def test_a_system_error_that_is_not_of_stdout_stays_a_fault(monkeypatch):
+def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch):
     def fail(**arguments):
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device", "some file")
 
     monkeypatch.setattr(app, "app", fail)
     with pytest.raises(OSError, match="No space left"):

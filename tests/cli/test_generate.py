@@ -186,4 +186,12 @@ def test_a_full_disk_behind_stdout_is_one_clear_error(one, command, monkeypatch,
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert run("--config", one, *command) == 1
-    assert capsys.readouterr().err.startswith("error: cannot write to stdout: No space left on device\n hint: ")
+    assert capsys.readouterr().err.startswith("error: cannot write the output: No space left on device\n hint: ")
+
+
+def test_so_it_is_with_more_than_a_buffer_takes(one, fake_client, monkeypatch, capsys):
+    fake_client.text = "x" * 100_000
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run("--config", one, "generate", "--json", "x") == 1
+    assert "cannot write the output" in capsys.readouterr().err
