@@ -56,7 +56,16 @@ def test_a_folder_is_verified_and_shown(verifier, tmp_path, capsys):
 def test_a_name_stands_for_its_sources(verifier, tmp_path):
     seen, path = verifier(RESULT), write_fleet(tmp_path)
     assert run("--config", path, "verify", "tiny-alias", "--json") == 0
-    assert eval(seen.read_text()) == ["disagg.servers.verify", *[str(tmp_path / "weights")] * 2]
+    weights = str(tmp_path / "weights")
+    assert eval(seen.read_text()) == ["disagg.servers.verify", weights, weights, "--context", "2048"]
+
+
+def test_a_refusal_is_an_object_on_stdout_too(verifier, tmp_path, capsys):
+    error = {"code": "PreflightRefused", "message": "mlx-lm ignores the window", "hint": ""}
+    verifier({"error": error, "ok": False}, exit_code=3)
+    assert run("verify", tmp_path, "--json") == 3
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"error": error, "ok": False} and "mlx-lm ignores the window" in err
 
 
 def test_json_is_the_verifiers_own(verifier, tmp_path, capsys):
