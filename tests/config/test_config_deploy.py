@@ -34,7 +34,7 @@ NO_URL = "it begins with https:// or http://"
         ),
         ('extra_index_urls = ["https://a/simple", «"/b"»]', "this is not a URL", NO_URL),
         (
-            'find_links = ["/opt/wheels", «"wheels"»]',
+            'find_links = ["/srv/wheels", «"wheels"»]',
             "this is not a URL",
             f"{NO_URL}, or the absolute path of a folder on the host",
         ),
@@ -88,7 +88,7 @@ def test_the_whole_table_is_read_and_wheels_begin_at_the_files_folder(tmp_path: 
 [deploy]
 index_url = "https://mirror/simple"
 extra_index_urls = ["http://other/simple"]
-find_links = ["/opt/wheels", "https://mirror/links"]
+find_links = ["/srv/wheels", "https://mirror/links"]
 wheels = "wheels"
 installer = "uv"
 """
@@ -96,7 +96,7 @@ installer = "uv"
     assert load(tmp_path / "hosts.toml").deploy == Deploy(
         index_url="https://mirror/simple",
         extra_index_urls=("http://other/simple",),
-        find_links=("/opt/wheels", "https://mirror/links"),
+        find_links=("/srv/wheels", "https://mirror/links"),
         wheels=tmp_path / "wheels",
         installer="uv",
     )

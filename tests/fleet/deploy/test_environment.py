@@ -79,7 +79,7 @@ def test_its_name_changes_with_all_that_changes_its_content() -> None:
     variants = [
         made(spark(), found),
         made(spark(), found, mirror),
-        made(spark(), found, replace(mirror, find_links=("/opt/wheels",))),
+        made(spark(), found, replace(mirror, find_links=("/srv/wheels",))),
         made(spark(), facts("spark_bare", pythons=pythons((3, 13, 0)))),
         made(own, with_own),
         made(replace(own, site_packages=True), with_own),
@@ -91,9 +91,9 @@ def test_its_name_changes_with_all_that_changes_its_content() -> None:
 
 
 def test_index_settings_become_options_of_the_installer() -> None:
-    deploy = Deploy("https://a/simple", ("https://b/simple",), ("/opt/wheels",))
+    deploy = Deploy("https://a/simple", ("https://b/simple",), ("/srv/wheels",))
     assert made(spark(), facts("spark_bare"), deploy).options == (
-        "--index-url", "https://a/simple", "--extra-index-url", "https://b/simple", "--find-links", "/opt/wheels",
+        "--index-url", "https://a/simple", "--extra-index-url", "https://b/simple", "--find-links", "/srv/wheels",
     )  # fmt: skip
 
 
