@@ -1,0 +1,97 @@
+"""What one caller can cost the others: a silent connection, a late prompt, a copied request id, too much KV."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+
+from tests import tiny_models
+from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
+
+ROOT = Path(__file__).parents[2]
+LONG = {"model": "tiny", "tokens": [9] * 40, "sampling": {"max_tokens": 1500, "ignore_eos": True}}
+
+
+def idle(fleet: RunningFleet, host: str) -> bool:
+    status = fleet.status(host)
+    return (status["running"], status["queue"], status["kv_bytes"]) == (0, 0, 0)
+
+
+def test_a_connection_that_never_sends_a_whole_head_is_closed(tiny_fleet: RunningFleet) -> None:
+    host = tiny_fleet.fleet.hosts["tiny-decode"]
+    for beginning in (b"", b"GET /health HTT"):
+        with socket.create_connection((host.address, host.port)) as connection:
+            connection.sendall(beginning)
+            connection.settimeout(20)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+
+
+def test_a_deadline_holds_while_another_prompt_has_the_compute_thread(tiny_fleet: RunningFleet) -> None:
+    with (
+        tiny_fleet.http("tiny-prefill") as busy,
+        tiny_fleet.http("tiny-prefill") as late,
+        busy.stream("POST", "/generate", json=LONG) as first,
+    ):
+        lines = first.iter_lines()
+        assert next(lines) == "event: tokens"
+        refused = late.post("/generate", json={**LONG, "deadline_s": 0.3})
+        assert not idle(tiny_fleet, "tiny-prefill"), "the first one still runs"
+    assert refused.status_code == httpx.codes.GATEWAY_TIMEOUT
+    assert refused.json()["error"]["code"] == "DeadlineExceeded"
+    wait_until(lambda: idle(tiny_fleet, "tiny-prefill"), 2, "the abandoned request to end")
+
+
+def test_two_requests_under_one_request_id_both_get_their_answer(tiny_fleet: RunningFleet) -> None:
+    answers: list[str] = []
+
+    def ask() -> None:
+        with tiny_fleet.http("tiny-decode") as http:
+            body = {**LONG, "sampling": {"max_tokens": 30, "ignore_eos": True}}
+            answers.append(http.post("/generate", json=body, headers={"X-Request-Id": "the-same"}).text)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answer.count("event: tokens") for answer in answers] == [30] * 4
+    assert all("event: done" in answer for answer in answers)
+
+
+def test_kv_in_use_is_bounded_for_prompts_computed_here_too(tmp_path: Path) -> None:
+    model = tiny_models.make("llama", tmp_path / "model")
+    path = write_hosts(tmp_path, {"tiny": model}, decode={"max_kv_bytes": 1 << 20})
+    with running(path, "tiny-decode") as fleet:
+        with fleet.http("tiny-decode") as http:
+            refused = http.post("/generate", json=LONG)
+            small = http.post("/generate", json={**LONG, "sampling": {"max_tokens": 2}})
+        wait_until(lambda: idle(fleet, "tiny-decode"), 1, "both to end")
+    assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
+    assert "no room for" in refused.json()["error"]["message"]
+    assert "event: done" in small.text
+
+
+def test_ctrl_c_in_the_synchronous_client_ends_the_request_on_its_host(tiny_fleet: RunningFleet) -> None:
+    program = (
+        f"import disagg\nwith disagg.Client({str(tiny_fleet.fleet.path)!r}, token={TOKEN!r}) as client:\n"
+        "    for chunk in client.stream('tiny', 'x = 1', max_tokens=3000, ignore_eos=True):\n"
+        "        print('chunk', flush=True)\n"
+    )
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as user:
+        assert user.stdout is not None
+        assert user.stdout.readline() == "chunk\n"
+        user.send_signal(signal.SIGINT)
+        _, error = user.communicate(timeout=20)
+    assert error.strip().endswith("KeyboardInterrupt")
+    wait_until(lambda: idle(tiny_fleet, "tiny-decode"), 2, "the interrupted request to end")
