@@ -8,12 +8,12 @@ with disagg.Client("hosts.toml") as client:
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import wait
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -24,8 +24,6 @@ from disagg.inference.execute import Alone
 from disagg.inference.route import Router
 from disagg.inference.types import Chunk, Completion, Messages
 from disagg.token import fleet_token
-
-T = TypeVar("T")
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -122,7 +120,8 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Completion:
         """The whole answer; see AsyncClient.generate."""
-        return self._run(lambda: self._async.generate(model, prompt, messages=messages, tokens=tokens, **options))
+        answer = self.stream(model, prompt, messages=messages, tokens=tokens, **options)
+        return next(item for item in answer if isinstance(item, Completion))
 
     def stream(
         self,
@@ -134,26 +133,27 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Iterator[Chunk | Completion]:
         """Chunks, then the Completion; see AsyncClient.stream."""
-        answer = self._async.stream(model, prompt, messages=messages, tokens=tokens, **options)
-        try:
-            while True:
-                try:
-                    yield self._run(lambda: anext(answer))
-                except StopAsyncIteration:
-                    return
-        finally:
-            self._portal.call(answer.aclose)
+        arrived: SimpleQueue[Chunk | Completion | Exception | None] = SimpleQueue()
 
-    def _run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run on the event loop. Where this thread is interrupted (Ctrl-C), end the work there too before going on."""
-        running = self._portal.start_task_soon(work)
+        async def pump() -> None:
+            try:
+                answer = self._async.stream(model, prompt, messages=messages, tokens=tokens, **options)
+                async with aclosing(answer):
+                    async for item in answer:
+                        arrived.put(item)
+                arrived.put(None)
+            except Exception as error:  # noqa: BLE001 - it is raised in the caller's thread
+                arrived.put(error)
+
+        # One task for the whole answer, and a plain queue to wait on: wherever Ctrl-C finds this thread, the task ends.
+        running = self._portal.start_task_soon(pump)
         try:
-            return running.result()
-        except BaseException:
-            if not running.done():
-                running.cancel()
-                wait((running,))
-            raise
+            while (item := arrived.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            running.cancel()
 
     def close(self) -> None:
         """Close all connections and stop the event loop."""

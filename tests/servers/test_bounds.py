@@ -43,7 +43,9 @@ def test_a_deadline_holds_while_another_prompt_has_the_compute_thread(tiny_fleet
     ):
         lines = first.iter_lines()
         assert next(lines) == "event: tokens"
-        refused = late.post("/generate", json={**LONG, "deadline_s": 0.3})
+        port = tiny_fleet.fleet.hosts["tiny-decode"].kv_port
+        order = {"deliver": {"host": "127.0.0.1", "port": port}, "ticket": "x" * 43, "deadline_s": 0.3}
+        refused = late.post("/prefill", json={"model": "tiny", "tokens": [9] * 40, **order})
         assert not idle(tiny_fleet, "tiny-prefill"), "the first one still runs"
     assert refused.status_code == httpx.codes.GATEWAY_TIMEOUT
     assert refused.json()["error"]["code"] == "DeadlineExceeded"
@@ -83,15 +85,23 @@ def test_kv_in_use_is_bounded_for_prompts_computed_here_too(tmp_path: Path) -> N
 def test_ctrl_c_in_the_synchronous_client_ends_the_request_on_its_host(tiny_fleet: RunningFleet) -> None:
     program = (
         f"import disagg\nwith disagg.Client({str(tiny_fleet.fleet.path)!r}, token={TOKEN!r}) as client:\n"
-        "    for chunk in client.stream('tiny', 'x = 1', max_tokens=3000, ignore_eos=True):\n"
-        "        print('chunk', flush=True)\n"
+        "    try:\n"
+        "        for chunk in client.stream('tiny', 'x = 1', max_tokens=3000, ignore_eos=True):\n"
+        "            print('chunk', flush=True)\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted', flush=True)\n"
+        "        input()\n"
     )
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as user:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=environment) as user:
         assert user.stdout is not None
         assert user.stdout.readline() == "chunk\n"
         user.send_signal(signal.SIGINT)
-        _, error = user.communicate(timeout=20)
-    assert error.strip().endswith("KeyboardInterrupt")
-    wait_until(lambda: idle(tiny_fleet, "tiny-decode"), 2, "the interrupted request to end")
+        while (line := user.stdout.readline()) == "chunk\n":
+            pass
+        assert line == "interrupted\n", user.stderr and user.stderr.read()
+        wait_until(lambda: idle(tiny_fleet, "tiny-decode"), 2, "the request to end while its caller lives on")
+        _, error = user.communicate("\n", timeout=20)
+    assert error == ""
