@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from disagg.config import Deploy, Host
 from disagg.fleet.deploy import requirements
@@ -96,6 +97,9 @@ def _options(deploy: Deploy) -> Sequence[str]:
     pairs = [("--index-url", url) for url in (deploy.index_url,) if url is not None]
     pairs += [("--extra-index-url", url) for url in deploy.extra_index_urls]
     pairs += [("--find-links", link) for link in deploy.find_links]
+    # Whoever writes http:// there means it, and pip ignores such an index unless it is told so.
+    plain = [parts.netloc for _, link in pairs if (parts := urlsplit(link)).scheme == "http"]
+    pairs += [("--trusted-host", place) for place in dict.fromkeys(plain)]
     return [word for pair in pairs for word in pair]
 
 

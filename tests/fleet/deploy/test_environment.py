@@ -97,6 +97,13 @@ def test_index_settings_become_options_of_the_installer() -> None:
     )  # fmt: skip
 
 
+def test_an_index_without_encryption_is_trusted_because_hosts_toml_names_it() -> None:
+    deploy = Deploy("http://mirror.lab:8080/simple", ("https://b/simple",), ("http://mirror.lab:8080/wheels",))
+    options = made(spark(), facts("spark_bare"), deploy).options
+    assert options[-2:] == ("--trusted-host", "mirror.lab:8080")
+    assert options.count("--trusted-host") == 1, "b is reached by https, and its certificate is checked"
+
+
 @pytest.mark.parametrize(
     ("host", "changes", "deploy", "cause", "mend"),
     [
