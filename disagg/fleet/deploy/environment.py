@@ -79,7 +79,7 @@ def _environment(
     options = list(_options(deploy))
     wheels: tuple[Wheel, ...] = ()
     if deploy.wheels is not None:
-        found = _wheels(deploy.wheels, facts, python, lines, needs.locked)
+        found = _wheels(deploy.wheels, host, facts, python, lines=lines, locked=needs.locked)
         if isinstance(found, Refusal):
             return found
         wheels = found
@@ -104,7 +104,7 @@ def _options(deploy: Deploy) -> Sequence[str]:
 
 
 def _wheels(
-    folder: Path, facts: Facts, python: Python | None, lines: Sequence[str], locked: str
+    folder: Path, host: Host, facts: Facts, python: Python | None, *, lines: Sequence[str], locked: str
 ) -> tuple[Wheel, ...] | Refusal:
     assumed = python or Python("", (*_PREFERRED[0], 0))
     target = requirements.marker_environment(facts, assumed)
@@ -115,7 +115,8 @@ def _wheels(
     shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
     return Refusal(
         f"{folder} has no wheel of {shown} for {what}",
-        f"on a machine of that kind: pip download -d {folder} '{missing[0]}'; copy it here",
+        "on a machine of that kind, in a checkout of this disagg: pip download -d wheels "
+        f"-c disagg/fleet/constraints.txt '.[{','.join(requirements.extras(host))}]'; copy them to {folder}",
     )
 
 

@@ -152,4 +152,5 @@ def test_a_host_without_a_usable_python_is_refused_with_its_mend(
 def test_missing_wheels_are_named_with_the_kind_of_machine_they_are_for(tmp_path: Path) -> None:
     refusal = refused(spark(), facts("spark_bare"), Deploy(wheels=tmp_path))
     assert f"{tmp_path} has no wheel of anyio==4.16.0, torch==2.13.0 for cp312 on linux aarch64" in refusal.cause
-    assert f"pip download -d {tmp_path} 'anyio==4.16.0'" in refusal.mend
+    assert "pip download -d wheels -c disagg/fleet/constraints.txt '.[prefill]'" in refusal.mend
+    assert refusal.mend.endswith(f"copy them to {tmp_path}")
