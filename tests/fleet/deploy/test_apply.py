@@ -78,6 +78,17 @@ def test_a_changed_line_transfers_the_package_alone(site: Site) -> None:
     assert "2" in (site.own / "current/disagg/servers/__main__.py").read_text()
 
 
+def test_uv_is_asked_for_the_locked_versions_from_where_hosts_toml_says(site: Site) -> None:
+    site.changes = {'installer = "uv"': 'installer = "uv"\nindex_url = "http://mirror.lab/simple"'}
+    assert site.deploy().result == "changed"
+    venv, install = (site.home / "uv.log").read_text().splitlines()
+    build, spec = f"{site.own}/incoming/environment", f"{site.own}/incoming/spec"
+    assert venv.startswith("venv --quiet --python /") and venv.endswith(f" {build}")
+    files = f"-r {spec}/requirements.txt -c {spec}/constraints.txt"
+    index = "--index-url http://mirror.lab/simple --trusted-host mirror.lab"
+    assert install == f"pip install --python {build}/bin/python {files} {index}"
+
+
 def test_two_releases_are_kept_and_their_environments(site: Site) -> None:
     hashes = []
     for number in range(4):
