@@ -37,6 +37,7 @@ from disagg.config import Fleet, Host, load
 HOSTS_TOML = Path(__file__).parents[2] / "hosts.toml"
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 _CLONE_NEWNET = 0x40000000
+_HUB = "169.254.150.1"
 _MAC_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -166,6 +167,11 @@ class Bed:
             else:
                 os.environ["HOME"] = home
 
+    def listener(self) -> socket.socket:
+        """A socket that the hosts reach. It stays in the hub's network, wherever the thread is that answers."""
+        with _inside(self.hub):
+            return socket.create_server((_HUB if self.real else "127.0.0.1", 0))
+
     @contextmanager
     def cut(self, name: str) -> Iterator[None]:
         """Within, nothing passes between the host and the others: the cable is out."""
@@ -262,9 +268,9 @@ def _setns(descriptor: int) -> None:  # os.setns is from Python 3.12 on
 
 @contextmanager
 def _hub() -> Iterator[subprocess.Popen[bytes]]:
-    """A network with a bridge at 169.254.150.1/24, held by a process that ends with this one."""
+    """A network with a bridge at _HUB, held by a process that ends with this one."""
     commands = (
-        "ip link set lo up && ip link add bridge0 type bridge && ip addr add 169.254.150.1/24 dev bridge0"
+        f"ip link set lo up && ip link add bridge0 type bridge && ip addr add {_HUB}/24 dev bridge0"
         " && ip link set bridge0 up && echo ready && exec cat"
     )
     with _child(["unshare", "--net", "sh", "-c", commands]) as process:
