@@ -20,15 +20,16 @@ ROOT = str(Path(disagg.__file__).parents[1])
 
 @dataclass(frozen=True)
 class Operator:
-    """Whoever runs `disagg` against the bed. `config`: the hosts.toml in use."""
+    """Whoever runs `disagg` against the bed. `config`: the hosts.toml in use. `code`: the folder that disagg is in."""
 
     bed: Bed
     config: Path
     folder: Path
+    code: str = ROOT
 
     @property
     def environment(self) -> dict[str, str]:
-        own = {"PYTHONPATH": ROOT, "XDG_STATE_HOME": str(self.folder / "state"), "COLUMNS": "80", "NO_COLOR": "1"}
+        own = {"PYTHONPATH": self.code, "XDG_STATE_HOME": str(self.folder / "state"), "COLUMNS": "80", "NO_COLOR": "1"}
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DISAGG_", "FORCE_COLOR"))}
         return {**kept, **own, "HOME": str(self.bed.home)}
 
@@ -44,6 +45,7 @@ class Operator:
             stdin=subprocess.DEVNULL,
             timeout=timeout,
             env=self.environment,
+            cwd=self.code,
             check=False,
         )
         assert done.returncode == code, f"disagg {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
