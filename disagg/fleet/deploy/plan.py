@@ -284,8 +284,12 @@ def _tidy(facts: Facts, surplus: list[str]) -> Step:
 
 
 def _surplus(desired: Desired, facts: Facts) -> Iterator[str]:
-    """Folders nothing needs once the release is current: older releases, then environments of no release at all."""
+    """Folders nothing needs once the release is current: older releases, then environments of no release at all.
+
+    A server that was not restarted since still reads from its own release and environment."""
     kept = {desired.hash, facts.previous if facts.current == desired.hash else facts.current}
+    if facts.serving is not None and facts.serving.alive:
+        kept.add(facts.serving.release)
     for hash in sorted(facts.own_releases - kept):
         if HASH.fullmatch(hash):
             yield facts.layout.release(hash)

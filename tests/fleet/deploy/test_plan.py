@@ -118,7 +118,7 @@ def test_leftovers_alone_are_reason_enough_to_tidy() -> None:
 
 
 def test_old_releases_and_environments_of_no_release_go_but_two_releases_stay() -> None:
-    found = facts("spark_deployed")
+    found = facts("spark_deployed", serving=None)
     plan = planned(found)
     tidy = plan.steps[-1].action
     assert isinstance(tidy, RunScript)
@@ -128,6 +128,14 @@ def test_old_releases_and_environments_of_no_release_go_but_two_releases_stay() 
         f"{folder}/envs/{'b' * 16}",
         f"{folder}/envs/{'d' * 16}",
     }, "release 1 becomes the previous one; another host's environment stays"
+
+
+def test_what_a_server_still_runs_stays_however_often_was_deployed_since() -> None:
+    found = facts("spark_deployed")
+    assert found.serving == Serving(4242, "2" * 16, True)
+    tidy = planned(found).steps[-1].action
+    assert isinstance(tidy, RunScript)
+    assert tidy.argv[1:] == (f"/home/nvidia/.disagg/envs/{'d' * 16}",)
 
 
 def test_environments_stay_while_another_host_of_the_machine_is_deployed() -> None:
