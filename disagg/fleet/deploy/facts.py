@@ -92,6 +92,7 @@ class Facts:
     current: str = ""
     previous: str = ""
     releases: tuple[Release, ...] = ()
+    damaged: frozenset[str] = frozenset()  # own releases whose files are not what their name says
     environments: dict[str, bool] = field(default_factory=dict)  # hash -> complete
     carried: tuple[str, ...] = ()
     token_digest: str = ""
@@ -116,6 +117,11 @@ class Facts:
     def own_releases(self) -> frozenset[str]:
         """Hashes of this host's releases."""
         return frozenset(release.hash for release in self.releases if release.host == self.host)
+
+    @property
+    def whole_releases(self) -> frozenset[str]:
+        """Of these, those whose files are what they should be."""
+        return self.own_releases - self.damaged
 
     def environment_of(self, release: str) -> str:
         """The environment that one of this host's releases runs in."""
@@ -195,6 +201,7 @@ class _Reading:
             current=self.first("current", 1)[0],
             previous=self.first("previous", 1)[0],
             releases=tuple(Release(*fields) for fields in self.every("release", 3)),
+            damaged=frozenset(name for (name,) in self.every("damaged", 1)),
             environments={name: complete == "1" for name, complete in self.every("environment", 2)},
             carried=tuple(name for (name,) in self.every("carried", 1)),
             token_digest=token_digest,

@@ -50,6 +50,9 @@ def rollback(host: Host, facts: Facts) -> Plan:
     target = facts.previous
     if not target or target not in facts.own_releases:
         return refused(host, Refusal("there is no release to go back to", f"disagg deploy --host {host.name}"))
+    if target in facts.damaged:
+        cause = f"the files of release {target} are not what they were"
+        return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
     environment = facts.environment_of(target)
     if not facts.environments.get(environment):
         cause = f"release {target} needs the environment {environment or '(unknown)'}, which is gone"
@@ -151,13 +154,10 @@ def _notes(desired: Desired, facts: Facts) -> Iterator[str]:
 def _steps(desired: Desired, facts: Facts) -> Iterator[Step]:
     steps = [*_preparation(desired, facts), *_content(desired, facts)]
     switched = [*_service_steps(desired, facts)]
+    if facts.current != desired.hash or desired.hash not in facts.whole_releases:
+        switched.insert(0, _check(desired, facts))
     if facts.current != desired.hash:
-        python = f"{facts.layout.environment(desired.environment.hash)}/bin/python"
-        switched = [
-            _check(desired, facts, python),
-            *switched,
-            _switch(facts, desired.hash, desired.environment.hash, "switch to the new release"),
-        ]
+        switched.append(_switch(facts, desired.hash, desired.environment.hash, "switch to the new release"))
     surplus = list(_surplus(desired, facts))
     if steps or switched or surplus or facts.leftovers:
         yield _prepare(facts)
@@ -226,14 +226,15 @@ def _content(desired: Desired, facts: Facts) -> Iterator[Step]:
     if (facts.token_digest, facts.token_mode) != (token, "-rw-------"):
         write = WriteFile(layout.token, desired.token, 0o600)
         yield Step("token", "write the fleet's token", layout.token, "token_digest", write)
-    if desired.hash not in facts.own_releases:
+    if desired.hash not in facts.whole_releases:
         target = layout.release(desired.hash)
         put = PutTree(target, desired.files)
         yield Step("release", f"send release {desired.hash}", target, "releases", put)
 
 
-def _check(desired: Desired, facts: Facts, python: str) -> Step:
+def _check(desired: Desired, facts: Facts) -> Step:
     release = facts.layout.release(desired.hash)
+    python = f"{facts.layout.environment(desired.environment.hash)}/bin/python"
     modules = [module for role in desired.host.roles for module in _MODULES.get(role, ())]
     action = RunScript(CHECK, (python, release, desired.host.name, *modules))
     hint = f"what it misses goes into its environment: {python} -m pip install ..."
@@ -306,7 +307,8 @@ def _surplus(desired: Desired, facts: Facts) -> Iterator[str]:
 
 def _needs(desired: Desired, facts: Facts) -> Needs:
     token = hashlib.sha256(desired.token).hexdigest()
-    if facts.serving is not None and facts.serving.alive and facts.token_digest not in ("", token):
+    outdated = desired.hash in facts.damaged or facts.token_digest not in ("", token)
+    if facts.serving is not None and facts.serving.alive and outdated:
         return "restart"
     return _after(facts, desired.hash)
 

@@ -27,8 +27,14 @@ say() {
     printf '\n'
 }
 
+if command -v sha256sum >/dev/null 2>&1; then sum=sha256sum; else sum='shasum -a 256'; fi
+
 digest() {
-    if command -v sha256sum >/dev/null 2>&1; then sha256sum <"$1"; else shasum -a 256 <"$1"; fi 2>/dev/null | cut -c1-64
+    $sum <"$1" 2>/dev/null | cut -c1-64
+}
+
+content() { # the name that a release folder should have, from what is in it; as in package.py
+    (cd "$1" && find . -name __pycache__ -prune -o -type f -exec $sum {} +) 2>/dev/null | sort | $sum | cut -c1-16
 }
 
 mode() {
@@ -135,8 +141,9 @@ for link in current previous; do
 done
 for release in "$root"/hosts/*/releases/*; do
     if test -d "$release"; then
-        owner=${release%/releases/*}
-        say release "${owner##*/}" "${release##*/}" "$(cat "$release/environment" 2>/dev/null)"
+        owner=${release%/releases/*} name=${release##*/}
+        say release "${owner##*/}" "$name" "$(cat "$release/environment" 2>/dev/null)"
+        if [ "$owner" = "$mine" ] && [ "$(content "$release")" != "$name" ]; then say damaged "$name"; fi
     fi
 done
 for environment in "$root"/envs/*; do
