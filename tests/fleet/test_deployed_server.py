@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +203,27 @@ def test_a_rolling_restart_waits_for_health_before_the_next(yard: Yard):
     yard.said.clear()
     yard.lifecycle().restart(at_once=True)
     assert yard.said.index(("b", "stopping")) < yard.said.index(("a", "healthy"))
+
+
+@pytest.mark.parametrize("moment", ["stopping", "starting"])
+def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Yard, moment: str):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    before = yard.pid("a")
+    lifecycle = yard.lifecycle()
+
+    def interrupt(host: str, doing: str) -> None:
+        yard.said.append((host, doing))
+        if doing == moment:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.5)  # so that this thread goes on only when it is to give up
+
+    lifecycle.report = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.restart(["a"])
+    assert ("a", "starting again") in yard.said
+    wait_until(lambda: yard.states()["a"] == "healthy")
+    assert yard.pid("a") != before
 
 
 def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard):
