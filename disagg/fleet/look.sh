@@ -42,7 +42,7 @@ fi
 
 # Which managers know this host, whether one keeps it running, how often it was started again
 
-if test -f "$mine/current/supervise" || test -f "$mine/supervisor.json"; then
+if test -f "$mine/supervisor.json"; then
     pid=$(sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
     restarts=$(sed -n 's/.*"restarts": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
     active=0

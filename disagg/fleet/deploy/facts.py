@@ -88,7 +88,7 @@ class Facts:
     systemd: Systemd | None = None
     launchd: bool = False
     sudo: bool = False  # without a password; looked at on macOS only
-    installed: dict[str, Installed] = field(default_factory=dict)  # by manager: systemd, launchd:<name>
+    installed: dict[str, Installed] = field(default_factory=dict)  # by manager: systemd, launchd:<name>, process
     current: str = ""
     previous: str = ""
     releases: tuple[Release, ...] = ()

@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
-from disagg.config import Host
+from disagg.config import Host, ServiceManager
 from disagg.fleet.deploy.environment import Environment
 from disagg.fleet.deploy.facts import Facts
 from disagg.fleet.deploy.layout import HASH
 from disagg.fleet.deploy.release import Desired
 from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY, UNINSTALL
 from disagg.fleet.deploy.steps import Needs, Plan, PutTree, Refusal, RunScript, Step, WriteFile
-from disagg.fleet.services import command, systemd
+from disagg.fleet.services import command, launchd, systemd
 from disagg.fleet.services.base import is_plain
 
 _MODULES: Final = {"prefill": ("torch", "transformers"), "decode": ("mlx.core", "mlx_lm")}
@@ -64,12 +64,13 @@ def rollback(host: Host, facts: Facts) -> Plan:
 def uninstall(host: Host, facts: Facts, models: bool) -> Plan:
     """Nothing of this host left on its machine, but models unless `models`."""
     steps = []
-    if facts.installed or facts.folder:
-        remove = command(host.service, facts, "remove")
-        what = "stop the server" + (" and remove its service" if facts.installed else "")
+    for manager in _managers(facts):
+        remove = command(manager, facts, "remove")
+        what = "stop the server" + (f" and remove it from {manager}" if manager != "process" else "")
         hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
         action = RunScript(remove.script, remove.argv, 90.0)
-        steps.append(Step("service", what, facts.layout.folder, "not installed", action, hint if facts.launchd else ""))
+        hint = hint if manager == "launchd" else ""
+        steps.append(Step("service", what, facts.layout.folder, "not installed", action, hint))
     if facts.folder or (models and facts.carried):
         kept = {release.environment for release in facts.releases if release.host != host.name}
         gone = [facts.layout.environment(name) for name in facts.environments if name not in kept]
@@ -77,6 +78,13 @@ def uninstall(host: Host, facts: Facts, models: bool) -> Plan:
         what = f"remove {facts.layout.folder} and its environments" + (", and the models" if models else "")
         steps.append(Step("remove", what, facts.layout.folder, "no folder", RunScript(UNINSTALL, argv, 600.0)))
     return Plan(host.name, "", tuple(steps))
+
+
+def _managers(facts: Facts) -> list[ServiceManager]:
+    """Those that know a server of this host, also from before hosts.toml named another."""
+    known: tuple[ServiceManager, ...] = get_args(ServiceManager)
+    installed = {name.partition(":")[0] for name in facts.installed}
+    return [manager for manager in known if manager in installed]
 
 
 # Refusals
@@ -146,6 +154,9 @@ def _notes(desired: Desired, facts: Facts) -> Iterator[str]:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
         yield "its launchd daemon needs root, and sudo asks for a password there: one command will be left to you"
+    wanted = {definition.key for definition in desired.definitions}
+    for name in sorted(key.partition(":")[2] for key in facts.installed.keys() - wanted if key.startswith("launchd:")):
+        yield f"launchd still has a daemon that hosts.toml no longer asks for: sudo rm {launchd.plist_path(name)}"
 
 
 # Steps
@@ -243,6 +254,11 @@ def _check(desired: Desired, facts: Facts) -> Step:
 
 
 def _service_steps(desired: Desired, facts: Facts) -> Iterator[Step]:
+    unit = facts.installed.get("systemd")
+    if desired.host.service != "systemd" and unit is not None and unit.enabled:
+        disable = RunScript(systemd.DISABLE, (systemd.unit_name(desired.host.name),))
+        path = facts.layout.systemd_unit
+        yield Step("retire", "let systemd no longer start it at boot", path, "not enabled", disable)
     missing = _missing_definitions(desired, facts)
     if not missing:
         return

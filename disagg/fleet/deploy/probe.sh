@@ -133,6 +133,8 @@ for name in "$host" "$host.wired-limit"; do
     if test -f "$plist"; then say installed "launchd:$name" "$(digest "$plist")" 1; fi
 done
 
+if test -f "$mine/supervisor.json"; then say installed process '' 1; fi
+
 # What is deployed
 
 if test -d "$mine"; then say deployed 1; fi

@@ -35,7 +35,6 @@ _COMMANDS: Final[dict[Verb, str]] = {
     'exec sudo -n launchctl bootout "system/$1"\n',
     "restart": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 || exec sudo -n launchctl bootstrap system "$2"\n'
     'exec sudo -n launchctl kickstart -k "system/$1"\n',
-    "status": 'exec sudo -n launchctl print "system/$1"\n',
     "remove": 'for label in "$1" "$1.wired-limit"; do\n'
     '    sudo -n launchctl bootout "system/$label" 2>/dev/null\n'
     f'    sudo -n rm -f "{FOLDER}/$label.plist" || exit 1\n'

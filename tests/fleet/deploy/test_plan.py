@@ -233,6 +233,30 @@ def test_uninstall_leaves_other_hosts_and_models_alone() -> None:
     assert action.argv == (root, "dgx-spark-1", "0", *(f"{root}/envs/{x * 16}" for x in "abd"))
 
 
+def test_uninstall_takes_every_manager_away_that_ever_kept_the_server() -> None:
+    unit = facts("spark_deployed").installed["systemd"]
+    found = facts("spark_deployed", installed={"systemd": unit, "process": Installed("", True)})
+    plan = planning.uninstall(spark(service="process"), found, models=False)
+    assert names(plan) == ["service", "service", "remove"]
+    assert [step.action.argv[0] for step in plan.steps[:2]] == [
+        "disagg-dgx-spark-1.service",
+        "/home/nvidia/.disagg/hosts/dgx-spark-1",
+    ]
+
+
+def test_another_service_manager_takes_the_start_at_boot_from_the_one_before() -> None:
+    before = facts("spark_bare")
+    process = spark(service="process")
+    unit = done(wanted(spark(), before), before).installed["systemd"]
+    after = replace(done(wanted(process, before), before), installed={"systemd": unit})
+    assert names(planned(after, process)) == ["prepare", "retire", "tidy"]
+    assert planned(replace(after, installed={"systemd": replace(unit, enabled=False)}), process).steps == ()
+    daemons = {"launchd:mac-studio-1": unit, "launchd:mac-studio-1.wired-limit": unit}
+    mac = facts("studio_bare", "mac-studio-1", installed=daemons)
+    (note,) = planned(mac, studio()).notes[1:]
+    assert note.endswith("sudo rm /Library/LaunchDaemons/disagg.mac-studio-1.wired-limit.plist")
+
+
 def test_uninstall_where_nothing_is_has_no_steps() -> None:
     assert planning.uninstall(spark(), facts("spark_bare"), models=True).steps == ()
 
