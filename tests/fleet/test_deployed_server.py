@@ -19,6 +19,7 @@ from farm import FAKE, make_fleet, wait_until
 
 from disagg.config import Fleet
 from disagg.errors import ConfigError, PortInUse
+from disagg.fleet.deploy.facts import gather
 from disagg.fleet.deploy.layout import Layout
 from disagg.fleet.deploy.release import run_script
 from disagg.fleet.health import poll
@@ -57,7 +58,7 @@ class Yard:
         (own / "logs").mkdir(exist_ok=True)
         (own / "token").write_text(self.state.token() + "\n")
         script = run_script(layout, name, sys.executable)
-        fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour, "disagg"]
+        fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour, f"{own}/"]
         (folder / "run").write_text(script[: script.rindex("exec ")] + f"unset PYTHONPATH\nexec {shlex.join(fake)}\n")
         start = f'exec {sys.executable} {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
         (folder / "supervise").write_text(start)
@@ -224,6 +225,21 @@ def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Y
     assert ("a", "starting again") in yard.said
     wait_until(lambda: yard.states()["a"] == "healthy")
     assert yard.pid("a") != before
+
+
+def test_a_pid_that_now_is_another_hosts_server_is_not_taken_for_ones_own(yard: Yard):
+    yard.deploy("a")
+    yard.deploy("b")
+    yard.lifecycle().start(["b"])
+    pid = yard.pid("b")
+    (yard.own("a") / "serving").write_text(f"{pid} {'a' * 16}\n")
+    supervisor = supervise.status(yard.own("b"))["pid"]
+    (yard.own("a") / "supervisor.json").write_text(f'{{"pid": {supervisor}}}')
+    assert look(LocalMachine("a"), "a", None).managers == {"process": False}
+    facts = gather(LocalMachine("a"), yard.fleet.hosts["a"])
+    assert facts.serving is not None and not facts.serving.alive
+    assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "not running"}
+    assert yard.pid("b") == pid
 
 
 def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard):

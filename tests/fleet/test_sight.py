@@ -43,7 +43,7 @@ def test_a_running_server_shows_pid_release_and_token(home: Path):
     deploy(home)
     (home / "token").write_text("secret\n")
     with subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()", "disagg"], stdin=subprocess.PIPE
+        [sys.executable, "-c", "import sys; sys.stdin.read()", f"{home}/releases"], stdin=subprocess.PIPE
     ) as process:
         (home / "serving").write_text(f"{process.pid} fedcba9876543210\n")
         sight = seen()

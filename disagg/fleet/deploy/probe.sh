@@ -174,7 +174,7 @@ if test -f "$mine/serving"; then
     alive=0
     if kill -0 "$pid" 2>/dev/null; then
         case $(ps -ww -p "$pid" -o args= 2>/dev/null) in
-            '' | *disagg*) alive=1 ;;
+            '' | *"/hosts/$host/"*) alive=1 ;; # not another host's server, which got the same pid after a reboot
         esac
     fi
     say serving "$pid" "$release" "$alive"
