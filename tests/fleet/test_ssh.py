@@ -500,16 +500,23 @@ def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make: Mak
     bed.need_links()
     there = bed.hosts["dgx-spark-1"]
     machine = make(timeouts=FAST, guard_s=2)
-    started = threading.Timer(0.3, bed.cut_link, ["dgx-spark-1"])
-    began = time.monotonic()
-    started.start()
+    cut_at: list[float] = []
+
+    def cut_when_it_runs() -> None:
+        wait_until(lambda: running(there, "sleep 4323"), 20)
+        bed.cut_link("dgx-spark-1")
+        cut_at.append(time.monotonic())
+
+    cut = threading.Thread(target=cut_when_it_runs)
+    machine.run(["true"])
+    cut.start()
     try:
         with pytest.raises(HostUnreachable, match="connection lost"):
             machine.run(["sleep", "4323"], timeout=60)
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - cut_at[0] < 8
         wait_until(lambda: not running(there, "sleep 4323"), 8)
     finally:
-        started.join()
+        cut.join()
         bed.mend_link("dgx-spark-1")
     assert machine.run(["echo", "back"]).stdout == "back\n"
 
