@@ -73,7 +73,8 @@ def uninstall(host: Host, facts: Facts, models: bool) -> Plan:
         steps.append(Step("service", what, facts.layout.folder, "not installed", action, hint))
     if facts.folder or (models and facts.carried):
         kept = {release.environment for release in facts.releases if release.host != host.name}
-        gone = [facts.layout.environment(name) for name in facts.environments if name not in kept]
+        free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]
+        gone = [facts.layout.environment(name) for name in free]
         argv = (facts.layout.root, host.name, "1" if models else "0", *gone)
         what = f"remove {facts.layout.folder} and its environments" + (", and the models" if models else "")
         steps.append(Step("remove", what, facts.layout.folder, "no folder", RunScript(UNINSTALL, argv, 600.0)))

@@ -233,6 +233,12 @@ def test_uninstall_leaves_other_hosts_and_models_alone() -> None:
     assert action.argv == (root, "dgx-spark-1", "0", *(f"{root}/envs/{x * 16}" for x in "abd"))
 
 
+def test_uninstall_leaves_environments_while_another_host_of_the_machine_is_deployed() -> None:
+    plan = planning.uninstall(spark(), facts("spark_deployed", others_deploy=True), models=False)
+    action = plan.steps[-1].action
+    assert isinstance(action, RunScript) and not any("/envs/" in path for path in action.argv)
+
+
 def test_uninstall_takes_every_manager_away_that_ever_kept_the_server() -> None:
     unit = facts("spark_deployed").installed["systemd"]
     found = facts("spark_deployed", installed={"systemd": unit, "process": Installed("", True)})
