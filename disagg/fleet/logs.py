@@ -187,7 +187,8 @@ class _Follower:
         """Pass lines on until something ends that; why."""
         clock = _Clock(self.host.name)
         machine = self.connect(self.host)
-        argv = [_path(self.host, self.state), str(self.lines)]
+        lines = _QUEUED if self._again else self.lines  # more may have been written while the link was down
+        argv = [_path(self.host, self.state), str(lines)]
         try:
             machine.run(argv, script=_FOLLOW, timeout=float("inf"), on_line=lambda text: self._take(clock.line(text)))
             return "its log is no longer followed; trying again"
