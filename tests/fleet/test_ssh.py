@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -22,7 +23,9 @@ from disagg.config import Host
 from disagg.errors import Cancelled, FleetError
 from disagg.fleet import connect
 from disagg.fleet.machine import MAX_OUTPUT, CommandFailed, HostKeyRefused, HostUnreachable, LoginRefused, Machine
-from disagg.fleet.ssh import SSHMachine
+from disagg.fleet.output import Stream
+from disagg.fleet.shell_machine import Job
+from disagg.fleet.ssh import SSHMachine, _Execution
 from disagg.fleet.ssh_open import Timeouts
 from tests.testbed.bed import Bed, BedHost
 
@@ -551,6 +554,16 @@ def test_an_interrupted_upload_leaves_no_half_tree(spark: SSHMachine, there: Bed
         spark.put_tree({"version": b"new", "noise": os.urandom(4 << 20)}, "tree", timeout=1)
     assert sorted(path.name for path in there.home.iterdir()) == [".ssh", "tree"]
     assert spark.read("tree/version") == b"old"
+
+
+def test_an_upload_whose_command_has_ended_reads_no_closed_file():
+    class Taking:
+        def sendall(self, data: bytes) -> None: ...
+
+    payload = io.BytesIO(b"rest")
+    payload.close()
+    job = Job(b"", Stream(), Stream(), 1.0, payload)
+    _Execution(None, Taking(), job, 0.0)._feed()
 
 
 def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: BedHost):
