@@ -180,6 +180,7 @@ class _Follower:
                     self._put(Line(self.host.name, self._last, why, notice=True))
                     interruption.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
                     tries, self._again = tries + 1, True
+                    self.lines = _QUEUED  # more than the asked ones may have been written while the link was down
                 except Cancelled:
                     return
 
@@ -187,8 +188,7 @@ class _Follower:
         """Pass lines on until something ends that; why."""
         clock = _Clock(self.host.name)
         machine = self.connect(self.host)
-        lines = _QUEUED if self._again else self.lines  # more may have been written while the link was down
-        argv = [_path(self.host, self.state), str(lines)]
+        argv = [_path(self.host, self.state), str(self.lines)]
         try:
             machine.run(argv, script=_FOLLOW, timeout=float("inf"), on_line=lambda text: self._take(clock.line(text)))
             return "its log is no longer followed; trying again"

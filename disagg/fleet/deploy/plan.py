@@ -50,12 +50,12 @@ def rollback(host: Host, facts: Facts) -> Plan:
     target = facts.previous
     if not target or target not in facts.own_releases:
         return refused(host, Refusal("there is no release to go back to", f"disagg deploy --host {host.name}"))
-    if target in facts.damaged:
-        cause = f"the files of release {target} are not what they were"
-        return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
     environment = facts.environment_of(target)
     if not facts.environments.get(environment):
         cause = f"release {target} needs the environment {environment or '(unknown)'}, which is gone"
+        return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
+    if target in facts.damaged:
+        cause = f"the files of release {target} are not what they were"
         return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
     step = _switch(facts, target, environment, f"go back to release {target}")
     return Plan(host.name, target, (step,), needs=_after(facts, target))
