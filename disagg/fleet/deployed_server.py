@@ -58,7 +58,8 @@ class DeployedServer:
         if sight.pid is None:
             return Seen()
         if sight.release != sight.current:
-            return Seen(sight.pid, f"still runs release {sight.release[:8]}, and {sight.current[:8]} is deployed")
+            stale = f"still runs release {sight.release[:8]}, and {sight.current[:8]} is deployed"
+            return Seen(sight.pid, stale, earlier=True)
         return Seen(sight.pid, "" if sight.kept else "runs, but nothing would start it again: its supervisor is gone")
 
     def start(self) -> None:

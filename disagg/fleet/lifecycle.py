@@ -190,13 +190,22 @@ class Lifecycle:
         return self._launch(server, "started", timeout_s)
 
     def _restart(self, server: Server, timeout_s: float) -> HostResult:
-        if server.look().pid is None:
+        seen = server.look()
+        if seen.pid is None:
             return self._launch(server, "started", timeout_s)
         with self._guard:
             self._down.append(server.host)
         self.report(server.host.name, "stopping")
         server.stop()
-        return self._launch(server, "restarted", timeout_s)
+        try:
+            result = self._launch(server, "restarted", timeout_s)
+        except StartFailed as error:
+            if seen.earlier:
+                error.hint = _or_back(error.hint, server.host)
+            raise
+        if seen.earlier and result.outcome == "failed" and result.error is not None:
+            result.error.hint = _or_back(result.error.hint, server.host)
+        return result
 
     def _not_down(self, host: Host) -> None:
         """This host is no longer one that an interruption would have to start again."""
@@ -298,6 +307,11 @@ class Lifecycle:
         except DisaggError as error:
             return HostResult(shown, "failed", time.monotonic() - began, error)
         return HostResult(shown, "stopped", time.monotonic() - began)
+
+
+def _or_back(hint: str, host: Host) -> str:
+    """A new release does not serve: the one before it did."""
+    return f"{hint}; or go back: disagg rollback --host {host.name} && disagg start --host {host.name}"
 
 
 def _undecided(host: Host, status: HostStatus) -> bool:

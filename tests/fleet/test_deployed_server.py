@@ -191,7 +191,22 @@ def test_a_restart_rolls_and_stops_at_the_first_that_does_not_come_back(yard: Ya
     yard.deploy("a", "crash", release="b" * 16)
     results = yard.lifecycle().restart()
     assert outcomes(results) == {"a": "failed", "b": "left"} and exit_code(results) == 1
+    assert results[0].error.hint.endswith("; or go back: disagg rollback --host a && disagg start --host a")
     assert yard.pid("b") == before and yard.states()["b"] == "healthy"
+
+
+def test_a_restart_of_the_same_release_that_fails_names_no_way_back(yard: Yard):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    run = yard.own("a") / "current/run"
+    run.write_text(run.read_text().replace(" serve ", " broken "))
+    (failed,) = yard.lifecycle().restart(["a"])
+    assert failed.outcome == "failed" and "rollback" not in failed.error.hint
+    yard.deploy("a", release="b" * 16)
+    yard.lifecycle().start(["a"])
+    yard.deploy("a", "broken", release="c" * 16)
+    (failed,) = yard.lifecycle().restart(["a"])
+    assert "disagg rollback --host a" in failed.error.hint
 
 
 def test_a_rolling_restart_waits_for_health_before_the_next(yard: Yard):
