@@ -13,7 +13,7 @@ say() {
     kind=$1
     shift
     printf '%s' "$kind"
-    for field in "$@"; do printf '\t%s' "$field"; done
+    for field in "$@"; do printf '\t%s' "$(printf '%s' "$field" | tr '\t\n' '  ')"; done
     printf '\n'
 }
 

@@ -78,6 +78,21 @@ def test_another_program_on_the_port_is_named(home: Path):
     assert (taken, holder.pid) == (port, os.getpid()) and str(holder) == f"{holder.name} (pid {os.getpid()})"
 
 
+def test_a_program_of_a_hostile_name_on_the_port_breaks_nothing(home: Path):
+    code = """if True:
+        import socket
+        open("/proc/self/comm", "w").write("a\\tb c")
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            print(other.getsockname()[1], flush=True)
+            input()
+    """
+    argv = [sys.executable, "-c", code]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        sight = seen(int(process.stdout.readline()))
+        process.communicate("\n")
+    assert sight.intruder is not None and sight.intruder[1] == Holder(process.pid, "a b c")
+
+
 def test_the_servers_own_port_is_no_intruder():
     assert Sight("/h", pid=7, ports={80: Holder(7, "python")}).intruder is None
     assert Sight("/h", pid=7, ports={80: Holder(None, "")}).intruder is None, "the machine does not tell whose it is"
