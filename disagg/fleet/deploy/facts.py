@@ -13,6 +13,7 @@ from disagg.config import Host
 from disagg.errors import FleetError
 from disagg.fleet.deploy.layout import Layout
 from disagg.fleet.machine import Machine
+from disagg.fleet.output import last_lines
 
 PROBE = Path(__file__).with_name("probe.sh")
 _TIMEOUT_S = 60.0
@@ -142,8 +143,8 @@ def gather(machine: Machine, host: Host) -> Facts:
     script = PROBE.read_text(encoding="utf-8")
     result = machine.run([host.name, host.python or "", *ports], script=script, timeout=_TIMEOUT_S)
     if not result.ok:
-        last = (result.stderr or result.stdout).strip().splitlines()[-3:]
-        raise FleetError(f"{host.name}: its facts cannot be read: {' / '.join(last) or f'exit code {result.code}'}")
+        words = last_lines(result.stderr or result.stdout, 3) or f"exit code {result.code}"
+        raise FleetError(f"{host.name}: its facts cannot be read: {words}", f"disagg ssh {host.name}")
     return parse(host.name, result.stdout)
 
 
