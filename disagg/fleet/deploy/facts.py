@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from disagg.config import Host
 from disagg.errors import FleetError
@@ -71,18 +69,14 @@ class Facts:
     host: str
     os: str = "Linux"  # Linux | Darwin
     arch: str = ""
-    hostname: str = ""
     user: str = ""
     uid: int = 0
-    shell: str = ""
     os_version: str = ""  # of glibc on Linux, of macOS on Darwin
     home: str = ""
     writable: bool = True
     disk_free: int | None = None
     memory: int | None = None
     gpus: tuple[tuple[str, str], ...] = ()  # name, driver
-    chip: str = ""
-    clock: int = 0  # seconds since 1970
     pythons: tuple[Python, ...] = ()
     no_python: str = ""  # the configured python, where it does not run
     uv: str = ""
@@ -101,7 +95,6 @@ class Facts:
     folder: bool = False  # whether anything was ever deployed
     others_deploy: bool = False  # another host of the same machine is being deployed now
     leftovers: tuple[str, ...] = ()
-    lock: str | None = None  # what its holder wrote, "" where nothing
     serving: Serving | None = None
     listening: tuple[int, ...] = ()
 
@@ -127,14 +120,6 @@ class Facts:
     def environment_of(self, release: str) -> str:
         """The environment that one of this host's releases runs in."""
         return next((r.environment for r in self.releases if (r.host, r.hash) == (self.host, release)), "")
-
-    def lock_holder(self) -> dict[str, Any]:
-        """What the lock's holder wrote, as far as it can be read."""
-        try:
-            holder = json.loads(self.lock or "")
-        except ValueError:
-            return {}
-        return holder if isinstance(holder, dict) else {}
 
 
 def gather(machine: Machine, host: Host) -> Facts:
@@ -173,25 +158,21 @@ class _Reading:
         return next(self.every(kind, width), [""] * width)
 
     def facts(self, host: str) -> Facts:
-        os, arch, hostname, user, uid, shell = self.first("machine", 6)
+        os, arch, user, uid = self.first("machine", 4)
         home, writable = self.first("home", 2)
         token_digest, token_mode = self.first("token", 2)
         return Facts(
             host=host,
             os=os,
             arch=arch,
-            hostname=hostname,
             user=user,
             uid=_int(uid) or 0,
-            shell=shell,
             os_version=self.first("os_version", 1)[0],
             home=home,
             writable=writable == "1",
             disk_free=_kib(self.first("disk", 1)[0]),
             memory=_kib(self.first("memory", 1)[0]) or None,
             gpus=tuple((name, driver) for name, driver in self.every("gpu", 2)),
-            chip=self.first("chip", 1)[0],
-            clock=_int(self.first("clock", 1)[0]) or 0,
             pythons=tuple(filter(None, map(_python, self.every("python", 4)))),
             no_python=self.first("no_python", 1)[0],
             uv=self.first("uv", 1)[0],
@@ -210,7 +191,6 @@ class _Reading:
             folder=any(True for _ in self.every("deployed", 1)),
             others_deploy=any(True for _ in self.every("others_deploy", 1)),
             leftovers=tuple(name for (name,) in self.every("leftover", 1)),
-            lock=next((holder for (holder,) in self.every("lock", 1)), None),
             serving=next(map(_serving, self.every("serving", 3)), None),
             listening=tuple(_ints(port for (port,) in self.every("listening", 1))),
         )

@@ -45,15 +45,13 @@ mode() {
 
 os=$(uname -s)
 user=$(id -un)
-say machine "$os" "$(uname -m)" "$(uname -n)" "$user" "$(id -u)" "${SHELL:-}"
+say machine "$os" "$(uname -m)" "$user" "$(id -u)"
 if test -w "$HOME" && { test ! -e "$root" || test -w "$root"; }; then say home "$HOME" 1; else say home "$HOME" 0; fi
 if test -d "$root"; then full=$root; else full=$HOME; fi
 say disk "$(df -Pk "$full" 2>/dev/null | awk 'END { print $4 }')"
-say clock "$(date +%s)"
 if [ "$os" = Darwin ]; then
     say os_version "$(sw_vers -productVersion 2>/dev/null)"
     say memory "$(($(sysctl -n hw.memsize 2>/dev/null || echo 0) / 1024))"
-    say chip "$(sysctl -n machdep.cpu.brand_string 2>/dev/null)"
 else
     say os_version "$(getconf GNU_LIBC_VERSION 2>/dev/null | awk '{ print $2 }')"
     say memory "$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo 2>/dev/null)"
@@ -165,7 +163,6 @@ done
 for lock in "$root"/hosts/*/lock; do
     if test -d "$lock" && [ "$lock" != "$mine/lock" ]; then say others_deploy 1; fi
 done
-if test -d "$mine/lock"; then say lock "$(cat "$mine/lock/holder" 2>/dev/null)"; fi
 
 # What runs
 
