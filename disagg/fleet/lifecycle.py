@@ -90,7 +90,7 @@ class Lifecycle:
             try:
                 return self._all(hosts, lambda server: self._start(server, timeout_s))
             except BaseException:  # also an interruption: nothing half started stays behind
-                self._all(list(self._begun), self._stop)
+                self._undo(self._begun, self._stop)
                 raise
 
     def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[HostResult]:
@@ -124,10 +124,16 @@ class Lifecycle:
                     [row[0] for row in rows.values()], lambda host: self._row(leaders[host.name], timeout_s)
                 )
             except BaseException:  # also an interruption: a host that served does not stay without its server
-                self._all(list(self._down), self._bring_back)
+                self._undo(self._down, self._bring_back)
                 raise
         done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
         return [done[host.name] for host in hosts]
+
+    def _undo(self, hosts: Sequence[Host], action: Callable[[Server], HostResult]) -> None:
+        """After an interruption, whose command reports no results: what fails is told at once."""
+        for result in self._all(list(hosts), action):
+            if result.error is not None:
+                self.report(result.host, f"failed: {result.error}")
 
     def _prepare(self, hosts: Sequence[Host]) -> None:
         """What must be there before any server is touched."""

@@ -257,6 +257,24 @@ def test_a_pid_that_now_is_another_hosts_server_is_not_taken_for_ones_own(yard: 
     assert yard.pid("b") == pid
 
 
+def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    lifecycle = yard.lifecycle()
+
+    def interrupt(host: str, doing: str) -> None:
+        yard.said.append((host, doing))
+        if doing == "starting":
+            (yard.own("a") / "current").unlink()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.5)  # so that this thread goes on only when it is to give up
+
+    lifecycle.report = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.restart(["a"])
+    assert yard.said[-1][1].startswith("failed: a: process cannot st")
+
+
 def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard):
     yard.deploy("a")
     yard.deploy("b")
