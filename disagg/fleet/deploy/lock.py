@@ -73,9 +73,15 @@ class Holder:
     def parse(text: str) -> Holder | None:
         """The holder that wrote this; None where it cannot be read."""
         try:
-            return Holder(**json.loads(text))
-        except (ValueError, TypeError):
+            said = json.loads(text)
+            words = [str(said[key]) for key in ("who", "machine", "identity", "why")]
+            pid, since = int(said["pid"]), float(said["since"])
+        except (ValueError, TypeError, KeyError, OverflowError):
             return None
+        if not (0 < pid < 1 << 31 and 0 <= since < 1 << 40 and all(word.isprintable() for word in words)):
+            return None
+        who, machine, identity, why = words
+        return Holder(who, machine, pid, identity, since, why)
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))

@@ -242,7 +242,19 @@ def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over(site: Site) ->
     assert not (site.own / "lock").exists()
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", '{"who": "eve"}'])
+EVE = {"who": "eve", "machine": "desk", "pid": 7, "identity": "x", "since": 1.0, "why": "deploy"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "nonsense", '{"who": "eve"}', "[1]"),
+        *(
+            json.dumps(EVE | changes)
+            for changes in ({"since": "x"}, {"since": 1e300}, {"pid": 1 << 70}, {"who": "\x1b"})
+        ),
+    ],
+)
 def test_a_lock_of_unknown_owner_stays_until_it_is_broken(site: Site, text: str) -> None:
     put_lock(site, text)
     error = site.deploy().error
