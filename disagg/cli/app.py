@@ -29,6 +29,7 @@ from disagg.cli import (
     verify,
 )
 from disagg.cli.context import Settings, stderr
+from disagg.cli.signals import terminating
 from disagg.errors import DisaggError
 from disagg.version import VERSION
 
@@ -93,8 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command line and exit: 0, or the error's own code. Errors are one message on stderr."""
     # A second Ctrl-C lands in asyncio's clean-up, which would log the tasks it tore down with their tracebacks.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    with terminating():
+        _run(sys.argv[1:] if arguments is None else arguments)
+
+
+def _run(arguments: Sequence[str]) -> None:
     try:
-        app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="disagg")
+        app(args=list(arguments), prog_name="disagg")
     except DisaggError as error:
         _fail(error)
     except KeyboardInterrupt:

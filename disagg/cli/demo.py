@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.signals import uninterrupted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -85,7 +84,6 @@ def demo(
 
     read_prompt(prompt, None)
     with (
-        _terminating(),
         tempfile.TemporaryDirectory(prefix="disagg-demo-") as folder,
         _running(settings(context).config, Path(folder), timeout) as (fleet, state),
     ):
@@ -143,7 +141,7 @@ def _stopped_after(fleet: Fleet, state: State) -> Iterator[Lifecycle]:
     try:
         yield servers
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             servers.stop()
 
 
@@ -266,37 +264,3 @@ def _save_svg(run: Run, path: Path) -> None:
         console.save_svg(str(path), title="disagg demo")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
-
-
-@contextmanager
-def _terminating() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal interrupt as Ctrl-C does, so that the servers are stopped on those ways too;
-    the exit code tells the signal."""
-    received: list[int] = []
-
-    def interrupt(number: int, frame: object) -> None:
-        received.append(number)
-        signal.raise_signal(signal.SIGINT)
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        if received:
-            sys.exit(128 + received[0])
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ignore a second Ctrl-C: stopping is bounded, and must not be left half done."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -91,15 +91,19 @@ def rm(
     from disagg.fleet.connect import each
     from disagg.fleet.models.pull import Models
     from disagg.fleet.models.remove import removable, remove
+    from disagg.fleet.models.sources import neighbours
 
     if not model and not host:
         raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")
     if not yes and not sys.stdin.isatty():
         raise UsageError("models rm asks before it removes anything, and there is nobody to ask", "--yes answers")
     fleet = settings(context).fleet()
+    wanted = _chosen(fleet, model, host)
     with Models(fleet) as these:
-        stocks, errors = _survey(these, _chosen(fleet, model, host))
-        by_name = {one.host.name: one for one in stocks if removable(one) or one.wanted.state != "absent"}
+        stocks, failures = _survey(these, neighbours(fleet, wanted))
+        errors = {one.name: failures[one.name] for one in wanted if one.name in failures}
+        there = (one for one in stocks if one.host in wanted)
+        by_name = {one.host.name: one for one in there if removable(one) or one.wanted.state != "absent"}
         if by_name and not yes:
             stderr().print(stocks_view([*by_name.values()], {}))
             typer.confirm(f"Remove from {len(by_name)} hosts?", abort=True, err=True)

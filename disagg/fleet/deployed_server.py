@@ -12,6 +12,7 @@ from disagg.errors import FleetError, PortInUse
 from disagg.fleet import interruption, services
 from disagg.fleet.deploy.facts import Facts
 from disagg.fleet.machine import CommandFailed, Machine
+from disagg.fleet.output import last_lines
 from disagg.fleet.server import LAST_LINES, Seen, StartFailed, start_failed
 from disagg.fleet.sight import Sight, look
 
@@ -58,7 +59,8 @@ class DeployedServer:
         if sight.pid is None:
             return Seen()
         if sight.release != sight.current:
-            return Seen(sight.pid, f"still runs release {sight.release[:8]}, and {sight.current[:8]} is deployed")
+            stale = f"still runs release {sight.release[:8]}, and {sight.current[:8]} is deployed"
+            return Seen(sight.pid, stale, earlier=True)
         return Seen(sight.pid, "" if sight.kept else "runs, but nothing would start it again: its supervisor is gone")
 
     def start(self) -> None:
@@ -127,7 +129,7 @@ def stop_there(machine: Machine, name: str) -> bool:
     if left is not None:
         result = machine.run([str(left)], script=_END, timeout=_VERB_S)
         if not result.ok:
-            raise FleetError(f"{name}: {result.stderr.strip()}", f"disagg ssh {name}")
+            raise FleetError(f"{name}: {last_lines(result.stderr, 3)}", f"disagg ssh {name}")
     return False
 
 
@@ -153,7 +155,7 @@ def _manage(machine: Machine, name: str, home: str, manager: ServiceManager, ver
     result = machine.run(command.argv, script=command.script, timeout=_VERB_S)
     if result.ok:
         return
-    words = "\n".join((result.stderr.strip() or result.stdout.strip() or "it said nothing").splitlines()[-12:])
+    words = last_lines(result.stderr.strip() or result.stdout, 12) or "it said nothing"
     hint = f"disagg ssh {name}"
     if result.code == _NEEDS_ROOT:
         hint = f"give its account sudo without a password, or there: sudo launchctl kickstart -k system/disagg.{name}"

@@ -75,6 +75,7 @@ class Lifecycle:
     grace_s: float = GRACE_S
     connect: Callable[[Host], Machine] = connect_to
     _begun: list[Host] = field(default_factory=list)
+    _down: list[Host] = field(default_factory=list)
     _guard: Lock = field(default_factory=Lock)
 
     def start(self, names: Sequence[str] = (), timeout_s: float = 300.0) -> list[HostResult]:
@@ -89,7 +90,7 @@ class Lifecycle:
             try:
                 return self._all(hosts, lambda server: self._start(server, timeout_s))
             except BaseException:  # also an interruption: nothing half started stays behind
-                self._all(list(self._begun), self._stop)
+                self._undo(self._begun, self._stop)
                 raise
 
     def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[HostResult]:
@@ -106,17 +107,33 @@ class Lifecycle:
 
     def restart(self, names: Sequence[str] = (), timeout_s: float = 300.0, at_once: bool = False) -> list[HostResult]:
         """Stop and start every named host, one after the other within a model (`at_once`: all at the same time), each
-        with so much time to be healthy. Hosts that do not run are started."""
+        with so much time to be healthy. Hosts that do not run are started.
+
+        An interruption starts what this call has stopped, and does not wait for its health.
+        """
         hosts = select_hosts(self.fleet, names)
         rows: dict[str, list[Host]] = {}
         for host in hosts:
             rows.setdefault(host.name if at_once else host.model, []).append(host)
         with self.state.locked("restart"):
             self._prepare(hosts)
+            self._down.clear()
             leaders = {row[0].name: row for row in rows.values()}
-            outcomes = each([row[0] for row in rows.values()], lambda host: self._row(leaders[host.name], timeout_s))
+            try:
+                outcomes = each(
+                    [row[0] for row in rows.values()], lambda host: self._row(leaders[host.name], timeout_s)
+                )
+            except BaseException:  # also an interruption: a host that served does not stay without its server
+                self._undo(self._down, self._bring_back)
+                raise
         done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
         return [done[host.name] for host in hosts]
+
+    def _undo(self, hosts: Sequence[Host], action: Callable[[Server], HostResult]) -> None:
+        """After an interruption, whose command reports no results: what fails is told at once."""
+        for result in self._all(list(hosts), action):
+            if result.error is not None:
+                self.report(result.host, f"failed: {result.error}")
 
     def _prepare(self, hosts: Sequence[Host]) -> None:
         """What must be there before any server is touched."""
@@ -179,19 +196,42 @@ class Lifecycle:
         return self._launch(server, "started", timeout_s)
 
     def _restart(self, server: Server, timeout_s: float) -> HostResult:
-        outcome: Outcome = "started"
-        if server.look().pid is not None:
-            outcome = "restarted"
-            self.report(server.host.name, "stopping")
-            server.stop()
-        return self._launch(server, outcome, timeout_s)
+        seen = server.look()
+        if seen.pid is None:
+            return self._launch(server, "started", timeout_s)
+        with self._guard:
+            self._down.append(server.host)
+        self.report(server.host.name, "stopping")
+        server.stop()
+        try:
+            result = self._launch(server, "restarted", timeout_s)
+        except StartFailed as error:
+            if seen.earlier:
+                error.hint = _or_back(error.hint, server.host)
+            raise
+        if seen.earlier and result.outcome == "failed" and result.error is not None:
+            result.error.hint = _or_back(result.error.hint, server.host)
+        return result
+
+    def _not_down(self, host: Host) -> None:
+        """This host is no longer one that an interruption would have to start again."""
+        with self._guard:
+            self._down = [other for other in self._down if other != host]
+
+    def _bring_back(self, server: Server) -> HostResult:
+        self.report(server.host.name, "starting again")
+        server.stop()  # where the interruption came while it was stopping
+        server.start()
+        return HostResult(server.host.name, "restarted")
 
     def _launch(self, server: Server, outcome: Outcome, timeout_s: float) -> HostResult:
         self.report(server.host.name, "starting")
         try:
             server.start()
+            self._not_down(server.host)
             result = self._until_healthy(server, outcome, timeout_s)
         except StartFailed:
+            self._not_down(server.host)
             server.stop()  # a manager would try again and again
             raise
         if result.outcome == "failed":
@@ -273,6 +313,11 @@ class Lifecycle:
         except DisaggError as error:
             return HostResult(shown, "failed", time.monotonic() - began, error)
         return HostResult(shown, "stopped", time.monotonic() - began)
+
+
+def _or_back(hint: str, host: Host) -> str:
+    """A new release does not serve: the one before it did."""
+    return f"{hint}; or go back: disagg rollback --host {host.name} && disagg start --host {host.name}"
 
 
 def _undecided(host: Host, status: HostStatus) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from disagg.errors import DisaggError
+from disagg.fleet.output import last_lines
 
 
 def entry(line: str) -> dict[str, Any] | None:
@@ -31,7 +32,7 @@ def last_error(lines: Sequence[str]) -> DisaggError | None:
 
 def last_words(lines: Sequence[str]) -> str:
     """The last line that is no JSON line: what the interpreter or the system said at the end."""
-    return next((line.strip() for line in reversed(lines) if line.strip() and entry(line) is None), "")
+    return next((last_lines(line, 1) for line in reversed(lines) if line.strip() and entry(line) is None), "").strip()
 
 
 def since_start(lines: Sequence[str]) -> list[str]:

@@ -25,6 +25,7 @@ from disagg.fleet.connect import machine as connect_to
 from disagg.fleet.interruption import listening_to
 from disagg.fleet.loglines import entry
 from disagg.fleet.machine import Machine
+from disagg.fleet.output import last_lines
 from disagg.fleet.state import State
 
 _READ: Final = """\
@@ -103,7 +104,7 @@ def read(
         if result.code == _NONE:
             raise FleetError(f"{host.name} has no log yet", f"disagg start --host {host.name}")
         if not result.ok:
-            raise FleetError(f"{host.name}: its log cannot be read: {result.stderr.strip()}")
+            raise FleetError(f"{host.name}: its log cannot be read: {last_lines(result.stderr, 3)}")
         return list(kept)
 
     outcomes = each(hosts, fetch)
@@ -180,6 +181,7 @@ class _Follower:
                     self._put(Line(self.host.name, self._last, why, notice=True))
                     interruption.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
                     tries, self._again = tries + 1, True
+                    self.lines = _QUEUED  # more than the asked ones may have been written while the link was down
                 except Cancelled:
                     return
 

@@ -13,7 +13,7 @@ say() {
     kind=$1
     shift
     printf '%s' "$kind"
-    for field in "$@"; do printf '\t%s' "$field"; done
+    for field in "$@"; do printf '\t%s' "$(printf '%s' "$field" | tr '\t\n' '  ')"; done
     printf '\n'
 }
 
@@ -21,11 +21,11 @@ digest() {
     if command -v sha256sum >/dev/null 2>&1; then sha256sum <"$1"; else shasum -a 256 <"$1"; fi 2>/dev/null | cut -c1-64
 }
 
-runs() { # pid, a word of its command line
+runs() { # pid, a word of its command line: whether it is still a process of this host, and of no other on the machine
     kill -0 "$1" 2>/dev/null || return 1
     case $(ps -ww -p "$1" -o stat= -o args= 2>/dev/null) in
         Z*) return 1 ;;
-        *"$2"*) return 0 ;;
+        *"$2"*"/hosts/$host" | *"$2"*"/hosts/$host/"*) return 0 ;;
     esac
     return 1
 }
@@ -36,13 +36,13 @@ if test -f "$mine/token"; then say token "$(digest "$mine/token")"; fi
 if test -f "$mine/serving"; then
     read -r pid release <"$mine/serving"
     alive=0
-    if runs "$pid" disagg; then alive=1; fi
+    if runs "$pid" ""; then alive=1; fi
     say serving "$pid" "$release" "$alive"
 fi
 
 # Which managers know this host, whether one keeps it running, how often it was started again
 
-if test -f "$mine/current/supervise" || test -f "$mine/supervisor.json"; then
+if test -f "$mine/supervisor.json"; then
     pid=$(sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
     restarts=$(sed -n 's/.*"restarts": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
     active=0

@@ -1,4 +1,4 @@
-"""What a command writes, kept within bounds and told line by line."""
+"""What a command writes, kept within bounds, told line by line, and quoted in messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from disagg.fleet.shell import MARK
 
 _MAX_LINE = 1 << 16
 _MAX_GREETING = 1 << 20
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def last_lines(text: str, count: int) -> str:
+    """The last lines of what a command said, for a message: none of them blank, and without control characters, with
+    which a host could drive this terminal. Empty where it said nothing."""
+    lines = [_CONTROL.sub("\N{REPLACEMENT CHARACTER}", line) for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[-count:])
 
 
 class Stream:

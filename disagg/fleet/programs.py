@@ -16,6 +16,7 @@ from disagg.config import Host
 from disagg.errors import FleetError
 from disagg.fleet.deploy.facts import Facts
 from disagg.fleet.machine import CommandFailed, Machine, Result
+from disagg.fleet.output import last_lines
 
 OLDEST: Final = (3, 8)
 _RUN: Final = """\
@@ -55,8 +56,7 @@ def run_program(
     variables = {**(environment or {}), "DISAGG_PROGRAM": program.read_text(encoding="utf-8")}
     result = machine.run([python, *argv], script=_RUN, environment=variables, timeout=timeout, on_line=on_line)
     if not result.ok:
-        lines = (result.stderr.strip() or result.stdout.strip()).splitlines()
-        words = lines[-1] if lines else f"exit code {result.code}"
+        words = last_lines(result.stderr.strip() or result.stdout, 1) or f"exit code {result.code}"
         error = CommandFailed(f"{machine.name}: {words}")
         error.result = result
         raise error

@@ -25,10 +25,12 @@ class StartFailed(FleetError):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A server before anything is done. pid: None where it does not run. stale: why what runs is not what should."""
+    """A server before anything is done. pid: None where it does not run. stale: why what runs is not what should.
+    earlier: it is of an earlier release, which can be gone back to."""
 
     pid: int | None = None
     stale: str = ""
+    earlier: bool = False
 
 
 class Server(Protocol):

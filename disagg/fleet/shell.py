@@ -89,7 +89,8 @@ PUT_TREE = (
     + _PARENT
     + r"""
 o=$d/.$b.old.$$
-trap 'rm -rf "$t"' 0
+back() { if [ ! -e "$p" ] && [ -e "$o" ]; then mv "$o" "$p"; fi; } # ended between the two mv below
+trap 'back; rm -rf "$t"' 0
 trap 'exit 1' 1 2 13 15
 umask 022
 rm -rf "$t" "$o"
@@ -101,7 +102,7 @@ mkdir "$t" || exit 1
 }
 if [ -e "$p" ] || [ -L "$p" ]; then
   mv -f "$p" "$o" || exit 1
-  mv "$t" "$p" || { mv "$o" "$p"; exit 1; }
+  mv "$t" "$p" || exit 1
   rm -rf "$o"
 else
   mv "$t" "$p" || exit 1

@@ -12,11 +12,13 @@ from typing import IO
 from disagg.errors import FleetError
 from disagg.fleet import shell
 from disagg.fleet.machine import MAX_OUTPUT, CommandFailed, HostUnreachable, Result
-from disagg.fleet.output import Stream
+from disagg.fleet.output import Stream, last_lines
 from disagg.fleet.tree import packed
 
 _SMALL_S = 30.0
 """For reading and writing one file."""
+_WORDS = 5
+"""Lines that are quoted of what a command said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +98,14 @@ class ShellMachine(ABC):
         try:
             code, seconds = self.execute(job)
         except TimeoutError:
-            words = _last_lines(job.stderr.text or job.stdout.text)
+            words = last_lines(job.stderr.text or job.stdout.text, _WORDS)
             raise FleetError(
                 f"{self.name}: {_shown(argv)} did not end within {job.timeout:g} s and was killed"
                 + (f"; its last words:\n{words}" if words else ""),
                 f"see what holds it up: disagg ssh {self.name}",
             ) from None
         if job.stdout.pid is None or job.stderr.pid is None:
-            said = _last_lines(f"{job.stdout.greeting}\n{job.stderr.greeting}") or "nothing"
+            said = last_lines(f"{job.stdout.greeting}\n{job.stderr.greeting}", _WORDS) or "nothing"
             raise HostUnreachable(
                 f"{self.name}: the login shell ended with code {code} before it ran anything; it said: {said}",
                 "the account needs a shell that can run /bin/sh",
@@ -112,7 +114,7 @@ class ShellMachine(ABC):
 
     def _require(self, result: Result, what: str) -> None:
         if not result.ok:
-            words = _last_lines(result.stderr) or f"exit code {result.code}"
+            words = last_lines(result.stderr, _WORDS) or f"exit code {result.code}"
             error = CommandFailed(f"{self.name}: {what}: {words}", _mend(words, self.name))
             error.result = result
             raise error
@@ -130,10 +132,6 @@ def _mend(words: str, host: str) -> str:
         if sign in words:
             return hint
     return ""
-
-
-def _last_lines(text: str, lines: int = 5) -> str:
-    return "\n".join(text.strip().splitlines()[-lines:])
 
 
 def _shown(argv: tuple[str, ...]) -> str:

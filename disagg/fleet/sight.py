@@ -10,6 +10,7 @@ from typing import Final, get_args
 from disagg.config import Host, ServiceManager
 from disagg.errors import FleetError
 from disagg.fleet.machine import Machine
+from disagg.fleet.output import last_lines
 
 _LOOK: Final = Path(__file__).with_name("look.sh")
 _TIMEOUT_S: Final = 30.0
@@ -67,8 +68,8 @@ def look(machine: Machine, name: str, host: Host | None) -> Sight:
     result = machine.run([name, *ports], script=_LOOK.read_text(encoding="utf-8"), timeout=_TIMEOUT_S)
     lines = [line.split("\t") for line in result.stdout.split("\n")]
     if ["end"] not in lines:
-        words = (result.stderr or result.stdout).strip().splitlines()[-3:]
-        raise FleetError(f"{name}: its machine does not tell how it fares: {' / '.join(words) or 'no answer'}")
+        words = last_lines(result.stderr or result.stdout, 3) or "no answer"
+        raise FleetError(f"{name}: its machine does not tell how it fares: {words}", f"disagg ssh {name}")
     return parse(lines)
 
 

@@ -268,7 +268,7 @@ class _Execution:
 
     def _feed(self) -> None:
         """Send the program and what it reads. Where the command ends early, it says itself why."""
-        with suppress(OSError, EOFError):
+        with suppress(OSError, EOFError, ValueError):  # ValueError: the payload was closed, since the command has ended
             self._channel.sendall(self._job.program)
             while self._job.payload is not None and (data := self._job.payload.read(1 << 16)):
                 self._channel.sendall(data)

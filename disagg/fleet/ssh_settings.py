@@ -54,7 +54,8 @@ def settings_for(host: Host) -> Settings:
     try:
         config = paramiko.SSHConfig.from_text("\n".join(_config_lines()))
         return _hop(config, _Target(host.address, host.user, host.ssh_port, host.key))
-    except (paramiko.ssh_exception.ConfigParseError, paramiko.ssh_exception.CouldNotCanonicalize) as error:
+    # ValueError: an unbalanced quote, a port that is no number.
+    except (paramiko.ssh_exception.ConfigParseError, paramiko.ssh_exception.CouldNotCanonicalize, ValueError) as error:
         raise FleetError(
             f"{host.name}: ~/.ssh/config cannot be read: {error}", "ssh -G HOST shows what it means"
         ) from error

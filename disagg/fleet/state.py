@@ -63,7 +63,7 @@ class State:
         """The fleet's shared secret; made if it is ours to make and not there. ConfigError if others can read it."""
         if self.token_file == self.folder / "token" and not self.has_token():
             self._make()
-            _write_private(self.token_file, secrets.token_hex(32) + "\n")
+            _write_private(self.token_file, secrets.token_hex(32) + "\n", once=True)
         return self.token()
 
     def token(self) -> str:
@@ -158,15 +158,22 @@ def _acquire(descriptor: int, deadline: float) -> None:
             time.sleep(0.1)
 
 
-def _write_private(path: Path, text: str) -> None:
-    """Write a 0600 file in one step: a reader sees the old content or the new, never a part."""
+def _write_private(path: Path, text: str, once: bool = False) -> None:
+    """Write a 0600 file in one step: a reader sees the old content or the new, never a part.
+
+    once: what another command has written there meanwhile stays."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with _reported(path):
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
-            part.replace(path)
+            if once:
+                with suppress(FileExistsError):
+                    os.link(part, path)
+                part.unlink()
+            else:
+                part.replace(path)
         except OSError:
             with suppress(OSError):  # the first failure is the one to report
                 part.unlink()

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from farm import FAKE, make_fleet, wait_until
 
 from disagg.config import Fleet
 from disagg.errors import ConfigError, PortInUse
+from disagg.fleet.deploy.facts import gather
 from disagg.fleet.deploy.layout import Layout
 from disagg.fleet.deploy.release import run_script
 from disagg.fleet.health import poll
@@ -55,7 +58,7 @@ class Yard:
         (own / "logs").mkdir(exist_ok=True)
         (own / "token").write_text(self.state.token() + "\n")
         script = run_script(layout, name, sys.executable)
-        fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour, "disagg"]
+        fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour, f"{own}/"]
         (folder / "run").write_text(script[: script.rindex("exec ")] + f"unset PYTHONPATH\nexec {shlex.join(fake)}\n")
         start = f'exec {sys.executable} {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
         (folder / "supervise").write_text(start)
@@ -188,7 +191,22 @@ def test_a_restart_rolls_and_stops_at_the_first_that_does_not_come_back(yard: Ya
     yard.deploy("a", "crash", release="b" * 16)
     results = yard.lifecycle().restart()
     assert outcomes(results) == {"a": "failed", "b": "left"} and exit_code(results) == 1
+    assert results[0].error.hint.endswith("; or go back: disagg rollback --host a && disagg start --host a")
     assert yard.pid("b") == before and yard.states()["b"] == "healthy"
+
+
+def test_a_restart_of_the_same_release_that_fails_names_no_way_back(yard: Yard):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    run = yard.own("a") / "current/run"
+    run.write_text(run.read_text().replace(" serve ", " broken "))
+    (failed,) = yard.lifecycle().restart(["a"])
+    assert failed.outcome == "failed" and "rollback" not in failed.error.hint
+    yard.deploy("a", release="b" * 16)
+    yard.lifecycle().start(["a"])
+    yard.deploy("a", "broken", release="c" * 16)
+    (failed,) = yard.lifecycle().restart(["a"])
+    assert "disagg rollback --host a" in failed.error.hint
 
 
 def test_a_rolling_restart_waits_for_health_before_the_next(yard: Yard):
@@ -201,6 +219,60 @@ def test_a_rolling_restart_waits_for_health_before_the_next(yard: Yard):
     yard.said.clear()
     yard.lifecycle().restart(at_once=True)
     assert yard.said.index(("b", "stopping")) < yard.said.index(("a", "healthy"))
+
+
+@pytest.mark.parametrize("moment", ["stopping", "starting"])
+def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Yard, moment: str):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    before = yard.pid("a")
+    lifecycle = yard.lifecycle()
+
+    def interrupt(host: str, doing: str) -> None:
+        yard.said.append((host, doing))
+        if doing == moment:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.5)  # so that this thread goes on only when it is to give up
+
+    lifecycle.report = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.restart(["a"])
+    assert ("a", "starting again") in yard.said
+    wait_until(lambda: yard.states()["a"] == "healthy")
+    assert yard.pid("a") != before
+
+
+def test_a_pid_that_now_is_another_hosts_server_is_not_taken_for_ones_own(yard: Yard):
+    yard.deploy("a")
+    yard.deploy("b")
+    yard.lifecycle().start(["b"])
+    pid = yard.pid("b")
+    (yard.own("a") / "serving").write_text(f"{pid} {'a' * 16}\n")
+    supervisor = supervise.status(yard.own("b"))["pid"]
+    (yard.own("a") / "supervisor.json").write_text(f'{{"pid": {supervisor}}}')
+    assert look(LocalMachine("a"), "a", None).managers == {"process": False}
+    facts = gather(LocalMachine("a"), yard.fleet.hosts["a"])
+    assert facts.serving is not None and not facts.serving.alive
+    assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "not running"}
+    assert yard.pid("b") == pid
+
+
+def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    lifecycle = yard.lifecycle()
+
+    def interrupt(host: str, doing: str) -> None:
+        yard.said.append((host, doing))
+        if doing == "starting":
+            (yard.own("a") / "current").unlink()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.5)  # so that this thread goes on only when it is to give up
+
+    lifecycle.report = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.restart(["a"])
+    assert yard.said[-1][1].startswith("failed: a: process cannot st")
 
 
 def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard):

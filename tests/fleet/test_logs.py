@@ -165,6 +165,16 @@ def test_a_lost_connection_is_told_of_and_no_line_is_lost_or_doubled(place: Plac
     assert shown == ["a one", "a two", "a a: connection lost; trying again", "a also two", "a three", "a end of test"]
 
 
+def test_what_was_written_while_the_link_was_down_is_not_lost_either(place: Place):
+    Breaking.broken = set()
+    place.write("a", *(said(number, f"e{number}") for number in range(1, 9)))
+    with Following(replace_hosts(place, "a"), connect=lambda host: Breaking(host.name), lines=2) as following:
+        following.saw("a e8")
+        place.write("a", said(9, "end of test"))
+    numbered = [text for text in texts(following.lines) if text.startswith("a e")]
+    assert numbered == [*(f"a e{number}" for number in range(1, 9)), "a end of test"]
+
+
 def replace_hosts(place: Place, *names: str) -> Place:
     place.hosts = [host for host in place.hosts if host.name in names]
     return place

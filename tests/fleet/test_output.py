@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.fleet.output import Stream
+from disagg.fleet.output import Stream, last_lines
 
 SAID = b"Welcome\nback\n@disagg 4711\none\ntwo\r\nthree\rfour\n\nlast"
 
@@ -48,3 +48,9 @@ def test_without_the_mark_there_is_only_a_greeting():
     stream = Stream()
     stream.feed(b"no such account\n")
     assert (stream.pid, stream.text, stream.greeting) == (None, "", "no such account")
+
+
+def test_what_a_command_said_is_quoted_without_what_drives_a_terminal():
+    said = "first\n\n\x1b]0;title\x07 \x1b[31mred\r\n  \nno tab\tlost\n"
+    assert last_lines(said, 2) == "\ufffd]0;title\ufffd \ufffd[31mred\nno tab\tlost"
+    assert last_lines(" \n", 3) == ""

@@ -43,7 +43,7 @@ def test_a_running_server_shows_pid_release_and_token(home: Path):
     deploy(home)
     (home / "token").write_text("secret\n")
     with subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()", "disagg"], stdin=subprocess.PIPE
+        [sys.executable, "-c", "import sys; sys.stdin.read()", f"{home}/releases"], stdin=subprocess.PIPE
     ) as process:
         (home / "serving").write_text(f"{process.pid} fedcba9876543210\n")
         sight = seen()
@@ -76,6 +76,21 @@ def test_another_program_on_the_port_is_named(home: Path):
     assert sight.intruder is not None
     taken, holder = sight.intruder
     assert (taken, holder.pid) == (port, os.getpid()) and str(holder) == f"{holder.name} (pid {os.getpid()})"
+
+
+def test_a_program_of_a_hostile_name_on_the_port_breaks_nothing(home: Path):
+    code = """if True:
+        import socket
+        open("/proc/self/comm", "w").write("a\\tb c")
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            print(other.getsockname()[1], flush=True)
+            input()
+    """
+    argv = [sys.executable, "-c", code]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        sight = seen(int(process.stdout.readline()))
+        process.communicate("\n")
+    assert sight.intruder is not None and sight.intruder[1] == Holder(process.pid, "a b c")
 
 
 def test_the_servers_own_port_is_no_intruder():

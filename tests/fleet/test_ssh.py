@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -22,7 +23,9 @@ from disagg.config import Host
 from disagg.errors import Cancelled, FleetError
 from disagg.fleet import connect
 from disagg.fleet.machine import MAX_OUTPUT, CommandFailed, HostKeyRefused, HostUnreachable, LoginRefused, Machine
-from disagg.fleet.ssh import SSHMachine
+from disagg.fleet.output import Stream
+from disagg.fleet.shell_machine import Job
+from disagg.fleet.ssh import SSHMachine, _Execution
 from disagg.fleet.ssh_open import Timeouts
 from tests.testbed.bed import Bed, BedHost
 
@@ -500,16 +503,23 @@ def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make: Mak
     bed.need_links()
     there = bed.hosts["dgx-spark-1"]
     machine = make(timeouts=FAST, guard_s=2)
-    started = threading.Timer(0.3, bed.cut_link, ["dgx-spark-1"])
-    began = time.monotonic()
-    started.start()
+    cut_at: list[float] = []
+
+    def cut_when_it_runs() -> None:
+        wait_until(lambda: running(there, "sleep 4323"), 20)
+        bed.cut_link("dgx-spark-1")
+        cut_at.append(time.monotonic())
+
+    cut = threading.Thread(target=cut_when_it_runs)
+    machine.run(["true"])
+    cut.start()
     try:
         with pytest.raises(HostUnreachable, match="connection lost"):
             machine.run(["sleep", "4323"], timeout=60)
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - cut_at[0] < 8
         wait_until(lambda: not running(there, "sleep 4323"), 8)
     finally:
-        started.join()
+        cut.join()
         bed.mend_link("dgx-spark-1")
     assert machine.run(["echo", "back"]).stdout == "back\n"
 
@@ -544,6 +554,16 @@ def test_an_interrupted_upload_leaves_no_half_tree(spark: SSHMachine, there: Bed
         spark.put_tree({"version": b"new", "noise": os.urandom(4 << 20)}, "tree", timeout=1)
     assert sorted(path.name for path in there.home.iterdir()) == [".ssh", "tree"]
     assert spark.read("tree/version") == b"old"
+
+
+def test_an_upload_whose_command_has_ended_reads_no_closed_file():
+    class Taking:
+        def sendall(self, data: bytes) -> None: ...
+
+    payload = io.BytesIO(b"rest")
+    payload.close()
+    job = Job(b"", Stream(), Stream(), 1.0, payload)
+    _Execution(None, Taking(), job, 0.0)._feed()
 
 
 def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: BedHost):

@@ -119,7 +119,9 @@ def test_gateways_in_a_circle_are_told(write: Write):
         settings_for(host("a"))
 
 
-@pytest.mark.parametrize("line", ["Port many", 'Host "unclosed'])
+@pytest.mark.parametrize(
+    "line", ["Port many", 'Host "unclosed', "ProxyJump me@gate:abc", 'Include "a', 'UserKnownHostsFile "a']
+)
 def test_a_file_that_cannot_be_understood_is_told(write: Write, line: str):
     write(line)
     with pytest.raises(FleetError, match="ssh/config"):

@@ -1,4 +1,5 @@
 import os
+import secrets
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,19 @@ def test_the_folder_is_private_and_the_token_is_made_once(fleet, tmp_path):
     state.prepare(fleet)
     assert len(token) == 64 and state.token() == token
     assert (mode(state.folder), mode(state.token_file)) == (0o700, 0o600)
+    assert [path.name for path in state.folder.iterdir()] == ["token"]
+
+
+def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(fleet, tmp_path, monkeypatch):
+    state = State.of(fleet, tmp_path / "state")
+
+    def make_while_another_does(size: int) -> str:
+        monkeypatch.undo()
+        assert state.ensure_token() == state.token()
+        return "f" * 2 * size
+
+    monkeypatch.setattr(secrets, "token_hex", make_while_another_does)
+    assert state.ensure_token() == state.token() != "f" * 64
     assert [path.name for path in state.folder.iterdir()] == ["token"]
 
 

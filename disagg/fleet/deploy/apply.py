@@ -9,6 +9,7 @@ from disagg.errors import DisaggError
 from disagg.fleet import interruption
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, Step, WriteFile
 from disagg.fleet.machine import CommandFailed, Machine
+from disagg.fleet.output import last_lines
 
 _LAST_LINES = 12
 
@@ -63,8 +64,7 @@ def _perform(machine: Machine, step: Step, on_line: Callable[[str], None]) -> in
             result = machine.run(argv, script=script, environment=environment, timeout=timeout, on_line=on_line)
     if result.ok:
         return 0
-    lines = [line for line in (result.stderr.strip() or result.stdout.strip()).splitlines() if line.strip()]
-    words = "\n".join(lines[-_LAST_LINES:]) or "it said nothing"
+    words = last_lines(result.stderr.strip() or result.stdout, _LAST_LINES) or "it said nothing"
     error = CommandFailed(f"{machine.name}: exit code {result.code}:\n{words}", step.hint)
     error.result = result
     raise error

@@ -5,7 +5,8 @@
 set -eu
 build=$1 final=$2 spec=$3 python=$4 uv=$5 site_packages=$6
 shift 6
-if test -f "$final/.complete" && test -x "$final/bin/python"; then exit 0; fi
+whole() { test -f "$final/.complete" && test -x "$final/bin/python"; }
+if whole; then exit 0; fi
 rm -rf "$build"
 constraints=$spec/constraints.txt
 if [ -n "$uv" ]; then
@@ -37,6 +38,9 @@ for line in open(sys.argv[1], encoding="utf-8"):
 fi
 : >"$build/.complete"
 mkdir -p "${final%/*}"
-rm -rf "$final"
-mv "$build" "$final"
+if whole; then rm -rf "$build" # another host of this machine was quicker, and may be using it by now
+else
+    rm -rf "$final"
+    mv "$build" "$final"
+fi
 rm -rf "$spec"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from disagg.config import Host
 from disagg.errors import FleetError
 from disagg.fleet.deploy.layout import Layout
 from disagg.fleet.machine import Machine
+from disagg.fleet.output import last_lines
 
 PROBE = Path(__file__).with_name("probe.sh")
 _TIMEOUT_S = 60.0
@@ -70,28 +69,25 @@ class Facts:
     host: str
     os: str = "Linux"  # Linux | Darwin
     arch: str = ""
-    hostname: str = ""
     user: str = ""
     uid: int = 0
-    shell: str = ""
     os_version: str = ""  # of glibc on Linux, of macOS on Darwin
     home: str = ""
     writable: bool = True
     disk_free: int | None = None
     memory: int | None = None
     gpus: tuple[tuple[str, str], ...] = ()  # name, driver
-    chip: str = ""
-    clock: int = 0  # seconds since 1970
     pythons: tuple[Python, ...] = ()
     no_python: str = ""  # the configured python, where it does not run
     uv: str = ""
     systemd: Systemd | None = None
     launchd: bool = False
     sudo: bool = False  # without a password; looked at on macOS only
-    installed: dict[str, Installed] = field(default_factory=dict)  # by manager: systemd, launchd:<name>
+    installed: dict[str, Installed] = field(default_factory=dict)  # by manager: systemd, launchd:<name>, process
     current: str = ""
     previous: str = ""
     releases: tuple[Release, ...] = ()
+    damaged: frozenset[str] = frozenset()  # own releases whose files are not what their name says
     environments: dict[str, bool] = field(default_factory=dict)  # hash -> complete
     carried: tuple[str, ...] = ()
     token_digest: str = ""
@@ -99,7 +95,6 @@ class Facts:
     folder: bool = False  # whether anything was ever deployed
     others_deploy: bool = False  # another host of the same machine is being deployed now
     leftovers: tuple[str, ...] = ()
-    lock: str | None = None  # what its holder wrote, "" where nothing
     serving: Serving | None = None
     listening: tuple[int, ...] = ()
 
@@ -117,17 +112,14 @@ class Facts:
         """Hashes of this host's releases."""
         return frozenset(release.hash for release in self.releases if release.host == self.host)
 
+    @property
+    def whole_releases(self) -> frozenset[str]:
+        """Of these, those whose files are what they should be."""
+        return self.own_releases - self.damaged
+
     def environment_of(self, release: str) -> str:
         """The environment that one of this host's releases runs in."""
         return next((r.environment for r in self.releases if (r.host, r.hash) == (self.host, release)), "")
-
-    def lock_holder(self) -> dict[str, Any]:
-        """What the lock's holder wrote, as far as it can be read."""
-        try:
-            holder = json.loads(self.lock or "")
-        except ValueError:
-            return {}
-        return holder if isinstance(holder, dict) else {}
 
 
 def gather(machine: Machine, host: Host) -> Facts:
@@ -136,8 +128,8 @@ def gather(machine: Machine, host: Host) -> Facts:
     script = PROBE.read_text(encoding="utf-8")
     result = machine.run([host.name, host.python or "", *ports], script=script, timeout=_TIMEOUT_S)
     if not result.ok:
-        last = (result.stderr or result.stdout).strip().splitlines()[-3:]
-        raise FleetError(f"{host.name}: its facts cannot be read: {' / '.join(last) or f'exit code {result.code}'}")
+        words = last_lines(result.stderr or result.stdout, 3) or f"exit code {result.code}"
+        raise FleetError(f"{host.name}: its facts cannot be read: {words}", f"disagg ssh {host.name}")
     return parse(host.name, result.stdout)
 
 
@@ -166,25 +158,21 @@ class _Reading:
         return next(self.every(kind, width), [""] * width)
 
     def facts(self, host: str) -> Facts:
-        os, arch, hostname, user, uid, shell = self.first("machine", 6)
+        os, arch, user, uid = self.first("machine", 4)
         home, writable = self.first("home", 2)
         token_digest, token_mode = self.first("token", 2)
         return Facts(
             host=host,
             os=os,
             arch=arch,
-            hostname=hostname,
             user=user,
             uid=_int(uid) or 0,
-            shell=shell,
             os_version=self.first("os_version", 1)[0],
             home=home,
             writable=writable == "1",
             disk_free=_kib(self.first("disk", 1)[0]),
             memory=_kib(self.first("memory", 1)[0]) or None,
             gpus=tuple((name, driver) for name, driver in self.every("gpu", 2)),
-            chip=self.first("chip", 1)[0],
-            clock=_int(self.first("clock", 1)[0]) or 0,
             pythons=tuple(filter(None, map(_python, self.every("python", 4)))),
             no_python=self.first("no_python", 1)[0],
             uv=self.first("uv", 1)[0],
@@ -195,6 +183,7 @@ class _Reading:
             current=self.first("current", 1)[0],
             previous=self.first("previous", 1)[0],
             releases=tuple(Release(*fields) for fields in self.every("release", 3)),
+            damaged=frozenset(name for (name,) in self.every("damaged", 1)),
             environments={name: complete == "1" for name, complete in self.every("environment", 2)},
             carried=tuple(name for (name,) in self.every("carried", 1)),
             token_digest=token_digest,
@@ -202,7 +191,6 @@ class _Reading:
             folder=any(True for _ in self.every("deployed", 1)),
             others_deploy=any(True for _ in self.every("others_deploy", 1)),
             leftovers=tuple(name for (name,) in self.every("leftover", 1)),
-            lock=next((holder for (holder,) in self.every("lock", 1)), None),
             serving=next(map(_serving, self.every("serving", 3)), None),
             listening=tuple(_ints(port for (port,) in self.every("listening", 1))),
         )

@@ -21,6 +21,7 @@ from disagg.fleet import local
 from disagg.fleet.deploy.layout import Layout
 from disagg.fleet.interruption import listening_to
 from disagg.fleet.machine import CommandFailed, HostUnreachable, Machine
+from disagg.fleet.output import last_lines
 
 _HELD: Final = 75
 _ACQUIRE: Final = """\
@@ -72,9 +73,15 @@ class Holder:
     def parse(text: str) -> Holder | None:
         """The holder that wrote this; None where it cannot be read."""
         try:
-            return Holder(**json.loads(text))
-        except (ValueError, TypeError):
+            said = json.loads(text)
+            words = [str(said[key]) for key in ("who", "machine", "identity", "why")]
+            pid, since = int(said["pid"]), float(said["since"])
+        except (ValueError, TypeError, KeyError, OverflowError):
             return None
+        if not (0 < pid < 1 << 31 and 0 <= since < 1 << 40 and all(word.isprintable() for word in words)):
+            return None
+        who, machine, identity, why = words
+        return Holder(who, machine, pid, identity, since, why)
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -107,7 +114,7 @@ def _acquire(machine: Machine, layout: Layout, own: str, take_over: str) -> None
     if result.ok:
         return
     if result.code != _HELD:
-        words = result.stderr.strip() or f"exit code {result.code}"
+        words = last_lines(result.stderr, 3) or f"exit code {result.code}"
         error = CommandFailed(f"{machine.name}: cannot lock it: {words}", f"is {layout.folder} writable there?")
         error.result = result
         raise error
@@ -127,4 +134,4 @@ def _release(machine: Machine, layout: Layout, own: str) -> None:
     with listening_to(Event()):  # also when this thread is to give up
         result = machine.run([layout.lock, own], script=_RELEASE, timeout=_SMALL_S)
     if not result.ok:
-        raise HostUnreachable(f"{machine.name}: the lock could not be released: {result.stderr.strip()}")
+        raise HostUnreachable(f"{machine.name}: the lock could not be released: {last_lines(result.stderr, 3)}")

@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
-from disagg.config import Host
+from disagg.config import Host, ServiceManager
 from disagg.fleet.deploy.environment import Environment
 from disagg.fleet.deploy.facts import Facts
 from disagg.fleet.deploy.layout import HASH
 from disagg.fleet.deploy.release import Desired
 from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY, UNINSTALL
 from disagg.fleet.deploy.steps import Needs, Plan, PutTree, Refusal, RunScript, Step, WriteFile
-from disagg.fleet.services import command, systemd
+from disagg.fleet.services import command, launchd, systemd
 from disagg.fleet.services.base import is_plain
 
 _MODULES: Final = {"prefill": ("torch", "transformers"), "decode": ("mlx.core", "mlx_lm")}
@@ -54,6 +54,9 @@ def rollback(host: Host, facts: Facts) -> Plan:
     if not facts.environments.get(environment):
         cause = f"release {target} needs the environment {environment or '(unknown)'}, which is gone"
         return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
+    if target in facts.damaged:
+        cause = f"the files of release {target} are not what they were"
+        return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
     step = _switch(facts, target, environment, f"go back to release {target}")
     return Plan(host.name, target, (step,), needs=_after(facts, target))
 
@@ -61,19 +64,28 @@ def rollback(host: Host, facts: Facts) -> Plan:
 def uninstall(host: Host, facts: Facts, models: bool) -> Plan:
     """Nothing of this host left on its machine, but models unless `models`."""
     steps = []
-    if facts.installed or facts.folder:
-        remove = command(host.service, facts, "remove")
-        what = "stop the server" + (" and remove its service" if facts.installed else "")
+    for manager in _managers(facts):
+        remove = command(manager, facts, "remove")
+        what = "stop the server" + (f" and remove it from {manager}" if manager != "process" else "")
         hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
         action = RunScript(remove.script, remove.argv, 90.0)
-        steps.append(Step("service", what, facts.layout.folder, "not installed", action, hint if facts.launchd else ""))
+        hint = hint if manager == "launchd" else ""
+        steps.append(Step("service", what, facts.layout.folder, "not installed", action, hint))
     if facts.folder or (models and facts.carried):
         kept = {release.environment for release in facts.releases if release.host != host.name}
-        gone = [facts.layout.environment(name) for name in facts.environments if name not in kept]
+        free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]
+        gone = [facts.layout.environment(name) for name in free]
         argv = (facts.layout.root, host.name, "1" if models else "0", *gone)
         what = f"remove {facts.layout.folder} and its environments" + (", and the models" if models else "")
         steps.append(Step("remove", what, facts.layout.folder, "no folder", RunScript(UNINSTALL, argv, 600.0)))
     return Plan(host.name, "", tuple(steps))
+
+
+def _managers(facts: Facts) -> list[ServiceManager]:
+    """Those that know a server of this host, also from before hosts.toml named another."""
+    known: tuple[ServiceManager, ...] = get_args(ServiceManager)
+    installed = {name.partition(":")[0] for name in facts.installed}
+    return [manager for manager in known if manager in installed]
 
 
 # Refusals
@@ -143,6 +155,9 @@ def _notes(desired: Desired, facts: Facts) -> Iterator[str]:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
         yield "its launchd daemon needs root, and sudo asks for a password there: one command will be left to you"
+    wanted = {definition.key for definition in desired.definitions}
+    for name in sorted(key.partition(":")[2] for key in facts.installed.keys() - wanted if key.startswith("launchd:")):
+        yield f"launchd still has a daemon that hosts.toml no longer asks for: sudo rm {launchd.plist_path(name)}"
 
 
 # Steps
@@ -151,13 +166,10 @@ def _notes(desired: Desired, facts: Facts) -> Iterator[str]:
 def _steps(desired: Desired, facts: Facts) -> Iterator[Step]:
     steps = [*_preparation(desired, facts), *_content(desired, facts)]
     switched = [*_service_steps(desired, facts)]
+    if facts.current != desired.hash or desired.hash not in facts.whole_releases:
+        switched.insert(0, _check(desired, facts))
     if facts.current != desired.hash:
-        python = f"{facts.layout.environment(desired.environment.hash)}/bin/python"
-        switched = [
-            _check(desired, facts, python),
-            *switched,
-            _switch(facts, desired.hash, desired.environment.hash, "switch to the new release"),
-        ]
+        switched.append(_switch(facts, desired.hash, desired.environment.hash, "switch to the new release"))
     surplus = list(_surplus(desired, facts))
     if steps or switched or surplus or facts.leftovers:
         yield _prepare(facts)
@@ -226,14 +238,15 @@ def _content(desired: Desired, facts: Facts) -> Iterator[Step]:
     if (facts.token_digest, facts.token_mode) != (token, "-rw-------"):
         write = WriteFile(layout.token, desired.token, 0o600)
         yield Step("token", "write the fleet's token", layout.token, "token_digest", write)
-    if desired.hash not in facts.own_releases:
+    if desired.hash not in facts.whole_releases:
         target = layout.release(desired.hash)
         put = PutTree(target, desired.files)
         yield Step("release", f"send release {desired.hash}", target, "releases", put)
 
 
-def _check(desired: Desired, facts: Facts, python: str) -> Step:
+def _check(desired: Desired, facts: Facts) -> Step:
     release = facts.layout.release(desired.hash)
+    python = f"{facts.layout.environment(desired.environment.hash)}/bin/python"
     modules = [module for role in desired.host.roles for module in _MODULES.get(role, ())]
     action = RunScript(CHECK, (python, release, desired.host.name, *modules))
     hint = f"what it misses goes into its environment: {python} -m pip install ..."
@@ -242,6 +255,11 @@ def _check(desired: Desired, facts: Facts, python: str) -> Step:
 
 
 def _service_steps(desired: Desired, facts: Facts) -> Iterator[Step]:
+    unit = facts.installed.get("systemd")
+    if desired.host.service != "systemd" and unit is not None and unit.enabled:
+        disable = RunScript(systemd.DISABLE, (systemd.unit_name(desired.host.name),))
+        path = facts.layout.systemd_unit
+        yield Step("retire", "let systemd no longer start it at boot", path, "not enabled", disable)
     missing = _missing_definitions(desired, facts)
     if not missing:
         return
@@ -284,8 +302,12 @@ def _tidy(facts: Facts, surplus: list[str]) -> Step:
 
 
 def _surplus(desired: Desired, facts: Facts) -> Iterator[str]:
-    """Folders nothing needs once the release is current: older releases, then environments of no release at all."""
+    """Folders nothing needs once the release is current: older releases, then environments of no release at all.
+
+    A server that was not restarted since still reads from its own release and environment."""
     kept = {desired.hash, facts.previous if facts.current == desired.hash else facts.current}
+    if facts.serving is not None and facts.serving.alive:
+        kept.add(facts.serving.release)
     for hash in sorted(facts.own_releases - kept):
         if HASH.fullmatch(hash):
             yield facts.layout.release(hash)
@@ -302,7 +324,8 @@ def _surplus(desired: Desired, facts: Facts) -> Iterator[str]:
 
 def _needs(desired: Desired, facts: Facts) -> Needs:
     token = hashlib.sha256(desired.token).hexdigest()
-    if facts.serving is not None and facts.serving.alive and facts.token_digest not in ("", token):
+    outdated = desired.hash in facts.damaged or facts.token_digest not in ("", token)
+    if facts.serving is not None and facts.serving.alive and outdated:
         return "restart"
     return _after(facts, desired.hash)
 

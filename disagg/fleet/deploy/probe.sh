@@ -27,8 +27,14 @@ say() {
     printf '\n'
 }
 
+if command -v sha256sum >/dev/null 2>&1; then sum=sha256sum; else sum='shasum -a 256'; fi
+
 digest() {
-    if command -v sha256sum >/dev/null 2>&1; then sha256sum <"$1"; else shasum -a 256 <"$1"; fi 2>/dev/null | cut -c1-64
+    $sum <"$1" 2>/dev/null | cut -c1-64
+}
+
+content() { # the name that a release folder should have, from what is in it; as in package.py
+    (cd "$1" && find . -name __pycache__ -prune -o -type f -exec $sum {} +) 2>/dev/null | sort | $sum | cut -c1-16
 }
 
 mode() {
@@ -39,15 +45,13 @@ mode() {
 
 os=$(uname -s)
 user=$(id -un)
-say machine "$os" "$(uname -m)" "$(uname -n)" "$user" "$(id -u)" "${SHELL:-}"
+say machine "$os" "$(uname -m)" "$user" "$(id -u)"
 if test -w "$HOME" && { test ! -e "$root" || test -w "$root"; }; then say home "$HOME" 1; else say home "$HOME" 0; fi
 if test -d "$root"; then full=$root; else full=$HOME; fi
 say disk "$(df -Pk "$full" 2>/dev/null | awk 'END { print $4 }')"
-say clock "$(date +%s)"
 if [ "$os" = Darwin ]; then
     say os_version "$(sw_vers -productVersion 2>/dev/null)"
     say memory "$(($(sysctl -n hw.memsize 2>/dev/null || echo 0) / 1024))"
-    say chip "$(sysctl -n machdep.cpu.brand_string 2>/dev/null)"
 else
     say os_version "$(getconf GNU_LIBC_VERSION 2>/dev/null | awk '{ print $2 }')"
     say memory "$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo 2>/dev/null)"
@@ -127,6 +131,8 @@ for name in "$host" "$host.wired-limit"; do
     if test -f "$plist"; then say installed "launchd:$name" "$(digest "$plist")" 1; fi
 done
 
+if test -f "$mine/supervisor.json"; then say installed process '' 1; fi
+
 # What is deployed
 
 if test -d "$mine"; then say deployed 1; fi
@@ -135,8 +141,9 @@ for link in current previous; do
 done
 for release in "$root"/hosts/*/releases/*; do
     if test -d "$release"; then
-        owner=${release%/releases/*}
-        say release "${owner##*/}" "${release##*/}" "$(cat "$release/environment" 2>/dev/null)"
+        owner=${release%/releases/*} name=${release##*/}
+        say release "${owner##*/}" "$name" "$(cat "$release/environment" 2>/dev/null)"
+        if [ "$owner" = "$mine" ] && [ "$(content "$release")" != "$name" ]; then say damaged "$name"; fi
     fi
 done
 for environment in "$root"/envs/*; do
@@ -156,7 +163,6 @@ done
 for lock in "$root"/hosts/*/lock; do
     if test -d "$lock" && [ "$lock" != "$mine/lock" ]; then say others_deploy 1; fi
 done
-if test -d "$mine/lock"; then say lock "$(cat "$mine/lock/holder" 2>/dev/null)"; fi
 
 # What runs
 
@@ -165,7 +171,7 @@ if test -f "$mine/serving"; then
     alive=0
     if kill -0 "$pid" 2>/dev/null; then
         case $(ps -ww -p "$pid" -o args= 2>/dev/null) in
-            '' | *disagg*) alive=1 ;;
+            '' | *"/hosts/$host/"*) alive=1 ;; # not another host's server, which got the same pid after a reboot
         esac
     fi
     say serving "$pid" "$release" "$alive"

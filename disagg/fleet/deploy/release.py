@@ -97,10 +97,10 @@ def _own_files(fleet: Fleet, host: Host, layout: Layout, environment: Environmen
     texts = {
         "hosts.toml": fleet_file(fleet, host, source),
         "run": run_script(layout, host.name, python),
+        # For every manager: what a supervisor kept before hosts.toml named another one must still be stopped.
+        "supervise": _SUPERVISE.format(python=shlex.quote(python), folder=shlex.quote(layout.folder)),
         "environment": f"{environment.hash}\n",
     }
-    if host.service == "process":
-        texts["supervise"] = _SUPERVISE.format(python=shlex.quote(python), folder=shlex.quote(layout.folder))
     if host.service == "launchd":
         texts["service/install"] = launchd.INSTALL
     return {name: text.encode() for name, text in texts.items()}

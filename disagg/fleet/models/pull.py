@@ -35,12 +35,14 @@ Result = Literal["there", "downloaded", "copied", "failed"]
 @dataclass(frozen=True, slots=True)
 class Stock:
     """A host and what it has of all sources that anyone needs. python: to run programs with; hub_python: with the
-    deployed environment's huggingface_hub. "" where there is none."""
+    deployed environment's huggingface_hub. "" where there is none. reader: the host whose server now reads this source
+    on the same machine, "" where none does."""
 
     need: Need
     held: Mapping[str, Held]
     python: str = ""
     hub_python: str = ""
+    reader: str = ""
 
     @property
     def host(self) -> Host:
@@ -153,6 +155,11 @@ class Models:
         facts = {outcome.host.name: outcome for outcome in each(hosts, lambda host: gather(self.machine(host), host))}
         needs = {name: need(self.fleet, one.host, one.value) for name, one in facts.items() if one.value is not None}
         sources = list(dict.fromkeys(one.source for one in needs.values()))
+        readers = {
+            (same_machine(one.host.address), needs[name].source): name
+            for name, one in facts.items()
+            if one.value is not None and one.value.serving is not None and one.value.serving.alive
+        }
 
         def look(host: Host) -> Stock:
             outcome = facts[host.name]
@@ -161,7 +168,8 @@ class Models:
             python = python_on(host, outcome.value) or ""
             hub = python if host.connector == "local" else deployed_python(outcome.value) or ""
             there = held(self.machine(host), python, host, sources) if python else {}
-            return Stock(needs[host.name], there, python, hub)
+            reader = readers.get((same_machine(host.address), needs[host.name].source), "")
+            return Stock(needs[host.name], there, python, hub, reader)
 
         looked = each(hosts, look)
         return [one.value if one.value is not None else one.error or FleetError("nothing") for one in looked]

@@ -17,12 +17,17 @@ def removable(stock: Stock) -> bool:
 
 
 def remove(machine: Machine, stock: Stock) -> int:
-    """Remove a host's model; the bytes that came free. FleetError where it is not ours to remove."""
+    """Remove a host's model; the bytes that came free. FleetError where it is not ours to remove, or is being read."""
     host, source = stock.host, stock.need.source
     if not stock.need.on_hub and not stock.need.carried:
         raise FleetError(
             f"{host.name}: {source} is a folder of your own, named in hosts.toml",
             f"if it is to go: disagg exec --host {host.name} -- rm -r '{stock.wanted.root or source}'",
+        )
+    if stock.reader:
+        raise FleetError(
+            f"{host.name}: the server of {stock.reader} runs and reads {source}",
+            f"disagg stop --host {stock.reader}; then remove it",
         )
     argv = ("remove", cache_of(host), json.dumps([source]))
     result = run_program(machine, stock.python, PROGRAM, argv, timeout=600.0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disagg.config import Fleet, Host
-from disagg.config.addresses import is_path
+from disagg.config.addresses import is_path, same_machine
 from disagg.fleet.deploy.facts import Facts
 from disagg.fleet.deploy.models import source
 from disagg.fleet.deploy.steps import Refusal
@@ -43,3 +43,9 @@ def chosen(fleet: Fleet, models: Sequence[str], hosts: Sequence[Host]) -> list[H
     """Of these hosts, those that serve one of these models (by name or alias); all of them where none is named."""
     names = {fleet.model(model).name for model in models}
     return [host for host in hosts if not names or host.model in names]
+
+
+def neighbours(fleet: Fleet, hosts: Sequence[Host]) -> list[Host]:
+    """These hosts and all others on their machines, which share their files."""
+    places = {same_machine(host.address) for host in hosts}
+    return [host for host in fleet.hosts.values() if same_machine(host.address) in places]

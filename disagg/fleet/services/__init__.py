@@ -37,5 +37,5 @@ def definitions(host: Host, facts: Facts) -> tuple[Definition, ...]:
 
 
 def command(service: ServiceManager, facts: Facts, verb: Verb) -> Command:
-    """How to start, stop or restart the host's service, or show its state."""
+    """How to start, stop, restart or remove the host's service."""
     return _MANAGERS[service].command(facts, verb)

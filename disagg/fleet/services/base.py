@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Verb = Literal["start", "stop", "restart", "status", "remove"]
+Verb = Literal["start", "stop", "restart", "remove"]
 """`remove` stops the service and takes its definition away. Every verb may be repeated."""
 
 

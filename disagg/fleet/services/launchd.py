@@ -18,7 +18,10 @@ folder=$(cd "$(dirname "$0")" && pwd -P) || exit 1
 for plist in "$folder"/*.plist; do
     install -o root -g wheel -m 644 "$plist" /Library/LaunchDaemons/ || exit 1
     case $plist in
-        *.wired-limit.plist) /bin/launchctl bootstrap system "/Library/LaunchDaemons/${plist##*/}" || true ;;
+        *.wired-limit.plist) # the one that is loaded would go on with the limit it was loaded with
+            label=${plist##*/}
+            /bin/launchctl bootout "system/${label%.plist}" 2>/dev/null
+            /bin/launchctl bootstrap system "/Library/LaunchDaemons/$label" || true ;;
     esac
 done
 """
@@ -28,16 +31,28 @@ if ! sudo -n true 2>/dev/null; then
     exit 77
 fi
 """
+_GONE: Final = """\
+gone() { # bootout may answer before the daemon has ended: 36, Operation now in progress; 3: there is none
+    words=$(sudo -n launchctl bootout "system/$1" 2>&1) || case $? in
+        3 | 36) ;;
+        *) printf '%s\\n' "$words" >&2; return 1 ;;
+    esac
+    n=0
+    while sudo -n launchctl print "system/$1" >/dev/null 2>&1; do
+        n=$((n + 1))
+        if [ $n -gt 120 ]; then echo "launchd does not end $1: $words" >&2; return 1; fi
+        sleep 0.5
+    done
+}
+"""
 _COMMANDS: Final[dict[Verb, str]] = {
     "start": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 && exec sudo -n launchctl kickstart "system/$1"\n'
     'exec sudo -n launchctl bootstrap system "$2"\n',
-    "stop": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 || exit 0\n'
-    'exec sudo -n launchctl bootout "system/$1"\n',
+    "stop": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 || exit 0\ngone "$1"\n',
     "restart": 'sudo -n launchctl print "system/$1" >/dev/null 2>&1 || exec sudo -n launchctl bootstrap system "$2"\n'
     'exec sudo -n launchctl kickstart -k "system/$1"\n',
-    "status": 'exec sudo -n launchctl print "system/$1"\n',
     "remove": 'for label in "$1" "$1.wired-limit"; do\n'
-    '    sudo -n launchctl bootout "system/$label" 2>/dev/null\n'
+    '    if sudo -n launchctl print "system/$label" >/dev/null 2>&1; then gone "$label" || exit 1; fi\n'
     f'    sudo -n rm -f "{FOLDER}/$label.plist" || exit 1\n'
     "done\n",
 }
@@ -101,4 +116,4 @@ def _plist(values: dict[str, Any]) -> bytes:
 
 def command(facts: Facts, verb: Verb) -> Command:
     """Every verb needs sudo without a password; exit code 77 says that it is missing."""
-    return Command(_ROOT + _COMMANDS[verb], (label(facts.host), plist_path(facts.host)))
+    return Command(_ROOT + _GONE + _COMMANDS[verb], (label(facts.host), plist_path(facts.host)))

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def start(folder: Path) -> None:
 def stop(folder: Path) -> None:
     """End the supervisor and its server, and wait for that."""
     if _running(folder):
-        os.kill(_record(folder)["pid"], signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(_record(folder)["pid"], signal.SIGTERM)
         deadline = time.monotonic() + GRACE_S + 10
         while _running(folder):
             if time.monotonic() > deadline:

@@ -14,11 +14,23 @@ _COMMANDS: Final[dict[Verb, str]] = {
     "start": 'systemctl --user reset-failed "$1" 2>/dev/null\nexec systemctl --user start "$1"\n',
     "stop": 'exec systemctl --user stop "$1"\n',
     "restart": 'systemctl --user reset-failed "$1" 2>/dev/null\nexec systemctl --user restart "$1"\n',
-    "status": 'exec systemctl --user show -p ActiveState,SubState,MainPID,NRestarts,Result "$1"\n',
     "remove": 'systemctl --user disable --now "$1" 2>/dev/null\nrm -f "$2"\nexec systemctl --user daemon-reload\n',
 }
 
-ENABLE: Final = _CTL + 'systemctl --user daemon-reload && exec systemctl --user enable "$1"\n'
+ENABLE: Final = (
+    _CTL
+    + """\
+n=0 # a manager that linger has only just started may not answer yet
+until systemctl --user show-environment >/dev/null 2>&1; do
+    n=$((n + 1))
+    if [ $n -gt 50 ]; then break; fi
+    sleep 0.2
+done
+systemctl --user daemon-reload && exec systemctl --user enable "$1"
+"""
+)
+DISABLE: Final = _CTL + 'exec systemctl --user disable "$1"\n'
+"""What runs goes on, and can be stopped; it does not start at the next boot."""
 LINGER: Final = 'loginctl enable-linger "$1" || exec sudo -n loginctl enable-linger "$1"\n'
 
 

@@ -161,6 +161,44 @@ def test_a_half_made_or_damaged_environment_is_built_again(site: Site) -> None:
     assert (environment / ".complete").exists()
 
 
+@pytest.mark.parametrize("how", ["emptied", "removed", "added"])
+def test_a_release_whose_files_were_damaged_is_sent_again(site: Site, how: str) -> None:
+    site.deploy()
+    first, file = site.current(), site.own / "current/disagg/servers/__main__.py"
+    if how == "emptied":
+        file.write_bytes(b"")
+    elif how == "removed":
+        file.unlink()
+    else:
+        file.with_name("stray.py").touch()
+    report = site.deploy()
+    assert report.plan is not None and report.error is None
+    assert [step.name for step in report.plan.steps] == ["prepare", "release", "check", "tidy"]
+    assert (site.current(), file.read_bytes()) == (first, PACKAGE["disagg/servers/__main__.py"])
+    assert site.deploy().result == "unchanged"
+
+
+def test_a_damaged_release_that_is_not_current_is_sent_again_before_it_is_switched_to(site: Site) -> None:
+    site.deploy()
+    first = site.current()
+    site.package = NEW_CODE
+    site.deploy()
+    (site.own / "releases" / first / "disagg/servers/__main__.py").unlink()
+    refused = run(site, rollback, "rollback").error
+    assert refused is not None and f"the files of release {first} are not what they were" in refused.message
+    site.package = dict(PACKAGE)
+    assert site.deploy().error is None
+    assert site.current() == first
+
+
+def test_bytecode_that_servers_leave_in_a_release_is_no_damage(site: Site) -> None:
+    site.deploy()
+    cache = site.own / "current/disagg/__pycache__"
+    cache.mkdir(exist_ok=True)
+    (cache / "x.cpython-311.pyc").write_bytes(b"x")
+    assert site.deploy().result == "unchanged"
+
+
 def test_a_release_that_does_not_load_is_never_switched_to(site: Site) -> None:
     site.deploy()
     first = site.current()
@@ -215,7 +253,19 @@ def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over(site: Site) ->
     assert not (site.own / "lock").exists()
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", '{"who": "eve"}'])
+EVE = {"who": "eve", "machine": "desk", "pid": 7, "identity": "x", "since": 1.0, "why": "deploy"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "nonsense", '{"who": "eve"}', "[1]"),
+        *(
+            json.dumps(EVE | changes)
+            for changes in ({"since": "x"}, {"since": 1e300}, {"pid": 1 << 70}, {"who": "\x1b"})
+        ),
+    ],
+)
 def test_a_lock_of_unknown_owner_stays_until_it_is_broken(site: Site, text: str) -> None:
     put_lock(site, text)
     error = site.deploy().error

@@ -118,7 +118,7 @@ def test_leftovers_alone_are_reason_enough_to_tidy() -> None:
 
 
 def test_old_releases_and_environments_of_no_release_go_but_two_releases_stay() -> None:
-    found = facts("spark_deployed")
+    found = facts("spark_deployed", serving=None)
     plan = planned(found)
     tidy = plan.steps[-1].action
     assert isinstance(tidy, RunScript)
@@ -128,6 +128,14 @@ def test_old_releases_and_environments_of_no_release_go_but_two_releases_stay() 
         f"{folder}/envs/{'b' * 16}",
         f"{folder}/envs/{'d' * 16}",
     }, "release 1 becomes the previous one; another host's environment stays"
+
+
+def test_what_a_server_still_runs_stays_however_often_was_deployed_since() -> None:
+    found = facts("spark_deployed")
+    assert found.serving == Serving(4242, "2" * 16, True)
+    tidy = planned(found).steps[-1].action
+    assert isinstance(tidy, RunScript)
+    assert tidy.argv[1:] == (f"/home/nvidia/.disagg/envs/{'d' * 16}",)
 
 
 def test_environments_stay_while_another_host_of_the_machine_is_deployed() -> None:
@@ -223,6 +231,36 @@ def test_uninstall_leaves_other_hosts_and_models_alone() -> None:
     assert isinstance(action, RunScript)
     root = "/home/nvidia/.disagg"
     assert action.argv == (root, "dgx-spark-1", "0", *(f"{root}/envs/{x * 16}" for x in "abd"))
+
+
+def test_uninstall_leaves_environments_while_another_host_of_the_machine_is_deployed() -> None:
+    plan = planning.uninstall(spark(), facts("spark_deployed", others_deploy=True), models=False)
+    action = plan.steps[-1].action
+    assert isinstance(action, RunScript) and not any("/envs/" in path for path in action.argv)
+
+
+def test_uninstall_takes_every_manager_away_that_ever_kept_the_server() -> None:
+    unit = facts("spark_deployed").installed["systemd"]
+    found = facts("spark_deployed", installed={"systemd": unit, "process": Installed("", True)})
+    plan = planning.uninstall(spark(service="process"), found, models=False)
+    assert names(plan) == ["service", "service", "remove"]
+    assert [step.action.argv[0] for step in plan.steps[:2]] == [
+        "disagg-dgx-spark-1.service",
+        "/home/nvidia/.disagg/hosts/dgx-spark-1",
+    ]
+
+
+def test_another_service_manager_takes_the_start_at_boot_from_the_one_before() -> None:
+    before = facts("spark_bare")
+    process = spark(service="process")
+    unit = done(wanted(spark(), before), before).installed["systemd"]
+    after = replace(done(wanted(process, before), before), installed={"systemd": unit})
+    assert names(planned(after, process)) == ["prepare", "retire", "tidy"]
+    assert planned(replace(after, installed={"systemd": replace(unit, enabled=False)}), process).steps == ()
+    daemons = {"launchd:mac-studio-1": unit, "launchd:mac-studio-1.wired-limit": unit}
+    mac = facts("studio_bare", "mac-studio-1", installed=daemons)
+    (note,) = planned(mac, studio()).notes[1:]
+    assert note.endswith("sudo rm /Library/LaunchDaemons/disagg.mac-studio-1.wired-limit.plist")
 
 
 def test_uninstall_where_nothing_is_has_no_steps() -> None:

@@ -62,7 +62,7 @@ def test_the_token_and_a_new_version_of_a_service_file_have_their_part() -> None
     local = here(fleet(spark()))
     assert made(local, spark()).hash == made(replace(local, token="another"), spark()).hash, "never in a release"
     assert "service/disagg-dgx-spark-1.service" in made(local, spark()).files
-    assert "supervise" in made(local, spark(service="process")).files
+    assert "supervise" in made(local, spark(service="systemd")).files, "a supervisor from before must be stopped by it"
 
 
 def test_a_hosts_own_file_loads_and_names_the_model_as_it_is_there(tmp_path: Path) -> None:

@@ -71,7 +71,6 @@ def mac(name="mac-studio-2", **changes):
         home="/Users/studio",
         disk_free=900 << 30,
         memory=128 << 30,
-        chip="Apple M4 Max",
         pythons=(Python("/opt/homebrew/bin/python3", (3, 12, 9)),),
         launchd=True,
         sudo=True,

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -5,10 +7,11 @@ from hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
 
 from disagg.config import load
 from disagg.errors import FleetError
+from disagg.fleet.local_machine import LocalMachine
 from disagg.fleet.models.inventory import Held
 from disagg.fleet.models.pull import Models, Stock, plan
 from disagg.fleet.models.remove import remove
-from disagg.fleet.models.sources import Need
+from disagg.fleet.models.sources import Need, neighbours
 
 PYTHON = "/usr/bin/python3"
 
@@ -136,12 +139,32 @@ def test_removing_takes_the_whole_model_and_nothing_else(clean_homes, tmp_path):
     assert gone.wanted.state == "absent"
 
 
+def test_a_model_that_a_server_of_the_same_machine_reads_stays(bed, tmp_path, monkeypatch):
+    fleet = shared_source(bed, tmp_path)
+    host = fleet.hosts["dgx-spark-1"]
+    twin = replace(host, name="twin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root = write_hub(tmp_path / ".cache/huggingface/hub", files())
+    own_folder = tmp_path / ".disagg/hosts/twin"
+    own_folder.mkdir(parents=True)
+    server = [sys.executable, "-c", "input()", f"{own_folder}/"]
+    pair = replace(fleet, hosts={host.name: host, "twin": twin})
+    with (
+        Models(pair, connect=lambda one: LocalMachine(one.name)) as models,
+        subprocess.Popen(server, stdin=subprocess.PIPE) as process,
+    ):
+        (own_folder / "serving").write_text(f"{process.pid} {'1' * 16}\n")
+        read, _ = models.survey(neighbours(pair, [host]))
+        with pytest.raises(FleetError, match=r"the server of twin runs and reads .* \(disagg stop --host twin"):
+            remove(models.machine(host), read)
+        process.communicate(b"\n")
+        idle, _ = models.survey(neighbours(pair, [host]))
+        assert root.exists() and remove(models.machine(host), idle) > 2 << 20
+    assert not root.exists()
+
+
 def test_a_hub_that_does_not_answer_is_a_clear_error_with_what_to_do(clean_homes, tmp_path, monkeypatch):
     """The hub's own program, with the hub at an address that refuses."""
-    import sys
-
-    from disagg.fleet.local_machine import LocalMachine
-
     bed = clean_homes
     fleet = shared_source(bed, tmp_path)
     host = fleet.hosts["dgx-spark-1"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import plistlib
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from disagg.config import EngineOptions, Host
 from disagg.fleet.deploy.facts import Facts
 from disagg.fleet.deploy.layout import Layout
-from disagg.fleet.services import command, definitions
+from disagg.fleet.services import Verb, command, definitions
 from disagg.fleet.services.launchd import INSTALL, server_plist
 
 HOST = Host(
@@ -50,17 +53,53 @@ def test_the_same_facts_make_the_same_bytes() -> None:
 
 
 def test_every_verb_asks_for_root_without_a_password_and_names_what_is_missing() -> None:
-    for verb in ("start", "stop", "restart", "status", "remove"):
+    for verb in ("start", "stop", "restart", "remove"):
         made = command("launchd", FACTS, verb)
         assert made.argv == ("disagg.mac-1", "/Library/LaunchDaemons/disagg.mac-1.plist")
         assert "exit 77" in made.script
     assert "-o root -g wheel -m 644" in INSTALL
 
 
-def test_scripts_are_posix_sh() -> None:
-    import subprocess
+FAKE_LAUNCHCTL = """\
+#!/bin/sh
+# A daemon that takes $STATE/print calls to end, once it was booted out with code $STATE/code.
+case $1 in
+    print) test -f "$STATE/loaded" || exit 113
+        left=$(cat "$STATE/ending" 2>/dev/null) || exit 0
+        [ "$left" -gt 0 ] || { rm "$STATE/loaded"; exit 113; }
+        echo $((left - 1)) >"$STATE/ending" ;;
+    bootout) code=$(cat "$STATE/code"); [ "$code" -eq 5 ] || echo 2 >"$STATE/ending"
+        [ "$code" -eq 0 ] || echo "Boot-out failed: $code" >&2
+        exit "$code" ;;
+esac
+"""
 
+
+@pytest.mark.parametrize("verb", ["stop", "remove"])
+@pytest.mark.parametrize(("code", "well"), [(0, True), (36, True), (3, True), (5, False)])
+def test_a_daemon_has_ended_when_stopping_it_has(tmp_path: Path, verb: Verb, code: int, well: bool) -> None:
+    state, tools = tmp_path / "state", tmp_path / "tools"
+    state.mkdir()
+    tools.mkdir()
+    (state / "loaded").touch()
+    (state / "code").write_text(str(code))
+    for name, text in (("launchctl", FAKE_LAUNCHCTL), ("sudo", '#!/bin/sh\nshift\nexec "$@"\n')):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    made = command("launchd", FACTS, verb)
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "STATE": str(state)}
+    argv = ["sh", "-c", made.script, "sh", *made.argv]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode == 0, (state / "loaded").exists()) == (well, not well), done.stderr
+    assert well or done.stderr == "Boot-out failed: 5\n"
+
+
+def test_a_wired_limit_that_changed_is_loaded_anew() -> None:
+    assert INSTALL.index("bootout") < INSTALL.index("bootstrap")
+
+
+def test_scripts_are_posix_sh() -> None:
     scripts = [command(service, FACTS, verb).script for service in ("systemd", "launchd", "process")
-               for verb in ("start", "stop", "restart", "status", "remove")]  # fmt: skip
+               for verb in ("start", "stop", "restart", "remove")]  # fmt: skip
     for script in (*scripts, INSTALL):
         subprocess.run(["sh", "-n"], input=script, text=True, check=True)

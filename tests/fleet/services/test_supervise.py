@@ -109,6 +109,15 @@ def test_restart_changes_supervisor_and_server(folder: Folder) -> None:
     assert second["running"] and {first["pid"], first["child"]}.isdisjoint({second["pid"], second["child"]})
 
 
+def test_a_supervisor_that_ends_by_itself_just_then_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (tmp_path / "supervisor.json").write_text(json.dumps({"pid": ended.pid}))
+    seen = iter([True, False])
+    monkeypatch.setattr(module, "_running", lambda folder: next(seen))
+    module.stop(tmp_path)
+
+
 def test_a_server_whose_supervisor_was_killed_does_not_stay_in_the_way(folder: Folder) -> None:
     first = folder.call("start")
     os.kill(first["pid"], signal.SIGKILL)

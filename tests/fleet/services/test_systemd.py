@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.fleet.services.systemd import quoted, unit
+from disagg.fleet.services.systemd import ENABLE, quoted, unit
 
 HOSTILE = ["a b", 'say "hi"', "it's", "50%", "%h", "$HOME ${PATH}", "back\\slash", "a;b", "#c", "tab\tnew\nline", "é"]
 
@@ -56,6 +56,23 @@ def test_quoting_leaves_systemd_nothing_to_expand() -> None:
 def test_growing_back_off_where_systemd_knows_it() -> None:
     assert "RestartSteps" not in unit("h", "/x", 252)
     assert "RestartSteps=6\nRestartMaxDelaySec=60\n" in unit("h", "/x", 255)
+
+
+LATE_SYSTEMCTL = """\
+#!/bin/sh
+# A manager that answers from the third time on.
+echo x >>"$CALLS"
+[ "$(wc -l <"$CALLS")" -gt 2 ] || { echo 'Failed to connect to bus' >&2; exit 1; }
+"""
+
+
+def test_a_manager_that_linger_has_just_started_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "systemctl").write_text(LATE_SYSTEMCTL)
+    (tmp_path / "systemctl").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(tmp_path / "calls")}
+    argv = ["sh", "-c", ENABLE, "sh", "disagg-h.service"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_it_restarts_for_ever() -> None:

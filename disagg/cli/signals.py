@@ -1,0 +1,49 @@
+"""Signals as interruptions: whatever ends a command from outside ends it the way Ctrl-C does, so that locks are given
+back and nothing goes on running on a host."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_INTERRUPTED = 130
+
+
+@contextmanager
+def terminating() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal interrupt as Ctrl-C does; the exit code tells the signal.
+
+    A SIGHUP that is ignored, as under nohup, stays ignored.
+    """
+    received: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        received.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        interrupted = isinstance(error, KeyboardInterrupt) or error.code == _INTERRUPTED
+        if received and interrupted:
+            sys.exit(128 + received[0])
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore a second Ctrl-C: what is done within is bounded, and must not be left half done."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
