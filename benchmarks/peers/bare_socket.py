@@ -1,4 +1,4 @@
-"""One TCP connection: `sendall` from each tensor, `recv_into` each tensor, 1 MiB a call. What Python gets of the wire."""
+"""One TCP connection: `sendall` from each tensor, `recv_into` each tensor, 1 MiB a call. What Python gets of a wire."""
 
 from __future__ import annotations
 

@@ -15,15 +15,14 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from benchmarks.peers import bare_socket, handoff, iperf, memory, mooncake_tcp, nixl_tcp, pair
+from benchmarks.peers.installed import import_error, package
 from benchmarks.peers.pair import Turn, TurnFailed
 
 OURS = "disagg"
@@ -116,30 +115,13 @@ def _figures(turns: Sequence[Turn]) -> dict[str, Any]:
     }
 
 
-def _import_error(module: str) -> str | None:
-    """Why this interpreter cannot import the module; in a process of its own, since native parts may be missing."""
-    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False)
-    last = done.stderr.strip().splitlines()[-1:] or [f"the interpreter ended with code {done.returncode}"]
-    return None if done.returncode == 0 else last[0]
-
-
 def _no_iperf3() -> str | None:
     return None if shutil.which("iperf3") else "there is no iperf3 in PATH"
 
 
-def _installed(*packages: str) -> str:
-    """The first of the packages that is installed, with its version."""
-    for package in packages:
-        try:
-            return f"{package} {version(package)}"
-        except PackageNotFoundError:
-            continue
-    return "unknown"
-
-
 _EXTRA = "python -m pip install 'disagg[peers]'"
 PEERS = (
-    Peer(OURS, {"push": partial(pair.run, handoff.TRANSPORT)}, partial(_installed, "disagg")),
+    Peer(OURS, {"push": partial(pair.run, handoff.TRANSPORT)}, partial(package, "disagg")),
     Peer("bare-socket", {"push": partial(pair.run, bare_socket.TRANSPORT)}, lambda: "Python's socket module"),
     Peer(
         "iperf3",
@@ -152,12 +134,12 @@ PEERS = (
         "mooncake",
         {"write": partial(pair.run, mooncake_tcp.WRITE), "read": partial(pair.run, mooncake_tcp.READ)},
         partial(
-            _installed,
+            package,
             "mooncake-transfer-engine-non-cuda",
             "mooncake-transfer-engine",
             "mooncake-transfer-engine-cuda13",
         ),
-        partial(_import_error, "mooncake.engine"),
+        partial(import_error, "mooncake.engine"),
         f"sudo apt-get install -y libibverbs1 libnuma1 libcurl4 && {_EXTRA}",
     ),
     Peer(
@@ -167,8 +149,8 @@ PEERS = (
             "write": partial(pair.run, nixl_tcp.WRITE),
             "write-spinning": partial(pair.run, nixl_tcp.WRITE_SPINNING),
         },
-        partial(_installed, "nixl"),
-        partial(_import_error, "nixl._api"),
+        partial(package, "nixl"),
+        partial(import_error, "nixl._api"),
         _EXTRA,
     ),
 )
