@@ -22,7 +22,8 @@ def write(source: Path, folder: Path) -> None:
 
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     for weights in source.glob("*.safetensors"):
-        arrays = {name: array.astype(mx.float32) for name, array in mx.load(str(weights)).items()}
+        loaded: Any = mx.load(str(weights))
+        arrays = {name: array.astype(mx.float32) for name, array in loaded.items()}
         mx.save_safetensors(str(folder / weights.name), arrays, metadata={"format": "pt"})
     end = json.loads((source / "config.json").read_text())["vocab_size"]
     _change(folder / "config.json", {"dtype": "float32", "eos_token_id": end})

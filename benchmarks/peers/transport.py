@@ -91,9 +91,11 @@ def _measure(
                 continue
             print(f"round {number + 1} of {rounds}: {peer.name}, {way}", file=sys.stderr)
             try:
-                turns[peer.name].setdefault(way, []).append(peer.ways[way](tokens))
+                turn = peer.ways[way](tokens)
             except TurnFailed as failure:
                 failed[f"{peer.name} {way}"] = str(failure)
+                continue
+            turns[peer.name].setdefault(way, []).append(turn)
     return turns, failed
 
 
