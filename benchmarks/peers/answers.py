@@ -15,23 +15,39 @@ LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """time.monotonic() of the request and of the first and the last piece of its answer. `cached`: prompt tokens that
+    """time.monotonic() when the request was sent and when each piece of its answer came. `cached`: prompt tokens that
     the server did not compute for this request and that nobody handed to it."""
 
     sent: float
-    first: float
-    last: float
+    times: Sequence[float]
     prompt_tokens: int
     tokens: int
     cached: int = 0
 
+    @property
+    def first(self) -> float:
+        return self.times[0]
+
+    @property
+    def last(self) -> float:
+        return self.times[-1]
+
+    def between(self, start: float, end: float) -> float:
+        """Tokens that came after `start`, up to `end`. Pieces stand for tokens: some servers send none for a token
+        that completes no character."""
+        return sum(start < time <= end for time in self.times) * self.tokens / len(self.times)
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of requests that ran together. `decode_tok_s`: tokens after the first one, by the time from that one to the last
-    of all. `tpot_ms`: mean over the requests of (last - first) / (tokens - 1)."""
+    """Of requests that ran together.
+
+    decode_tok_s: tokens after the first one, by the time from that one to the last of all: late joining counts.
+    steady_tok_s: tokens by time while every request decoded: nothing but decode steps counts.
+    tpot_ms: mean over the requests of (last - first) / (tokens - 1)."""
 
     decode_tok_s: float
+    steady_tok_s: float
     tpot_ms: float
 
 
@@ -42,20 +58,25 @@ def figures(answers: Sequence[Answer]) -> Figures:
     first, last = min(answer.first for answer in answers), max(answer.last for answer in answers)
     tokens = sum(answer.tokens for answer in answers)
     each = [(answer.last - answer.first) / (answer.tokens - 1) for answer in answers]
-    return Figures((tokens - 1) / (last - first), sum(each) / len(each) * 1e3)
+    return Figures((tokens - 1) / (last - first), _steady(answers), sum(each) / len(each) * 1e3)
+
+
+def _steady(answers: Sequence[Answer]) -> float:
+    start, end = max(answer.first for answer in answers), min(answer.last for answer in answers)
+    if start >= end:
+        raise ValueError("the answers were never all under way at once: ask for more tokens")
+    return sum(answer.between(start, end) for answer in answers) / (end - start)
 
 
 class Events:
-    """Collects one answer's server-sent events. `piece`: whether an event brought a part of the answer."""
+    """Collects one answer's server-sent events; `piece`: one that brought a part of the answer has come."""
 
     def __init__(self) -> None:
         self.sent = time.monotonic()
-        self.first = 0.0
-        self.last = 0.0
+        self.times: list[float] = []
 
     def piece(self) -> None:
-        self.last = time.monotonic()
-        self.first = self.first or self.last
+        self.times.append(time.monotonic())
 
 
 def read_openai(events: Events, data: Mapping[str, Any]) -> Answer | None:
@@ -64,7 +85,7 @@ def read_openai(events: Events, data: Mapping[str, Any]) -> Answer | None:
         usage = data["usage"]
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
         counts = usage["prompt_tokens"], usage["completion_tokens"]
-        return Answer(events.sent, events.first, events.last, *counts, cached)
+        return Answer(events.sent, events.times, *counts, cached)
     if any(choice.get("text") for choice in data["choices"]):
         events.piece()
     return None
@@ -74,7 +95,7 @@ def read_disagg(events: Events, data: Mapping[str, Any]) -> Answer | None:
     """One event of a disagg server; the answer once it is done."""
     if "computed_prompt_tokens" in data:
         counts = data["prompt_tokens"], data["completion_tokens"]
-        return Answer(events.sent, events.first, events.last, *counts, counts[0] - data["computed_prompt_tokens"])
+        return Answer(events.sent, events.times, *counts, counts[0] - data["computed_prompt_tokens"])
     if "tokens" not in data:
         raise ConnectionError(f"the server answered {json.dumps(data)}")
     events.piece()

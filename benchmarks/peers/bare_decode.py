@@ -62,16 +62,11 @@ def _decode(model: object, prompts: list[list[int]], tokens: int) -> list[Answer
     generator = BatchGenerator(model, completion_batch_size=max(8, len(prompts)))
     sent = time.monotonic()
     uids = generator.insert(prompts, max_tokens=[tokens] * len(prompts))
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
-    count = 0
-    while count < tokens * len(prompts):
+    times: dict[int, list[float]] = {uid: [] for uid in uids}
+    while any(len(seen) < tokens for seen in times.values()):
         _, responses = generator.next()
         now = time.monotonic()
         for response in responses:
-            first.setdefault(response.uid, now)
-            last[response.uid] = now
-            count += 1
+            times[response.uid].append(now)
     generator.close()
-    lengths = map(len, prompts)
-    return [Answer(sent, first[uid], last[uid], length, tokens) for uid, length in zip(uids, lengths, strict=True)]
+    return [Answer(sent, times[uid], len(prompt), tokens) for uid, prompt in zip(uids, prompts, strict=True)]

@@ -99,7 +99,7 @@ async def _stream(client: AsyncClient, prompt: str, tokens: int, where: dict[str
             if item.warnings:
                 raise ConnectionError(f"the hand-off failed: {item.warnings[0]}")
             counts = item.metrics.prompt_tokens, item.metrics.completion_tokens
-            return Answer(events.sent, events.first, events.last, *counts)
+            return Answer(events.sent, events.times, *counts)
         events.piece()
     raise AssertionError("a stream ends with its Completion")
 

@@ -12,9 +12,10 @@ Prints one JSON object. Measured, one at a time, in an order that moves on by on
 
 All servers have one compute thread and the same float32 folder (see same_model.py), answer greedily, stream, and give
 exactly --tokens tokens. Every prompt is new, and mlx_lm.server keeps no prompt cache (--prompt-cache-size 0): ours has
-none, and an answer that used one fails the run. `decode_tok_s` counts tokens after the first one, up to the last
-of all requests; figures are medians. `ratio`: disagg / mlx_lm.server. `added_ms`: time per output token through Client
-at concurrency 1, less that of `bare`.
+none, and an answer that used one fails the run. Figures are medians; Figures in answers.py says what they mean.
+`ratio`: disagg / mlx_lm.server by decode_tok_s, `steady_ratio` by steady_tok_s. The two differ where requests come at
+once: mlx_lm.server takes in new ones every 0.5 s. `added_ms`: time per output token through Client at concurrency 1,
+less that of `bare`.
 """
 
 from __future__ import annotations
@@ -118,18 +119,21 @@ def _require_same(name: str, answers: Sequence[Answer], together: int, tokens: i
 
 def summary(measured: Mapping[int, Mapping[str, Sequence[Figures]]]) -> dict[str, Any]:
     """Medians and bests, the ratios, and what server and client add to a token."""
-    table = {
-        str(together): {name: _row(figures) for name, figures in rows.items()} for together, rows in measured.items()
-    }
-    ratio = {c: rows[OURS]["decode_tok_s"] / rows[PEER]["decode_tok_s"] for c, rows in table.items()}
+    table = {str(together): {name: _row(runs) for name, runs in rows.items()} for together, rows in measured.items()}
     added = {c: rows[CLIENT]["tpot_ms"] - rows[BARE]["tpot_ms"] for c, rows in table.items() if c == "1"}
-    return {"concurrency": table, "ratio": ratio, "added_ms": added.get("1")}
+    return {
+        "concurrency": table,
+        "ratio": {c: rows[OURS]["decode_tok_s"] / rows[PEER]["decode_tok_s"] for c, rows in table.items()},
+        "steady_ratio": {c: rows[OURS]["steady_tok_s"] / rows[PEER]["steady_tok_s"] for c, rows in table.items()},
+        "added_ms": added.get("1"),
+    }
 
 
 def _row(runs: Sequence[Figures]) -> dict[str, Any]:
     return {
         "decode_tok_s": statistics.median(run.decode_tok_s for run in runs),
         "best_tok_s": max(run.decode_tok_s for run in runs),
+        "steady_tok_s": statistics.median(run.steady_tok_s for run in runs),
         "tpot_ms": statistics.median(run.tpot_ms for run in runs),
         "best_tpot_ms": min(run.tpot_ms for run in runs),
         "runs": [asdict(run) for run in runs],

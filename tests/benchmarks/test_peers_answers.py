@@ -27,6 +27,7 @@ def test_an_answer_of_mlx_lm_server_ends_with_its_usage() -> None:
     assert answer is not None
     assert (answer.prompt_tokens, answer.tokens, answer.cached) == (9, 3, 0)
     assert events.sent <= answer.first <= answer.last
+    assert len(answer.times) == 2
 
 
 def test_prompt_tokens_from_a_cache_are_seen_on_either_server() -> None:
@@ -45,10 +46,25 @@ def test_an_error_event_of_disagg_is_raised() -> None:
         read_disagg(Events(), {"code": "Overloaded", "message": "full", "hint": ""})
 
 
+def answer(first: float, step: float, tokens: int) -> Answer:
+    return Answer(0.0, [first + step * index for index in range(tokens)], 5, tokens)
+
+
 def test_decode_speed_counts_tokens_after_the_first_from_the_first_of_any_to_the_last_of_all() -> None:
-    together = figures([Answer(0, 1.0, 2.0, 5, 11), Answer(0, 1.5, 3.0, 5, 11)])
+    together = figures([answer(1.0, 0.1, 11), answer(1.5, 0.15, 11)])
     assert together.decode_tok_s == pytest.approx(21 / 2.0)
     assert together.tpot_ms == pytest.approx((100 + 150) / 2)
+
+
+def test_steady_speed_counts_only_while_every_request_decodes() -> None:
+    together = figures([answer(1.0, 0.125, 9), answer(1.5, 0.25, 9)])  # both from 1.5 to 2.0
+    assert together.steady_tok_s == pytest.approx((4 + 2) / 0.5)
+    with pytest.raises(ValueError, match="never all under way"):
+        figures([answer(1.0, 0.1, 3), answer(5.0, 0.1, 3)])
+
+
+def test_a_token_without_a_piece_of_its_own_is_still_counted() -> None:
+    assert Answer(0.0, [1.0, 2.0, 3.0], 5, 6).between(1.0, 3.0) == pytest.approx(4.0)
 
 
 async def test_a_stream_is_read_over_http_whether_chunked_or_not() -> None:
@@ -86,10 +102,11 @@ def test_no_two_prompts_of_a_run_begin_alike_and_all_are_as_long() -> None:
 
 
 def test_the_ratio_and_what_is_added_come_from_medians() -> None:
-    row = {PEER: [Figures(100, 10.0)] * 3, BARE: [Figures(200, 5.0)] * 3, CLIENT: [Figures(0.1, 5.5)] * 3}
-    ours = {OURS: [Figures(50, 1), Figures(110, 1), Figures(400, 1)]}
+    row = {PEER: [Figures(100, 80, 10.0)] * 3, BARE: [Figures(200, 200, 5.0)] * 3, CLIENT: [Figures(0.1, 1, 5.5)] * 3}
+    ours = {OURS: [Figures(50, 40, 1), Figures(110, 100, 1), Figures(400, 400, 1)]}
     result = mlx_server.summary({1: {**row, **ours}})
     assert result["ratio"] == {"1": pytest.approx(1.1)}
+    assert result["steady_ratio"] == {"1": pytest.approx(1.25)}
     assert result["added_ms"] == pytest.approx(0.5)
 
 
