@@ -102,28 +102,41 @@ def read_disagg(events: Events, data: Mapping[str, Any]) -> Answer | None:
     return None
 
 
-async def post(
-    port: int,
-    path: str,
-    body: Mapping[str, Any],
-    read: Callable[[Events, Mapping[str, Any]], Answer | None],
-    headers: Mapping[str, str] | None = None,
-) -> Answer:
-    """POST JSON to this machine and read server-sent events until `read` has the answer."""
+Read = Callable[[Events, Mapping[str, Any]], Answer | None]
+
+
+async def post_all(
+    port: int, path: str, bodies: Sequence[Mapping[str, Any]], read: Read, headers: Mapping[str, str] | None = None
+) -> list[Answer]:
+    """POST every body to this machine at once, and read server-sent events until `read` has each answer.
+
+    The connections are opened before, one after the other: mlx_lm.server lets five wait, and a sixth would be tried
+    again a second later.
+    """
     async with asyncio.timeout(TIMEOUT_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES)
+        connections = [await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES) for _ in bodies]
         try:
-            content = json.dumps(body).encode()
-            lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
-            lines += [
-                f"Content-Length: {len(content)}",
-                *(f"{name}: {value}" for name, value in (headers or {}).items()),
-            ]
-            events = Events()
-            writer.write("\r\n".join([*lines, "", ""]).encode() + content)
-            async for line in reader:  # chunk sizes and event names come between, and say nothing here
-                if line.startswith(b"data: {") and (answer := read(events, json.loads(line[6:]))):
-                    return answer
+            asking = (
+                _ask(*connection, _request(path, body, headers or {}), read)
+                for connection, body in zip(connections, bodies, strict=True)
+            )
+            return await asyncio.gather(*asking)
         finally:
-            writer.close()
-    raise ConnectionError(f"port {port} closed the stream of {path} before the answer was complete")
+            for _, writer in connections:
+                writer.close()
+
+
+def _request(path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
+    content = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
+    lines += [f"Content-Length: {len(content)}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, read: Read) -> Answer:
+    events = Events()
+    writer.write(request)
+    async for line in reader:  # chunk sizes and event names come between, and say nothing here
+        if line.startswith(b"data: {") and (answer := read(events, json.loads(line[6:]))):
+            return answer
+    raise ConnectionError("the server closed the stream before the answer was complete")

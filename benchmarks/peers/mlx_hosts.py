@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
-from benchmarks.peers.answers import Answer, Events, post, read_disagg, read_openai
+from benchmarks.peers.answers import Answer, Events, post_all, read_disagg, read_openai
 from disagg import AsyncClient
 from disagg.config import Fleet, load
 from disagg.fleet.lifecycle import Lifecycle
@@ -61,7 +61,7 @@ class PeerServer:
     async def answers(self, prompts: Sequence[str], tokens: int) -> Sequence[Answer]:
         options = {"max_tokens": tokens, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
         bodies = [{"prompt": prompt, **options} for prompt in prompts]
-        return await asyncio.gather(*(post(self.port, "/v1/completions", body, read_openai) for body in bodies))
+        return await post_all(self.port, "/v1/completions", bodies, read_openai)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class FleetServer:
         options = {"model": "model", "sampling": {"max_tokens": tokens, "ignore_eos": True}}
         port = self.fleet.hosts["decode"].port
         bodies = [{"prompt": prompt, **options} for prompt in prompts]
-        return await asyncio.gather(*(post(port, "/generate", body, read_disagg, headers) for body in bodies))
+        return await post_all(port, "/generate", bodies, read_disagg, headers)
 
     async def client_answers(self, prompts: Sequence[str], tokens: int) -> Sequence[Answer]:
         """The same through AsyncClient."""

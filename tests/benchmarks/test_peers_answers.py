@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import mlx_server, same_model
-from benchmarks.peers.answers import Answer, Events, Figures, figures, post, read_disagg, read_openai
+from benchmarks.peers.answers import Answer, Events, Figures, figures, post_all, read_disagg, read_openai
 from benchmarks.peers.mlx_server import BARE, CLIENT, OURS, PEER
 
 OPENAI = (
@@ -79,8 +79,8 @@ async def test_a_stream_is_read_over_http_whether_chunked_or_not() -> None:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        answer = await post(port, "/v1/completions", {"prompt": "x"}, read_openai)
-    assert answer.tokens == 3
+        answers = await post_all(port, "/v1/completions", [{"prompt": "x"}] * 2, read_openai)
+    assert [answer.tokens for answer in answers] == [3, 3]
 
 
 async def test_a_stream_that_ends_early_is_an_error() -> None:
@@ -91,7 +91,7 @@ async def test_a_stream_that_ends_early_is_an_error() -> None:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ConnectionError, match="before the answer was complete"):
-            await post(port, "/generate", {}, read_disagg)
+            await post_all(port, "/generate", [{}], read_disagg)
 
 
 def test_no_two_prompts_of_a_run_begin_alike_and_all_are_as_long() -> None:
