@@ -1,0 +1,62 @@
+"""One TCP connection: `sendall` from each tensor, `recv_into` each tensor, 1 MiB a call. What Python gets of a wire."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from benchmarks.peers import memory
+from benchmarks.peers.memory import Tensor
+from benchmarks.peers.pair import TIMEOUT_S, Transport
+
+CALL_BYTES = 1 << 20
+
+
+class SocketSender:
+    """See pair.Sender."""
+
+    def __init__(self, tensors: list[Tensor], pipe: Connection) -> None:
+        self._tensors = tensors
+        self._socket: socket.socket | None = None
+
+    def prepare(self, offer: int) -> None:
+        if self._socket is None:
+            self._socket = socket.create_connection(("127.0.0.1", offer), timeout=TIMEOUT_S)
+
+    def send(self) -> None:
+        assert self._socket is not None, "prepare comes first"
+        for tensor in self._tensors:
+            self._socket.sendall(tensor)
+
+
+class SocketReceiver:
+    """See pair.Receiver."""
+
+    def __init__(self, tokens: int, pipe: Connection) -> None:
+        self._tensors = memory.destination(tokens)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._socket: socket.socket | None = None
+
+    def offer(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def accept(self, answer: None) -> None:
+        if self._socket is None:
+            self._socket, _ = self._listener.accept()
+            self._socket.settimeout(TIMEOUT_S)
+
+    def receive(self) -> Sequence[Tensor]:
+        assert self._socket is not None, "accept comes first"
+        for tensor in self._tensors:
+            view, got = memoryview(tensor), 0
+            while got < len(view):
+                count = self._socket.recv_into(view[got : got + CALL_BYTES])
+                if not count:
+                    raise ConnectionError("the sender closed the connection")
+                got += count
+        return self._tensors
+
+
+TRANSPORT = Transport(SocketSender, SocketReceiver, {})

@@ -1,0 +1,60 @@
+"""benchmarks/peers/pair.py and memory.py: real bytes between two real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from benchmarks.peers import bare_socket, memory, pair
+from benchmarks.peers.bare_socket import SocketReceiver, SocketSender
+from benchmarks.peers.memory import Tensor
+
+TOKENS = 16
+
+
+class Damaging(SocketReceiver):
+    """Changes one byte amid the last tensor."""
+
+    def receive(self) -> Sequence[Tensor]:
+        tensors = super().receive()
+        tensors[-1][len(tensors[-1]) // 2] ^= 1
+        return tensors
+
+
+class Unwilling(SocketSender):
+    def send(self) -> None:
+        raise RuntimeError("not today")
+
+
+def test_a_turn_moves_every_byte_and_says_what_it_took() -> None:
+    turn = pair.run(bare_socket.TRANSPORT, TOKENS)
+    assert turn.nbytes == TOKENS * 98304
+    assert turn.seconds > 0
+    assert turn.sender_cpu_s >= 0
+
+
+def test_one_wrong_byte_fails_the_turn() -> None:
+    with pytest.raises(pair.TurnFailed, match="not the bytes sent"):
+        pair.run(pair.Transport(SocketSender, Damaging, {}), TOKENS)
+
+
+def test_a_turn_that_breaks_says_which_end_broke_and_how() -> None:
+    with pytest.raises(pair.TurnFailed, match="sender: RuntimeError: not today"):
+        pair.run(pair.Transport(Unwilling, SocketReceiver, {}), TOKENS)
+
+
+def test_805_megabytes_are_the_kv_of_8192_tokens() -> None:
+    assert memory.tokens_of(memory.DEFAULT_MB) == 8192
+    assert memory.nbytes_of(8192) == 805306368
+    assert memory.tokens_of(1) == memory.BLOCK_TOKENS
+
+
+def test_tensors_are_in_place_once_both_ends_of_each_are() -> None:
+    tensors = [np.zeros(64, np.uint8), np.zeros(64, np.uint8)]
+    memory.stamp(tensors, 7)
+    memory.wait_stamped(tensors, 7, timeout_s=0)
+    tensors[1][-1] = 1
+    with pytest.raises(TimeoutError, match="transfer 7"):
+        memory.wait_stamped(tensors, 7, timeout_s=0)
