@@ -25,7 +25,7 @@ from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import Expected, Result, Tickets
+from disagg.kv.tickets import KEEP_SHARE, Expected, Result, Tickets
 
 FIRST_CHUNK_S = 0.5
 _LAYER = LayerLayout("full", kv_heads=memory.KV_HEADS, key_dim=memory.HEAD_DIM, value_dim=memory.HEAD_DIM)
@@ -59,7 +59,10 @@ class HandoffReceiver:
 
     def __init__(self, tokens: int, pipe: Connection) -> None:
         self._tokens = tokens
-        self._tickets = Tickets(max_kv_bytes=memory.nbytes_of(tokens))
+        from disagg.engines import mlx_cache
+
+        # Twice the bytes of one transfer, of which a part may lie idle between the warm-up and the timed one.
+        self._tickets = Tickets(max_kv_bytes=KEEP_SHARE * 2 * memory.nbytes_of(tokens), allocate=mlx_cache.allocate)
         self._server = KVServer("127.0.0.1", 0, self._tickets)
         self._arrived: queue.Queue[Result] = queue.Queue()
 
@@ -76,8 +79,9 @@ class HandoffReceiver:
         if not isinstance(result, ReceivedKV):
             raise result
         caches = _ready_caches(result)
-        result.release()
-        return [_bytes_of(array) for cache in caches for array in (cache.keys, cache.values)]
+        tensors = [_bytes_of(array) for cache in caches for array in (cache.keys, cache.values)]
+        result.release(reuse=True)  # the bytes are looked at before the next transfer begins
+        return tensors
 
 
 def blocks(tensors: Sequence[Tensor], tokens: int) -> list[KVBlock]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from disagg.engines.profile import Finding, ModelProfile
 from disagg.engines.text import PromptTokenizer
@@ -162,6 +162,10 @@ class DecodeEngine(Protocol):
 
     def warm_up(self) -> None:
         """Run one small request through everything, so that the first real one is not slow."""
+        ...
+
+    def allocate(self, nbytes: int) -> Any:
+        """Memory for KV that is to be received: see kv.arena.Allocate."""
         ...
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:

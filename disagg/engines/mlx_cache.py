@@ -1,28 +1,42 @@
-"""Received KV into mlx-lm's caches.
+"""Memory that a socket can fill and mlx can compute from, and mlx-lm's caches over KV that was received into it.
 
-Bytes are wrapped, not converted: numpy reinterprets the buffer, mlx copies it once into its own memory. Must run on the
-thread that runs the model, whose stream the arrays belong to.
+Nothing is copied: an mlx array shows its bytes to Python, KV is received straight into them, and a cache is a view of
+them. The first step of a request copies its caches into the running batch; from then on the memory is free.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from disagg.errors import LayoutMismatch
 from disagg.kv.layout import LayerLayout
-from disagg.kv.received import Buffer, ReceivedKV
+from disagg.kv.placement import ALIGNMENT
+from disagg.kv.received import ReceivedKV
 
-# numpy has no bfloat16: its bits travel as uint16.
-_NUMPY: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+
+def allocate(nbytes: int) -> Any:
+    """An mlx array of at least so many bytes, to receive KV into; from any thread, MemoryError without room.
+
+    Of rows as long as a Placement aligns to, since no dimension of an mlx array goes beyond 2**31. On the CPU's stream
+    also where the model runs on a GPU: their memory is one, and no kernel is needed to make it.
+    """
+    with mx.stream(mx.new_thread_local_stream(mx.cpu)):
+        try:
+            memory = mx.empty((-(-nbytes // ALIGNMENT), ALIGNMENT), dtype=mx.uint8)
+            mx.eval(memory)
+        except (RuntimeError, OverflowError) as error:  # malloc failed, or more than any array has
+            raise MemoryError(str(error)) from error
+    return memory
 
 
 def build(model: Any, kv: ReceivedKV) -> list[Any]:
     """One evaluated mlx-lm cache per layer, as if the model had read `kv.tokens` tokens itself.
 
+    They are views of the arena, which must come from `allocate` and be left alone while they are in use.
     With no tokens these are the model's fresh caches. Raises LayoutMismatch where a layer does not fit the model.
     """
     caches: list[Any] = make_prompt_cache(model)
@@ -30,23 +44,28 @@ def build(model: Any, kv: ReceivedKV) -> list[Any]:
         raise LayoutMismatch(f"the KV has {len(kv.layout.layers)} layers, the model {len(caches)}")
     if kv.tokens == 0:
         return caches
+    if kv.arena is None:
+        raise LayoutMismatch("the KV was released before its caches were built")
+    whole = kv.arena.memory
     for index, (cache, layout) in enumerate(zip(caches, kv.layout.layers, strict=True)):
         if isinstance(cache, ArraysCache):
             cache.cache = [
-                _array(buffer, (1, *state.shape), state.dtype)
-                for buffer, state in zip(kv.states[index], layout.states, strict=True)
+                _array(whole, place, (1, *state.shape), state.dtype)
+                for place, state in zip(kv.placement.states[index], layout.states, strict=True)
             ]
         else:
-            _fill(cache, *_keys_and_values(kv, index, layout), index=index, tokens=kv.tokens)
+            _fill(cache, *_keys_and_values(whole, kv, index, layout), index=index, tokens=kv.tokens)
     mx.eval([cache.state for cache in caches])
     return caches
 
 
-def _keys_and_values(kv: ReceivedKV, index: int, layout: LayerLayout) -> tuple[Any, Any]:
+def _keys_and_values(whole: Any, kv: ReceivedKV, index: int, layout: LayerLayout) -> tuple[Any, Any]:
     rows = len(layout.rows(kv.tokens))
-    keys = _array(kv.keys[index], (1, layout.kv_heads, rows, layout.key_dim), kv.layout.dtype)
-    values = _array(kv.values[index], (1, layout.kv_heads, rows, layout.value_dim), kv.layout.dtype)
-    return keys, values
+    keys, values = kv.placement.keys[index], kv.placement.values[index]
+    return (
+        _array(whole, keys, (1, layout.kv_heads, rows, layout.key_dim), kv.layout.dtype),
+        _array(whole, values, (1, layout.kv_heads, rows, layout.value_dim), kv.layout.dtype),
+    )
 
 
 def _fill(cache: Any, keys: Any, values: Any, *, index: int, tokens: int) -> None:
@@ -65,6 +84,6 @@ def _fill(cache: Any, keys: Any, values: Any, *, index: int, tokens: int) -> Non
         raise LayoutMismatch(f"layer {index}: a {type(cache).__name__} cannot be filled from received KV")
 
 
-def _array(buffer: Buffer, shape: tuple[int, ...], dtype: str) -> Any:
-    array = mx.array(np.asarray(buffer).view(_NUMPY[dtype]).reshape(shape))
-    return array.view(mx.bfloat16) if dtype == "bfloat16" else array
+def _array(whole: Any, place: slice, shape: tuple[int, ...], dtype: str) -> Any:
+    rows = whole[place.start // ALIGNMENT : -(-place.stop // ALIGNMENT)]
+    return rows.view(getattr(mx, dtype)).reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from disagg.config import EngineOptions
-from disagg.engines import mlx_forward, mlx_sampling
+from disagg.engines import mlx_cache, mlx_forward, mlx_sampling
 from disagg.engines.base import DecodeRequest, EngineInfo, Listener
 from disagg.engines.mlx_batch import Job
 from disagg.engines.mlx_loop import Loop
@@ -62,6 +63,10 @@ class MLXDecodeEngine:
     @property
     def running(self) -> int:
         return self._loop.running
+
+    def allocate(self, nbytes: int) -> Any:
+        """See DecodeEngine; from any thread."""
+        return mlx_cache.allocate(nbytes)
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request. RequestError for bad sampling values or an id already here, LayoutMismatch where the KV is

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-import numpy as np
-
-from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, EngineInfo, Sampling, Token
+from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, Sampling, Token
 from disagg.errors import ModelError
+from disagg.kv.arena import Arenas
+from disagg.kv.placement import Placement
 from disagg.kv.received import ReceivedKV
 
 _PROMPT = [0] * 8
@@ -21,23 +21,19 @@ def warm_up(engine: DecodeEngine) -> None:
     where they fail or take longer than ten minutes."""
     sampling = Sampling(max_tokens=_TOKENS, ignore_eos=True)
     waiters = []
-    for name, kv in (("handed-over", zero_kv(engine.info, len(_PROMPT) - 1)), ("alone", None)):
+    for name, kv in (("handed-over", _zero_kv(engine, len(_PROMPT) - 1)), ("alone", None)):
         waiters.append(_Waiter())
         engine.submit(DecodeRequest(f"warm-up-{name}", _PROMPT, sampling, kv), waiters[-1])
     for waiter in waiters:
         waiter.wait()
 
 
-def zero_kv(info: EngineInfo, tokens: int) -> ReceivedKV:
+def _zero_kv(engine: DecodeEngine, tokens: int) -> ReceivedKV:
     """KV of `tokens` tokens, all zeros, in the model's layout."""
-    layout = info.layout
-    keys, values, states = [], [], []
-    for layer in layout.layers:
-        row = layer.kv_heads * len(layer.rows(tokens)) * layout.itemsize
-        keys.append(np.zeros(row * layer.key_dim, dtype=np.uint8))
-        values.append(np.zeros(row * layer.value_dim, dtype=np.uint8))
-        states.append([np.zeros(state.nbytes, dtype=np.uint8) for state in layer.states])
-    return ReceivedKV(layout, tokens, keys, values, states)
+    layout = engine.info.layout
+    arena = Arenas(engine.allocate).take(Placement.of(layout, tokens).nbytes)
+    arena.data[:] = 0
+    return ReceivedKV(layout, tokens, arena)
 
 
 class _Waiter:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from disagg.config import EngineOptions
 from disagg.engines import simulated_model
@@ -19,6 +20,7 @@ from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, Listene
 from disagg.engines.simulated_model import sleep_until
 from disagg.engines.text import PromptTokenizer
 from disagg.errors import Cancelled, LayoutMismatch, Overloaded, RequestError
+from disagg.kv.arena import plain
 from disagg.kv.received import ReceivedKV
 from disagg.roofline.decode import ingest, step
 
@@ -82,6 +84,10 @@ class SimulatedDecodeEngine:
 
     def warm_up(self) -> None:
         """There is nothing that only the first request would pay for."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """See DecodeEngine."""
+        return plain(nbytes)
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request. RequestError for an id already here, LayoutMismatch where the KV is not this model's or not

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy
-
-from disagg.errors import IntegrityError, Overloaded, ProtocolError
+from disagg.errors import IntegrityError, ProtocolError
+from disagg.kv.arena import Arena, Buffer
 from disagg.kv.frames import Frame, Kind, Totals
 from disagg.kv.layout import Layout
-from disagg.kv.received import Buffer, ReceivedKV
-
-PAGE_BYTES = 4096  # the smallest page in use; where pages are larger some writes are merely idle
-WARM_BYTES = 8 << 20  # a few milliseconds
+from disagg.kv.received import ReceivedKV
 
 
 class Assembly:
-    """Buffers for tokens [start, tokens) of `layout`, to be filled by frames in the protocol's order.
+    """The places of tokens [start, tokens) of `layout` in one arena, to be filled by frames in the protocol's order.
 
     Within one layer and kind the rows come contiguous and ascending; layers and kinds may interleave freely.
     """
 
-    def __init__(self, layout: Layout, tokens: int, start: int) -> None:
-        self._layout = layout
-        self._tokens = tokens
-        self._start = start
-        try:
-            self._allocate()
-        except MemoryError as error:
-            raise Overloaded(f"no memory for {layout.nbytes(tokens, start)} bytes of KV: {error}") from error
+    def __init__(self, layout: Layout, tokens: int, start: int, arena: Arena) -> None:
+        self._kv = ReceivedKV(layout, tokens, arena, start)
+        self._keys, self._values = [], []
+        for layer, keys, values in zip(layout.layers, self._kv.keys, self._kv.values, strict=True):
+            rows = layer.rows(tokens, start)
+            self._keys.append(_Run(rows, layer.kv_heads, layer.key_dim * layout.itemsize, keys))
+            self._values.append(_Run(rows, layer.kv_heads, layer.value_dim * layout.itemsize, values))
+        self._states = self._kv.states
         self._missing_states = {(i, j) for i, states in enumerate(self._states) for j in range(len(states))}
         self._frames = 0
         self._bytes = 0
-
-    def warm(self, wanted_elsewhere: Callable[[], bool]) -> None:
-        """Touch every page, so that the kernel hands it out now and not while KV arrives; stops when told to."""
-        for first in range(0, self._arena.nbytes, WARM_BYTES):
-            if wanted_elsewhere():
-                return
-            self._arena[first : first + WARM_BYTES : PAGE_BYTES] = 0
 
     def place(self, frame: Frame) -> list[memoryview]:
         """Where the payload of the next frame goes, in wire order; ProtocolError where that frame may not come next."""
@@ -61,33 +49,7 @@ class Assembly:
                 f"the KV was changed on the way: its digest is {digest.hex()}, the sender's {totals.digest.hex()}",
                 "repeat the request; if it happens again, test the network link and the memory of both hosts",
             )
-        return ReceivedKV(
-            layout=self._layout,
-            tokens=self._tokens,
-            keys=[run.buffer for run in self._keys],
-            values=[run.buffer for run in self._values],
-            states=self._states,
-            start=self._start,
-        )
-
-    def _allocate(self) -> None:
-        """One allocation for all: in 400 MB of separate buffers, page faults took longer than the copying (0.3 s)."""
-        self._arena = numpy.empty(self._layout.nbytes(self._tokens, self._start), numpy.uint8)
-        self._used = 0
-        self._keys: list[_Run] = []
-        self._values: list[_Run] = []
-        self._states: list[list[Buffer]] = []
-        for layer in self._layout.layers:
-            rows = layer.rows(self._tokens, self._start)
-            for runs, dim in ((self._keys, layer.key_dim), (self._values, layer.value_dim)):
-                row_bytes = dim * self._layout.itemsize
-                runs.append(_Run(rows, layer.kv_heads, row_bytes, self._take(layer.kv_heads * len(rows) * row_bytes)))
-            states = layer.states if self._tokens > self._start else ()
-            self._states.append([self._take(state.nbytes) for state in states])
-
-    def _take(self, nbytes: int) -> Buffer:
-        self._used += nbytes
-        return self._arena[self._used - nbytes : self._used]
+        return self._kv
 
     def _place_rows(self, frame: Frame) -> list[memoryview]:
         runs = self._keys if frame.kind is Kind.KEYS else self._values

@@ -18,8 +18,10 @@ from typing import Self
 
 from disagg.errors import Cancelled, DisaggError, FleetError, HandoffError, Overloaded, PeerLost, PortInUse
 from disagg.kv import frames
+from disagg.kv.arena import Arenas
 from disagg.kv.assemble import Assembly
 from disagg.kv.channel import Channel
+from disagg.kv.placement import Placement
 from disagg.kv.received import ReceivedKV, ReceiveTiming
 from disagg.kv.tickets import Slot, Tickets
 
@@ -165,7 +167,7 @@ def _attempt(
     try:
         slot.expected.require(header)
         release = tickets.budget.reserve(slot.expected.nbytes)
-        kv = _receive(channel, slot, limits)
+        kv = _receive(channel, slot, tickets.arenas, limits)
         kv.on_release = release
         received, timing = kv.nbytes, kv.timing  # before the owner may release it
         if not tickets.settle(slot, kv):
@@ -182,14 +184,15 @@ def _attempt(
     return None
 
 
-def _receive(channel: Channel, slot: Slot, limits: ReceiveLimits) -> ReceivedKV:
+def _receive(channel: Channel, slot: Slot, arenas: Arenas, limits: ReceiveLimits) -> ReceivedKV:
     """Accept the transfer and read all of it, each payload straight to its place."""
     claimed = time.monotonic()
     expected = slot.expected
-    assembly = Assembly(expected.layout, expected.tokens, expected.start)
     channel.deadline, channel.idle_s = slot.deadline, limits.idle_s
     channel.write([memoryview(frames.encode_ok())])
-    assembly.warm(channel.readable)  # while the prefill host computes its first chunk
+    # After the answer: the prefill host computes its first chunk while fresh memory is made.
+    arena = arenas.take(Placement.of(expected.layout, expected.tokens, expected.start).nbytes)
+    assembly = Assembly(expected.layout, expected.tokens, expected.start, arena)
     digest = frames.new_digest()
     first_byte = 0.0
     while True:
@@ -205,6 +208,7 @@ def _receive(channel: Channel, slot: Slot, limits: ReceiveLimits) -> ReceivedKV:
     last_byte = time.monotonic()
     kv = assembly.finish(totals, digest.digest())
     kv.timing = ReceiveTiming(claimed, first_byte, last_byte, time.monotonic())
+    kv.give_back = arenas.give_back
     return kv
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from disagg.kv.arena import Arena, Buffer
 from disagg.kv.layout import Layout
-
-Buffer = Any  # numpy.ndarray of uint8, C-contiguous
+from disagg.kv.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +24,52 @@ class ReceiveTiming:
 class ReceivedKV:
     """The KV cache of tokens [start, tokens), in host memory.
 
-    keys[l], values[l]: uint8 arrays of kv_heads * rows * dim * itemsize bytes, to be read as
-    [kv_heads, len(layout.layers[l].rows(tokens, start)), dim] of `layout.dtype`, C order.
-    states[l]: one array per state tensor; none where nothing was shipped (tokens == start).
-    release: to be called by the owner once the buffers are no longer needed; their bytes count until then.
+    arena: the memory it lies in, where `placement` says; None once it was released.
+    give_back: takes an arena that nobody reads any more.
+    on_release: gives the bytes back to the receiver's budget.
     """
 
     layout: Layout
     tokens: int
-    keys: list[Buffer]
-    values: list[Buffer]
-    states: list[list[Buffer]]
+    arena: Arena | None
     start: int = 0
     timing: ReceiveTiming = field(default_factory=ReceiveTiming)
+    give_back: Callable[[Arena], None] | None = None
     on_release: Callable[[], None] | None = None
+    placement: Placement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.placement = Placement.of(self.layout, self.tokens, self.start)
 
     @property
     def nbytes(self) -> int:
         return self.layout.nbytes(self.tokens, self.start)
 
-    def release(self) -> None:
-        """Drop the buffers and give their bytes back to the receiver's budget. Twice is as good as once."""
-        self.keys, self.values, self.states = [], [], []
+    @property
+    def keys(self) -> list[Buffer]:
+        """Per layer a uint8 array, to be read as [kv_heads, len(layers[l].rows(tokens, start)), key_dim], C order."""
+        return self._views(self.placement.keys)
+
+    @property
+    def values(self) -> list[Buffer]:
+        """As `keys`."""
+        return self._views(self.placement.values)
+
+    @property
+    def states(self) -> list[list[Buffer]]:
+        """Per layer one uint8 array per state tensor; none where nothing was shipped (tokens == start)."""
+        return [self._views(places) for places in self.placement.states]
+
+    def release(self, *, reuse: bool = False) -> None:
+        """Let go of the memory and give its bytes back to the receiver's budget. Twice is as good as once.
+
+        reuse: nobody reads the memory any more, so the next transfer may have it; else it goes with its last user.
+        """
+        arena, self.arena = self.arena, None
+        if arena is not None and reuse and self.give_back is not None:
+            self.give_back(arena)
         if self.on_release is not None:
             self.on_release()
+
+    def _views(self, places: tuple[slice, ...]) -> list[Buffer]:
+        return [self.arena.data[place] for place in places] if self.arena is not None else []

@@ -1,4 +1,4 @@
-"""Who may deliver a KV cache, and how much KV may be held: one-time tickets and the byte budget.
+"""Who may deliver a KV cache, how much KV may be held, and where: one-time tickets, the byte budget, the memory.
 
 A slot goes issued -> claimed -> done, or from either of the first two to failed. Whoever takes the last step, be it
 the transfer, its deadline or a revocation, delivers the result; nobody else can after that.
@@ -23,12 +23,14 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
+from disagg.kv.arena import Allocate, Arenas, plain
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.frames import Header
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
 
 TICKET_BYTES = 32
+KEEP_SHARE = 8
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +88,12 @@ class Tickets:
     """All outstanding tickets of one receiver and the KV bytes it holds. Safe to use from any thread.
 
     max_kv_bytes: bound on the KV that arrives or has arrived and is not released. max_outstanding: bound on tickets.
+    allocate: makes the memory that KV is received into; one part in KEEP_SHARE of max_kv_bytes may lie idle on top.
     """
 
-    def __init__(self, *, max_kv_bytes: int, max_outstanding: int = 1024) -> None:
+    def __init__(self, *, max_kv_bytes: int, max_outstanding: int = 1024, allocate: Allocate = plain) -> None:
         self.budget = Budget(max_kv_bytes)
+        self.arenas = Arenas(allocate, keep_bytes=max_kv_bytes // KEEP_SHARE)
         self._max_outstanding = max_outstanding
         self._lock = threading.Lock()
         self._slots: dict[str, Slot] = {}

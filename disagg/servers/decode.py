@@ -45,7 +45,11 @@ class DecodeService(Service):
         self._make_engine = make_engine
         self._engine: DecodeEngine | None = None
         self._admission = Admission(options.max_batch, host.queue_size)
-        self._tickets = Tickets(max_kv_bytes=options.max_kv_bytes, max_outstanding=options.max_batch + host.queue_size)
+        self._tickets = Tickets(
+            max_kv_bytes=options.max_kv_bytes,
+            max_outstanding=options.max_batch + host.queue_size,
+            allocate=self._allocate,
+        )
         self._kv_server: KVServer | None = None
 
     @property
@@ -87,6 +91,10 @@ class DecodeService(Service):
             Route("/decode", endpoint(DecodeBody, self._decode, context), methods=["POST"]),
             Route("/generate", endpoint(GenerateBody, self._generate, context), methods=["POST"]),
         ]
+
+    def _allocate(self, nbytes: int) -> Any:
+        """Memory of the engine, which is loaded by the time that there is a ticket for any."""
+        return self.engine.allocate(nbytes)
 
     def load_figures(self) -> dict[str, int]:
         in_use = self._engine.kv_bytes if self._engine else 0
@@ -155,7 +163,7 @@ class DecodeService(Service):
         answer = Answer(self.engine.tokenizer.stream(job.sampling.stop))
         async for event in answer.events(feed.steps(job.deadline)):
             if kv is not None:  # by the first token the engine has made its own cache of it
-                kv.release()
+                kv.release(reuse=True)
             yield event
         timing = answer.timing or DecodeTiming()
         self.counters.completion_tokens += answer.completion_tokens

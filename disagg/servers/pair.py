@@ -65,7 +65,7 @@ class Pair:
         except BaseException:
             decode.close()
             raise
-        tickets = Tickets(max_kv_bytes=options.max_kv_bytes)
+        tickets = Tickets(max_kv_bytes=options.max_kv_bytes, allocate=decode.allocate)
         return cls(prefill, decode, tickets, KVServer("127.0.0.1", 0, tickets))
 
     def __enter__(self) -> Self:

@@ -16,6 +16,7 @@ from disagg.engines.base import DecodeRequest, DecodeTiming, Sampling, Token
 from disagg.engines.mlx_engine import MLXDecodeEngine
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
+from tests.received import received
 from tests.tiny_models import VOCAB
 
 DEADLINE_S = 60.0
@@ -93,8 +94,7 @@ class Reference:
     def kv(self, tokens: Sequence[int], layout: Layout) -> ReceivedKV:
         """KV of all `tokens`, the rows that `layout` keeps."""
         if not tokens:
-            empty = [np.zeros(0, dtype=np.uint8) for _ in layout.layers]
-            return ReceivedKV(layout, 0, empty, list(empty), [[] for _ in layout.layers])
+            return received(layout, 0, *[[np.zeros(0, dtype=np.uint8) for _ in layout.layers]] * 2)
         cache = DynamicCache()  # without a config every layer keeps all its rows
         self.model(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
         keys, values = [], []
@@ -102,7 +102,7 @@ class Reference:
             rows = layer.rows(len(tokens))
             keys.append(_bytes(held.keys, rows))
             values.append(_bytes(held.values, rows))
-        return ReceivedKV(layout, len(tokens), keys, values, [[] for _ in layout.layers])
+        return received(layout, len(tokens), keys, values)
 
 
 def _bytes(tensor: torch.Tensor, rows: range) -> Any:

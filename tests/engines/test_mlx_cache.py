@@ -13,7 +13,8 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from disagg.engines import mlx_cache
 from disagg.errors import LayoutMismatch
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
-from disagg.kv.receive import ReceivedKV
+from disagg.kv.received import ReceivedKV
+from tests.received import received
 
 HEADS, KEY, VALUE, WINDOW = 2, 8, 4, 16
 LAYERS = (LayerLayout("full", HEADS, KEY, VALUE), LayerLayout("sliding", HEADS, KEY, VALUE, window=WINDOW))
@@ -27,19 +28,19 @@ def model(*kinds):
 MODEL = model(KVCache, lambda: RotatingKVCache(WINDOW))
 
 
-def received(tokens: int, dtype: str = "float32", layers=LAYERS) -> ReceivedKV:
+def kv_of(tokens: int, dtype: str = "float32", layers=LAYERS) -> ReceivedKV:
     layout = Layout(layers, dtype)
     keys, values = [], []
     for layer in layers:
         rows = layer.kv_heads * len(layer.rows(tokens))
         for side, dim in ((keys, layer.key_dim), (values, layer.value_dim)):
             side.append(RNG.normal(size=rows * dim).astype(np.float32).view(np.uint8)[: rows * dim * layout.itemsize])
-    return ReceivedKV(layout, tokens, keys, values, [[] for _ in layers])
+    return received(layout, tokens, keys, values)
 
 
 @pytest.mark.parametrize("tokens", [1, WINDOW - 1, WINDOW, WINDOW + 1, 5 * WINDOW])
 def test_offsets_rows_and_write_index_are_exact(tokens):
-    kv = received(tokens)
+    kv = kv_of(tokens)
 
     full, sliding = mlx_cache.build(MODEL, kv)
 
@@ -54,7 +55,7 @@ def test_offsets_rows_and_write_index_are_exact(tokens):
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", mx.uint32), ("float16", mx.uint16), ("bfloat16", mx.uint16)])
 def test_every_bit_arrives_in_every_dtype(dtype, bits):
-    kv = received(7, dtype)
+    kv = kv_of(7, dtype)
 
     full, _ = mlx_cache.build(MODEL, kv)
 
@@ -63,24 +64,56 @@ def test_every_bit_arrives_in_every_dtype(dtype, bits):
 
 
 def test_no_tokens_make_fresh_caches():
-    full, sliding = mlx_cache.build(MODEL, received(0))
+    full, sliding = mlx_cache.build(MODEL, kv_of(0))
 
     assert full.empty() and sliding.empty()
 
 
-def test_the_caches_do_not_share_memory_with_the_received_buffers():
-    kv = received(5)
+def test_the_caches_are_views_of_the_received_bytes_and_nothing_is_copied():
+    kv = kv_of(500)
+    before = mx.get_active_memory()
     full, _ = mlx_cache.build(MODEL, kv)
-    before = np.array(full.keys)
-    kv.keys[0][:] = 0
 
-    assert np.array_equal(np.array(full.keys), before)
+    assert mx.get_active_memory() == before
+    kv.keys[0][:] = 0
+    assert not np.array(full.keys).any()
+
+
+def test_a_token_on_top_of_the_caches_leaves_the_received_bytes_as_they_were():
+    kv = kv_of(2 * WINDOW)
+    before = kv.arena.data.tobytes()
+    for cache, layer in zip(mlx_cache.build(MODEL, kv), LAYERS, strict=True):
+        ones = mx.ones((1, HEADS, 1, KEY)), mx.ones((1, HEADS, 1, VALUE))
+        mx.eval(cache.update_and_fetch(*ones))
+        assert layer.kv_heads == cache.keys.shape[1]
+
+    assert kv.arena.data.tobytes() == before
+
+
+def test_memory_may_be_larger_than_the_longest_dimension_of_an_array():
+    memory = mlx_cache.allocate((1 << 31) + 1)
+
+    assert memory.nbytes > 1 << 31
+    assert not memoryview(memory).readonly
+
+
+def test_released_kv_makes_no_caches():
+    kv = kv_of(5)
+    kv.release()
+    with pytest.raises(LayoutMismatch, match="released"):
+        mlx_cache.build(MODEL, kv)
+
+
+def test_memory_that_mlx_does_not_have_is_a_memory_error():
+    with pytest.raises(MemoryError):
+        mlx_cache.allocate(1 << 60)
 
 
 def test_states_become_an_arrays_cache():
     layers = (LayerLayout("state", states=(StateTensor((3, 4)), StateTensor((2, 2), "bfloat16"))),)
     states = [RNG.normal(size=12).astype(np.float32).view(np.uint8), np.arange(8, dtype=np.uint8)]
-    kv = ReceivedKV(Layout(layers, "bfloat16"), 9, [np.zeros(0, np.uint8)], [np.zeros(0, np.uint8)], [states])
+    nothing = [np.zeros(0, np.uint8)]
+    kv = received(Layout(layers, "bfloat16"), 9, nothing, nothing, [states])
 
     (cache,) = mlx_cache.build(model(lambda: ArraysCache(2)), kv)
 
@@ -91,11 +124,11 @@ def test_states_become_an_arrays_cache():
 
 def test_kv_that_does_not_fit_the_model_is_refused_by_layer():
     with pytest.raises(LayoutMismatch, match="the KV has 2 layers, the model 1"):
-        mlx_cache.build(model(KVCache), received(5))
+        mlx_cache.build(model(KVCache), kv_of(5))
     with pytest.raises(LayoutMismatch, match="layer 1: the KV holds 16 of 20 tokens, mlx-lm's KVCache needs 20"):
-        mlx_cache.build(model(KVCache, KVCache), received(20))
+        mlx_cache.build(model(KVCache, KVCache), kv_of(20))
     with pytest.raises(LayoutMismatch, match="layer 0: a CacheList cannot be filled"):
-        mlx_cache.build(model(CacheList), received(5, layers=LAYERS[:1]))
+        mlx_cache.build(model(CacheList), kv_of(5, layers=LAYERS[:1]))
     narrow = replace(LAYERS[1], window=8)
     with pytest.raises(LayoutMismatch, match="layer 1: the KV holds 8 of 20 tokens"):
-        mlx_cache.build(MODEL, received(20, layers=(LAYERS[0], narrow)))
+        mlx_cache.build(MODEL, kv_of(20, layers=(LAYERS[0], narrow)))

@@ -62,7 +62,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def kv(layout: Layout, tokens: int) -> ReceivedKV:
-    return ReceivedKV(layout, tokens, [], [], [])
+    return ReceivedKV(layout, tokens, None)
 
 
 def test_a_handed_over_request_computes_one_prompt_token(make: Make) -> None:

@@ -3,11 +3,11 @@ from collections.abc import Callable
 import pytest
 from kv_parts import Cache, Parts, mixed_layout, parts_of
 
-from disagg.errors import IntegrityError, Overloaded, ProtocolError
-from disagg.kv import assemble
+from disagg.errors import IntegrityError, ProtocolError
+from disagg.kv.arena import Arenas
 from disagg.kv.assemble import Assembly
 from disagg.kv.frames import Frame, Kind, Totals
-from disagg.kv.layout import LayerLayout, Layout, StateTensor
+from disagg.kv.placement import Placement
 from disagg.kv.received import ReceivedKV
 
 CACHE = Cache.random(mixed_layout(), 10)
@@ -15,7 +15,8 @@ DIGEST = bytes(16)
 
 
 def build(parts: Parts, cache: Cache = CACHE, totals: Totals | None = None) -> ReceivedKV:
-    assembly = Assembly(cache.layout, cache.tokens, cache.start)
+    arena = Arenas().take(Placement.of(cache.layout, cache.tokens, cache.start).nbytes)
+    assembly = Assembly(cache.layout, cache.tokens, cache.start, arena)
     for frame, payload in parts:
         rest = memoryview(payload)
         for view in assembly.place(frame):
@@ -95,17 +96,3 @@ def test_totals_and_digest_must_agree() -> None:
         build(parts, totals=Totals(len(parts), size - 1, DIGEST))
     with pytest.raises(IntegrityError):
         build(parts, totals=Totals(len(parts), size, b"x" * 16))
-
-
-def test_memory_that_is_not_there_is_overloaded_not_a_crash() -> None:
-    huge = Layout((LayerLayout("state", states=(StateTensor((1 << 59,)),)),), "float32")
-    with pytest.raises(Overloaded, match="no memory"):
-        Assembly(huge, 1, 0)
-
-
-def test_warming_stops_when_there_is_something_else_to_do() -> None:
-    layout = Layout((LayerLayout("full", 1, 1 << 20, 0),), "float32")
-    asked: list[int] = []
-    Assembly(layout, 16, 0).warm(lambda: len(asked) == 2 or asked.append(1) is not None)
-    assert len(asked) == 2
-    assert layout.nbytes(16) > 2 * assemble.WARM_BYTES

@@ -115,6 +115,21 @@ def test_bytes_count_as_held_until_the_owner_releases_them(receiver: Receiver) -
     assert kv.keys == []
 
 
+@pytest.mark.parametrize("reuse", [True, False])
+def test_memory_is_used_again_where_its_owner_says_that_nobody_reads_it(receiver: Receiver, reuse: bool) -> None:
+    arenas = []
+    for name in ("first", "second"):
+        slot = receiver.issue(CACHE, name)
+        receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+        kv = receiver.result(slot)
+        assert isinstance(kv, ReceivedKV) and CACHE.matches(kv)
+        arenas.append(kv.arena)
+        kv.release(reuse=reuse)
+        kv.release(reuse=reuse)
+    assert (arenas[0] is arenas[1]) == reuse
+    assert len(receiver.tickets.arenas._idle) == int(reuse)
+
+
 def first(parts: Parts, **fields: Any) -> Parts:
     frame, payload = parts[0]
     return [(frame._replace(**fields), payload), *parts[1:]]

@@ -121,7 +121,7 @@ def test_kv_that_its_owner_failed_to_take_is_released() -> None:
         raise RuntimeError("owner's defect")
 
     tickets = Tickets(max_kv_bytes=10)
-    kv = ReceivedKV(EXPECTED.layout, 5, [], [], [], on_release=tickets.budget.reserve(10))
+    kv = ReceivedKV(EXPECTED.layout, 5, None, on_release=tickets.budget.reserve(10))
     assert tickets.settle(tickets.issue(EXPECTED, broken, deadline=0), kv)
     assert tickets.held_bytes == 0
 

@@ -1,0 +1,94 @@
+"""Memory for arriving KV: one arena per transfer, reused by later ones.
+
+An arena is whatever the decode engine can compute from without copying it (mlx's arrays are memory that a socket can
+fill). Fresh memory costs a page fault per page, for 800 MB more than the transfer itself; memory that was used before
+costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from disagg.errors import Overloaded
+
+__all__ = ["Allocate", "Arena", "Arenas", "plain"]
+
+CLASSES = 8  # sizes per doubling: an arena is at most an eighth larger than what was asked for
+
+Buffer = Any  # numpy.ndarray of uint8, C-contiguous
+# (bytes) -> an object with a writable, contiguous buffer of at least that size; from any thread.
+# MemoryError without room.
+Allocate = Callable[[int], Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arena:
+    """`memory`: the engine's own object; `data`: all of its bytes, as a uint8 array."""
+
+    memory: Any
+    data: Buffer
+
+    @classmethod
+    def over(cls, memory: Any) -> Arena:
+        """An arena over any object with a writable buffer."""
+        import numpy
+
+        return cls(memory, numpy.frombuffer(memory, numpy.uint8))
+
+
+def plain(nbytes: int) -> Buffer:
+    """Memory of no framework."""
+    import numpy
+
+    return numpy.empty(nbytes, numpy.uint8)
+
+
+class Arenas:
+    """Arenas to take and to give back. Safe to use from any thread.
+
+    keep_bytes: how much memory may lie idle here. An arena that is not given back is freed with its last user.
+    """
+
+    def __init__(self, allocate: Allocate = plain, *, keep_bytes: int = 0) -> None:
+        self._allocate = allocate
+        self._keep_bytes = keep_bytes
+        self._lock = threading.Lock()
+        self._idle: list[Arena] = []  # the one given back last comes last
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of memory that nobody uses at the moment."""
+        with self._lock:
+            return sum(arena.data.nbytes for arena in self._idle)
+
+    def take(self, nbytes: int) -> Arena:
+        """An arena of at least `nbytes`, what it holds being anything. Overloaded where there is no memory."""
+        size = size_class(nbytes)
+        with self._lock:
+            fitting = [arena for arena in self._idle if size <= arena.data.nbytes <= 2 * size]
+            if fitting:
+                best = min(fitting, key=lambda arena: arena.data.nbytes)
+                self._idle.remove(best)
+                return best
+        try:
+            return Arena.over(self._allocate(size))
+        except MemoryError as error:
+            raise Overloaded(f"no memory for {nbytes} bytes of KV: {error}") from error
+
+    def give_back(self, arena: Arena) -> None:
+        """Offer an arena that nobody reads any more to the next transfer; the oldest idle ones make room for it."""
+        with self._lock:
+            self._idle.append(arena)
+            while sum(idle.data.nbytes for idle in self._idle) > self._keep_bytes:
+                self._idle.pop(0)
+
+
+def size_class(nbytes: int) -> int:
+    """The smallest size of CLASSES per doubling that holds `nbytes`, so that prompts of similar length share arenas."""
+    if nbytes <= CLASSES:
+        return max(1, nbytes)
+    step = 1 << max(0, (nbytes - 1).bit_length() - CLASSES.bit_length())
+    return -(-nbytes // step) * step

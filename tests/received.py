@@ -1,0 +1,27 @@
+"""A ReceivedKV from tensors that a test made, as if they had come over the wire into the engine's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from disagg.engines.mlx_cache import allocate
+from disagg.kv.arena import Arenas
+from disagg.kv.layout import Layout
+from disagg.kv.placement import Placement
+from disagg.kv.received import ReceivedKV
+
+
+def received(
+    layout: Layout,
+    tokens: int,
+    keys: Sequence[Any],
+    values: Sequence[Any],
+    states: Sequence[Sequence[Any]] = (),
+) -> ReceivedKV:
+    """Flat uint8 arrays per layer, each of the size that the layout asks for."""
+    kv = ReceivedKV(layout, tokens, Arenas(allocate).take(Placement.of(layout, tokens).nbytes))
+    for mine, given in ((kv.keys, keys), (kv.values, values), *zip(kv.states, states, strict=False)):
+        for place, tensor in zip(mine, given, strict=True):
+            place[:] = tensor
+    return kv
