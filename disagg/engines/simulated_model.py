@@ -69,6 +69,15 @@ def load(source: str | Path, context: int, options: EngineOptions, hardware: str
     return SimulatedModel(machine, sizes, options, _info(sizes, machine, context, options, tokenizer), tokenizer)
 
 
+def layout_of(sizes: ModelShape, dtype: str) -> Layout:
+    """How the KV of a model of these sizes is laid out."""
+    layers = tuple(
+        LayerLayout("full" if window is None else "sliding", sizes.kv_heads, sizes.head_dim, sizes.head_dim, window)
+        for window in sizes.windows
+    )
+    return Layout(layers, dtype)
+
+
 def no_logits() -> ModelError:
     """For whoever asks a simulated engine what a model thinks."""
     return ModelError("a simulated engine has no logits: no model runs", "ask a host with a real engine")
@@ -121,10 +130,7 @@ def _text(ids: Sequence[int]) -> str:
 def _info(
     sizes: ModelShape, machine: Device, context: int, options: EngineOptions, tokenizer: ByteTokenizer
 ) -> EngineInfo:
-    layers = tuple(
-        LayerLayout("full" if window is None else "sliding", sizes.kv_heads, sizes.head_dim, sizes.head_dim, window)
-        for window in sizes.windows
-    )
+    layout = layout_of(sizes, options.dtype)
     architecture, none = f"simulated/{sizes.name}", short_hash(b"")
     return EngineInfo(
         backend=f"simulated/{machine.name}",
@@ -134,13 +140,13 @@ def _info(
             architecture=architecture,
             vocab_size=sizes.vocab,
             context=min(context, sizes.context),
-            layers=tuple(LayerProfile(layer, None) for layer in layers),
+            layers=tuple(LayerProfile(layer, None) for layer in layout.layers),
             tokenizer=tokenizer.digest,
             chat_template=none,
             special_tokens=none,
             eos_ids=frozenset(),
         ),
-        layout=Layout(layers, options.dtype),
+        layout=layout,
         fingerprint=Fingerprint(architecture, sizes.vocab, none, tokenizer.digest, none, none),
         memory_bytes=round(sizes.weight_bytes),
     )

@@ -1,0 +1,76 @@
+"""JSON lines between the two ends, over one TCP connection that only the holder of the token gets."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+from types import TracebackType
+from typing import Any, Self
+
+from disagg.errors import PeerLost, Unauthorized
+from disagg.servers.rehearsal.way import PATIENCE_S
+
+MAX_LINE_BYTES = 1 << 16
+_LONG_S = 10 * PATIENCE_S  # a whole turn of the slowest way
+
+
+class Control:
+    """One end of the thread of words. PeerLost where the other end goes away or stays silent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(_LONG_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._lines = connection.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._lines.close()
+        self._socket.close()
+
+    def say(self, **words: Any) -> None:
+        try:
+            self._socket.sendall(json.dumps(words).encode() + b"\n")
+        except OSError as error:
+            raise PeerLost(f"the other end of the rehearsal went away: {error}") from error
+
+    def hear(self) -> dict[str, Any]:
+        try:
+            line = self._lines.readline(MAX_LINE_BYTES)
+        except OSError as error:
+            raise PeerLost(f"the other end of the rehearsal is silent: {error}") from error
+        if not line.endswith(b"\n"):
+            raise PeerLost("the other end of the rehearsal went away", "see what it printed")
+        words = json.loads(line)
+        if not isinstance(words, dict):
+            raise PeerLost("the other end of the rehearsal speaks another language")
+        if "error" in words:
+            raise PeerLost(f"the other end of the rehearsal failed: {words['error']}")
+        return words
+
+
+def accept(listener: socket.socket, token: str) -> Control:
+    """Wait for the one who knows the token."""
+    listener.settimeout(PATIENCE_S)
+    try:
+        connection, _ = listener.accept()
+    except TimeoutError as error:
+        raise PeerLost(f"no sender came within {PATIENCE_S:g} s") from error
+    control = Control(connection)
+    if not hmac.compare_digest(str(control.hear().get("token", "")).encode(), token.encode()):
+        connection.close()
+        raise Unauthorized("a rehearsal was asked for without its token")
+    return control
+
+
+def connect(host: str, port: int, token: str) -> Control:
+    """Introduce this end with the token."""
+    try:
+        control = Control(socket.create_connection((host, port), timeout=PATIENCE_S))
+    except OSError as error:
+        raise PeerLost(f"cannot connect to {host}:{port}: {error}", "is there a firewall on the way?") from error
+    control.say(token=token)
+    return control

@@ -1,0 +1,92 @@
+"""The way of a first sketch: each layer as base64 in JSON, posted over HTTP, decoded into mlx arrays."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import mlx.core as mx
+import numpy
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from disagg.servers.rehearsal.way import PATIENCE_S, Shape, Source
+
+_POLL_S = 0.01
+
+
+class JSONSender:
+    """See way.Sender."""
+
+    def __init__(self, source: Source) -> None:
+        self._tensors = source.flat()
+        self._client: httpx.Client | None = None
+        self._url = ""
+
+    def prepare(self, offer: dict[str, Any]) -> None:
+        host = f"[{offer['host']}]" if ":" in offer["host"] else offer["host"]
+        self._url = f"http://{host}:{offer['port']}/layer"
+        self._client = self._client or httpx.Client(timeout=PATIENCE_S, trust_env=False)
+
+    def send(self) -> None:
+        assert self._client is not None, "prepare comes first"
+        for index, tensor in enumerate(self._tensors):
+            body = {"index": index, "data": base64.b64encode(tensor).decode("ascii")}
+            self._client.post(self._url, content=json.dumps(body).encode()).raise_for_status()
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
+class JSONReceiver:
+    """See way.Receiver."""
+
+    def __init__(self, shape: Shape, host: str) -> None:
+        self._count = 2 * len(shape.layout.layers)
+        self._host = host
+        self._tensors: list[Any] = []
+        self._complete = threading.Event()
+        app = Starlette(routes=[Route("/layer", self._take, methods=["POST"])])
+        config = uvicorn.Config(app, host=host, port=0, log_config=None, lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, name="http-json", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._server.started:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the HTTP server does not start")
+            time.sleep(_POLL_S)
+
+    def offer(self) -> dict[str, Any]:
+        return {"host": self._host, "port": self._server.servers[0].sockets[0].getsockname()[1]}
+
+    def accept(self) -> None:
+        self._tensors = []
+        self._complete.clear()
+
+    def receive(self) -> Sequence[Any]:
+        if not self._complete.wait(10 * PATIENCE_S):
+            raise TimeoutError("the layers did not arrive")
+        return self._tensors
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(PATIENCE_S)
+
+    async def _take(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        data = numpy.frombuffer(base64.b64decode(body["data"]), numpy.uint8)
+        mx.eval(mx.array(data))  # what an engine would compute from
+        self._tensors.append(data)
+        if len(self._tensors) == self._count:
+            self._complete.set()
+        return JSONResponse({"ok": True})
