@@ -69,11 +69,10 @@ def load(source: str | Path, context: int, options: EngineOptions, hardware: str
     return SimulatedModel(machine, sizes, options, _info(sizes, machine, context, options, tokenizer), tokenizer)
 
 
-def layout_of(sizes: ModelShape, dtype: str) -> Layout:
-    """How the KV of a model of these sizes is laid out."""
+def layout_of(windows: Sequence[int | None], kv_heads: int, head_dim: int, dtype: str) -> Layout:
+    """How the KV of a model with such layers is laid out; the window of a full layer is None."""
     layers = tuple(
-        LayerLayout("full" if window is None else "sliding", sizes.kv_heads, sizes.head_dim, sizes.head_dim, window)
-        for window in sizes.windows
+        LayerLayout("full" if window is None else "sliding", kv_heads, head_dim, head_dim, window) for window in windows
     )
     return Layout(layers, dtype)
 
@@ -130,7 +129,7 @@ def _text(ids: Sequence[int]) -> str:
 def _info(
     sizes: ModelShape, machine: Device, context: int, options: EngineOptions, tokenizer: ByteTokenizer
 ) -> EngineInfo:
-    layout = layout_of(sizes, options.dtype)
+    layout = layout_of(sizes.windows, sizes.kv_heads, sizes.head_dim, options.dtype)
     architecture, none = f"simulated/{sizes.name}", short_hash(b"")
     return EngineInfo(
         backend=f"simulated/{machine.name}",

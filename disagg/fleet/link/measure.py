@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextvars
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path as File
-from queue import Empty, Queue
-from threading import Thread
 from typing import Any, Final
 
 from disagg.config import Host
 from disagg.config.addresses import same_machine
 from disagg.errors import DisaggError, FleetError, PeerLost
-from disagg.fleet import interruption
 from disagg.fleet.connect import each
+from disagg.fleet.link.ends import End, Listening
 from disagg.fleet.link.path import Path, look
-from disagg.fleet.machine import CommandFailed, Machine
+from disagg.fleet.machine import CommandFailed
 from disagg.fleet.programs import json_line, run_program
 
 PROBE: Final = File(__file__).with_name("probe_program.py")
@@ -33,15 +30,6 @@ class Bounds:
 
     seconds: float = 2.0
     bytes: int = 512 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """One end of a link: the host, its machine, and a python on it."""
-
-    host: Host
-    machine: Machine
-    python: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +77,13 @@ def measure(sender: End, receiver: End, bounds: Bounds = Bounds()) -> Link:
     """
     target = receiver.host.kv_address
     path = look(sender.machine, target)
-    listening = _Receiver(receiver, target, bounds)
+    token = secrets.token_hex(32)
+    listening = Listening(
+        receiver.machine, lambda hear: _receive(receiver, target, token, bounds, hear), bounds.seconds + _SLACK_S
+    )
     try:
         port = listening.port()
-        counted = _send(sender, target, port, listening.token, bounds)
+        counted = _send(sender, target, port, token, bounds)
     except CommandFailed as error:
         listening.give_up()
         failure = _explained(error, sender.host, receiver.host)
@@ -143,6 +134,18 @@ def rounds(pairs: Sequence[tuple[Host, Host]]) -> list[list[int]]:
     return made
 
 
+def _receive(receiver: End, target: str, token: str, bounds: Bounds, hear: Callable[[str], None]) -> None:
+    run_program(
+        receiver.machine,
+        receiver.python,
+        PROBE,
+        ("receive", target, str(bounds.seconds + _SLACK_S / 2)),
+        environment={"DISAGG_LINK_TOKEN": token},
+        timeout=bounds.seconds + _SLACK_S,
+        on_line=hear,
+    )
+
+
 def _send(sender: End, target: str, port: int, token: str, bounds: Bounds) -> dict[str, Any]:
     result = run_program(
         sender.machine,
@@ -182,64 +185,3 @@ def _explained(error: CommandFailed, sender: Host, receiver: Host) -> DisaggErro
             f"{ping}; if that works: System Settings > Privacy & Security > Local Network",
         )
     return PeerLost(f"{sender.name} cannot reach {receiver.name} at {target}: {words}", ping)
-
-
-class _Receiver:
-    """The receiving end, in a thread of its own."""
-
-    def __init__(self, end: End, target: str, bounds: Bounds) -> None:
-        self.token = secrets.token_hex(32)
-        self._end = end
-        self._said: Queue[int | BaseException] = Queue()
-        self._timeout = bounds.seconds + _SLACK_S
-        context = contextvars.copy_context()  # an interruption reaches the new thread as well
-        argv = ("receive", target, str(bounds.seconds + _SLACK_S / 2))
-        self._thread = Thread(target=context.run, args=(self._run, argv), name=f"receive {end.host.name}", daemon=True)
-        self._thread.start()
-
-    def _run(self, argv: Sequence[str]) -> None:
-        end = self._end
-        try:
-            run_program(
-                end.machine,
-                end.python,
-                PROBE,
-                argv,
-                environment={"DISAGG_LINK_TOKEN": self.token},
-                timeout=self._timeout,
-                on_line=self._hear,
-            )
-        except BaseException as error:  # noqa: BLE001  # carried to the thread that waits for the port
-            self._said.put(error)
-
-    def _hear(self, line: str) -> None:
-        try:
-            said = json.loads(line)
-        except ValueError:
-            return
-        if isinstance(said, dict) and isinstance(said.get("port"), int):
-            self._said.put(said["port"])
-
-    def port(self) -> int:
-        """Where it listens; raises what keeps it from that."""
-        waited = 0.0
-        while waited < self._timeout:
-            try:
-                said = self._said.get(timeout=interruption.PATIENCE_S)
-            except Empty:
-                interruption.check()
-                waited += interruption.PATIENCE_S
-                continue
-            if isinstance(said, BaseException):
-                raise said
-            return said
-        raise FleetError(f"{self._end.host.name}: the link's probe does not start", "")
-
-    def finish(self) -> None:
-        self._thread.join(self._timeout)
-
-    def give_up(self) -> None:
-        """End the program: a receiver whose sender failed would wait."""
-        if self._thread.is_alive():
-            self._end.machine.close()
-            self._thread.join(self._timeout)

@@ -1,7 +1,7 @@
 """`python -m disagg.servers.rehearsal receive|send`: one end of a rehearsed hand-off.
 
-The receiver prints {"port"} and waits for one sender; the sender prints the figures. $DISAGG_REHEARSAL_TOKEN is the
-one-time secret between them. A failure is one JSON line {"error"} and the error's exit code.
+$DISAGG_REHEARSAL says what to do, as JSON: see Order. The receiver prints {"port"} and waits for one sender; the sender
+prints the figures. A failure is one JSON line {"error"} and the error's exit code.
 """
 
 from __future__ import annotations
@@ -11,23 +11,46 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from disagg.config import DType
-from disagg.config.sizing import read_size
-from disagg.errors import DisaggError, Unauthorized
+from disagg.errors import DisaggError, UsageError
+
+if TYPE_CHECKING:
+    from disagg.servers.rehearsal.control import Control
+    from disagg.servers.rehearsal.way import Shape
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is rehearsed. token: the one-time secret of the two ends; host: the receiver's address; port, device: for
+    the sender; windows: per layer, None for a full one."""
+
+    token: str
+    host: str
+    windows: list[int | None]
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    tokens: int
+    rounds: int
+    port: int = 0
+    device: str = "auto"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Play one end; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m disagg.servers.rehearsal", description=__doc__)
+    parser.add_argument("end", choices=("receive", "send"))
+    end = parser.parse_args(argv).end
     try:
-        token = os.environ.pop("DISAGG_REHEARSAL_TOKEN", "")
-        if not token:
-            raise Unauthorized("there is no DISAGG_REHEARSAL_TOKEN", "run `disagg bench handoff`")
+        order = _order(os.environ.pop("DISAGG_REHEARSAL", ""))
         with suppress(KeyboardInterrupt):
-            _receive(arguments, token) if arguments.end == "receive" else _send(arguments, token)
+            _receive(order) if end == "receive" else _send(order)
     except DisaggError as error:
         _print(error=error.to_json())
         return error.exit_code
@@ -37,56 +60,48 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _receive(arguments: argparse.Namespace, token: str) -> None:
+def _order(text: str) -> Order:
+    try:
+        return Order(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"$DISAGG_REHEARSAL is no order: {error}", "run `disagg bench handoff`") from error
+
+
+def _receive(order: Order) -> None:
     from disagg.servers.rehearsal import control, run
 
-    family = socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
-    with socket.create_server((arguments.host, 0), family=family) as listener:
+    family = socket.AF_INET6 if ":" in order.host else socket.AF_INET
+    with socket.create_server((order.host, 0), family=family) as listener:
         _print(port=listener.getsockname()[1])
-        with control.accept(listener, token) as words:
-            _telling(words, run.receive, words, _shape(arguments), arguments.host, arguments.rounds)
+        with control.accept(listener, order.token) as words:
+            _telling(words, lambda: run.receive(words, _shape(order), order.host, order.rounds))
 
 
-def _send(arguments: argparse.Namespace, token: str) -> None:
+def _send(order: Order) -> None:
     from disagg.engines.transformers_load import choose_device
     from disagg.servers.rehearsal import control, run
 
-    device = choose_device(arguments.device)
-    with control.connect(arguments.host, arguments.port, token) as words:
-        figures = _telling(words, run.send, words, _shape(arguments), device, arguments.rounds)
+    device = choose_device(order.device)
+    with control.connect(order.host, order.port, order.token) as words:
+        figures = _telling(words, lambda: run.send(words, _shape(order), device, order.rounds))
     _print(device=device.type, **figures)
 
 
-def _telling(words: Any, play: Any, *rest: Any) -> Any:
+def _telling(words: Control, play: Callable[[], T]) -> T:
     """Play, and tell the other end of a failure before this one leaves."""
     try:
-        return play(*rest)
+        return play()
     except (DisaggError, OSError, MemoryError, RuntimeError) as error:
         with suppress(DisaggError):
-            words.say(error=str(error))
+            words.say(error=str(error)[:2000])
         raise
 
 
-def _shape(arguments: argparse.Namespace) -> Any:
+def _shape(order: Order) -> Shape:
     from disagg.engines.simulated_model import layout_of
     from disagg.servers.rehearsal.way import Shape
 
-    return Shape(layout_of(read_size(arguments.model), arguments.dtype), arguments.tokens)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m disagg.servers.rehearsal", description=__doc__)
-    ends = parser.add_subparsers(dest="end", required=True)
-    receive, send = ends.add_parser("receive"), ends.add_parser("send")
-    send.add_argument("--port", type=int, required=True)
-    send.add_argument("--device", default="auto")
-    for end in (receive, send):
-        end.add_argument("--host", required=True, help="the receiver's address")
-        end.add_argument("--model", required=True, help="shape:NAME, or the path of a config.json")
-        end.add_argument("--dtype", choices=get_args(DType), default="bfloat16")
-        end.add_argument("--tokens", type=int, required=True)
-        end.add_argument("--rounds", type=int, required=True)
-    return parser
+    return Shape(layout_of(order.windows, order.kv_heads, order.head_dim, order.dtype), order.tokens)
 
 
 def _print(**words: Any) -> None:
