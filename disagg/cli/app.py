@@ -28,7 +28,7 @@ from disagg.cli import (
     trust,
     verify,
 )
-from disagg.cli.context import Settings, stderr
+from disagg.cli.context import Settings, complain
 from disagg.errors import DisaggError
 from disagg.version import VERSION
 
@@ -110,9 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(error: DisaggError) -> NoReturn:
-    from disagg.cli.views.errors import error_view
-
-    stderr().print(error_view(error), soft_wrap=True)
+    complain(error)
     sys.exit(error.exit_code)
 
 

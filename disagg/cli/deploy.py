@@ -6,12 +6,12 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from disagg.cli.completion import complete_model, complete_role
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.context import agreed, settings, stderr, stdout
 from disagg.cli.fleet import Hosts
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ ModelOption = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+_INTERRUPTED: Final = {
+    "deploy": "each host has its old release or the whole new one; `disagg deploy` goes on from here",
+    "rollback": "some hosts may have gone back, others not; `disagg plan` shows what would bring each one forward",
+    "uninstall": "what is not removed yet is still there; `disagg uninstall` goes on from here",
+}
 BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take a host's lock from whoever holds it.")]
 
 
@@ -165,28 +170,33 @@ def _run(
 ) -> list[HostReport]:
     """Plan and carry out, with progress on stderr. `question`: the verb to ask with, where there is a terminal."""
     from disagg.cli.views.deploy import Progress, plan_view
+    from disagg.cli.views.units import counted
     from disagg.fleet.deploy.deployment import Deployment
 
     progress = Progress(stderr())
-    with _told_when_interrupted(), Deployment(hosts, decide, why, progress.report) as deployment:
-        with stderr().status("reading facts …"):
-            planned = deployment.plan()
-        changing = [report for report in planned if report.result == "planned"]
-        if not changing or (not keep_going and any(not report.ok for report in planned)):
-            return planned
-        if question is not None and sys.stdin.isatty():
-            stderr().print(plan_view(planned))
-            typer.confirm(f"{question} on {len(changing)} of {len(hosts)} hosts?", abort=True, err=True)
-        with progress:
+    with Deployment(hosts, decide, why, progress.report) as deployment:
+        with _told_when_interrupted("nothing was changed"):
+            with stderr().status("reading facts …"):
+                planned = deployment.plan()
+            changing = [report for report in planned if report.result == "planned"]
+            if not changing or (not keep_going and any(not report.ok for report in planned)):
+                return planned
+            if question is not None and sys.stdin.isatty():
+                stderr().print(plan_view(planned))
+                if not agreed(f"{question} on {len(changing)} of {counted(len(hosts), 'host')}?", stderr()):
+                    stderr().print("nothing was changed")
+                    raise typer.Exit(1)
+        with _told_when_interrupted(_INTERRUPTED[why]), progress:
             return deployment.carry_out(planned, break_lock)
 
 
 @contextmanager
-def _told_when_interrupted() -> Iterator[None]:
+def _told_when_interrupted(state: str) -> Iterator[None]:
+    """Say in which state an interruption leaves the hosts."""
     try:
         yield
     except KeyboardInterrupt:
-        stderr().print("interrupted: every host keeps its current release; the same command goes on from here")
+        stderr().print(f"interrupted: {state}")
         raise
 
 

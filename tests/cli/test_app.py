@@ -1,6 +1,8 @@
 import errno
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from commandline import ROOT, run, write_fleet
@@ -113,3 +115,20 @@ def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch):
     monkeypatch.setattr(app, "app", fail)
     with pytest.raises(OSError, match="No space left"):
         app.main(["anything"])
+
+
+def test_ctrl_c_during_the_imports_ends_quietly():
+    script = (
+        "import sys\nimport disagg.cli\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\ndisagg.cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130 and done.stderr == ""
+
+
+def test_the_program_is_the_entry_point_that_catches_it():
+    with (Path(ROOT) / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["scripts"] == {"disagg": "disagg.cli:main"}

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.stream import printable
-from disagg.cli.views.units import seconds, size
+from disagg.cli.views.units import counted, seconds, size
 from disagg.fleet.deploy.apply import Event
 from disagg.fleet.deploy.deployment import HostReport
 
@@ -36,7 +36,7 @@ def _plan_lines(report: HostReport) -> Iterator[RenderableType]:
         yield error_view(report.error)
         return
     steps = plan.steps if plan is not None else ()
-    count = f"{len(steps)} steps" if steps else "unchanged"
+    count = counted(len(steps), "step") if steps else "unchanged"
     yield Text.assemble((report.host, "bold"), f"  {count}", (release, "dim"))
     for number, step in enumerate(steps, 1):
         yield Text.assemble((f"  {number:2} ", "dim"), step.what)
