@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +65,16 @@ def complain(error: DisaggError) -> None:
 
     console = stderr()
     console.print(error_view(error), soft_wrap=not console.is_terminal)
+
+
+@contextmanager
+def told_when_interrupted(state: str) -> Iterator[None]:
+    """Say in which state an interruption leaves the hosts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stderr().print(f"interrupted: {state}")
+        raise
 
 
 def agreed(question: str, console: Console) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from disagg.cli.completion import complete_model, complete_role
-from disagg.cli.context import agreed, settings, stderr, stdout
+from disagg.cli.context import agreed, settings, stderr, stdout, told_when_interrupted
 from disagg.cli.fleet import Hosts
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def uninstall(
         return planned(one, facts, models)
 
     reports = _run(hosts, decide, "uninstall", question=question, break_lock=break_lock)
-    _finish(fleet, reports, as_json)
+    _finish(fleet, reports, as_json, {"changed": "removed", "unchanged": "nothing there"})
 
 
 def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: str | None) -> list[Host]:
@@ -175,7 +175,7 @@ def _run(
 
     progress = Progress(stderr())
     with Deployment(hosts, decide, why, progress.report) as deployment:
-        with _told_when_interrupted("nothing was changed"):
+        with told_when_interrupted("nothing was changed"):
             with stderr().status("reading facts …"):
                 planned = deployment.plan()
             changing = [report for report in planned if report.result == "planned"]
@@ -186,18 +186,8 @@ def _run(
                 if not agreed(f"{question} on {len(changing)} of {counted(len(hosts), 'host')}?", stderr()):
                     stderr().print("nothing was changed")
                     raise typer.Exit(1)
-        with _told_when_interrupted(_INTERRUPTED[why]), progress:
+        with told_when_interrupted(_INTERRUPTED[why]), progress:
             return deployment.carry_out(planned, break_lock)
-
-
-@contextmanager
-def _told_when_interrupted(state: str) -> Iterator[None]:
-    """Say in which state an interruption leaves the hosts."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        stderr().print(f"interrupted: {state}")
-        raise
 
 
 def _show_plan(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
@@ -207,18 +197,22 @@ def _show_plan(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
     if as_json:
         _print_json(fleet, reports)
     else:
-        stdout().print(plan_view(reports))
+        stdout().print(plan_view(reports, tuple(fleet.hosts)))
     raise typer.Exit(exit_code(reports))
 
 
-def _finish(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
+def _finish(
+    fleet: Fleet, reports: list[HostReport], as_json: bool, words: Mapping[str, str] = MappingProxyType({})
+) -> None:
     from disagg.cli.views.deploy import reports_view
     from disagg.fleet.deploy.deployment import exit_code
+    from disagg.fleet.deploy.models import carried
 
     if as_json:
         _print_json(fleet, reports)
     else:
-        stdout().print(reports_view(reports))
+        pulling = [host.name for host in fleet.hosts.values() if not carried(fleet, host)]
+        stdout().print(reports_view(reports, tuple(fleet.hosts), pulling, words))
     raise typer.Exit(exit_code(reports))
 
 

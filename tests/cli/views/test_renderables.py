@@ -12,7 +12,7 @@ from disagg.bench.comparison import Comparison
 from disagg.cli.asking import Answer
 from disagg.cli.views import units
 from disagg.cli.views.errors import error_view
-from disagg.cli.views.health import health_panel, health_view, status_line
+from disagg.cli.views.health import health_panel, health_view, status_line, watch_view
 from disagg.cli.views.logs import LogView
 from disagg.cli.views.metrics import combined_panel, footnote, metrics_view, model_panel
 from disagg.cli.views.progress import Progress, results_view
@@ -23,6 +23,7 @@ from disagg.fleet.lifecycle import HostResult
 from disagg.fleet.logs import Line
 from disagg.fleet.server import StartFailed
 
+NONE = "nothing is deployed there"
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
 
 
@@ -70,6 +71,48 @@ def test_health_shows_the_accelerators_use_where_a_server_knows_it():
 def test_health_of_a_server_that_says_little_shows_dashes():
     text = shown(health_panel([healthy(queue=None, kv_bytes=None, memory={}, device={}, uptime_s=None)]))
     assert "–" in text and "None" not in text and "1 of 1 healthy" in text
+
+
+@pytest.mark.parametrize("width", [40, 50, 71])
+def test_in_a_narrow_terminal_names_are_still_words(width):
+    text = shown(health_view([healthy(version="0.1.0"), DOWN]), width)
+    for word in ("dgx-spark-1 ", "mac-studio-1 ", "healthy", "not running", "14d 6h"):
+        assert any(word in line for line in text.splitlines()), word
+    assert len(text.splitlines()) < 20
+
+
+def test_the_same_cause_on_several_hosts_is_told_once_with_one_command():
+    names = ["a", "b", "c"]
+    down = [
+        HostStatus(
+            name, ("decode",), "m", "", "not running", "nothing is deployed there", f"disagg deploy --host {name}"
+        )
+        for name in names
+    ]
+    assert "a, b, c: nothing is deployed there\n  → disagg deploy\n" in shown(health_view(down, names))
+    some = shown(health_view(down[:2], names))
+    assert "a, b: nothing is deployed there\n  → disagg deploy --host a --host b\n" in some
+    other = HostStatus("c", ("decode",), "m", "", "failed", "no memory", "disagg logs --host c")
+    assert "c: no memory\n  → disagg logs --host c" in shown(health_view([*down[:2], other], names))
+
+
+def test_where_all_are_plain_processes_the_footnote_is_short_and_of_those_that_run():
+    text = shown(health_view([healthy("a", kept="crash"), healthy("b", kept="crash")]))
+    assert "\nall: plain processes: they come back after a crash, not after a reboot\n" in text
+    down = HostStatus("a", ("decode",), "m", "", "not running", "x", "y", kept="crash")
+    assert "reboot" not in shown(health_view([down]))
+
+
+def test_a_watched_fleet_says_when_it_was_looked_at():
+    assert re.search(r"\n\d\d:\d\d:\d\d, again every 2 s; Ctrl-C ends\n", shown(watch_view([healthy()], (), 2.0)))
+
+
+def test_failed_starts_with_the_same_cause_are_told_once():
+    errors = [DisaggError(f"{name}: nothing is deployed there", f"disagg deploy --host {name}") for name in "ab"]
+    results = [HostResult(name, "failed", 0.1, error) for name, error in zip("ab", errors, strict=True)]
+    assert shown(results_view(results, "ab")).endswith(
+        "\n\nerror: a, b: nothing is deployed there\n hint: disagg deploy\n"
+    )
 
 
 def test_a_status_line_is_one_line():
@@ -152,7 +195,7 @@ def test_progress_prints_a_line_per_change():
     progress = Progress(console)
     for state in ("starting", "loading", "loading", "healthy"):
         progress.report("a", state)
-    assert console.file.getvalue().splitlines() == ["a: starting …", "a: loading …", "a: healthy …"]
+    assert console.file.getvalue().splitlines() == ["a: starting …", "a: loading …", "a: healthy"]
 
 
 @pytest.mark.parametrize(
