@@ -256,4 +256,6 @@ def test_log_lines_show_time_host_event_fields_and_traceback():
     text = shown(view.line(Line("a", 1767225605.25, "", said)))
     assert re.match(r"\d\d:\d\d:05\.250 a     internal_error n=1 who=x y\nTraceback\nboom\n", text)
     assert shown(view.line(Line("spark", 0.0, "plain\x07 words"))) == " " * 13 + "spark plain\ufffd words\n"
+    timed = {"event": "decoded", "timing": {"queue_s": 0.00022693400023854338, "n": 3}, "seconds": 12.5, "fallback": ""}
+    assert "decoded timing(queue_s=0.000227 n=3) seconds=12.5\n" in shown(view.line(Line("a", 1.0, "", timed)))
     assert "trying again" in shown(view.line(Line("a", 1.0, "connection lost; trying again", notice=True)))
