@@ -31,7 +31,9 @@ class Side(StrEnum):
 def generate(
     context: typer.Context,
     *,
-    prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads it from stdin.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from stdin.")
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(

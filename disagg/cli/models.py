@@ -26,7 +26,7 @@ models = typer.Typer(
 )
 Named = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[MODEL]...", help="Models of hosts.toml.", autocompletion=complete_model),
+    typer.Argument(metavar="MODEL", help="Models of hosts.toml.", autocompletion=complete_model),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -108,7 +108,8 @@ def rm(
                 raise typer.Exit(1)
         going = [one.host for one in by_name.values()]
         outcomes = each(going, lambda where: remove(these.machine(where), by_name[where.name]))
-    stdout().print(removed_view(outcomes, errors))
+    carried = [one.host.name for one in by_name.values() if one.need.carried]
+    stdout().print(removed_view(outcomes, errors, carried))
     _finish([*errors.values(), *(one.error for one in outcomes if one.error is not None)])
 
 

@@ -24,7 +24,7 @@ def ssh(
     *,
     host: Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.", autocompletion=complete_host)],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="Run this instead of a login shell.")
+        list[str] | None, typer.Argument(metavar="CMD", help="Behind --: run this instead of a login shell.")
     ] = None,
 ) -> None:
     """Log in to HOST as disagg does: same user, port, keys and known hosts.
@@ -47,7 +47,7 @@ def ssh(
 def exec_(
     context: typer.Context,
     *,
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="What to run.")],
+    command: Annotated[list[str], typer.Argument(metavar="CMD", help="Behind --: what to run.")],
     host: Hosts = None,
     role: Annotated[
         str | None,

@@ -21,7 +21,7 @@ def trust(
     hosts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[HOST]...", help="Names of hosts.toml; all hosts without any.", autocompletion=complete_host
+            metavar="HOST", help="Names of hosts.toml; all hosts without any.", autocompletion=complete_host
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: the fingerprints were compared.")] = False,

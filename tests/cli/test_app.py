@@ -1,4 +1,5 @@
 import errno
+import re
 import subprocess
 import sys
 import tomllib
@@ -132,3 +133,25 @@ def test_ctrl_c_during_the_imports_ends_quietly():
 def test_the_program_is_the_entry_point_that_catches_it():
     with (Path(ROOT) / "pyproject.toml").open("rb") as file:
         assert tomllib.load(file)["project"]["scripts"] == {"disagg": "disagg.cli:main"}
+
+
+def test_help_texts_are_filled_and_name_arguments_as_the_usage_does(capsys):
+    assert run("deploy", "--help") == 0
+    assert "the host keeps its current release, and the next run goes on" in capsys.readouterr().out
+    for command, usage in (
+        (["ssh"], "disagg ssh [OPTIONS] {HOST} [CMD]..."),
+        (["exec"], "disagg exec [OPTIONS] {CMD}..."),
+        (["trust"], "disagg trust [OPTIONS] [HOST]..."),
+        (["models", "pull"], "disagg models pull [OPTIONS] [MODEL]..."),
+        (["generate"], "disagg generate [OPTIONS] [PROMPT]"),
+    ):
+        assert run(*command, "--help") == 0
+        assert usage in capsys.readouterr().out
+
+
+def test_the_commands_are_listed_in_the_order_of_a_first_use(capsys):
+    assert run("--help") == 0
+    listed = re.findall(r"^│ ([a-z][a-z-]*) ", capsys.readouterr().out, re.MULTILINE)
+    journey = ["demo", "init", "trust", "plan", "deploy", "start", "status"]
+    assert [name for name in listed if name in journey] == journey
+    assert len(listed) == len(set(listed)) == 20

@@ -15,9 +15,12 @@ from disagg.cli.views.errors import error_view
 from disagg.cli.views.health import health_panel, health_view, status_line, watch_view
 from disagg.cli.views.logs import LogView
 from disagg.cli.views.metrics import combined_panel, footnote, metrics_view, model_panel
+from disagg.cli.views.models import removed_view
 from disagg.cli.views.progress import Progress, results_view
 from disagg.cli.views.stream import LiveView, final_view, printable
+from disagg.config import EngineOptions, Host
 from disagg.errors import DisaggError, PortInUse
+from disagg.fleet.connect import Outcome
 from disagg.fleet.health import HostStatus
 from disagg.fleet.lifecycle import HostResult
 from disagg.fleet.logs import Line
@@ -259,3 +262,14 @@ def test_log_lines_show_time_host_event_fields_and_traceback():
     timed = {"event": "decoded", "timing": {"queue_s": 0.00022693400023854338, "n": 3}, "seconds": 12.5, "fallback": ""}
     assert "decoded timing(queue_s=0.000227 n=3) seconds=12.5\n" in shown(view.line(Line("a", 1.0, "", timed)))
     assert "trying again" in shown(view.line(Line("a", 1.0, "connection lost; trying again", notice=True)))
+
+
+def test_removed_models_are_told_with_the_way_back():
+    gone = [
+        Outcome(Host(name, "10.0.0.1", ("decode",), "m", EngineOptions("mlx"), 8001, kv_port=9001), 0.1, value=1 << 20)
+        for name in ("a", "b")
+    ]
+    text = " ".join(shown(removed_view(gone, {}, ["a"])).split())
+    assert "a: 1.0 MiB free again" in text and "cannot start again without its model" in text
+    assert "disagg deploy, disagg models pull brings it back" in text
+    assert shown(removed_view([], {})) == "nothing to remove\n"
