@@ -137,7 +137,9 @@ class Progress:
                 self._console.print(line, soft_wrap=True)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # A terminal writes "^C" where the cursor is; a full line would then be two, and one be left on the screen.
         grid = Table.grid(padding=(0, 1), expand=True)
+        grid.width = max(1, options.max_width - 3)
         grid.add_column(width=1)
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(style="dim", justify="right", no_wrap=True)

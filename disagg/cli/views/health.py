@@ -152,6 +152,6 @@ def _footnotes(statuses: Sequence[HostStatus]) -> Iterator[RenderableType]:
     running = [status for status in statuses if status.backend]
     unkept = [status.host for status in running if status.kept == "crash"]
     if unkept:
-        who = "all" if len(unkept) == len(running) > 1 else ", ".join(unkept)
         kind, comes = ("plain processes", "they come") if len(unkept) > 1 else ("plain process", "it comes")
-        yield Text(f"{who}: {kind}: {comes} back after a crash, not after a reboot", "dim")
+        who = "All run as" if len(unkept) == len(running) > 1 else f"{', '.join(unkept)}:"
+        yield Text(f"{who} {kind}: {comes} back after a crash, not after a reboot", "dim")

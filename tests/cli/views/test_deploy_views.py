@@ -127,3 +127,4 @@ def test_on_a_terminal_there_is_one_row_per_host_with_the_last_line_of_output() 
     first, second = text.splitlines()
     assert " a 1/9 build the environment  Collecting" in first and "\x1b" not in first
     assert " b 9/9 tidy" in second
+    assert max(map(len, text.splitlines())) + len("^C") < 60, "an interruption shows on the last line"

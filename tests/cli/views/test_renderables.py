@@ -101,7 +101,7 @@ def test_the_same_cause_on_several_hosts_is_told_once_with_one_command():
 
 def test_where_all_are_plain_processes_the_footnote_is_short_and_of_those_that_run():
     text = shown(health_view([healthy("a", kept="crash"), healthy("b", kept="crash")]))
-    assert "\nall: plain processes: they come back after a crash, not after a reboot\n" in text
+    assert "\nAll run as plain processes: they come back after a crash, not after a reboot\n" in text
     down = HostStatus("a", ("decode",), "m", "", "not running", "x", "y", kept="crash")
     assert "reboot" not in shown(health_view([down]))
 
