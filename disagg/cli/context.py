@@ -82,5 +82,8 @@ def agreed(question: str, console: Console) -> bool:
     try:
         answer = console.input(f"{question} [y/N]: ", markup=False)
     except EOFError:
-        return False
+        answer = ""
+    except KeyboardInterrupt:
+        console.print()  # what is said next begins a line of its own
+        raise
     return answer.strip().lower() in ("y", "yes")

@@ -36,7 +36,7 @@ ModelOption = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 _INTERRUPTED: Final = {
-    "deploy": "each host has its old release or the whole new one; `disagg deploy` goes on from here",
+    "deploy": "each host has the release it had, or the whole new one; `disagg deploy` goes on from here",
     "rollback": "some hosts may have gone back, others not; `disagg plan` shows what would bring each one forward",
     "uninstall": "what is not removed yet is still there; `disagg uninstall` goes on from here",
 }
@@ -125,7 +125,8 @@ def uninstall(
         return planned(one, facts, models)
 
     reports = _run(hosts, decide, "uninstall", question=question, break_lock=break_lock)
-    _finish(fleet, reports, as_json, {"changed": "removed", "unchanged": "nothing there"})
+    note = "" if models else "models stay below ~/.disagg/models: disagg uninstall --models removes them too"
+    _finish(fleet, reports, as_json, {"changed": "removed", "unchanged": "nothing there"}, note)
 
 
 def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: str | None) -> list[Host]:
@@ -202,7 +203,11 @@ def _show_plan(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
 
 
 def _finish(
-    fleet: Fleet, reports: list[HostReport], as_json: bool, words: Mapping[str, str] = MappingProxyType({})
+    fleet: Fleet,
+    reports: list[HostReport],
+    as_json: bool,
+    words: Mapping[str, str] = MappingProxyType({}),
+    note: str = "",
 ) -> None:
     from disagg.cli.views.deploy import reports_view
     from disagg.fleet.deploy.deployment import exit_code
@@ -213,6 +218,8 @@ def _finish(
     else:
         pulling = [host.name for host in fleet.hosts.values() if not carried(fleet, host)]
         stdout().print(reports_view(reports, tuple(fleet.hosts), pulling, words))
+        if note and any(report.result == "changed" for report in reports):
+            stdout().print(note, style="dim")
     raise typer.Exit(exit_code(reports))
 
 

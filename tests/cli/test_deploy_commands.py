@@ -48,7 +48,7 @@ def test_a_dry_run_makes_no_token_here(tmp_path, capsys, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("deploy", "each host has its old release or the whole new one; `disagg deploy` goes on"),
+        ("deploy", "each host has the release it had, or the whole new one; `disagg deploy` goes on"),
         ("rollback", "some hosts may have gone back, others not"),
         ("uninstall", "what is not removed yet is still there; `disagg uninstall` goes on"),
     ],

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.together import Told, together
+from disagg.cli.views.together import Told, host_names, together
 from disagg.cli.views.units import size, uptime
 from disagg.fleet.health import HostStatus
 
@@ -37,7 +37,7 @@ def health_view(statuses: Sequence[HostStatus], whole: Collection[str] = ()) -> 
     the names of all hosts of the fleet; a command for all of them names none."""
     states = {status.host: status for status in statuses}
     troubles = together([(one.host, one.why, one.mend) for one in statuses if one.why], whole)
-    told = [_remedy(one, [states[host] for host in one.hosts]) for one in troubles]
+    told = [_remedy(host_names(one.hosts, whole), one, [states[host] for host in one.hosts]) for one in troubles]
     notes = list(_footnotes(statuses))
     return Group(_Table(statuses), *([Text(), *told] if told else []), *([Text(), *notes] if notes else []))
 
@@ -133,10 +133,10 @@ def _number(value: int | None) -> str:
     return "–" if value is None else str(value)
 
 
-def _remedy(told: Told, statuses: Sequence[HostStatus]) -> RenderableType:
+def _remedy(who: str, told: Told, statuses: Sequence[HostStatus]) -> RenderableType:
     worst = next((status for status in statuses if not status.ok), None)
     style = STYLE[worst.state] if worst is not None else "yellow"
-    lines = Text.assemble((f"{', '.join(told.hosts)}: ", f"bold {style}"), told.cause)
+    lines = Text.assemble((f"{who}: ", f"bold {style}"), told.cause)
     if told.mend:
         lines.append_text(Text.assemble("\n  → ", (told.mend, "bold cyan")))
     return lines

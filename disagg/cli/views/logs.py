@@ -31,7 +31,10 @@ class LogView:
         head = Text.assemble((clock, "dim"), " ", (line.host.ljust(self._width), self._colours.get(line.host, "")), " ")
         if line.notice:
             return head.append(printable(line.text), "italic yellow")
-        return head.append_text(message(line.said, line.text))
+        said = line.said
+        if said is not None and said.get("host") == line.host:  # it stands in front already
+            said = {key: value for key, value in said.items() if key != "host"}
+        return head.append_text(message(said, line.text))
 
 
 def raw_line(text: str) -> Text:

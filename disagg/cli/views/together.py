@@ -33,6 +33,11 @@ def together(troubles: Iterable[tuple[str, str, str]], whole: Collection[str]) -
     return [Told(tuple(hosts), cause, _for(mend, hosts, whole)) for (cause, mend), hosts in groups.items()]
 
 
+def host_names(hosts: Collection[str], whole: Collection[str]) -> str:
+    """`a, b`; `all hosts` where these are the whole fleet and more than one."""
+    return "all hosts" if len(hosts) > 1 and set(hosts) == set(whole) else ", ".join(hosts)
+
+
 def host_options(hosts: Collection[str], whole: Collection[str]) -> str:
     """` --host a --host b`; nothing where these are the whole fleet."""
     return "" if set(hosts) == set(whole) else "".join(f" --host {host}" for host in hosts)
@@ -51,4 +56,4 @@ def error_views(errors: Iterable[tuple[str, DisaggError]], whole: Collection[str
         if len(told.hosts) == 1:
             yield error_view(originals[told.hosts[0]])
         else:
-            yield error_view(DisaggError(f"{', '.join(told.hosts)}: {told.cause}", told.mend))
+            yield error_view(DisaggError(f"{host_names(told.hosts, whole)}: {told.cause}", told.mend))

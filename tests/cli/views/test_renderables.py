@@ -92,7 +92,7 @@ def test_the_same_cause_on_several_hosts_is_told_once_with_one_command():
         )
         for name in names
     ]
-    assert "a, b, c: nothing is deployed there\n  → disagg deploy\n" in shown(health_view(down, names))
+    assert "all hosts: nothing is deployed there\n  → disagg deploy\n" in shown(health_view(down, names))
     some = shown(health_view(down[:2], names))
     assert "a, b: nothing is deployed there\n  → disagg deploy --host a --host b\n" in some
     other = HostStatus("c", ("decode",), "m", "", "failed", "no memory", "disagg logs --host c")
@@ -114,7 +114,7 @@ def test_failed_starts_with_the_same_cause_are_told_once():
     errors = [DisaggError(f"{name}: nothing is deployed there", f"disagg deploy --host {name}") for name in "ab"]
     results = [HostResult(name, "failed", 0.1, error) for name, error in zip("ab", errors, strict=True)]
     assert shown(results_view(results, "ab")).endswith(
-        "\n\nerror: a, b: nothing is deployed there\n hint: disagg deploy\n"
+        "\n\nerror: all hosts: nothing is deployed there\n hint: disagg deploy\n"
     )
 
 
@@ -259,7 +259,13 @@ def test_log_lines_show_time_host_event_fields_and_traceback():
     text = shown(view.line(Line("a", 1767225605.25, "", said)))
     assert re.match(r"\d\d:\d\d:05\.250 a     internal_error n=1 who=x y\nTraceback\nboom\n", text)
     assert shown(view.line(Line("spark", 0.0, "plain\x07 words"))) == " " * 13 + "spark plain\ufffd words\n"
-    timed = {"event": "decoded", "timing": {"queue_s": 0.00022693400023854338, "n": 3}, "seconds": 12.5, "fallback": ""}
+    timed = {
+        "event": "decoded",
+        "host": "a",
+        "timing": {"queue_s": 0.00022693400023854338, "n": 3},
+        "seconds": 12.5,
+        "fallback": "",
+    }
     assert "decoded timing(queue_s=0.000227 n=3) seconds=12.5\n" in shown(view.line(Line("a", 1.0, "", timed)))
     assert "trying again" in shown(view.line(Line("a", 1.0, "connection lost; trying again", notice=True)))
 
