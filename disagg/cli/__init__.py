@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import sys
+import os
+import signal
 
 
 def main() -> None:
-    """The `disagg` program. Outside of `app`, so that Ctrl-C during app's imports ends it as quietly as later."""
-    try:
-        from disagg.cli.app import main as run
+    """The `disagg` program. Ctrl-C while `app` is still being imported ends it as quietly as later.
 
-        run()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    By a handler, not by catching KeyboardInterrupt: raised in the middle of an import, that may come out as another
+    exception (of `unicodedata` as a SyntaxError). Nothing has been done yet that would need cleaning up.
+    """
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if default:
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    from disagg.cli.app import main as run
+
+    if default:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()

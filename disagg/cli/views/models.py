@@ -79,7 +79,7 @@ def _table(*columns: str) -> Table:
         right = name in ("size", "took")
         table.add_column(
             name, overflow="fold", style="bold" if number == 0 else "", justify="right" if right else "left",
-            no_wrap=right or name == "revision",
+            no_wrap=right or name in ("host", "revision"),
         )  # fmt: skip
     return table
 

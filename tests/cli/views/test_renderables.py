@@ -15,7 +15,7 @@ from disagg.cli.views.errors import error_view
 from disagg.cli.views.health import health_panel, health_view, status_line, watch_view
 from disagg.cli.views.logs import LogView
 from disagg.cli.views.metrics import combined_panel, footnote, metrics_view, model_panel
-from disagg.cli.views.models import removed_view
+from disagg.cli.views.models import removed_view, stocks_view
 from disagg.cli.views.progress import Progress, results_view
 from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.config import EngineOptions, Host
@@ -24,6 +24,9 @@ from disagg.fleet.connect import Outcome
 from disagg.fleet.health import HostStatus
 from disagg.fleet.lifecycle import HostResult
 from disagg.fleet.logs import Line
+from disagg.fleet.models.inventory import Held
+from disagg.fleet.models.pull import Stock
+from disagg.fleet.models.sources import Need
 from disagg.fleet.server import StartFailed
 
 NONE = "nothing is deployed there"
@@ -279,3 +282,10 @@ def test_removed_models_are_told_with_the_way_back():
     assert "a: 1.0 MiB free again" in text and "cannot start again without its model" in text
     assert "disagg deploy, disagg models pull brings it back" in text
     assert shown(removed_view([], {})) == "nothing to remove\n"
+
+
+def test_in_a_narrow_terminal_the_hosts_of_models_keep_their_names():
+    host = Host("mac-studio-1", "10.0.0.1", ("decode",), "gpt-oss:120b", EngineOptions("mlx"), 8001, kv_port=9001)
+    source = "mlx-community/gpt-oss-120b-MXFP4-Q8"
+    stock = Stock(Need(host, source), {source: Held(source, "complete", 3 << 30, revision="0123456789")})
+    assert "mac-studio-1 " in shown(stocks_view([stock], {}), 50)
