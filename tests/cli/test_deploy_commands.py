@@ -5,6 +5,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from commandline import ROOT, run, write_fleet
@@ -72,7 +73,9 @@ def test_an_interruption_tells_what_that_command_leaves(tmp_path, capsys, monkey
 def test_at_the_question_no_is_1_and_ctrl_c_130(bed: Bed, tmp_path, typed, code, told) -> None:
     config = bed.write_hosts_toml(tmp_path / "hosts.toml")
     own = f'service = "process"\npython = "{sys.executable}"\nsite_packages = true\n'
-    config.write_text(config.read_text().replace('service = "process"\n', own))
+    text = config.read_text().replace('service = "process"\n', own)
+    config.write_text(text.replace('name = "studio"', f'name = "{time.time_ns()}"'))  # there is something to deploy
+    before = set((bed.hosts["dgx-spark-1"].home / ".disagg").rglob("*"))
     argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(config), "deploy", "--host", "dgx-spark-1"]
     ours, theirs = pty.openpty()
     with subprocess.Popen(
@@ -92,4 +95,4 @@ def test_at_the_question_no_is_1_and_ctrl_c_130(bed: Bed, tmp_path, typed, code,
         os.close(ours)
     assert process.returncode == code
     assert f"{told}nothing was changed" in said
-    assert not (bed.hosts["dgx-spark-1"].home / ".disagg").exists()
+    assert set((bed.hosts["dgx-spark-1"].home / ".disagg").rglob("*")) == before
