@@ -28,7 +28,7 @@ from disagg.cli import (
     trust,
     verify,
 )
-from disagg.cli.context import Settings, stderr
+from disagg.cli.context import Settings, complain
 from disagg.cli.signals import terminating
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -41,6 +41,7 @@ app = typer.Typer(
     help="One LLM server from machines of different makes: NVIDIA prefills, Apple decodes, the KV cache crosses.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # fills the paragraphs of help texts; otherwise they break where the source does
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -68,26 +69,28 @@ def options(
     context.obj = Settings(config)
 
 
-app.command()(demo.demo)
-app.command()(generate.generate)
-app.command()(deploy.plan)
-app.command()(deploy.deploy)
-app.command()(deploy.rollback)
-app.command()(deploy.uninstall)
-app.command()(fleet.start)
-app.command()(fleet.stop)
-app.command()(fleet.restart)
-app.command()(status.status)
-app.command()(doctor.doctor)
-app.add_typer(models.models)
-app.command()(remote.ssh)
-app.command("exec")(remote.exec_)
-app.command()(logs.logs)
-app.command()(verify.verify)
-app.add_typer(bench.app, name="bench")
-app.command()(init.init)
-app.command()(trust.trust)
-app.command("plan-capacity")(plan_capacity.plan_capacity)
+# In the order in which a newcomer meets them.
+_USE, _SET_UP, _OPERATE = "Use", "Set up a fleet", "Operate it"
+app.command(rich_help_panel=_USE)(demo.demo)
+app.command(rich_help_panel=_USE)(generate.generate)
+app.command(rich_help_panel=_USE)(verify.verify)
+app.add_typer(bench.app, name="bench", rich_help_panel=_USE)
+app.command("plan-capacity", rich_help_panel=_USE)(plan_capacity.plan_capacity)
+app.command(rich_help_panel=_SET_UP)(init.init)
+app.command(rich_help_panel=_SET_UP)(trust.trust)
+app.command(rich_help_panel=_SET_UP)(deploy.plan)
+app.command(rich_help_panel=_SET_UP)(deploy.deploy)
+app.add_typer(models.models, rich_help_panel=_SET_UP)
+app.command(rich_help_panel=_SET_UP)(deploy.rollback)
+app.command(rich_help_panel=_SET_UP)(deploy.uninstall)
+app.command(rich_help_panel=_OPERATE)(fleet.start)
+app.command(rich_help_panel=_OPERATE)(status.status)
+app.command(rich_help_panel=_OPERATE)(doctor.doctor)
+app.command(rich_help_panel=_OPERATE)(logs.logs)
+app.command(rich_help_panel=_OPERATE)(fleet.restart)
+app.command(rich_help_panel=_OPERATE)(fleet.stop)
+app.command(rich_help_panel=_OPERATE)(remote.ssh)
+app.command("exec", rich_help_panel=_OPERATE)(remote.exec_)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -116,9 +119,7 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def _fail(error: DisaggError) -> NoReturn:
-    from disagg.cli.views.errors import error_view
-
-    stderr().print(error_view(error), soft_wrap=True)
+    complain(error)
     sys.exit(error.exit_code)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from disagg.errors import ConfigError
+from disagg.errors import ConfigError, DisaggError
 
 if TYPE_CHECKING:
     from disagg.config import Fleet
@@ -55,3 +57,33 @@ def stdout() -> Console:
 def stderr() -> Console:
     """For progress, metrics and errors."""
     return Console(stderr=True, highlight=False)
+
+
+def complain(error: DisaggError) -> None:
+    """Show an error on stderr: between words broken for a terminal, each line in one piece for a file."""
+    from disagg.cli.views.errors import error_view
+
+    console = stderr()
+    console.print(error_view(error), soft_wrap=not console.is_terminal)
+
+
+@contextmanager
+def told_when_interrupted(state: str) -> Iterator[None]:
+    """Say in which state an interruption leaves the hosts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stderr().print(f"interrupted: {state}")
+        raise
+
+
+def agreed(question: str, console: Console) -> bool:
+    """Whether a person at the terminal says yes; no is the default. Ctrl-C is a KeyboardInterrupt, as anywhere."""
+    try:
+        answer = console.input(f"{question} [y/N]: ", markup=False)
+    except EOFError:
+        answer = ""
+    except KeyboardInterrupt:
+        console.print()  # what is said next begins a line of its own
+        raise
+    return answer.strip().lower() in ("y", "yes")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from disagg.cli.completion import complete_model, complete_role
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.context import agreed, settings, stderr, stdout, told_when_interrupted
 from disagg.cli.fleet import Hosts
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ ModelOption = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+_INTERRUPTED: Final = {
+    "deploy": "each host has the release it had, or the whole new one; `disagg deploy` goes on from here",
+    "rollback": "some hosts may have gone back, others not; `disagg plan` shows what would bring each one forward",
+    "uninstall": "what is not removed yet is still there; `disagg uninstall` goes on from here",
+}
 BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take a host's lock from whoever holds it.")]
 
 
@@ -120,7 +125,8 @@ def uninstall(
         return planned(one, facts, models)
 
     reports = _run(hosts, decide, "uninstall", question=question, break_lock=break_lock)
-    _finish(fleet, reports, as_json)
+    note = "" if models else "models stay below ~/.disagg/models: disagg uninstall --models removes them too"
+    _finish(fleet, reports, as_json, {"changed": "removed", "unchanged": "nothing there"}, note)
 
 
 def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: str | None) -> list[Host]:
@@ -165,29 +171,24 @@ def _run(
 ) -> list[HostReport]:
     """Plan and carry out, with progress on stderr. `question`: the verb to ask with, where there is a terminal."""
     from disagg.cli.views.deploy import Progress, plan_view
+    from disagg.cli.views.units import counted
     from disagg.fleet.deploy.deployment import Deployment
 
     progress = Progress(stderr())
-    with _told_when_interrupted(), Deployment(hosts, decide, why, progress.report) as deployment:
-        with stderr().status("reading facts …"):
-            planned = deployment.plan()
-        changing = [report for report in planned if report.result == "planned"]
-        if not changing or (not keep_going and any(not report.ok for report in planned)):
-            return planned
-        if question is not None and sys.stdin.isatty():
-            stderr().print(plan_view(planned))
-            typer.confirm(f"{question} on {len(changing)} of {len(hosts)} hosts?", abort=True, err=True)
-        with progress:
+    with Deployment(hosts, decide, why, progress.report) as deployment:
+        with told_when_interrupted("nothing was changed"):
+            with stderr().status("reading facts …"):
+                planned = deployment.plan()
+            changing = [report for report in planned if report.result == "planned"]
+            if not changing or (not keep_going and any(not report.ok for report in planned)):
+                return planned
+            if question is not None and sys.stdin.isatty():
+                stderr().print(plan_view(planned))
+                if not agreed(f"{question} on {len(changing)} of {counted(len(hosts), 'host')}?", stderr()):
+                    stderr().print("nothing was changed")
+                    raise typer.Exit(1)
+        with told_when_interrupted(_INTERRUPTED[why]), progress:
             return deployment.carry_out(planned, break_lock)
-
-
-@contextmanager
-def _told_when_interrupted() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        stderr().print("interrupted: every host keeps its current release; the same command goes on from here")
-        raise
 
 
 def _show_plan(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
@@ -197,18 +198,28 @@ def _show_plan(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
     if as_json:
         _print_json(fleet, reports)
     else:
-        stdout().print(plan_view(reports))
+        stdout().print(plan_view(reports, tuple(fleet.hosts)))
     raise typer.Exit(exit_code(reports))
 
 
-def _finish(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
+def _finish(
+    fleet: Fleet,
+    reports: list[HostReport],
+    as_json: bool,
+    words: Mapping[str, str] = MappingProxyType({}),
+    note: str = "",
+) -> None:
     from disagg.cli.views.deploy import reports_view
     from disagg.fleet.deploy.deployment import exit_code
+    from disagg.fleet.deploy.models import carried
 
     if as_json:
         _print_json(fleet, reports)
     else:
-        stdout().print(reports_view(reports))
+        pulling = [host.name for host in fleet.hosts.values() if not carried(fleet, host)]
+        stdout().print(reports_view(reports, tuple(fleet.hosts), pulling, words))
+        if note and any(report.result == "changed" for report in reports):
+            stdout().print(note, style="dim")
     raise typer.Exit(exit_code(reports))
 
 

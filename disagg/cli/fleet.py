@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.completion import complete_host
-from disagg.cli.context import Settings, settings, stderr, stdout
+from disagg.cli.context import Settings, settings, stderr, stdout, told_when_interrupted
 
 if TYPE_CHECKING:
     from disagg.fleet.lifecycle import HostResult, Lifecycle
@@ -30,7 +30,10 @@ def start(context: typer.Context, host: Hosts = None, timeout: Timeout = 300.0) 
 
     Exit code 0: all healthy; 1: a host failed; 3: some still load, and were left running; 4: a machine does not answer.
     """
-    _finish(_lifecycle(settings(context)).start(host or (), timeout))
+    lifecycle = _lifecycle(settings(context))
+    with told_when_interrupted("what this command had started is stopped again"):
+        results = lifecycle.start(host or (), timeout)
+    _finish(lifecycle, results)
 
 
 def stop(
@@ -41,7 +44,10 @@ def stop(
     ] = False,
 ) -> None:
     """Stop the fleet's servers: requests in progress are finished first."""
-    _finish(_lifecycle(settings(context)).stop(host or (), everything))
+    lifecycle = _lifecycle(settings(context))
+    with told_when_interrupted("servers may still run; `disagg status` shows which"):
+        results = lifecycle.stop(host or (), everything)
+    _finish(lifecycle, results)
 
 
 def restart(
@@ -56,7 +62,10 @@ def restart(
 
     Where one does not come back, the other hosts of its model are left as they are. Exit codes as of `start`.
     """
-    _finish(_lifecycle(settings(context)).restart(host or (), timeout, all_at_once))
+    lifecycle = _lifecycle(settings(context))
+    with told_when_interrupted("what was started goes on; `disagg status` shows what does not run"):
+        results = lifecycle.restart(host or (), timeout, all_at_once)
+    _finish(lifecycle, results)
 
 
 def _lifecycle(chosen: Settings) -> Lifecycle:
@@ -68,9 +77,9 @@ def _lifecycle(chosen: Settings) -> Lifecycle:
     return Lifecycle(fleet, State.of(fleet), report=Progress(stderr()).report)
 
 
-def _finish(results: list[HostResult]) -> None:
+def _finish(lifecycle: Lifecycle, results: list[HostResult]) -> None:
     from disagg.cli.views.progress import results_view
     from disagg.fleet.lifecycle import exit_code
 
-    stdout().print(results_view(results))
+    stdout().print(results_view(results, tuple(lifecycle.fleet.hosts)))
     raise typer.Exit(exit_code(results))

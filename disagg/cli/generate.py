@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from disagg.cli.completion import complete_model
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.context import complain, settings, stderr, stdout
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ class Side(StrEnum):
 def generate(
     context: typer.Context,
     *,
-    prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads it from stdin.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from stdin.")
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -175,7 +177,6 @@ def _finish(answers: Sequence[Answer], as_json: bool) -> None:
     """Metrics, errors and the exit code: that of the first error."""
     import json
 
-    from disagg.cli.views.errors import error_view
     from disagg.cli.views.metrics import metrics_view
 
     errors = [answer.error for answer in answers if answer.error is not None]
@@ -188,6 +189,6 @@ def _finish(answers: Sequence[Answer], as_json: bool) -> None:
     for answer in answers:
         if answer.error is not None:
             stderr().print(f"{answer.model}:", style="bold")
-            stderr().print(error_view(answer.error), soft_wrap=True)
+            complain(answer.error)
     if errors:
         raise typer.Exit(errors[0].exit_code)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.context import complain, settings, stdout
 from disagg.cli.fleet import Hosts
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def logs(
 
 
 def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> int:
-    from disagg.cli.views.errors import error_view
     from disagg.cli.views.logs import LogView
     from disagg.fleet.logs import read
 
@@ -62,7 +61,7 @@ def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) 
     for line in found:
         out.print(view.line(line), soft_wrap=True)
     for error in errors:
-        stderr().print(error_view(error), soft_wrap=True)
+        complain(error)
     return max((error.exit_code for error in errors), default=0)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.completion import complete_model
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.context import agreed, settings, stderr, stdout
 from disagg.cli.fleet import Hosts
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ models = typer.Typer(
 )
 Named = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[MODEL]...", help="Models of hosts.toml.", autocompletion=complete_model),
+    typer.Argument(metavar="MODEL", help="Models of hosts.toml.", autocompletion=complete_model),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -87,6 +87,7 @@ def rm(
 ) -> None:
     """Remove models that were pulled or carried to the hosts. Folders named by their path in hosts.toml stay."""
     from disagg.cli.views.models import removed_view, stocks_view
+    from disagg.cli.views.units import counted
     from disagg.errors import UsageError
     from disagg.fleet.connect import each
     from disagg.fleet.models.pull import Models
@@ -106,10 +107,13 @@ def rm(
         by_name = {one.host.name: one for one in there if removable(one) or one.wanted.state != "absent"}
         if by_name and not yes:
             stderr().print(stocks_view([*by_name.values()], {}))
-            typer.confirm(f"Remove from {len(by_name)} hosts?", abort=True, err=True)
+            if not agreed(f"Remove from {counted(len(by_name), 'host')}?", stderr()):
+                stderr().print("nothing was removed")
+                raise typer.Exit(1)
         going = [one.host for one in by_name.values()]
         outcomes = each(going, lambda where: remove(these.machine(where), by_name[where.name]))
-    stdout().print(removed_view(outcomes, errors))
+    carried = [one.host.name for one in by_name.values() if one.need.carried]
+    stdout().print(removed_view(outcomes, errors, carried))
     _finish([*errors.values(), *(one.error for one in outcomes if one.error is not None)])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.completion import complete_host, complete_role
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.context import complain, settings, stderr, stdout
 from disagg.cli.fleet import Hosts
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def ssh(
     *,
     host: Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.", autocompletion=complete_host)],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="Run this instead of a login shell.")
+        list[str] | None, typer.Argument(metavar="CMD", help="Behind --: run this instead of a login shell.")
     ] = None,
 ) -> None:
     """Log in to HOST as disagg does: same user, port, keys and known hosts.
@@ -47,7 +47,7 @@ def ssh(
 def exec_(
     context: typer.Context,
     *,
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="What to run.")],
+    command: Annotated[list[str], typer.Argument(metavar="CMD", help="Behind --: what to run.")],
     host: Hosts = None,
     role: Annotated[
         str | None,
@@ -90,12 +90,10 @@ def _chosen(context: typer.Context, names: Sequence[str] | None, role: str | Non
 
 def _finish(outcomes: Sequence[Outcome[Result]]) -> None:
     """What failed, on stderr, and the exit code."""
-    from disagg.cli.views.errors import error_view
-
     codes = set()
     for one in outcomes:
         if one.error is not None:
-            stderr().print(error_view(one.error), soft_wrap=True)
+            complain(one.error)
             codes.add(one.error.exit_code)
         elif one.value is not None and not one.value.ok:
             stderr().print(f"{one.host.name}: exit code {one.value.code}", style="bold red", soft_wrap=True)

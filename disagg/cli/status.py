@@ -12,7 +12,7 @@ from disagg.cli.context import settings, stdout
 from disagg.cli.fleet import Hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from disagg.fleet.health import HostStatus
 
@@ -49,7 +49,7 @@ def status(
         return diagnose(fleet, statuses, token, timeout - (time.monotonic() - began))
 
     if watch:
-        _watch(look, every)
+        _watch(look, every, tuple(fleet.hosts))
     statuses = look()
     if as_json:
         body = {"fleet": fleet.name, "ok": exit_code(statuses) == 0, "hosts": [one.to_json() for one in statuses]}
@@ -57,22 +57,22 @@ def status(
     else:
         from disagg.cli.views.health import health_view
 
-        stdout().print(health_view(statuses))
+        stdout().print(health_view(statuses, tuple(fleet.hosts)))
     raise typer.Exit(exit_code(statuses))
 
 
-def _watch(look: Poll, every: float) -> None:
+def _watch(look: Poll, every: float, whole: Sequence[str]) -> None:
     """Show the fleet until interrupted: a live table, or one line per change where there is no terminal."""
     from rich.live import Live
 
-    from disagg.cli.views.health import health_view, status_line
+    from disagg.cli.views.health import status_line, watch_view
 
     console = stdout()
     if console.is_terminal:
-        with Live(health_view(look()), console=console, auto_refresh=False) as live:
+        with Live(watch_view(look(), whole, every), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                live.update(health_view(look()), refresh=True)
+                live.update(watch_view(look(), whole, every), refresh=True)
     last: dict[str, str] = {}
     while True:
         for one in look():

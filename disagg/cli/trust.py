@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.completion import complete_host
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.context import agreed, complain, settings, stdout
 from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
     from disagg.config import Host
+    from disagg.fleet.trust import Offer
 
 
 def trust(
@@ -20,54 +21,63 @@ def trust(
     hosts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[HOST]...", help="Names of hosts.toml; all hosts without any.", autocompletion=complete_host
+            metavar="HOST", help="Names of hosts.toml; all hosts without any.", autocompletion=complete_host
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: the fingerprints were compared.")] = False,
 ) -> None:
-    """Show the SSH host keys of hosts and add them to known_hosts."""
-    from disagg.cli.views.errors import error_view
+    """Show the SSH host keys of hosts and add them to known_hosts.
+
+    Exit code 1: a key was not added; 4: a host cannot be reached.
+    """
     from disagg.fleet.health import select_hosts
 
-    failure: DisaggError | None = None
+    codes: set[int] = set()
     for host in select_hosts(settings(context).fleet(), hosts or ()):
         if host.connector == "local":
             stdout().print(f"{host.name}: this machine, no key needed")
             continue
         try:
-            _trust(host, yes)
+            if not _trust(host, yes):
+                codes.add(1)
         except UsageError:
             raise
         except DisaggError as error:  # the others are asked about all the same
-            stderr().print(error_view(error), soft_wrap=True)
-            failure = failure or error
-    if failure is not None:
-        raise typer.Exit(failure.exit_code)
+            complain(error)
+            codes.add(error.exit_code)
+    if codes:
+        raise typer.Exit(4 if 4 in codes else 1)
 
 
-def _trust(host: Host, yes: bool) -> None:
+def _trust(host: Host, yes: bool) -> bool:
+    """Whether all of its keys are known now: its own, and those of the hosts it is reached through."""
     from disagg.fleet.trust import offers
 
     for offer in offers(host):
-        place = f"{offer.host} ({offer.known_as})"
-        shown = f"{offer.key.kind} {offer.key.fingerprint}"
-        if offer.verdict == "known":
-            stdout().print(f"{place}: {shown} is known already", soft_wrap=True)
+        known = offer.verdict == "known"
+        _say(f"{offer.host} ({offer.known_as}){': known already' if known else ''}")
+        _say(f"  {offer.key.kind} {offer.key.fingerprint}")  # a line of its own: it is to be compared by eye
+        if known:
             continue
-        stdout().print(f"{place}: {shown}", soft_wrap=True)
-        if not yes:
-            _ask(offer.host)
+        if not yes and not _agreed(offer):
+            _say("  not added")
+            return False
         offer.accept()
-        stdout().print(f"{place}: added to {offer.path}", soft_wrap=True)
+        _say(f"  added to {offer.path}")
+    return True
 
 
-def _ask(host: str) -> None:
-    """Return where the person says yes. UsageError without a terminal, exit 1 for a no."""
+def _say(line: str) -> None:
+    stdout().print(line, soft_wrap=True, markup=False)
+
+
+def _agreed(offer: Offer) -> bool:
+    """Whether a person says yes. UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise UsageError(
             "nobody is here to compare the fingerprint",
-            f"compare it with the machine's, then: disagg trust --yes {host}",
+            f"compare it with the machine's, then: disagg trust --yes {offer.host}",
         )
-    stdout().print("Compare it on the machine: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
-    if not typer.confirm("Is it the machine's own?", default=False):
-        raise typer.Exit(1)
+    kind = next(kind for kind in ("ed25519", "ecdsa", "rsa", "*") if kind in offer.key.kind or kind == "*")
+    _say(f"  compare it on the machine: ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub")
+    return agreed("  is it the machine's own?", stdout())

@@ -27,7 +27,9 @@ class DTypeName(StrEnum):
 def verify(
     context: typer.Context,
     *,
-    model: Annotated[str, typer.Argument(help="A model of hosts.toml, or the path of a model folder.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model of hosts.toml, or the path of a model folder.")
+    ],
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the answer.")] = None,
     chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens per prefill chunk.")] = None,

@@ -32,7 +32,9 @@ def resolve(source: str | Path) -> Path:
     if not path.is_dir():
         if path.exists() or not _HUB_ID.fullmatch(str(source)):
             raise ModelError(
-                f"{source}: no such model folder", "give a folder with config.json, or a hub id owner/name"
+                f"{source}: no such model folder",
+                "give a folder with config.json, or a hub id owner/name; hosts of a fleet get their models by "
+                "disagg deploy where it carries them, else by disagg models pull",
             )
         path = _download(str(source))
     if not (path / "config.json").is_file():
@@ -98,7 +100,7 @@ def _download(hub_id: str) -> Path:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"{hub_id}: not in the local cache and not downloaded: {reason}",
-            "check the id and the network, or copy the model here and give its folder",
+            "check the id and the network, or give a folder; on hosts of a fleet: disagg models pull",
         ) from error
 
 

@@ -74,7 +74,8 @@ def diagnose(
 def explained(status: HostStatus, host: Host, seen: Sight | DisaggError, token: str | None) -> HostStatus:
     """What HTTP and SSH tell together."""
     if isinstance(seen, DisaggError):
-        return replace(status, why=f"{status.why}; {seen.message}", mend=seen.hint or status.mend)
+        words = seen.message.removeprefix(f"{host.name}: ")
+        return replace(status, why=f"{status.why}; {words}", mend=seen.hint or status.mend)
     status = replace(status, restarts=seen.restarts, release=status.release or seen.release or None)
     if not seen.current:
         return replace(

@@ -40,9 +40,11 @@ fi
 exec tail -n "$2" "$p"
 """
 _FOLLOW: Final = """\
-# $1: the log. $2: how many lines to begin with. -F: also a log that comes later, or is put aside for a new one.
+# $1: the log. $2: how many lines to begin with. $3: "wait" for a log that is not there yet, else that is told.
+# -F: also a log that comes later, or is put aside for a new one.
 p=$1
 case $p in "~/"*) p=$HOME/${p#"~/"} ;; esac
+test -f "$p" || test "$3" = wait || exit 66
 exec tail -n "$2" -F "$p" 2>/dev/null
 """
 _NONE: Final = 66
@@ -189,9 +191,18 @@ class _Follower:
         """Pass lines on until something ends that; why."""
         clock = _Clock(self.host.name)
         machine = self.connect(self.host)
-        argv = [_path(self.host, self.state), str(self.lines)]
+
+        def follow(wait: str) -> int:
+            argv = [_path(self.host, self.state), str(self.lines), wait]
+            endless = float("inf")
+            return machine.run(
+                argv, script=_FOLLOW, timeout=endless, on_line=lambda text: self._take(clock.line(text))
+            ).code
+
         try:
-            machine.run(argv, script=_FOLLOW, timeout=float("inf"), on_line=lambda text: self._take(clock.line(text)))
+            if follow("wait" if self._again else "") == _NONE:
+                self._put(Line(self.host.name, self._last, "it has no log yet; waiting for one", notice=True))
+                follow("wait")
             return "its log is no longer followed; trying again"
         except Cancelled:
             raise

@@ -77,7 +77,8 @@ def _socket_error(name: str, settings: Settings, error: OSError) -> HostUnreacha
     if error.errno == errno.ECONNREFUSED:
         return HostUnreachable(
             f"{name}: nothing listens on {where}",
-            "on the machine, Linux: sudo systemctl enable --now ssh; macOS: sudo systemsetup -setremotelogin on",
+            "on the machine, Linux: sudo systemctl enable --now ssh; macOS: sudo systemsetup -setremotelogin on; "
+            f"or correct `ssh_port` of {name} in hosts.toml",
         )
     if error.errno in _NO_ROUTE and sys.platform == "darwin":
         ping = f"System Settings > Privacy & Security > Local Network: allow this program; then: {ping}"

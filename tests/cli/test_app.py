@@ -1,6 +1,9 @@
 import errno
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from commandline import ROOT, run, write_fleet
@@ -113,3 +116,42 @@ def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch):
     monkeypatch.setattr(app, "app", fail)
     with pytest.raises(OSError, match="No space left"):
         app.main(["anything"])
+
+
+def test_ctrl_c_during_the_imports_ends_quietly():
+    script = (
+        "import os, signal, sys\nimport disagg.cli\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\ndisagg.cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130 and done.stderr == ""
+
+
+def test_the_program_is_the_entry_point_that_catches_it():
+    with (Path(ROOT) / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["scripts"] == {"disagg": "disagg.cli:main"}
+
+
+def test_help_texts_are_filled_and_name_arguments_as_the_usage_does(capsys):
+    assert run("deploy", "--help") == 0
+    assert "the host keeps its current release, and the next run goes on" in capsys.readouterr().out
+    for command, usage in (
+        (["ssh"], "disagg ssh [OPTIONS] {HOST} [CMD]..."),
+        (["exec"], "disagg exec [OPTIONS] {CMD}..."),
+        (["trust"], "disagg trust [OPTIONS] [HOST]..."),
+        (["models", "pull"], "disagg models pull [OPTIONS] [MODEL]..."),
+        (["generate"], "disagg generate [OPTIONS] [PROMPT]"),
+    ):
+        assert run(*command, "--help") == 0
+        assert usage in capsys.readouterr().out
+
+
+def test_the_commands_are_listed_in_the_order_of_a_first_use(capsys):
+    assert run("--help") == 0
+    listed = re.findall(r"^│ ([a-z][a-z-]*) ", capsys.readouterr().out, re.MULTILINE)
+    journey = ["demo", "init", "trust", "plan", "deploy", "start", "status"]
+    assert [name for name in listed if name in journey] == journey
+    assert len(listed) == len(set(listed)) == 20

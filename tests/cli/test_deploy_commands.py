@@ -1,7 +1,18 @@
-"""plan, deploy, rollback, uninstall from the command line, where no machine is needed."""
+"""plan, deploy, rollback, uninstall from the command line; what they do on hosts is tested in tests/fleet/deploy."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
-from commandline import run, write_fleet
+from commandline import ROOT, run, write_fleet
+
+from disagg.fleet.deploy.deployment import Deployment, HostReport
+from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from tests.testbed.bed import Bed
 
 
 @pytest.mark.parametrize("command", [("plan",), ("deploy",), ("rollback",), ("uninstall", "--yes")])
@@ -33,3 +44,55 @@ def test_a_dry_run_makes_no_token_here(tmp_path, capsys, monkeypatch) -> None:
     assert run("--config", path, "plan", "--host", "prefill-1") == 4
     assert "cannot be deployed" in capsys.readouterr().out
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("deploy", "each host has the release it had, or the whole new one; `disagg deploy` goes on"),
+        ("rollback", "some hosts may have gone back, others not"),
+        ("uninstall", "what is not removed yet is still there; `disagg uninstall` goes on"),
+    ],
+)
+def test_an_interruption_tells_what_that_command_leaves(tmp_path, capsys, monkeypatch, command, told) -> None:
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    step = Step("x", "do x", "/x", "done", RunScript("", ()))
+    monkeypatch.setattr(
+        Deployment, "plan", lambda self: [HostReport("prefill-1", "planned", Plan("prefill-1", "", (step,)))]
+    )
+    monkeypatch.setattr(Deployment, "carry_out", interrupted)
+    path = write_fleet(tmp_path, connector="ssh")
+    options = ["--yes"] if command != "rollback" else []
+    assert run("--config", path, command, "--host", "prefill-1", *options) == 130
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("typed", "code", "told"), [("n\n", 1, ""), ("", 1, ""), (None, 130, "interrupted: ")])
+def test_at_the_question_no_is_1_and_ctrl_c_130(bed: Bed, tmp_path, typed, code, told) -> None:
+    config = bed.write_hosts_toml(tmp_path / "hosts.toml")
+    own = f'service = "process"\npython = "{sys.executable}"\nsite_packages = true\n'
+    text = config.read_text().replace('service = "process"\n', own)
+    config.write_text(text.replace('name = "studio"', f'name = "{time.time_ns()}"'))  # there is something to deploy
+    before = set((bed.hosts["dgx-spark-1"].home / ".disagg").rglob("*"))
+    argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(config), "deploy", "--host", "dgx-spark-1"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        argv, stdin=theirs, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": ROOT}
+    ) as process:
+        os.close(theirs)
+        said = ""
+        while not said.endswith("[y/N]: "):
+            letter = process.stderr.read(1)
+            assert letter, said
+            said += letter
+        if typed is None:
+            process.send_signal(signal.SIGINT)
+        else:
+            os.write(ours, typed.encode() or b"\x04")
+        said = process.stderr.read()
+        os.close(ours)
+    assert process.returncode == code
+    assert f"{told}nothing was changed" in said
+    assert set((bed.hosts["dgx-spark-1"].home / ".disagg").rglob("*")) == before

@@ -45,7 +45,7 @@ def test_yes_adds_exactly_what_ssh_needs(bed: Bed, config: Path, known: Path, ca
     for name in bed.hosts:
         assert f"ssh-ed25519 {fingerprint(bed, name)}" in out
     assert run("trust") == 0
-    assert capsys.readouterr().out.count("is known already") == 4
+    assert capsys.readouterr().out.count("known already") == 4
     assert sorted(known.read_text().split("\n")) == before
 
 
@@ -63,18 +63,42 @@ def test_without_a_terminal_nothing_is_added(
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
 def test_at_a_terminal_a_person_decides(bed: Bed, config: Path, known: Path, answer: str, code: int):
     known.write_text("")
+    ended, out = at_a_terminal(f"{answer}\n", "trust", "mac-studio-1")
+    assert ended == code
+    assert fingerprint(bed, "mac-studio-1") in out and "is it the machine's own? [y/N]" in out
+    assert bool(known.read_text()) == (code == 0)
+
+
+def test_a_no_is_for_that_host_only(bed: Bed, config: Path, known: Path):
+    known.write_text("")
+    code, out = at_a_terminal("n\ny\n", "trust", "dgx-spark-1", "mac-studio-1")
+    assert code == 1
+    assert "not added" in out and "mac-studio-1" in out
+    assert len(known.read_text().splitlines()) == 1 and fingerprint(bed, "mac-studio-1") in out
+
+
+def at_a_terminal(typed: str, *arguments: str) -> tuple[int, str]:
+    """The exit code and stdout of `disagg ARGUMENTS` where somebody types this."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "disagg.cli.app", "trust", "mac-studio-1"]
+    command = [sys.executable, "-m", "disagg.cli.app", *arguments]
     with subprocess.Popen(
         command, stdin=theirs, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": ROOT}
     ) as process:
         os.close(theirs)
-        os.write(ours, f"{answer}\n".encode())
+        os.write(ours, typed.encode())
         out, _ = process.communicate(timeout=30)
         os.close(ours)
-    assert process.returncode == code
-    assert fingerprint(bed, "mac-studio-1") in out and "Is it the machine's own? [y/N]" in out
-    assert bool(known.read_text()) == (code == 0)
+    return process.returncode, out
+
+
+def test_a_fingerprint_is_in_one_piece_at_80_columns(
+    bed: Bed, config: Path, known: Path, capsys: pytest.CaptureFixture[str]
+):
+    known.write_text("")
+    assert run("trust", "--yes") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert all(f"  ssh-ed25519 {fingerprint(bed, name)}" in out for name in bed.hosts)
+    assert all(len(line) <= 80 for line in out if "SHA256" in line)
 
 
 def test_a_changed_key_is_refused_and_the_others_are_handled(

@@ -131,7 +131,7 @@ def test_where_ssh_fails_too_both_are_told():
     )
     assert (told.state, told.why, told.mend) == (
         "unreachable",
-        "by http; spark: 10.0.0.1:22 does not answer",
+        "by http; 10.0.0.1:22 does not answer",
         "ping it",
     )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from threading import Lock
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,18 +14,23 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.errors import error_view
 from disagg.cli.views.stream import printable
-from disagg.cli.views.units import seconds, size
+from disagg.cli.views.together import error_views, host_options
+from disagg.cli.views.units import counted, seconds, size
 from disagg.fleet.deploy.apply import Event
 from disagg.fleet.deploy.deployment import HostReport
 
 _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
 
 
-def plan_view(reports: Sequence[HostReport]) -> RenderableType:
-    """Every host's steps, or why there are none."""
-    return Group(*(line for report in reports for line in _plan_lines(report)), _summary(reports))
+def plan_view(reports: Sequence[HostReport], whole: Collection[str] = ()) -> RenderableType:
+    """Every host's steps, or why there are none. `whole`: all names of the fleet."""
+    steps = [line for report in reports for line in _plan_lines(report)]
+    return Group(*steps, *_errors(reports, whole), Text(), _summary(reports))
+
+
+def _errors(reports: Sequence[HostReport], whole: Collection[str]) -> Iterator[RenderableType]:
+    return error_views([(report.host, report.error) for report in reports if report.error is not None], whole)
 
 
 def _plan_lines(report: HostReport) -> Iterator[RenderableType]:
@@ -33,10 +38,9 @@ def _plan_lines(report: HostReport) -> Iterator[RenderableType]:
     release = f"  release {plan.release}" if plan is not None and plan.release else ""
     if report.error is not None:
         yield Text.assemble((report.host, "bold"), "  ", ("cannot be deployed", "bold red"))
-        yield error_view(report.error)
         return
     steps = plan.steps if plan is not None else ()
-    count = f"{len(steps)} steps" if steps else "unchanged"
+    count = counted(len(steps), "step") if steps else "unchanged"
     yield Text.assemble((report.host, "bold"), f"  {count}", (release, "dim"))
     for number, step in enumerate(steps, 1):
         yield Text.assemble((f"  {number:2} ", "dim"), step.what)
@@ -44,8 +48,17 @@ def _plan_lines(report: HostReport) -> Iterator[RenderableType]:
         yield Text.assemble(("   ! ", "yellow"), note)
 
 
-def reports_view(reports: Sequence[HostReport]) -> RenderableType:
-    """One row per host, then each failure with its last lines and remedy, then what to do next."""
+def reports_view(
+    reports: Sequence[HostReport],
+    whole: Collection[str] = (),
+    pulling: Collection[str] = (),
+    words: Mapping[str, str] = MappingProxyType({}),
+) -> RenderableType:
+    """One row per host, then each failure with its last lines and remedy, then what to do next.
+
+    `whole`: all names of the fleet. `pulling`: hosts whose models do not come with deploying. `words`: other words
+    for results, as for uninstalling.
+    """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("host", style="bold", overflow="fold")
     table.add_column("result")
@@ -54,17 +67,17 @@ def reports_view(reports: Sequence[HostReport]) -> RenderableType:
     table.add_column("sent", justify="right")
     table.add_column("took", justify="right")
     for report in reports:
-        table.add_row(*_row(report))
-    errors = [part for report in reports if report.error is not None for part in (Text(), error_view(report.error))]
-    return Group(table, *errors, Text(), _summary(reports), *_next(reports))
+        table.add_row(*_row(report, words))
+    summary = _summary(reports, words)
+    return Group(table, *_errors(reports, whole), Text(), summary, *_next(reports, whole, pulling))
 
 
-def _row(report: HostReport) -> tuple[RenderableType, ...]:
+def _row(report: HostReport, words: Mapping[str, str]) -> tuple[RenderableType, ...]:
     plan = report.plan
     changed = report.result == "changed"
     return (
         report.host,
-        Text(report.result, _STYLE[report.result]),
+        Text(words.get(report.result, report.result), _STYLE[report.result]),
         plan.release[:8] if plan is not None and report.ok else "",
         str(len(plan.steps)) if plan is not None and changed else "–",
         size(report.sent) if changed else "–",
@@ -72,21 +85,22 @@ def _row(report: HostReport) -> tuple[RenderableType, ...]:
     )
 
 
-def _summary(reports: Sequence[HostReport]) -> Text:
+def _summary(reports: Sequence[HostReport], words: Mapping[str, str] = MappingProxyType({})) -> Text:
     """`2 changed, 1 unchanged, 1 failed`."""
     counts: Counter[str] = Counter(report.result for report in reports)
-    parts = [(f"{counts[result]} {result}", style) for result, style in _STYLE.items() if counts[result]]
-    return Text(", ").join([Text(words, style) for words, style in parts])
+    parts = [Text(f"{counts[one]} {words.get(one, one)}", style) for one, style in _STYLE.items() if counts[one]]
+    return Text(", ").join(parts)
 
 
-def _next(reports: Sequence[HostReport]) -> Iterator[Text]:
+def _next(reports: Sequence[HostReport], whole: Collection[str], pulling: Collection[str]) -> Iterator[Text]:
     """The command that makes what was deployed serve."""
     done = [report for report in reports if report.result in ("changed", "unchanged") and report.plan is not None]
     for needs in ("start", "restart"):
         waiting = [report.host for report in done if report.plan is not None and report.plan.needs == needs]
         if waiting:
-            hosts = "" if len(waiting) == len(reports) else "".join(f" --host {name}" for name in waiting)
-            yield Text.assemble(("next: ", "bold cyan"), f"disagg {needs}{hosts}")
+            lacking = [name for name in waiting if name in pulling] if needs == "start" else []
+            pull = f"disagg models pull{host_options(lacking, whole)} && " if lacking else ""
+            yield Text.assemble(("next: ", "bold cyan"), f"{pull}disagg {needs}{host_options(waiting, whole)}")
 
 
 class Progress:
@@ -123,7 +137,9 @@ class Progress:
                 self._console.print(line, soft_wrap=True)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # A terminal writes "^C" where the cursor is; a full line would then be two, and one be left on the screen.
         grid = Table.grid(padding=(0, 1), expand=True)
+        grid.width = max(1, options.max_width - 3)
         grid.add_column(width=1)
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(style="dim", justify="right", no_wrap=True)

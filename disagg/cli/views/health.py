@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disagg.cli.views.together import Told, host_names, together
 from disagg.cli.views.units import size, uptime
 from disagg.fleet.health import HostStatus
 
@@ -27,11 +28,24 @@ STYLE = {
 }
 
 
-def health_view(statuses: Sequence[HostStatus]) -> RenderableType:
-    """The table, then `host: why` and `→ command` per host that is not healthy or worth a remark, then footnotes."""
-    told = [_remedy(status) for status in statuses if status.why]
+_WIDE = 72
+"""Columns that the whole table needs."""
+
+
+def health_view(statuses: Sequence[HostStatus], whole: Collection[str] = ()) -> RenderableType:
+    """The table, then `host: why` and `→ command` for what is not healthy or worth a remark, then footnotes. `whole`:
+    the names of all hosts of the fleet; a command for all of them names none."""
+    states = {status.host: status for status in statuses}
+    troubles = together([(one.host, one.why, one.mend) for one in statuses if one.why], whole)
+    told = [_remedy(host_names(one.hosts, whole), one, [states[host] for host in one.hosts]) for one in troubles]
     notes = list(_footnotes(statuses))
-    return Group(_table(statuses), *([Text(), *told] if told else []), *([Text(), *notes] if notes else []))
+    return Group(_Table(statuses), *([Text(), *told] if told else []), *([Text(), *notes] if notes else []))
+
+
+def watch_view(statuses: Sequence[HostStatus], whole: Collection[str], every: float) -> RenderableType:
+    """The same as of now, and when that was: a look that hangs is not taken for a fleet that rests."""
+    clock = time.strftime("%H:%M:%S")
+    return Group(health_view(statuses, whole), Text(), Text(f"{clock}, again every {every:g} s; Ctrl-C ends", "dim"))
 
 
 def health_panel(statuses: Sequence[HostStatus]) -> Panel:
@@ -47,8 +61,33 @@ def status_line(status: HostStatus) -> str:
     return f"{line}: {status.why} -> {status.mend}" if not status.ok else f"{line} ({status.model}, {status.backend})"
 
 
+class _Table:
+    """As many columns as there is room for."""
+
+    def __init__(self, statuses: Sequence[HostStatus]) -> None:
+        self._statuses = statuses
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _table(self._statuses) if options.max_width >= _WIDE else _narrow_table(self._statuses)
+
+
+def _narrow_table(statuses: Sequence[HostStatus]) -> Table:
+    table = _empty_table()
+    table.add_column("host\nrole", overflow="fold", style="bold")
+    table.add_column("health\nup", no_wrap=True)
+    table.add_column("model\nbackend", overflow="fold")
+    for status in statuses:
+        host, model, health, *_ = _row(status)
+        table.add_row(host, Text.assemble(health, "\n", (uptime(status.uptime_s), "dim")), model)
+    return table
+
+
+def _empty_table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+
+
 def _table(statuses: Sequence[HostStatus]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = _empty_table()
     table.add_column("host\nrole", overflow="fold", style="bold")
     table.add_column("model\nbackend", overflow="fold")
     table.add_column("health", no_wrap=True)
@@ -61,7 +100,7 @@ def _table(statuses: Sequence[HostStatus]) -> Table:
     return table
 
 
-def _row(status: HostStatus) -> list[RenderableType]:
+def _row(status: HostStatus) -> list[Text | str]:
     host = Text.assemble(status.host, "\n", ("\n".join(status.roles), "not bold dim"))
     health = Text(status.state, STYLE[status.state])
     model = _two(status.model, status.backend or "")
@@ -94,11 +133,12 @@ def _number(value: int | None) -> str:
     return "–" if value is None else str(value)
 
 
-def _remedy(status: HostStatus) -> RenderableType:
-    style = "yellow" if status.ok else STYLE[status.state]
-    lines = Text.assemble((f"{status.host}: ", f"bold {style}"), status.why)
-    if status.mend:
-        lines.append_text(Text.assemble("\n  → ", (status.mend, "bold cyan")))
+def _remedy(who: str, told: Told, statuses: Sequence[HostStatus]) -> RenderableType:
+    worst = next((status for status in statuses if not status.ok), None)
+    style = STYLE[worst.state] if worst is not None else "yellow"
+    lines = Text.assemble((f"{who}: ", f"bold {style}"), told.cause)
+    if told.mend:
+        lines.append_text(Text.assemble("\n  → ", (told.mend, "bold cyan")))
     return lines
 
 
@@ -109,7 +149,9 @@ def _footnotes(statuses: Sequence[HostStatus]) -> Iterator[RenderableType]:
             ago = f" {uptime(max(0.0, time.time() - when))} ago" if isinstance(when, (int, float)) else ""
             said = str(status.last_error.get("message", ""))
             yield Text(f"{status.host}: last failed request{ago}: {said}", "dim")
-    unkept = [status.host for status in statuses if status.kept == "crash"]
+    running = [status for status in statuses if status.backend]
+    unkept = [status.host for status in running if status.kept == "crash"]
     if unkept:
-        who = "they come" if len(unkept) > 1 else "it comes"
-        yield Text(f"{', '.join(unkept)}: plain process: {who} back after a crash, not after a reboot", "dim")
+        kind, comes = ("plain processes", "they come") if len(unkept) > 1 else ("plain process", "it comes")
+        who = "All run as" if len(unkept) == len(running) > 1 else f"{', '.join(unkept)}:"
+        yield Text(f"{who} {kind}: {comes} back after a crash, not after a reboot", "dim")

@@ -31,7 +31,10 @@ class LogView:
         head = Text.assemble((clock, "dim"), " ", (line.host.ljust(self._width), self._colours.get(line.host, "")), " ")
         if line.notice:
             return head.append(printable(line.text), "italic yellow")
-        return head.append_text(message(line.said, line.text))
+        said = line.said
+        if said is not None and said.get("host") == line.host:  # it stands in front already
+            said = {key: value for key, value in said.items() if key != "host"}
+        return head.append_text(message(said, line.text))
 
 
 def raw_line(text: str) -> Text:
@@ -45,9 +48,22 @@ def message(said: Mapping[str, Any] | None, text: str) -> Text:
         return Text(printable(text))
     shown = Text(printable(str(said.get("event", said.get("level", "")))), _LEVELS.get(str(said.get("level")), "bold"))
     for key, value in said.items():
-        if key not in _SHOWN:
-            shown.append(f" {printable(key)}=", "dim")
-            shown.append(printable(value if isinstance(value, str) else json.dumps(value)))
+        if key not in _SHOWN and value not in ("", None):
+            _append(shown, key, value)
     if isinstance(said.get("traceback"), str):
         shown.append("\n" + printable(said["traceback"]), "red")
     return shown
+
+
+def _append(shown: Text, key: str, value: object) -> None:
+    """` key=value`; of an object, ` key(name=value ...)`; of a measured number, what a person reads of it."""
+    shown.append(f" {printable(key)}", "dim")
+    if isinstance(value, dict):
+        parts = Text()
+        for name, part in value.items():
+            _append(parts, str(name), part)
+        shown.append_text(Text.assemble(("(", "dim"), parts[1:], (")", "dim")))
+        return
+    number = f"{value:.3g}" if isinstance(value, float) else None
+    shown.append("=", "dim")
+    shown.append(printable(value if isinstance(value, str) else number or json.dumps(value)))

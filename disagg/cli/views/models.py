@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -50,8 +50,10 @@ def pulled_view(done: Sequence[Pulled], errors: Mapping[str, DisaggError]) -> Re
     return Group(table, *_errors({**errors, **failures}))
 
 
-def removed_view(outcomes: Sequence[Outcome[int]], errors: Mapping[str, DisaggError]) -> RenderableType:
-    """One line per host: what came free."""
+def removed_view(
+    outcomes: Sequence[Outcome[int]], errors: Mapping[str, DisaggError], carried: Collection[str] = ()
+) -> RenderableType:
+    """One line per host: what came free; then how it comes back. `carried`: hosts whose models come by deploying."""
     lines = [
         Text.assemble((f"{one.host.name}: ", "bold"), f"{size(one.value)} free again")
         for one in outcomes
@@ -59,6 +61,14 @@ def removed_view(outcomes: Sequence[Outcome[int]], errors: Mapping[str, DisaggEr
     ]
     if not outcomes and not errors:
         lines = [Text("nothing to remove")]
+    gone = {one.host.name for one in outcomes if one.value is not None}
+    back = [
+        *(["disagg deploy"] if gone & set(carried) else []),
+        *(["disagg models pull"] if gone - set(carried) else []),
+    ]
+    if gone:
+        words = "A server that runs keeps what it has loaded, but cannot start again without its model: "
+        lines.append(Text.assemble((words, "dim"), (", ".join(back), "bold cyan"), (" brings it back", "dim")))
     failures = {one.host.name: one.error for one in outcomes if one.error is not None}
     return Group(*lines, *_errors({**errors, **failures}))
 
@@ -69,7 +79,7 @@ def _table(*columns: str) -> Table:
         right = name in ("size", "took")
         table.add_column(
             name, overflow="fold", style="bold" if number == 0 else "", justify="right" if right else "left",
-            no_wrap=right or name == "revision",
+            no_wrap=right or name in ("host", "revision"),
         )  # fmt: skip
     return table
 

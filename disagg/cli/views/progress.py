@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from threading import Lock
 
 from rich import box
@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.errors import error_view
 from disagg.cli.views.logs import raw_line
-from disagg.cli.views.units import seconds
+from disagg.cli.views.together import error_views
+from disagg.cli.views.units import counted, seconds
 from disagg.errors import DisaggError
 from disagg.fleet.lifecycle import HostResult
 from disagg.fleet.server import StartFailed
@@ -37,11 +37,12 @@ class Progress:
         with self._lock:
             if self._last.get(host) != doing:
                 self._last[host] = doing
-                self._console.print(Text.assemble((f"{host}: ", "bold"), (f"{doing} …", "dim")))
+                end = "" if doing == "healthy" else " …"
+                self._console.print(Text.assemble((f"{host}: ", "bold"), (f"{doing}{end}", "dim")))
 
 
-def results_view(results: Sequence[HostResult]) -> RenderableType:
-    """One row per host, then each failure with the end of its log and its remedy."""
+def results_view(results: Sequence[HostResult], whole: Collection[str] = ()) -> RenderableType:
+    """One row per host, then each failure with the end of its log and its remedy. `whole`: all names of the fleet."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("host", style="bold", overflow="fold")
     table.add_column("outcome")
@@ -50,13 +51,19 @@ def results_view(results: Sequence[HostResult]) -> RenderableType:
         style = "red" if result.outcome == "failed" else _STYLE.get(result.outcome, "dim")
         took = seconds(result.seconds) if result.seconds else "–"
         table.add_row(result.host, Text(result.outcome, style), took)
-    errors = [part for result in results if result.error is not None for part in _failure(result.host, result.error)]
-    return Group(table, *errors)
+    failed = [(result.host, result.error) for result in results if result.error is not None]
+    silent = [one for one in failed if not _log(one[1])]
+    told = [part for host, error in failed if _log(error) for part in _with_log(host, error, whole)]
+    return Group(table, *told, *error_views(silent, whole))
 
 
-def _failure(host: str, error: DisaggError) -> Iterator[RenderableType]:
+def _log(error: DisaggError) -> Sequence[str]:
+    return error.log if isinstance(error, StartFailed) else ()
+
+
+def _with_log(host: str, error: DisaggError, whole: Collection[str]) -> Iterator[RenderableType]:
+    log = _log(error)
     yield Text()
-    if isinstance(error, StartFailed) and error.log:
-        yield Text(f"the last {len(error.log)} lines of {host}'s log:", "dim")
-        yield from (Padding(raw_line(line), (0, 0, 0, 2), expand=False) for line in error.log)
-    yield error_view(error)
+    yield Text(f"the last {counted(len(log), 'line')} of {host}'s log:", "dim")
+    yield from (Padding(raw_line(line), (0, 0, 0, 2), expand=False) for line in log)
+    yield from list(error_views([(host, error)], whole))[1:]

@@ -14,6 +14,11 @@ def size(count: float | None) -> str:
     return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
 
 
+def counted(count: int, noun: str) -> str:
+    """1 host, 2 hosts."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def seconds(value: float) -> str:
     """A duration: 0.8 ms, 42 ms, 1.23 s, 95 s."""
     if value < 0.9995:

@@ -35,7 +35,7 @@ def source(fleet: Fleet, host: Host, layout: Layout) -> Source | Refusal:
     written = model.written.get(engine, model.sources[engine])
     if written.startswith("~/"):
         return Source(layout.home.rstrip("/") + written[1:])
-    if not written.startswith((".", PACKAGE)):
+    if not carried(fleet, host):
         return Source(written)
     folder = Path(model.sources[engine])
     files = _files(folder)
@@ -46,6 +46,12 @@ def source(fleet: Fleet, host: Host, layout: Layout) -> Source | Refusal:
         return Refusal(f"the model folder {folder} has {size >> 20} MiB, too much to be carried along", where)
     name = f"{re.sub('[^A-Za-z0-9._-]', '-', folder.name)}-{_digest(folder, files)}"
     return Source(layout.carried(name), name, folder)
+
+
+def carried(fleet: Fleet, host: Host) -> bool:
+    """Whether the host's model comes with deploying. Others lie at a path of its own or come from the hub."""
+    model, engine = fleet.models[host.model], host.engine.name
+    return model.written.get(engine, model.sources[engine]).startswith((".", PACKAGE))
 
 
 def _files(folder: Path) -> list[Path]:

@@ -116,7 +116,7 @@ def _service(seen: Examined) -> Iterator[Finding]:
 
 def _token(seen: Examined, token: str | None) -> Iterator[Finding]:
     facts, deploy = seen.facts, f"disagg deploy --host {seen.host.name}"
-    if seen.host.connector == "local" or not facts.folder or token is None:
+    if seen.host.connector == "local" or not facts.current or token is None:
         return
     if not facts.token_digest:
         yield fault("token", "the fleet's token is not there", deploy)

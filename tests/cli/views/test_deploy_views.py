@@ -53,8 +53,41 @@ def test_the_end_is_one_row_per_host_then_failures_then_what_to_do() -> None:
     assert text.rstrip().endswith("next: disagg restart --host dgx-spark-1")
 
 
-def test_hosts_are_not_listed_where_all_need_the_same() -> None:
-    assert shown(reports_view(REPORTS[:1])).rstrip().endswith("next: disagg restart")
+def test_hosts_are_not_listed_where_the_whole_fleet_needs_the_same() -> None:
+    assert shown(reports_view(REPORTS[:1], whole=["dgx-spark-1"])).rstrip().endswith("next: disagg restart")
+    one_of_two = shown(reports_view(REPORTS[:1], whole=["dgx-spark-1", "dgx-spark-2"]))
+    assert one_of_two.rstrip().endswith("next: disagg restart --host dgx-spark-1"), "the others are not to restart"
+
+
+def test_a_model_that_is_not_carried_is_to_be_pulled_before_the_start() -> None:
+    names = ["a", "b"]
+    new = [HostReport(name, "changed", Plan(name, HASH, steps("release"), needs="start")) for name in names]
+    assert "next: disagg start\n" in shown(reports_view(new, names))
+    assert "next: disagg models pull && disagg start\n" in shown(reports_view(new, names, pulling=names))
+    assert "next: disagg models pull --host b && disagg start\n" in shown(reports_view(new, names, pulling=["b"]))
+    assert "pull" not in shown(reports_view(REPORTS[:1], names, pulling=["dgx-spark-1"])), "it serves already"
+
+
+def test_hosts_with_the_same_fault_are_told_of_once() -> None:
+    names = ["a", "b", "c"]
+    failed = [
+        HostReport(name, "failed", error=Refused(f"{name}: nothing there", f"disagg deploy --host {name}"))
+        for name in names[:2]
+    ]
+    for view in (plan_view, reports_view):
+        text = shown(view(failed, names))
+        assert "error: a, b: nothing there\n hint: disagg deploy --host a --host b\n" in text
+        assert text.count("error:") == 1
+    assert " hint: disagg deploy\n" in shown(reports_view(failed, names[:2]))
+
+
+def test_uninstalling_has_words_of_its_own() -> None:
+    text = shown(reports_view(REPORTS[:2], words={"changed": "removed", "unchanged": "nothing there"}))
+    assert "1 removed, 1 nothing there" in text and "changed" not in text
+
+
+def test_one_step_is_not_called_steps() -> None:
+    assert "  1 step  release" in shown(plan_view([HostReport("h", "planned", Plan("h", HASH, steps("token")))]))
 
 
 def test_a_plan_shows_each_hosts_steps_and_notes() -> None:
@@ -94,3 +127,4 @@ def test_on_a_terminal_there_is_one_row_per_host_with_the_last_line_of_output() 
     first, second = text.splitlines()
     assert " a 1/9 build the environment  Collecting" in first and "\x1b" not in first
     assert " b 9/9 tidy" in second
+    assert max(map(len, text.splitlines())) + len("^C") < 60, "an interruption shows on the last line"

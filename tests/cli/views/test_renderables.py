@@ -12,17 +12,24 @@ from disagg.bench.comparison import Comparison
 from disagg.cli.asking import Answer
 from disagg.cli.views import units
 from disagg.cli.views.errors import error_view
-from disagg.cli.views.health import health_panel, health_view, status_line
+from disagg.cli.views.health import health_panel, health_view, status_line, watch_view
 from disagg.cli.views.logs import LogView
 from disagg.cli.views.metrics import combined_panel, footnote, metrics_view, model_panel
+from disagg.cli.views.models import removed_view, stocks_view
 from disagg.cli.views.progress import Progress, results_view
 from disagg.cli.views.stream import LiveView, final_view, printable
+from disagg.config import EngineOptions, Host
 from disagg.errors import DisaggError, PortInUse
+from disagg.fleet.connect import Outcome
 from disagg.fleet.health import HostStatus
 from disagg.fleet.lifecycle import HostResult
 from disagg.fleet.logs import Line
+from disagg.fleet.models.inventory import Held
+from disagg.fleet.models.pull import Stock
+from disagg.fleet.models.sources import Need
 from disagg.fleet.server import StartFailed
 
+NONE = "nothing is deployed there"
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
 
 
@@ -70,6 +77,48 @@ def test_health_shows_the_accelerators_use_where_a_server_knows_it():
 def test_health_of_a_server_that_says_little_shows_dashes():
     text = shown(health_panel([healthy(queue=None, kv_bytes=None, memory={}, device={}, uptime_s=None)]))
     assert "–" in text and "None" not in text and "1 of 1 healthy" in text
+
+
+@pytest.mark.parametrize("width", [40, 50, 71])
+def test_in_a_narrow_terminal_names_are_still_words(width):
+    text = shown(health_view([healthy(version="0.1.0"), DOWN]), width)
+    for word in ("dgx-spark-1 ", "mac-studio-1 ", "healthy", "not running", "14d 6h"):
+        assert any(word in line for line in text.splitlines()), word
+    assert len(text.splitlines()) < 20
+
+
+def test_the_same_cause_on_several_hosts_is_told_once_with_one_command():
+    names = ["a", "b", "c"]
+    down = [
+        HostStatus(
+            name, ("decode",), "m", "", "not running", "nothing is deployed there", f"disagg deploy --host {name}"
+        )
+        for name in names
+    ]
+    assert "all hosts: nothing is deployed there\n  → disagg deploy\n" in shown(health_view(down, names))
+    some = shown(health_view(down[:2], names))
+    assert "a, b: nothing is deployed there\n  → disagg deploy --host a --host b\n" in some
+    other = HostStatus("c", ("decode",), "m", "", "failed", "no memory", "disagg logs --host c")
+    assert "c: no memory\n  → disagg logs --host c" in shown(health_view([*down[:2], other], names))
+
+
+def test_where_all_are_plain_processes_the_footnote_is_short_and_of_those_that_run():
+    text = shown(health_view([healthy("a", kept="crash"), healthy("b", kept="crash")]))
+    assert "\nAll run as plain processes: they come back after a crash, not after a reboot\n" in text
+    down = HostStatus("a", ("decode",), "m", "", "not running", "x", "y", kept="crash")
+    assert "reboot" not in shown(health_view([down]))
+
+
+def test_a_watched_fleet_says_when_it_was_looked_at():
+    assert re.search(r"\n\d\d:\d\d:\d\d, again every 2 s; Ctrl-C ends\n", shown(watch_view([healthy()], (), 2.0)))
+
+
+def test_failed_starts_with_the_same_cause_are_told_once():
+    errors = [DisaggError(f"{name}: nothing is deployed there", f"disagg deploy --host {name}") for name in "ab"]
+    results = [HostResult(name, "failed", 0.1, error) for name, error in zip("ab", errors, strict=True)]
+    assert shown(results_view(results, "ab")).endswith(
+        "\n\nerror: all hosts: nothing is deployed there\n hint: disagg deploy\n"
+    )
 
 
 def test_a_status_line_is_one_line():
@@ -152,7 +201,7 @@ def test_progress_prints_a_line_per_change():
     progress = Progress(console)
     for state in ("starting", "loading", "loading", "healthy"):
         progress.report("a", state)
-    assert console.file.getvalue().splitlines() == ["a: starting …", "a: loading …", "a: healthy …"]
+    assert console.file.getvalue().splitlines() == ["a: starting …", "a: loading …", "a: healthy"]
 
 
 @pytest.mark.parametrize(
@@ -213,4 +262,30 @@ def test_log_lines_show_time_host_event_fields_and_traceback():
     text = shown(view.line(Line("a", 1767225605.25, "", said)))
     assert re.match(r"\d\d:\d\d:05\.250 a     internal_error n=1 who=x y\nTraceback\nboom\n", text)
     assert shown(view.line(Line("spark", 0.0, "plain\x07 words"))) == " " * 13 + "spark plain\ufffd words\n"
+    timed = {
+        "event": "decoded",
+        "host": "a",
+        "timing": {"queue_s": 0.00022693400023854338, "n": 3},
+        "seconds": 12.5,
+        "fallback": "",
+    }
+    assert "decoded timing(queue_s=0.000227 n=3) seconds=12.5\n" in shown(view.line(Line("a", 1.0, "", timed)))
     assert "trying again" in shown(view.line(Line("a", 1.0, "connection lost; trying again", notice=True)))
+
+
+def test_removed_models_are_told_with_the_way_back():
+    gone = [
+        Outcome(Host(name, "10.0.0.1", ("decode",), "m", EngineOptions("mlx"), 8001, kv_port=9001), 0.1, value=1 << 20)
+        for name in ("a", "b")
+    ]
+    text = " ".join(shown(removed_view(gone, {}, ["a"])).split())
+    assert "a: 1.0 MiB free again" in text and "cannot start again without its model" in text
+    assert "disagg deploy, disagg models pull brings it back" in text
+    assert shown(removed_view([], {})) == "nothing to remove\n"
+
+
+def test_in_a_narrow_terminal_the_hosts_of_models_keep_their_names():
+    host = Host("mac-studio-1", "10.0.0.1", ("decode",), "gpt-oss:120b", EngineOptions("mlx"), 8001, kv_port=9001)
+    source = "mlx-community/gpt-oss-120b-MXFP4-Q8"
+    stock = Stock(Need(host, source), {source: Held(source, "complete", 3 << 30, revision="0123456789")})
+    assert "mac-studio-1 " in shown(stocks_view([stock], {}), 50)

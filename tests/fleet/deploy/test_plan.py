@@ -218,8 +218,11 @@ def test_rollback_switches_to_the_previous_release_and_nothing_else() -> None:
 
 
 def test_rollback_without_a_whole_previous_release_is_refused() -> None:
-    assert "no release to go back to" in planning.rollback(spark(), facts("spark_bare")).refusals[0].cause
+    refusal = planning.rollback(spark(), facts("spark_bare")).refusals[0]
+    assert "no release to go back to" in refusal.cause and refusal.mend == "disagg deploy --host dgx-spark-1"
     found = facts("spark_deployed")
+    only = planning.rollback(spark(), replace(found, previous="")).refusals[0]
+    assert "only the current one is there" in only.mend, "deploying alone would change nothing"
     gone = replace(found, environments={"a" * 16: True})
     assert f"environment {'b' * 16}, which is gone" in planning.rollback(spark(), gone).refusals[0].cause
 

@@ -223,6 +223,11 @@ def test_a_bare_host_is_to_be_deployed():
     assert only(bare, None) == ("disagg", "warning", "nothing is deployed", "disagg deploy --host dgx-spark-1")
 
 
+def test_a_deployment_that_was_broken_off_before_its_token_is_no_fault_of_the_token():
+    begun = spark(facts={"folder": True, "current": "", "serving": None, "token_digest": ""})
+    assert only(begun, None)[:3] == ("disagg", "warning", "nothing is deployed")
+
+
 def test_an_older_release_that_still_runs_is_to_be_restarted():
     check, level, text, mend = only(spark(facts={"serving": Serving(1, "b" * 16, True)}))
     assert (check, level, mend) == ("disagg", "warning", "disagg restart --host dgx-spark-1")

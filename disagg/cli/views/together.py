@@ -1,0 +1,59 @@
+"""What several hosts have in common is told once, with one command for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from disagg.cli.views.errors import error_view
+from disagg.errors import DisaggError
+
+_HOSTS = "\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Hosts with the same cause and the same remedy, which may be empty."""
+
+    hosts: tuple[str, ...]
+    cause: str
+    mend: str
+
+
+def together(troubles: Iterable[tuple[str, str, str]], whole: Collection[str]) -> list[Told]:
+    """(host, cause, remedy) of each host in trouble, those that differ in the host's name only as one, in the order
+    of their first. `whole`: all names of the fleet; a command that means all of them names none."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for host, cause, mend in troubles:
+        alike = cause.removeprefix(f"{host}: "), mend.replace(f" --host {host}", _HOSTS)
+        groups.setdefault(alike, []).append(host)
+    return [Told(tuple(hosts), cause, _for(mend, hosts, whole)) for (cause, mend), hosts in groups.items()]
+
+
+def host_names(hosts: Collection[str], whole: Collection[str]) -> str:
+    """`a, b`; `all hosts` where these are the whole fleet and more than one."""
+    return "all hosts" if len(hosts) > 1 and set(hosts) == set(whole) else ", ".join(hosts)
+
+
+def host_options(hosts: Collection[str], whole: Collection[str]) -> str:
+    """` --host a --host b`; nothing where these are the whole fleet."""
+    return "" if set(hosts) == set(whole) else "".join(f" --host {host}" for host in hosts)
+
+
+def _for(mend: str, hosts: Collection[str], whole: Collection[str]) -> str:
+    return mend.replace(_HOSTS, host_options(hosts, whole))
+
+
+def error_views(errors: Iterable[tuple[str, DisaggError]], whole: Collection[str]) -> Iterator[RenderableType]:
+    """An empty line and the error, for each error of a host; those of several hosts that are the same, once."""
+    listed = list(errors)
+    originals = dict(listed)
+    for told in together(((host, error.message, error.hint) for host, error in listed), whole):
+        yield Text()
+        if len(told.hosts) == 1:
+            yield error_view(originals[told.hosts[0]])
+        else:
+            yield error_view(DisaggError(f"{host_names(told.hosts, whole)}: {told.cause}", told.mend))
