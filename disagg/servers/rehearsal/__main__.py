@@ -78,13 +78,11 @@ def _receive(order: Order) -> None:
 
 
 def _send(order: Order) -> None:
-    from disagg.engines.transformers_load import choose_device
     from disagg.servers.rehearsal import control, run
 
-    device = choose_device(order.device)
     with control.connect(order.host, order.port, order.token) as words:
-        figures = _telling(words, lambda: run.send(words, _shape(order), device, order.rounds))
-    _print(device=device.type, **figures)
+        figures = _telling(words, lambda: run.send(words, _shape(order), order.device, order.rounds))
+    _print(**figures)
 
 
 def _telling(words: Control, play: Callable[[], T]) -> T:

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy
 
-from disagg.servers.rehearsal.way import PATIENCE_S, Shape, Source
+from disagg.engines.synthetic_kv import SyntheticKV
+from disagg.kv.placement import Placement
+from disagg.servers.rehearsal.way import PATIENCE_S, Shape
 
 _CALL_BYTES = 1 << 20
 
@@ -16,7 +18,7 @@ _CALL_BYTES = 1 << 20
 class BareSender:
     """See way.Sender."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, shape: Shape, source: SyntheticKV) -> None:
         self._tensors = source.flat()
         self._socket: socket.socket | None = None
 
@@ -38,7 +40,7 @@ class BareReceiver:
     """See way.Receiver."""
 
     def __init__(self, shape: Shape, host: str) -> None:
-        placement = shape.placement
+        placement = Placement.of(shape.layout, shape.tokens)
         self._data: Any = numpy.zeros(placement.nbytes, numpy.uint8)
         self._data[:] = 255  # every page is there before the clock starts
         self._places = [place for pair in zip(placement.keys, placement.values, strict=True) for place in pair]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
-import mlx.core as mx
 import numpy
 import uvicorn
 from starlette.applications import Starlette
@@ -18,7 +17,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from disagg.servers.rehearsal.way import PATIENCE_S, Shape, Source
+from disagg.engines import synthetic_kv
+from disagg.engines.synthetic_kv import SyntheticKV
+from disagg.servers.rehearsal.way import PATIENCE_S, Shape
 
 _POLL_S = 0.01
 
@@ -26,7 +27,7 @@ _POLL_S = 0.01
 class JSONSender:
     """See way.Sender."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, shape: Shape, source: SyntheticKV) -> None:
         self._tensors = source.flat()
         self._client: httpx.Client | None = None
         self._url = ""
@@ -85,7 +86,7 @@ class JSONReceiver:
     async def _take(self, request: Request) -> Response:
         body = json.loads(await request.body())
         data = numpy.frombuffer(base64.b64decode(body["data"]), numpy.uint8)
-        mx.eval(mx.array(data))  # what an engine would compute from
+        synthetic_kv.as_arrays([data])
         self._tensors.append(data)
         if len(self._tensors) == self._count:
             self._complete.set()

@@ -11,22 +11,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import torch
 import xxhash
 
+from disagg.engines.synthetic_kv import SyntheticKV
 from disagg.errors import IntegrityError
 from disagg.servers.rehearsal.bare_socket import BareReceiver, BareSender
 from disagg.servers.rehearsal.control import Control
 from disagg.servers.rehearsal.handoff import HandoffReceiver, HandoffSender
 from disagg.servers.rehearsal.http_json import JSONReceiver, JSONSender
-from disagg.servers.rehearsal.way import Receiver, Sender, Shape, Source
+from disagg.servers.rehearsal.way import Receiver, Sender, Shape
 
 RECEIVERS: Final[Mapping[str, Callable[[Shape, str], Receiver]]] = {
     "handoff": HandoffReceiver,
     "raw_socket": BareReceiver,
     "base64_json": JSONReceiver,
 }
-SENDERS: Final[Mapping[str, Callable[[Source], Sender]]] = {
+SENDERS: Final[Mapping[str, Callable[[Shape, SyntheticKV], Sender]]] = {
     "handoff": HandoffSender,
     "raw_socket": BareSender,
     "base64_json": JSONSender,
@@ -57,11 +57,11 @@ def _receive_once(control: Control, way: Receiver) -> None:
     control.hear()  # nobody looks at the tensors any more
 
 
-def send(control: Control, shape: Shape, device: torch.device, rounds: int) -> dict[str, Any]:
+def send(control: Control, shape: Shape, device: str, rounds: int) -> dict[str, Any]:
     """The prefill host's part; the figures, per second and per GB (1e9 bytes), medians over the rounds."""
-    source = Source(shape, device)
+    source = SyntheticKV(shape.layout, shape.tokens, device)
     digest = _digest(source.flat())
-    ways = {name: make(source) for name, make in SENDERS.items()}
+    ways = {name: make(shape, source) for name, make in SENDERS.items()}
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     try:
         for number in range(rounds + 1):
@@ -72,7 +72,7 @@ def send(control: Control, shape: Shape, device: torch.device, rounds: int) -> d
     finally:
         for way in ways.values():
             way.close()
-    return _figures(shape, turns)
+    return {"device": source.device, **_figures(shape, turns)}
 
 
 def _send_once(control: Control, way: Sender, digest: str) -> dict[str, float]:

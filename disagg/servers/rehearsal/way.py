@@ -1,4 +1,4 @@
-"""What a way to move a KV cache is: two ends, one on each host. `kv` is what every way moves."""
+"""What a way to move a KV cache is: two ends, one on each host."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from disagg.kv.layout import Layout
-from disagg.kv.placement import Placement
 
-CHUNK_TOKENS = 2048  # a chunked prefill's blocks
 PATIENCE_S = 60.0  # for any single step of the other end
 
 
@@ -25,30 +21,6 @@ class Shape:
     @property
     def nbytes(self) -> int:
         return self.layout.nbytes(self.tokens)
-
-    @property
-    def placement(self) -> Placement:
-        return Placement.of(self.layout, self.tokens)
-
-
-class Source:
-    """KV as a prefill engine holds it: per layer keys and values, [1, kv_heads, rows, head_dim], of random bits."""
-
-    def __init__(self, shape: Shape, device: torch.device) -> None:
-        self.shape = shape
-        self.device = device
-        layout = shape.layout
-        dtype = getattr(torch, layout.dtype)
-        torch.manual_seed(0)
-        self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for layer in layout.layers:
-            sizes = [(1, layer.kv_heads, len(layer.rows(shape.tokens)), d) for d in (layer.key_dim, layer.value_dim)]
-            keys, values = (torch.rand(size, dtype=torch.float32).to(dtype).to(device) for size in sizes)
-            self.tensors.append((keys, values))
-
-    def flat(self) -> list[Any]:
-        """Every tensor's bytes in CPU memory, keys and values in turn: uint8 arrays, views where it lies there."""
-        return [tensor.cpu().view(torch.uint8).numpy().reshape(-1) for pair in self.tensors for tensor in pair]
 
 
 class Sender(Protocol):
