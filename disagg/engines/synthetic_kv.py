@@ -34,16 +34,13 @@ class SyntheticKV:
         self._rows = [layer.rows(tokens) for layer in layout.layers]
         torch.manual_seed(0)
         self._tensors = [
-            (
-                self._random(layer.kv_heads, len(rows), layer.key_dim),
-                self._random(layer.kv_heads, len(rows), layer.value_dim),
-            )
+            [self._random(layer.kv_heads, len(rows), dim) for dim in (layer.key_dim, layer.value_dim)]
             for layer, rows in zip(layout.layers, self._rows, strict=True)
         ]
 
     @property
     def device(self) -> str:
-        return self._device.type
+        return str(self._device.type)
 
     def emit(self, take: Callable[[Block], None]) -> None:
         """Hand all of it on as a prefill does: chunk by chunk, layer by layer, through the same RowEmitter."""

@@ -1,9 +1,8 @@
-"""The way of a first sketch: each layer as base64 in JSON, posted over HTTP, decoded into mlx arrays."""
+"""The way of a first sketch: one HTTP request with every layer as base64 in JSON, decoded into mlx arrays."""
 
 from __future__ import annotations
 
 import base64
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from disagg.engines.synthetic_kv import SyntheticKV
 from disagg.servers.rehearsal.way import PATIENCE_S, Shape
 
 _POLL_S = 0.01
+_LONG_S = 10 * PATIENCE_S
 
 
 class JSONSender:
@@ -34,14 +34,13 @@ class JSONSender:
 
     def prepare(self, offer: dict[str, Any]) -> None:
         host = f"[{offer['host']}]" if ":" in offer["host"] else offer["host"]
-        self._url = f"http://{host}:{offer['port']}/layer"
-        self._client = self._client or httpx.Client(timeout=PATIENCE_S, trust_env=False)
+        self._url = f"http://{host}:{offer['port']}/kv"
+        self._client = self._client or httpx.Client(timeout=_LONG_S, trust_env=False)
 
     def send(self) -> None:
         assert self._client is not None, "prepare comes first"
-        for index, tensor in enumerate(self._tensors):
-            body = {"index": index, "data": base64.b64encode(tensor).decode("ascii")}
-            self._client.post(self._url, content=json.dumps(body).encode()).raise_for_status()
+        layers = [base64.b64encode(tensor).decode("ascii") for tensor in self._tensors]
+        self._client.post(self._url, json={"layers": layers}).raise_for_status()
 
     def close(self) -> None:
         if self._client is not None:
@@ -52,11 +51,10 @@ class JSONReceiver:
     """See way.Receiver."""
 
     def __init__(self, shape: Shape, host: str) -> None:
-        self._count = 2 * len(shape.layout.layers)
         self._host = host
         self._tensors: list[Any] = []
         self._complete = threading.Event()
-        app = Starlette(routes=[Route("/layer", self._take, methods=["POST"])])
+        app = Starlette(routes=[Route("/kv", self._take, methods=["POST"])])
         config = uvicorn.Config(app, host=host, port=0, log_config=None, lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, name="http-json", daemon=True)
@@ -75,8 +73,8 @@ class JSONReceiver:
         self._complete.clear()
 
     def receive(self) -> Sequence[Any]:
-        if not self._complete.wait(10 * PATIENCE_S):
-            raise TimeoutError("the layers did not arrive")
+        if not self._complete.wait(_LONG_S):
+            raise TimeoutError("the request did not arrive")
         return self._tensors
 
     def close(self) -> None:
@@ -84,10 +82,8 @@ class JSONReceiver:
         self._thread.join(PATIENCE_S)
 
     async def _take(self, request: Request) -> Response:
-        body = json.loads(await request.body())
-        data = numpy.frombuffer(base64.b64decode(body["data"]), numpy.uint8)
-        synthetic_kv.as_arrays([data])
-        self._tensors.append(data)
-        if len(self._tensors) == self._count:
-            self._complete.set()
+        layers = (await request.json())["layers"]
+        self._tensors = [numpy.frombuffer(base64.b64decode(layer), numpy.uint8) for layer in layers]
+        synthetic_kv.as_arrays(self._tensors)
+        self._complete.set()
         return JSONResponse({"ok": True})
