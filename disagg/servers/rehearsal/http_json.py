@@ -1,4 +1,7 @@
-"""The way of a first sketch: one HTTP request with every layer as base64 in JSON, decoded into mlx arrays."""
+"""The way of a first sketch: base64 in JSON over HTTP, one request per layer, decoded into mlx arrays.
+
+By layer is the kindest to it: with all 805 MB in one request it took 87 s on a machine where this takes 7.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,14 @@ class JSONSender:
 
     def prepare(self, offer: dict[str, Any]) -> None:
         host = f"[{offer['host']}]" if ":" in offer["host"] else offer["host"]
-        self._url = f"http://{host}:{offer['port']}/kv"
+        self._url = f"http://{host}:{offer['port']}/layer"
         self._client = self._client or httpx.Client(timeout=_LONG_S, trust_env=False)
 
     def send(self) -> None:
         assert self._client is not None, "prepare comes first"
-        layers = [base64.b64encode(tensor).decode("ascii") for tensor in self._tensors]
-        self._client.post(self._url, json={"layers": layers}).raise_for_status()
+        for keys, values in zip(self._tensors[::2], self._tensors[1::2], strict=True):
+            layer = {"keys": _text(keys), "values": _text(values)}
+            self._client.post(self._url, json=layer).raise_for_status()
 
     def close(self) -> None:
         if self._client is not None:
@@ -51,10 +55,11 @@ class JSONReceiver:
     """See way.Receiver."""
 
     def __init__(self, shape: Shape, host: str) -> None:
+        self._count = 2 * len(shape.layout.layers)
         self._host = host
         self._tensors: list[Any] = []
         self._complete = threading.Event()
-        app = Starlette(routes=[Route("/kv", self._take, methods=["POST"])])
+        app = Starlette(routes=[Route("/layer", self._take, methods=["POST"])])
         config = uvicorn.Config(app, host=host, port=0, log_config=None, lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, name="http-json", daemon=True)
@@ -74,7 +79,7 @@ class JSONReceiver:
 
     def receive(self) -> Sequence[Any]:
         if not self._complete.wait(_LONG_S):
-            raise TimeoutError("the request did not arrive")
+            raise TimeoutError("the layers did not arrive")
         return self._tensors
 
     def close(self) -> None:
@@ -82,8 +87,14 @@ class JSONReceiver:
         self._thread.join(PATIENCE_S)
 
     async def _take(self, request: Request) -> Response:
-        layers = (await request.json())["layers"]
-        self._tensors = [numpy.frombuffer(base64.b64decode(layer), numpy.uint8) for layer in layers]
-        synthetic_kv.as_arrays(self._tensors)
-        self._complete.set()
+        layer = await request.json()
+        tensors = [numpy.frombuffer(base64.b64decode(layer[kind]), numpy.uint8) for kind in ("keys", "values")]
+        synthetic_kv.as_arrays(tensors)
+        self._tensors += tensors
+        if len(self._tensors) == self._count:
+            self._complete.set()
         return JSONResponse({"ok": True})
+
+
+def _text(tensor: Any) -> str:
+    return base64.b64encode(tensor).decode("ascii")
