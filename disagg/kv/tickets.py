@@ -30,7 +30,7 @@ from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
 
 TICKET_BYTES = 32
-KEEP_SHARE = 8
+KEEP_SHARE = 4
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,175 @@
+"""Every figure that disagg promises, measured on this machine in one run, one table.
+
+    python -m benchmarks [--rounds 5] [--quick] [--markdown FILE]
+
+Ratios are of figures from the same run. Give it a quiet machine: at least two cores with nothing else to do; the load
+is printed, since a busy one makes every row worse. Rows that need root (a shaped link between network namespaces) or a
+package that is not installed are skipped by name. `simulated`: no model runs, the servers play predicted times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+SIMULATED = Path(__file__).with_name("simulated_pair.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure beside its target; `met` is None where it was not measured."""
+
+    figure: str
+    target: str
+    measured: str
+    met: bool | None
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--quick", action="store_true", help="a quarter of the bytes: a look, no figures to quote")
+    options.add_argument("--markdown", type=Path, help="also write the table there")
+    args = options.parse_args()
+    rows: list[Row] = []
+    console, load = Console(), os.getloadavg()[0]
+    for part in PARTS:
+        console.print(f"{part.__name__} …", style="dim")
+        rows += part(args.rounds, args.quick)
+    heading = f"{os.cpu_count()} cores, load {load:.1f} at the beginning and {os.getloadavg()[0]:.1f} at the end"
+    console.print(table(rows, heading))
+    if args.markdown:
+        args.markdown.write_text(markdown(rows, heading))
+
+
+def handoff(rounds: int, quick: bool) -> Iterator[Row]:
+    """Beside a bare socket and base64 in JSON, through `disagg bench handoff`."""
+    tokens = "2048" if quick else "8192"
+    argv = [sys.executable, "-m", "disagg", "bench", "handoff", "--json", "--rounds", str(rounds), "--tokens", tokens]
+    got = run(argv)
+    size = f"{got['bytes'] / 1e6:.0f} MB"
+    rates = f"{got['handoff_gb_s']:.2f} / {got['raw_socket_gb_s']:.2f} GB/s"
+    yield at_least(f"hand-off to ready MLX caches, {size} / bare socket", got["ratio_to_raw"], 0.80, rates)
+    yield at_least(
+        "the same / base64 in JSON over HTTP", got["ratio_to_base64_json"], 40, f"{got['base64_json_gb_s']:.3f} GB/s"
+    )
+
+
+def peers(rounds: int, quick: bool) -> Iterator[Row]:
+    """Beside other transports."""
+    size = "201" if quick else "805"
+    got = run([sys.executable, "-m", "benchmarks.peers.transport", "--rounds", str(rounds), "--mb", size])
+    targets = {"mooncake": ("Mooncake Transfer Engine over TCP", 1.2), "nixl": ("NIXL, UCX over TCP", 4.0)}
+    for name, (title, target) in targets.items():
+        if name not in got["peers"]:
+            yield skipped(
+                f"hand-off / {title}", f"at least {target}", got["skipped"].get(name, {}).get("install", "failed")
+            )
+            continue
+        ours, ways = got["peers"]["disagg"]["gb_s"], got["peers"][name]["ways"]
+        rates = ", ".join(f"{way} {figures['gb_s']:.2f}" for way, figures in ways.items())
+        yield at_least(
+            f"hand-off / {title}, its best way", ours / got["peers"][name]["gb_s"], target, f"{ours:.2f} / {rates} GB/s"
+        )
+
+
+def prefill(rounds: int, quick: bool) -> Iterator[Row]:
+    """Beside a bare forward, and beside a full link."""
+    got = run([sys.executable, "-m", "benchmarks.prefill", "--rounds", str(rounds)])
+    yield at_least("prefill tokens/s / bare transformers forward, same chunks", got["engine_over_bare"], 0.97)
+    sent = f"while {got['sent_gb_s']:.2f} GB/s leave"
+    yield at_most("slowdown of prefill compute while sending", got["slowdown_while_sending"], 0.03, sent)
+
+
+def decode(rounds: int, quick: bool) -> Iterator[Row]:
+    """Beside mlx_lm.server."""
+    got = run([sys.executable, "-m", "benchmarks.peers.mlx_server", "--rounds", str(rounds)])
+    if got.get("skipped"):
+        yield skipped("decode tokens/s / mlx_lm.server", "at least 1.0", "python -m pip install 'disagg[decode]'")
+        return
+    for together, ratio in got["steady_ratio"].items():
+        rate = got["concurrency"][together]["disagg"]["steady_tok_s"]
+        yield at_least(f"decode tokens/s / mlx_lm.server, concurrency {together}", ratio, 1.0, f"{rate:.0f} tokens/s")
+    yield at_most("ms per output token added by server and client", got["added_ms"], 1.0)
+
+
+def ttft(rounds: int, quick: bool) -> Iterator[Row]:
+    """Beside the models' own work."""
+    got = run([sys.executable, "-m", "benchmarks.ttft"])
+    for length, row in got["prompt_tokens"].items():
+        yield at_most(f"ms of TTFT beyond prefill, exposed transfer, one step; {length} tokens", row["beyond_ms"], 15.0)
+
+
+def shaped(rounds: int, quick: bool) -> Iterator[Row]:
+    """Over a link of a given rate; needs root."""
+    overlap = "simulated: exposed / whole transfer, link at 0.6 x prefill, 8192 tokens, 32 layers"
+    pair = "simulated: DGX Spark -> M3 Ultra, Llama-3.1-8B fp16, 8192 tokens, 10 GbE: total / best halves"
+    if os.geteuid() != 0:
+        yield skipped(overlap, "at most 0.06", "run it as root")
+        yield skipped(pair, "at most 1.05", "run it as root")
+        return
+    argv = [sys.executable, str(SIMULATED), "--json", "--rounds", str(rounds)]
+    yield at_most(overlap, run([*argv, "--share", "0.6"])["median"]["exposed_over_transfer"], 0.06)
+    got = run([*argv, "--gbit", "10"])
+    yield at_most(
+        pair, got["median"]["total_over_ideal"], 1.05, f"{got['median']['total']:.2f} s of {got['ideal']:.2f}"
+    )
+
+
+PARTS: Sequence[Callable[[int, bool], Iterator[Row]]] = (handoff, shaped, prefill, ttft, decode, peers)
+
+
+def at_least(figure: str, value: float, target: float, detail: str = "") -> Row:
+    return Row(figure, f"at least {target:g}", said(value, detail), value >= target)
+
+
+def at_most(figure: str, value: float, target: float, detail: str = "") -> Row:
+    return Row(figure, f"at most {target:g}", said(value, detail), value <= target)
+
+
+def skipped(figure: str, target: str, how: str) -> Row:
+    return Row(figure, target, f"skipped: {how}", None)
+
+
+def said(value: float, detail: str) -> str:
+    return f"{value:.3g} ({detail})" if detail else f"{value:.3g}"
+
+
+def run(argv: Sequence[str]) -> dict[str, Any]:
+    """What a program says on stdout, as JSON. Ends this one with its last words where it fails."""
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    if not done.stdout.strip():
+        sys.exit(f"{' '.join(argv[1:])}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def table(rows: Sequence[Row], heading: str) -> Table:
+    shown = Table(title=heading)
+    for name in ("figure", "target", "measured"):
+        shown.add_column(name, overflow="fold")
+    for row in rows:
+        style = {True: "green", False: "red", None: "dim"}[row.met]
+        shown.add_row(row.figure, row.target, f"[{style}]{row.measured}[/]")
+    return shown
+
+
+def markdown(rows: Sequence[Row], heading: str) -> str:
+    lines = [f"{heading}.", "", "| figure | target | measured | |", "| --- | --- | --- | --- |"]
+    met = {True: "met", False: "**not met**", None: "skipped"}
+    lines += [f"| {row.figure} | {row.target} | {row.measured} | {met[row.met]} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

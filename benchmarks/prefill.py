@@ -1,0 +1,186 @@
+"""What handing over costs the prefill: the engine beside a bare transformers forward, and beside a full link.
+
+    python -m benchmarks.prefill [--rounds 7] [--tokens 1024] [--gb-s 1.25]
+
+A llama of 25 million random parameters on one compute thread, the prompt read in chunks of 256 tokens, by turns:
+
+    bare        model.model(chunk) on transformers' own DynamicCache
+    engine      TransformersPrefillEngine.prefill, its blocks dropped
+    sending     the same while another thread hands KV over at --gb-s (1.25 is 10 GbE) to another process
+
+One JSON object: medians in tokens/s, and the two ratios. The machine must be quiet and have two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import queue
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import transformers
+
+import disagg.demo
+from disagg.config import EngineOptions
+from disagg.engines.transformers_engine import TransformersPrefillEngine
+from disagg.kv.blocks import KVBlock
+from disagg.kv.fingerprint import Fingerprint, token_hash
+from disagg.kv.frames import Header
+from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.receive import KVServer
+from disagg.kv.received import ReceivedKV
+from disagg.kv.send import Transfer
+from disagg.kv.tickets import KEEP_SHARE, Expected, Result, Tickets
+
+CHUNK_TOKENS = 256
+TIMEOUT_S = 600.0
+# Qwen3-Coder-30B's KV of one chunk, 201 MB, again and again for as long as the prefill lasts.
+BLOCK_TOKENS = 2048
+LAYOUT = Layout((LayerLayout("full", kv_heads=4, key_dim=128, value_dim=128),) * 48, "bfloat16")
+FINGERPRINT = Fingerprint("benchmark", 1, "none", "none", "none", "none")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--tokens", type=int, default=1024)
+    options.add_argument("--gb-s", type=float, default=1.25)
+    args = options.parse_args()
+    print(json.dumps(compare(args.rounds, args.tokens, args.gb_s), indent=2))
+
+
+def compare(rounds: int, tokens: int, gb_s: float) -> dict[str, Any]:
+    """Take turns; the first is not counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = TransformersPrefillEngine(
+            make_model(Path(folder)), 2 * tokens, EngineOptions("transformers", dtype="float32", threads=1)
+        )
+    prompt = numpy.random.default_rng(0).integers(8, 1000, tokens).tolist()
+    sent: list[float] = []
+    with Beside(gb_s) as beside:
+        ways: dict[str, Callable[[], float]] = {
+            "bare": lambda: bare(engine, prompt),
+            "engine": lambda: handed_over(engine, prompt),
+            "sending": lambda: beside.during(lambda: handed_over(engine, prompt), sent),
+        }
+        turns = [{name: way() for name, way in ways.items()} for _ in range(rounds + 1)][1:]
+    rates = {name: tokens / statistics.median(turn[name] for turn in turns) for name in ways}
+    return {
+        "tokens": tokens,
+        "rounds": rounds,
+        "tokens_per_s": rates,
+        "engine_over_bare": statistics.median(turn["bare"] / turn["engine"] for turn in turns),
+        "slowdown_while_sending": statistics.median(turn["sending"] / turn["engine"] for turn in turns) - 1,
+        "sent_gb_s": statistics.median(sent[1:]),
+    }
+
+
+def make_model(folder: Path) -> Path:
+    """A llama that was never trained, with the demo's tokenizer."""
+    demo = Path(disagg.demo.__file__).parent / "models" / "qwen3-moe-tiny"
+    for file in demo.glob("*token*"):
+        shutil.copy(file, folder)
+    vocab = json.loads((demo / "config.json").read_text())["vocab_size"]
+    config = transformers.LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def bare(engine: Any, prompt: list[int]) -> float:
+    """Seconds of transformers by itself."""
+    cache = transformers.DynamicCache()
+    began = time.perf_counter()
+    with torch.inference_mode():
+        for start in range(0, len(prompt), CHUNK_TOKENS):
+            ids = torch.tensor([prompt[start : start + CHUNK_TOKENS]])
+            engine._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+    return time.perf_counter() - began
+
+
+def handed_over(engine: Any, prompt: list[int]) -> float:
+    """Seconds of the engine."""
+    return float(engine.prefill(prompt, lambda block: None, chunk_tokens=CHUNK_TOKENS).compute_s)
+
+
+class Beside:
+    """A hand-off that goes on while something else is timed, and the process that takes it."""
+
+    def __init__(self, gb_s: float) -> None:
+        self._gb_s = gb_s
+        noise = [numpy.random.default_rng(0).integers(0, 256, BLOCK_TOKENS * 256, numpy.uint8).data for _ in range(8)]
+        self._heads = noise[:4], noise[4:]
+        self._here, there = multiprocessing.get_context("spawn").Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(target=receive, args=(there,), daemon=True)
+
+    def __enter__(self) -> Beside:
+        self._process.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._here.send("end")
+        self._process.join(TIMEOUT_S)
+
+    def during(self, work: Callable[[], float], sent: list[float]) -> float:
+        """Run `work` while KV leaves at the wanted rate; what was really sent, GB/s, goes to `sent`."""
+        stop, count = threading.Event(), [0]
+        feeding = threading.Thread(target=self._feed, args=(stop, count))
+        feeding.start()
+        began = time.perf_counter()
+        try:
+            return work()
+        finally:
+            sent.append(count[0] / (time.perf_counter() - began) / 1e9)
+            stop.set()
+            feeding.join()
+
+    def _feed(self, stop: threading.Event, count: list[int]) -> None:
+        began = time.perf_counter()
+        while not stop.is_set():
+            self._here.send("offer")
+            port, ticket = self._here.recv()
+            header = Header(ticket, "beside", FINGERPRINT, LAYOUT, token_hash([]), BLOCK_TOKENS)
+            with Transfer.open("127.0.0.1", port, header, deadline=time.monotonic() + TIMEOUT_S) as transfer:
+                for layer in range(len(LAYOUT.layers)):
+                    transfer.send(KVBlock(layer, 0, BLOCK_TOKENS, *self._heads))
+                    count[0] += LAYOUT.nbytes(BLOCK_TOKENS) // len(LAYOUT.layers)
+                    due = began + count[0] / (self._gb_s * 1e9)
+                    stop.wait(max(0.0, due - time.perf_counter()))
+                transfer.finish()
+
+
+def receive(parent: Connection) -> None:
+    """Take what comes, into memory that is written over and over."""
+    tickets = Tickets(max_kv_bytes=2 * KEEP_SHARE * LAYOUT.nbytes(BLOCK_TOKENS))
+    arrived: queue.Queue[Result] = queue.Queue()
+    with KVServer("127.0.0.1", 0, tickets) as server:
+        while parent.recv() == "offer":
+            expected = Expected("beside", LAYOUT, FINGERPRINT, token_hash([]), BLOCK_TOKENS)
+            slot = tickets.issue(expected, arrived.put, deadline=time.monotonic() + TIMEOUT_S)
+            parent.send((server.port, slot.ticket))
+            result = arrived.get(timeout=TIMEOUT_S)
+            if isinstance(result, ReceivedKV):
+                result.release(reuse=True)
+
+
+if __name__ == "__main__":
+    main()
