@@ -1,0 +1,14 @@
+"""`disagg bench` and the measurements below it.
+
+load       `disagg bench` without a subcommand: requests, disaggregated and on each machine alone
+arguments  what they read from their command lines
+"""
+
+from __future__ import annotations
+
+import typer
+
+from disagg.cli.bench import arguments, load
+
+app = typer.Typer(name="bench", cls=arguments.Group, invoke_without_command=True)
+app.callback(invoke_without_command=True)(load.load)
