@@ -1,6 +1,7 @@
 """`disagg bench` and the measurements below it.
 
 load       `disagg bench` without a subcommand: requests, disaggregated and on each machine alone
+link       `disagg bench link`: the path between hosts in the KV direction
 arguments  what they read from their command lines
 """
 
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import typer
 
-from disagg.cli.bench import arguments, load
+from disagg.cli.bench import arguments, link, load
 
 app = typer.Typer(name="bench", cls=arguments.Group, invoke_without_command=True)
 app.callback(invoke_without_command=True)(load.load)
+app.command("link")(link.link)
