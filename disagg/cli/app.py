@@ -74,7 +74,7 @@ _USE, _SET_UP, _OPERATE = "Use", "Set up a fleet", "Operate it"
 app.command(rich_help_panel=_USE)(demo.demo)
 app.command(rich_help_panel=_USE)(generate.generate)
 app.command(rich_help_panel=_USE)(verify.verify)
-app.add_typer(bench.app, name="bench", rich_help_panel=_USE)
+app.add_typer(bench.app, rich_help_panel=_USE)
 app.command("plan-capacity", rich_help_panel=_USE)(plan_capacity.plan_capacity)
 app.command(rich_help_panel=_SET_UP)(init.init)
 app.command(rich_help_panel=_SET_UP)(trust.trust)

@@ -37,6 +37,7 @@ def test_host_names_are_offered_behind_host(tmp_path):
 def test_models_are_offered_by_alias_and_name(tmp_path):
     there = {"DISAGG_CONFIG": str(HOSTS_TOML)}
     assert complete("disagg generate -m q", tmp_path, **there) == ["qwen", "qwen3-coder", "qwen3-coder:30b"]
+    assert complete("disagg bench -m gpt", tmp_path, **there) == ["gpt-oss", "gpt-oss:120b"]
     assert complete("disagg models pull gpt", tmp_path, **there) == ["gpt-oss", "gpt-oss:120b"]
 
 

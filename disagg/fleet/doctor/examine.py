@@ -17,7 +17,7 @@ from disagg.fleet.doctor import pair as about_pair
 from disagg.fleet.doctor.gather import Examined, examine_host
 from disagg.fleet.findings import Finding, fault
 from disagg.fleet.health import HostStatus, poll, select_hosts
-from disagg.fleet.link import Bounds, End, Link, judge, measure_all
+from disagg.fleet.link import Bounds, End, Link, judge, kv_pairs, measure_all
 from disagg.fleet.machine import HostKeyRefused, HostUnreachable, LoginRefused, Machine
 from disagg.fleet.state import State
 
@@ -118,16 +118,6 @@ def examine(
     hosts = tuple(_host(fleet, outcome, told, token) for outcome in outcomes if outcome.host in chosen)
     everywhere = (*about_pair.versions([*seen.values()], told), *about_pair.clocks([*seen.values()]))
     return Diagnosis(hosts, tuple(_pair(fleet, link, seen, told) for link in links), everywhere)
-
-
-def kv_pairs(fleet: Fleet) -> list[tuple[Host, Host]]:
-    """Every prefill host with every decode host of the same model, in file order."""
-    return [
-        (prefill, decode)
-        for model in fleet.models
-        for prefill in fleet.serving(model, "prefill")
-        for decode in fleet.serving(model, "decode")
-    ]
 
 
 def _peers(fleet: Fleet, host: Host) -> list[Host]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from disagg.config import Host
 from disagg.config.addresses import same_machine
-from disagg.fleet.findings import Finding, fault, note, ok, warning
+from disagg.fleet.findings import Finding, Level, fault, note, ok, warning
 from disagg.fleet.link.measure import Link
 from disagg.fleet.link.path import Interface, Path
 
@@ -129,7 +129,7 @@ def _counters(path: Path) -> str:
     )
 
 
-def worst(findings: Sequence[Finding]) -> str:
+def worst(findings: Sequence[Finding]) -> Level:
     """The most serious level there is."""
-    order = ("fault", "warning", "note", "ok")
+    order: tuple[Level, ...] = ("fault", "warning", "note", "ok")
     return min((finding.level for finding in findings), key=order.index, default="ok")

@@ -3,8 +3,8 @@ import re
 import pytest
 
 from disagg.config import load
-from disagg.fleet.doctor.examine import examine, kv_pairs
-from disagg.fleet.link import Bounds
+from disagg.fleet.doctor.examine import examine
+from disagg.fleet.link import Bounds, kv_pairs
 from disagg.fleet.machine import HostKeyRefused, HostUnreachable
 from disagg.fleet.state import State
 

@@ -13,8 +13,9 @@ import pytest
 import typer
 from commandline import ROOT, run
 
-from disagg.cli.bench import Group, spread_pairs
-from disagg.cli.bench import bench as bench_command
+from disagg.cli.bench.arguments import Group, spread_pairs
+from disagg.cli.bench.load import load
+from disagg.errors import UsageError
 from tests.fleets import RunningFleet, wait_until
 
 SMALL = ["--prompt-tokens", "16,64", "--output-tokens", "3", "-n", "2", "--warmup", "0"]
@@ -138,9 +139,29 @@ def test_help_names_every_workload(capsys):
     assert "mooncake" in out and "--max-duration" in out
 
 
-def test_a_subcommand_runs_without_the_benchmark(monkeypatch, capsys):
+@pytest.fixture
+def group():
+    """The benchmark's command line with a subcommand of the test's own."""
     group = typer.Typer(cls=Group, invoke_without_command=True)
-    group.callback()(bench_command)
-    group.command("link")(lambda: typer.echo("the path"))
-    group(["link"], standalone_mode=False)
-    assert capsys.readouterr().out == "the path\n"
+    group.callback()(load)
+    group.command("measure")(lambda: typer.echo("measured"))
+    return group
+
+
+def test_a_subcommand_runs_without_the_benchmark(group, capsys):
+    group(["measure"], standalone_mode=False)
+    assert capsys.readouterr().out == "measured\n"
+
+
+def test_an_option_of_the_benchmark_before_a_subcommand_is_refused(group, capsys):
+    with pytest.raises(UsageError, match="--rounds is an option of the benchmark, not of `disagg bench measure`"):
+        group(["--rounds", "4", "measure"], standalone_mode=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_subcommand_is_not_taken_for_the_name_of_a_file(group, tiny_fleet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISAGG_CONFIG", str(tiny_fleet.fleet.path))
+    with pytest.raises(UsageError, match="--json measure: a file, or the command of that name"):
+        group(["--json", "measure"], standalone_mode=False)
+    assert not (tmp_path / "measure").exists()

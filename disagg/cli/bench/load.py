@@ -1,31 +1,26 @@
-"""`disagg bench`: what disaggregating this fleet gains, and where it loses.
-
-Without a subcommand the group runs the benchmark; other measurements are its subcommands.
-"""
+"""`disagg bench` itself: what disaggregating this fleet gains, and where it loses."""
 
 from __future__ import annotations
 
-import os
-import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
+from disagg.cli.bench.arguments import numbers, pairs, refuse_options, refuse_subcommand, require_writable
+from disagg.cli.completion import complete_model
 from disagg.cli.context import settings, stderr, stdout
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from disagg.bench.benchmark import Order
     from disagg.bench.result import Result
     from disagg.config import Fleet
 
-T = TypeVar("T", int, float)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -46,36 +41,18 @@ class KindName(StrEnum):
     mooncake = "mooncake"
 
 
-class Group(TyperGroup):
-    """Lets --goodput and --watts take several pairs at once: `--goodput ttft:500 tpot:50`."""
-
-    def parse_args(self, ctx: object, args: list[str]) -> list[str]:
-        return list(super().parse_args(ctx, spread_pairs(args)))  # type: ignore[arg-type]
-
-
-def spread_pairs(args: Sequence[str]) -> list[str]:
-    """`--watts a=1 b=2` as `--watts a=1 --watts b=2`."""
-    spread: list[str] = []
-    option = ""
-    for word in args:
-        if option and re.fullmatch(r"[a-z0-9]+[:=][0-9.]+", word):
-            if spread[-1] != option:
-                spread.append(option)
-        else:
-            option = word if word in ("--goodput", "--watts") else ""
-        spread.append(word)
-    return spread
-
-
-app = typer.Typer(cls=Group, invoke_without_command=True, no_args_is_help=False)
-
-
-@app.callback(invoke_without_command=True)
-def bench(
+def load(
     context: typer.Context,
     *,
     model: Annotated[
-        str | None, typer.Option("-m", "--model", metavar="NAME", help="Needed where there are several.")
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="NAME",
+            help="Needed where there are several.",
+            autocompletion=complete_model,
+        ),
     ] = None,
     mode: Annotated[
         list[ModeName] | None, typer.Option(help="Repeatable; by default all three.", show_default=False)
@@ -101,12 +78,22 @@ def bench(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Figures; - is stdout.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="A page with plots.")] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Play the fleet on this machine: real servers, predicted times.")
+    ] = False,
+    prefill_device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="With --simulate: instead of hosts.toml's.")
+    ] = None,
+    decode_device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="With --simulate: instead of hosts.toml's.")
+    ] = None,
 ) -> None:
     """Compare the fleet, disaggregated, with each of its machines alone.
 
     The modes take turns in one run. Ctrl-C keeps what was measured until then (exit code 130).
     """
     if context.invoked_subcommand is not None:
+        refuse_options(context)
         return
     from disagg.bench.benchmark import Order
     from disagg.bench.stats import LIMITS
@@ -117,10 +104,10 @@ def bench(
         kind=workload.value,
         file=file,
         modes=tuple(one.value for one in mode or ()),
-        prompt_tokens=_numbers("--prompt-tokens", prompt_tokens, int),
-        output_tokens=_numbers("--output-tokens", output_tokens, int),
-        concurrency=_numbers("--concurrency", concurrency, int),
-        rates=_numbers("--rate", rate, float),
+        prompt_tokens=numbers("--prompt-tokens", prompt_tokens, int),
+        output_tokens=numbers("--output-tokens", output_tokens, int),
+        concurrency=numbers("--concurrency", concurrency, int),
+        rates=numbers("--rate", rate, float),
         requests=requests,
         rounds=rounds,
         warmup=warmup,
@@ -128,12 +115,14 @@ def bench(
         seed=seed,
         max_duration=max_duration,
         timeout=timeout,
-        limits=_pairs("--goodput", goodput, LIMITS),
-        watts=_pairs("--watts", watts, ("prefill", "decode")),
+        limits=pairs("--goodput", goodput, LIMITS),
+        watts=pairs("--watts", watts, ("prefill", "decode")),
     )
-    for path in (json_file, report):
-        _require_writable(path)
-    result, signalled = _run(fleet, order)
+    for option, path in (("--json", json_file), ("--report", report)):
+        refuse_subcommand(context, option, path)
+        require_writable(path)
+    with _served(fleet, order.model, simulate, (prefill_device, decode_device)) as (served, token):
+        result, signalled = _run(served, order, token)
     _show(result, json_file, report)
     if signalled:
         raise typer.Exit(128 + signalled)
@@ -147,42 +136,23 @@ def _model(fleet: Fleet, name: str | None) -> str:
     return choose_models(fleet, [name] if name else [])[0]
 
 
-def _numbers(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
-    """A comma-separated sweep. UsageError for what is no positive number."""
-    if text is None:
-        return ()
-    try:
-        numbers = [kind(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or not all(0 < number < 1e9 for number in numbers):
-        raise UsageError(f"{option} {text}: not a list of positive numbers", f"as in {option} 1,2,4")
-    return tuple(dict.fromkeys(numbers))
-
-
-def _pairs(option: str, words: Sequence[str] | None, known: Sequence[str]) -> dict[str, float]:
-    """`name:number` or `name=number` pairs. UsageError for an unknown name or no positive number."""
-    pairs = {}
-    for word in (part for text in words or () for part in text.replace(",", " ").split()):
-        found = re.fullmatch(r"([a-z0-9]+)[:=]([0-9]*\.?[0-9]+)", word)
-        if not found or found[1] not in known or float(found[2]) <= 0:
-            raise UsageError(
-                f"{option} {word}: not understood", f"NAME and a positive number; NAME: {', '.join(known)}"
-            )
-        pairs[found[1]] = float(found[2])
-    return pairs
-
-
-def _require_writable(path: Path | None) -> None:
-    """Find out before the run, not after it."""
-    if path is None or str(path) == "-":
+@contextmanager
+def _served(
+    fleet: Fleet, model: str, simulate: bool, devices: tuple[str | None, str | None]
+) -> Iterator[tuple[Fleet, str | None]]:
+    """The fleet to measure, and its token where that is not in its file."""
+    if not simulate:
+        if any(devices):
+            raise UsageError("--prefill-device and --decode-device name machines to simulate", "add --simulate")
+        yield fleet, None
         return
-    target = path if path.exists() else path.absolute().parent
-    if path.is_dir() or not os.access(target, os.W_OK):
-        raise UsageError(f"cannot write {path}", "name a file in a folder that exists and is yours")
+    from disagg.cli.bench.simulate import simulated
+
+    with simulated(fleet, model, *devices) as (copy, token):
+        yield copy, token
 
 
-def _run(fleet: Fleet, order: Order) -> tuple[Result, int]:
+def _run(fleet: Fleet, order: Order, token: str | None) -> tuple[Result, int]:
     """The result, and the signal that ended the run early, or 0. A second Ctrl-C ends it at once."""
     import asyncio
 
@@ -191,6 +161,7 @@ def _run(fleet: Fleet, order: Order) -> tuple[Result, int]:
     from disagg.cli.views.bench import live
 
     watch, signals = Watch(), list[int]()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     async def run() -> Result:
         loop = asyncio.get_running_loop()
@@ -198,15 +169,20 @@ def _run(fleet: Fleet, order: Order) -> tuple[Result, int]:
         def interrupt(number: int) -> None:
             signals.append(number)
             watch.end("interrupted")
-            for one in _SIGNALS:
+            for one, handler in before.items():
                 loop.remove_signal_handler(one)
+                signal.signal(one, handler)
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, interrupt, number)
-        return await benchmark(fleet, order, watch)
+        return await benchmark(fleet, order, watch, token)
 
-    with live(watch, stderr()):
-        result = asyncio.run(run())
+    try:
+        with live(watch, stderr(), any(one.simulated for one in fleet.hosts.values() if one.model == order.model)):
+            result = asyncio.run(run())
+    finally:  # the loop has left none: what follows may still have servers to stop
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return result, signals[0] if signals else 0
 
 

@@ -1,0 +1,19 @@
+"""`disagg bench` and the measurements below it.
+
+load       `disagg bench` without a subcommand: requests, disaggregated and on each machine alone
+simulate   the fleet that `disagg bench --simulate` loads
+link       `disagg bench link`: the path between hosts in the KV direction
+handoff    `disagg bench handoff`: KV from torch tensors to ready MLX caches, beside other ways
+arguments  what they read from their command lines
+"""
+
+from __future__ import annotations
+
+import typer
+
+from disagg.cli.bench import arguments, handoff, link, load
+
+app = typer.Typer(name="bench", cls=arguments.Group, invoke_without_command=True)
+app.callback(invoke_without_command=True)(load.load)
+app.command("handoff")(handoff.handoff)
+app.command("link")(link.link)

@@ -1,0 +1,98 @@
+"""What the commands of `disagg bench` read from their command lines, checked before anything is measured."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+from disagg.errors import UsageError
+
+T = TypeVar("T", int, float)
+
+
+class Group(TyperGroup):
+    """Lets --goodput and --watts take several pairs at once: `--goodput ttft:500 tpot:50`."""
+
+    def parse_args(self, ctx: object, args: list[str]) -> list[str]:
+        return list(super().parse_args(ctx, spread_pairs(args)))  # type: ignore[arg-type]
+
+
+def spread_pairs(args: Sequence[str]) -> list[str]:
+    """`--watts a=1 b=2` as `--watts a=1 --watts b=2`."""
+    spread: list[str] = []
+    option = ""
+    for word in args:
+        if option and re.fullmatch(r"[a-z0-9]+[:=][0-9.]+", word):
+            if spread[-1] != option:
+                spread.append(option)
+        else:
+            option = word if word in ("--goodput", "--watts") else ""
+        spread.append(word)
+    return spread
+
+
+def refuse_options(context: typer.Context) -> None:
+    """UsageError where the benchmark's own options stand before a subcommand, which would not see them."""
+    given = [parameter.opts[-1] for parameter in context.command.params if _given(context, parameter.name or "")]
+    if given:
+        raise UsageError(
+            f"{given[0]} is an option of the benchmark, not of `disagg bench {context.invoked_subcommand}`",
+            f"its own go behind it: disagg bench {context.invoked_subcommand} --help",
+        )
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    """Whether this was said on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_subcommand(context: typer.Context, option: str, path: Path | None) -> None:
+    """UsageError where an option has taken the name of a subcommand for its FILE: `bench --json link`."""
+    commands = getattr(context.command, "commands", {})
+    if str(path) in commands:
+        raise UsageError(
+            f"{option} {path}: a file, or the command of that name?",
+            f"disagg bench {path} {option}; or {option} ./{path} for a file",
+        )
+
+
+def numbers(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
+    """A comma-separated sweep. UsageError for what is no positive number."""
+    if text is None:
+        return ()
+    try:
+        read = [kind(part) for part in text.split(",")]
+    except ValueError:
+        read = []
+    if not read or not all(0 < number < 1e9 for number in read):
+        raise UsageError(f"{option} {text}: not a list of positive numbers", f"as in {option} 1,2,4")
+    return tuple(dict.fromkeys(read))
+
+
+def pairs(option: str, words: Sequence[str] | None, known: Sequence[str]) -> dict[str, float]:
+    """`name:number` or `name=number` pairs. UsageError for an unknown name or no positive number."""
+    read: dict[str, float] = {}
+    for word in (part for text in words or () for part in text.replace(",", " ").split()):
+        found = re.fullmatch(r"([a-z0-9]+)[:=]([0-9]*\.?[0-9]+)", word)
+        if not found or found[1] not in known or float(found[2]) <= 0:
+            raise UsageError(
+                f"{option} {word}: not understood", f"NAME and a positive number; NAME: {', '.join(known)}"
+            )
+        read[found[1]] = float(found[2])
+    return read
+
+
+def require_writable(path: Path | None) -> None:
+    """Find out before the run, not after it."""
+    if path is None or str(path) == "-":
+        return
+    target = path if path.exists() else path.absolute().parent
+    if path.is_dir() or not os.access(target, os.W_OK):
+        raise UsageError(f"cannot write {path}", "name a file in a folder that exists and is yours")

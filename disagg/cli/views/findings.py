@@ -1,0 +1,66 @@
+"""Findings: what is well in one paragraph, each trouble with the command that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from disagg.fleet.findings import Finding, Level
+
+MARKS: dict[Level, tuple[str, str]] = {
+    "fault": ("✘", "bold red"),
+    "warning": ("!", "bold yellow"),
+    "note": ("·", "cyan"),
+    "ok": ("✔", "green"),
+}
+
+
+def finding_lines(findings: Sequence[Finding]) -> Iterator[RenderableType]:
+    """What is well as one paragraph, everything else on lines of its own."""
+    well = [finding for finding in findings if finding.level == "ok"]
+    if well:
+        yield marked("ok", _Paragraph(well))
+    for level in ("fault", "warning", "note"):
+        for finding in findings:
+            if finding.level == level:
+                yield from _trouble(finding)
+
+
+class _Paragraph:
+    """Findings that are well, one behind the other, each whole on one line where it fits."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self._parts = [Text.assemble((f"{one.check} ", "dim"), one.text) for one in findings]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [Text()]
+        for part in self._parts:
+            between = Text(" · " if lines[-1] else "", "dim")
+            if lines[-1] and lines[-1].cell_len + between.cell_len + part.cell_len > options.max_width:
+                lines.append(Text())
+                between = Text()
+            lines[-1].append_text(between).append_text(part)
+        yield from lines
+
+
+def _trouble(finding: Finding) -> Iterator[RenderableType]:
+    yield marked(finding.level, Text.assemble((f"{finding.check}: ", "bold"), finding.text))
+    if finding.mend:
+        yield _hanging(Text("→", "cyan"), Text(finding.mend, "cyan"), 4)
+
+
+def marked(level: Level, text: RenderableType) -> RenderableType:
+    """A mark, and the text beside it."""
+    mark, style = MARKS[level]
+    return _hanging(Text(mark, style), text, 2)
+
+
+def _hanging(mark: Text, text: RenderableType, width: int) -> RenderableType:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=width, justify="right")
+    grid.add_column(ratio=1)
+    grid.add_row(mark, text)
+    return grid

@@ -1,0 +1,188 @@
+"""The links of a fleet: which there are, what each carries, and what that means for the model served over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from disagg.config import Fleet, Host
+from disagg.config.sizing import read_size, size_source
+from disagg.errors import DisaggError, FleetError, UsageError
+from disagg.fleet.connect import each, machine
+from disagg.fleet.deploy.facts import gather
+from disagg.fleet.findings import Finding, fault, note
+from disagg.fleet.link.judge import hidden_tokens_per_s, judge
+from disagg.fleet.link.measure import Bounds, End, Link, measure_all
+from disagg.fleet.machine import HostUnreachable, Machine
+from disagg.fleet.models.inventory import held
+from disagg.fleet.models.kv_size import kv_bytes_per_token
+from disagg.fleet.models.sources import need
+from disagg.fleet.programs import python_on
+
+Pair = tuple[Host, Host]
+"""Whom KV leaves, whom it reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """One link. `link` is None where it could not be measured: `error` says why. `kv_bytes_per_token` of the sender's
+    model, None where it is not known how large that is."""
+
+    sender: Host
+    receiver: Host
+    findings: tuple[Finding, ...]
+    link: Link | None = None
+    kv_bytes_per_token: float | None = None
+    error: DisaggError | None = None
+
+    @property
+    def carries_kv(self) -> bool:
+        """Whether KV goes this way: from a prefill host to a decode host of its model."""
+        return _carries_kv(self.sender, self.receiver)
+
+    @property
+    def hidden_tokens_per_s(self) -> float | None:
+        """The fastest prefill whose KV leaves as fast as it is made."""
+        rate = self.link.bits_per_s if self.link else None
+        return hidden_tokens_per_s(rate, self.kv_bytes_per_token) if rate and self.kv_bytes_per_token else None
+
+    def to_json(self) -> dict[str, Any]:
+        error = self.error or (self.link.error if self.link else None)
+        return {
+            "from": self.sender.name,
+            "to": self.receiver.name,
+            "model": self.sender.model if self.carries_kv else None,
+            **(self.link.to_json() if self.link else {}),
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "hidden_tokens_per_s": self.hidden_tokens_per_s,
+            "findings": [finding.to_json() for finding in self.findings],
+            "error": error.to_json() if error else None,
+        }
+
+
+def exit_code(surveyed: Sequence[Surveyed]) -> int:
+    """0 where nothing is at fault, 4 where a host cannot be reached, else 1. Warnings change nothing."""
+    if any(isinstance(one.error, HostUnreachable) for one in surveyed):
+        return 4
+    return 1 if any(finding.level == "fault" for one in surveyed for finding in one.findings) else 0
+
+
+def kv_pairs(fleet: Fleet) -> list[Pair]:
+    """Every prefill host with every decode host of the same model, in file order."""
+    return [
+        (prefill, decode)
+        for model in fleet.models
+        for prefill in fleet.serving(model, "prefill")
+        for decode in fleet.serving(model, "decode")
+    ]
+
+
+def pairs_between(fleet: Fleet, sender: Host | None, receiver: Host | None) -> list[Pair]:
+    """The KV links of the fleet that leave or reach these hosts; of two hosts the link between them, whatever they
+    serve. UsageError where there is none."""
+    if sender is not None and receiver is not None:
+        if sender.name == receiver.name:
+            raise UsageError(f"{sender.name} has no link to itself", "name two hosts")
+        return [(sender, receiver)]
+    pairs = [pair for pair in kv_pairs(fleet) if sender in (None, pair[0]) and receiver in (None, pair[1])]
+    if not pairs:
+        one = sender or receiver
+        verb = "leaves" if sender else "reaches"
+        raise UsageError(
+            f"no KV {verb} {one.name}" if one else f"{fleet.path.name} has no prefill and decode host of one model",
+            "KV goes from a prefill host to a decode host of its model; name both --from and --to for any two hosts",
+        )
+    return pairs
+
+
+def survey(
+    fleet: Fleet,
+    pairs: Sequence[Pair],
+    *,
+    tell: Callable[[str], None] = lambda what: None,
+    connect: Callable[[Host], Machine] = machine,
+    bounds: Bounds = Bounds(),  # noqa: B008  # frozen
+) -> list[Surveyed]:
+    """Measure and judge these links, in the pairs' order. What fails is told of its own link and hides no other."""
+    hosts = list({host.name: host for pair in pairs for host in pair}.values())
+    senders = {sender.name for sender, _ in pairs}
+    with ExitStack() as stack:
+        machines = {host.name: connect(host) for host in hosts}
+        for one in machines.values():
+            stack.callback(one.close)
+        tell(f"{len(hosts)} hosts")
+        outcomes = each(hosts, lambda host: _prepare(fleet, host, machines[host.name], host.name in senders))
+        ready = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
+        errors = {outcome.host.name: outcome.error for outcome in outcomes if outcome.error is not None}
+        usable = [pair for pair in pairs if pair[0].name in ready and pair[1].name in ready]
+        measured = measure_all(
+            [(ready[one.name].end, ready[other.name].end) for one, other in usable],
+            bounds,
+            lambda one, other: tell(f"{one.name} → {other.name}"),
+        )
+    links = dict(zip(((one.name, other.name) for one, other in usable), measured, strict=True))
+    return [_judged(pair, ready, errors, links.get((pair[0].name, pair[1].name))) for pair in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    end: End
+    per_token: float | None = None
+
+
+def _prepare(fleet: Fleet, host: Host, where: Machine, sends: bool) -> _Ready:
+    """What a measurement needs of a host. HostUnreachable, or FleetError where no program can run there."""
+    facts = gather(where, host)
+    python = python_on(host, facts)
+    if python is None:
+        raise FleetError(f"{host.name}: there is no python to measure with", f"disagg doctor --host {host.name}")
+    per_token = None
+    if sends:
+        source = need(fleet, host, facts).source
+        config = held(where, python, host, [source])[source].config
+        model = fleet.models[host.model]
+        per_token = kv_bytes_per_token(config, host.engine.dtype, model.context) if config else _by_name(fleet, host)
+    return _Ready(End(host, where, python), per_token)
+
+
+def _by_name(fleet: Fleet, host: Host) -> float | None:
+    """KV per token of a model whose files the host does not have: as its name, or its files here, say."""
+    model = fleet.models[host.model]
+    try:
+        return read_size(size_source(model)).kv_bytes(model.context, host.engine.dtype) / model.context
+    except DisaggError:  # neither tells; the rate itself is worth as much without it
+        return None
+
+
+def _judged(
+    pair: Pair,
+    ready: dict[str, _Ready],
+    errors: dict[str, DisaggError],
+    link: Link | DisaggError | None,
+) -> Surveyed:
+    sender, receiver = pair
+    failed = [errors[host.name] for host in pair if host.name in errors]
+    if isinstance(link, DisaggError):
+        failed.append(link)
+    if failed or not isinstance(link, Link):
+        faults = tuple(fault(_check(error), error.message, error.hint) for error in failed)
+        return Surveyed(sender, receiver, faults, error=failed[0])
+    findings = judge(link, sender, receiver)
+    if not _carries_kv(sender, receiver):
+        findings.append(note("direction", "no KV goes this way: " + ", ".join(map(_serves, pair))))
+        return Surveyed(sender, receiver, tuple(findings), link)
+    return Surveyed(sender, receiver, tuple(findings), link, ready[sender.name].per_token)
+
+
+def _check(error: DisaggError) -> str:
+    return "ssh" if isinstance(error, HostUnreachable) else "link"
+
+
+def _carries_kv(sender: Host, receiver: Host) -> bool:
+    return "prefill" in sender.roles and "decode" in receiver.roles and sender.model == receiver.model
+
+
+def _serves(host: Host) -> str:
+    return f"{host.name} is {' and '.join(host.roles)} of {host.model}"
