@@ -13,8 +13,9 @@ from disagg.errors import DisaggError, FleetError, UsageError
 from disagg.fleet.connect import each, machine
 from disagg.fleet.deploy.facts import gather
 from disagg.fleet.findings import Finding, fault, note
+from disagg.fleet.link.ends import End
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
-from disagg.fleet.link.measure import Bounds, End, Link, measure_all
+from disagg.fleet.link.measure import Bounds, Link, measure_all
 from disagg.fleet.machine import HostUnreachable, Machine
 from disagg.fleet.models.inventory import held
 from disagg.fleet.models.kv_size import kv_bytes_per_token
