@@ -113,6 +113,16 @@ def cpu_seconds(argv: list[str], fleet: Operator) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def test_a_hand_off_is_rehearsed_between_two_hosts_in_what_is_deployed_there(fleet: Operator):
+    where = ("--from", PREFILL, "--to", DECODE, "--tokens", "64", "--rounds", "1")
+    report = json.loads(fleet.run("bench", "handoff", *where, "--json", timeout=PATIENCE_S).stdout)
+    assert (report["from"], report["to"]) == (PREFILL, DECODE)
+    assert report["address"] == fleet.bed.hosts[DECODE].address
+    assert report["handoff_gb_s"] > 0 and report["ways"]["base64_json"]["gb_s"] > 0
+    told = fleet.run("bench", "handoff", *where, "--device", "nonsense", code=3).stderr
+    assert f"{PREFILL}: " in told and "nonsense" in told
+
+
 def test_starting_again_changes_nothing(fleet: Operator):
     before = {name: server_pid(fleet.bed, name) for name in fleet.bed.hosts}
     assert fleet.run("start").stdout.count("unchanged") == 4

@@ -26,7 +26,8 @@ def handoff_view(report: Mapping[str, Any]) -> RenderableType:
     ratios = (
         f"hand-off / bare socket {report['ratio_to_raw']:.2f}, "
         f"/ base64 in JSON {report['ratio_to_base64_json']:.0f}. "
-        f"Medians of {report['rounds']}, taken in turn. No model ran: the KV is random."
+        f"Medians of {report['rounds']}, taken in turn.\n"
+        "No model ran: the KV is random."
     )
     return Group(Text(what, "bold"), Text(where), Text(), _table(report["ways"]), Text(), Text(ratios, "dim"))
 
