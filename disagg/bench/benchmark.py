@@ -54,11 +54,13 @@ class Order:
     watts: Mapping[str, float] = field(default_factory=dict)
 
 
-async def benchmark(fleet: Fleet, order: Order, watch: load.Watch) -> Result:
-    """Carry out the order on the running fleet. UsageError or ConfigError before the first request where it cannot be;
-    ServerUnavailable where a host is not ready. `watch.end` stops it and keeps what there is."""
+async def benchmark(fleet: Fleet, order: Order, watch: load.Watch, token: str | None = None) -> Result:
+    """Carry out the order on the running fleet; `token`: its secret, where that is not in its file.
+
+    UsageError or ConfigError before the first request where it cannot be; ServerUnavailable where a host is not ready.
+    `watch.end` stops it and keeps what there is."""
     model = fleet.model(order.model).name
-    token = fleet_token(fleet)
+    token = token or fleet_token(fleet)
     async with AsyncClient(fleet, token=token) as client:
         plan, workload, left_out = prepare(fleet, order, await vocabulary(fleet, model, token))
         power = energy.Power(stated=order.watts)
@@ -84,6 +86,7 @@ async def benchmark(fleet: Fleet, order: Order, watch: load.Watch) -> Result:
         unfinished=sum(turn.unfinished for turn in played if not turn.warmup),
         left_out=left_out,
         warmup_errors=_warmup_errors(played),
+        simulated=_simulated(fleet, model),
     )
 
 
@@ -194,9 +197,19 @@ def _modes(fleet: Fleet, model: str, wanted: Sequence[Mode]) -> tuple[Mode, ...]
 
 
 def _local_roles(fleet: Fleet, model: str) -> list[str]:
-    """Roles whose only host is this machine: the power read here is theirs."""
+    """Roles whose only host is this machine: the power read here is theirs. A simulated host's is not."""
     hosts = {role: fleet.serving(model, role) for role in ("prefill", "decode")}
-    return [role for role, found in hosts.items() if [host.connector for host in found] == ["local"]]
+    return [
+        role
+        for role, found in hosts.items()
+        if [(host.connector, host.simulated) for host in found] == [("local", False)]
+    ]
+
+
+def _simulated(fleet: Fleet, model: str) -> dict[str, str]:
+    """The machine that each host of this model plays; hosts that run a model are not in it."""
+    hosts = (host for role in ("prefill", "decode") for host in fleet.serving(model, role))
+    return {host.name: host.hardware or "" for host in hosts if host.simulated}
 
 
 def _warmup_errors(played: Sequence[Played]) -> Counter[str]:

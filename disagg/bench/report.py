@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from disagg.bench.charts import Axis, Bar, Dot, Line, Mark, axis, bar_chart, line_chart
-from disagg.bench.result import Cell, Result
+from disagg.bench.result import SIMULATED, Cell, Result
 from disagg.bench.stats import PART_NAMES
 from disagg.bench.verdict import Series, about
 
@@ -31,21 +31,27 @@ def page(result: Result) -> str:
     """The whole HTML document."""
     css = files("disagg.bench").joinpath("report.css").read_text(encoding="utf-8")
     body = "".join((_head(result), _hero(result), _notes(result), *_sections(result), _footer()))
-    title = escape(f"disagg bench: {result.model} on {result.fleet}")
+    title = escape(f"disagg bench: {_simulated(result)}{result.model} on {result.fleet}")
+    marked = ' class="simulated"' if result.simulated else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{css}</style></head><body><main>{body}</main></body></html>\n"
+        f"<title>{title}</title><style>{css}</style></head><body{marked}><main>{body}</main></body></html>\n"
     )
 
 
 def _head(result: Result) -> str:
     plan = result.plan
     facts = (
-        f"{result.fleet} · {result.workload} · {plan.requests} requests per mode and point · "
+        f"{_simulated(result)}{result.fleet} · {result.workload} · {plan.requests} requests per mode and point · "
         f"seed {plan.seed} · {result.date}"
     )
-    return f'<h1>{escape(result.model)}, disaggregated and alone</h1><p class="facts">{escape(facts)}</p>'
+    title = f"{_simulated(result)}{escape(result.model)}, disaggregated and alone"
+    return f'<h1>{title}</h1><p class="facts">{escape(facts)}</p>'
+
+
+def _simulated(result: Result) -> str:
+    return "simulated: " if result.simulated else ""
 
 
 def _hero(result: Result) -> str:
@@ -54,13 +60,16 @@ def _hero(result: Result) -> str:
     for where, headline in result.verdict.headlines.items():
         series = [one for one in result.verdict.series if one.where == where]
         items = "".join(f"<li>{escape(' '.join(one.sentences))}</li>" for one in series)
-        text = f'<h3>Verdict<small>{escape(where)}</small></h3><p class="headline">{escape(headline.text)}</p>'
+        said = escape(_simulated(result) + headline.text)
+        text = f'<h3>Verdict<small>{escape(where)}</small></h3><p class="headline">{said}</p>'
         boxes.append(f'<div class="hero {headline.decision}">{text}<ul>{items}</ul></div>')
     return "".join(boxes) or '<div class="hero"><h3>Verdict</h3><p class="headline">Nothing was completed.</p></div>'
 
 
 def _notes(result: Result) -> str:
     notes = []
+    if result.simulated:
+        notes.append(("", f"Simulated: {result.played}. {SIMULATED}"))
     if result.stopped:
         notes.append(("", f"Stopped: {result.stopped}. {result.unfinished} requests under way are not counted."))
     if result.left_out:

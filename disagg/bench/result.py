@@ -15,6 +15,11 @@ from disagg.bench.stats import summary
 from disagg.bench.verdict import METRICS, Metric, Samples, Verdict, verdict
 from disagg.version import VERSION
 
+SIMULATED = (
+    "No model ran: the times of prefill and decode are predicted. Servers, router and KV transfer are real, over the "
+    "network that joins the servers; with --simulate that is this machine's loopback, and no link is simulated."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -45,7 +50,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished or stopped run. `stopped`: why it ended early, or empty. `left_out`: items that did not fit."""
+    """A finished or stopped run. `stopped`: why it ended early, or empty. `left_out`: items that did not fit.
+    `simulated`: the machine that each simulated host played; empty where models ran."""
 
     fleet: str
     model: str
@@ -59,6 +65,7 @@ class Result:
     unfinished: int = 0
     left_out: int = 0
     warmup_errors: Mapping[str, int] = field(default_factory=dict)
+    simulated: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def families(self) -> dict[str, list[Cell]]:
@@ -67,6 +74,11 @@ class Result:
         for cell in self.cells:
             found.setdefault(cell.family, []).append(cell)
         return found
+
+    @property
+    def played(self) -> str:
+        """Which host played what, as text: "dgx-spark-1 plays dgx-spark, mac-studio-2 plays m4-max"."""
+        return ", ".join(f"{host} plays {machine}" for host, machine in self.simulated.items())
 
     @property
     def failures(self) -> Counter[tuple[str, str, str]]:
@@ -79,6 +91,8 @@ class Result:
         """One object. `results` has one entry per mode and point, with the keys of `vllm bench serve` and ours."""
         return {
             "disagg": VERSION,
+            "simulated": bool(self.simulated),
+            "simulated_machines": dict(self.simulated),
             "date": self.date,
             "fleet": self.fleet,
             "model_id": self.model,
@@ -95,7 +109,7 @@ class Result:
                 {"mode": mode, "kind": kind, "message": message, "count": count}
                 for (mode, kind, message), count in self.failures.most_common()
             ],
-            "results": [_cell_json(cell) for cell in self.cells],
+            "results": [{"simulated": bool(self.simulated), **_cell_json(cell)} for cell in self.cells],
             "verdict": self.verdict.to_json(),
         }
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from disagg.config import Fleet, Host, load
 from disagg.config.sizing import hardware_of, size_source
 from disagg.config.words import toml_key, toml_string
-from disagg.fleet.lifecycle import Lifecycle, Report
+from disagg.errors import DisaggError, FleetError
+from disagg.fleet.lifecycle import HostResult, Lifecycle, Report
 from disagg.fleet.ports import free_ports
 from disagg.fleet.state import State
 
@@ -54,20 +55,34 @@ def running_simulated(
     *,
     timeout_s: float = 60.0,
     report: Report = lambda host, doing: None,
+    ending: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Iterator[tuple[Fleet, State]]:
     """The simulated fleet with its servers up, and its state (whose `token()` its clients need); everything is stopped
-    and removed at the end. Raises the first host's error where not all come up."""
+    and removed at the end, within `ending`. Raises the first host's error where not all come up."""
     with tempfile.TemporaryDirectory(prefix="disagg-simulated-") as folder:
         copy = simulated_fleet(fleet, Path(folder), devices)
         state = State.of(copy, Path(folder) / "state")
         lifecycle = Lifecycle(copy, state, report=report, grace_s=GRACE_S)
         try:
-            failed = [result.error for result in lifecycle.start(timeout_s=timeout_s) if result.error is not None]
-            if failed:
-                raise failed[0]
+            if (error := _first_error(lifecycle.start(timeout_s=timeout_s), timeout_s)) is not None:
+                raise error
             yield copy, state
         finally:
-            lifecycle.stop()
+            with ending():
+                lifecycle.stop()
+
+
+def _first_error(results: Sequence[HostResult], timeout_s: float) -> DisaggError | None:
+    """A slow host is not left running here, as its own words would have it."""
+    for result in results:
+        if result.outcome == "slow":
+            return FleetError(
+                f"simulated {result.host} was not ready after {timeout_s:g} s; all servers were stopped again",
+                "is this machine busy? try again",
+            )
+        if result.error is not None:
+            return result.error
+    return None
 
 
 def _host(host: Host, devices: Devices, ports: Iterator[int]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 
 import pytest
 from bench_parts import point
 
+from disagg.bench import energy
 from disagg.bench.benchmark import Order, benchmark, prepare, vocabulary
 from disagg.bench.load import Watch
 from disagg.bench.plan import Load
@@ -16,7 +18,8 @@ from disagg.config import load
 from disagg.errors import ServerUnavailable, UsageError
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import tiny_models
-from tests.fleets import TOKEN, RunningFleet, write_hosts
+from tests.fleets import TOKEN, RunningFleet, running, write_hosts
+from tests.simulated import write_simulated
 
 
 @pytest.fixture
@@ -115,6 +118,22 @@ def test_an_option_that_a_file_leaves_no_room_for_is_refused(changed, message, f
 
 async def test_the_vocabulary_is_what_the_servers_say(tiny_fleet: RunningFleet):
     assert await vocabulary(tiny_fleet.fleet, "tiny", TOKEN) == tiny_models.VOCAB
+
+
+async def test_a_simulated_fleet_says_what_it_played_and_this_machines_power_is_not_its(tmp_path, monkeypatch):
+    asked = []
+
+    @contextmanager
+    def sampled(power, roles):
+        asked.append(roles)
+        yield power
+
+    monkeypatch.setattr(energy, "sampled", sampled)
+    with running(write_simulated(tmp_path)) as fleet:
+        short = Order("m", prompt_tokens=(16,), output_tokens=(2,), requests=1, warmup=0, modes=("disagg",))
+        result = await benchmark(fleet.fleet, short, Watch(), TOKEN)
+    assert asked == [[]] and result.simulated == {"m-prefill": "h200-sxm", "m-decode": "h200-sxm"}
+    assert result.to_json()["simulated"] and result.cells[0].figures["completed"] == 1
 
 
 async def test_a_fleet_that_is_down_is_one_clear_error(fleet):

@@ -1,6 +1,7 @@
 """`disagg bench` and the measurements below it.
 
 load       `disagg bench` without a subcommand: requests, disaggregated and on each machine alone
+simulate   the fleet that `disagg bench --simulate` loads
 link       `disagg bench link`: the path between hosts in the KV direction
 arguments  what they read from their command lines
 """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -76,6 +78,15 @@ def load(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Figures; - is stdout.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="A page with plots.")] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Play the fleet on this machine: real servers, predicted times.")
+    ] = False,
+    prefill_device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="With --simulate: instead of hosts.toml's.")
+    ] = None,
+    decode_device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="With --simulate: instead of hosts.toml's.")
+    ] = None,
 ) -> None:
     """Compare the fleet, disaggregated, with each of its machines alone.
 
@@ -110,7 +121,8 @@ def load(
     for option, path in (("--json", json_file), ("--report", report)):
         refuse_subcommand(context, option, path)
         require_writable(path)
-    result, signalled = _run(fleet, order)
+    with _served(fleet, order.model, simulate, (prefill_device, decode_device)) as (served, token):
+        result, signalled = _run(served, order, token)
     _show(result, json_file, report)
     if signalled:
         raise typer.Exit(128 + signalled)
@@ -124,7 +136,23 @@ def _model(fleet: Fleet, name: str | None) -> str:
     return choose_models(fleet, [name] if name else [])[0]
 
 
-def _run(fleet: Fleet, order: Order) -> tuple[Result, int]:
+@contextmanager
+def _served(
+    fleet: Fleet, model: str, simulate: bool, devices: tuple[str | None, str | None]
+) -> Iterator[tuple[Fleet, str | None]]:
+    """The fleet to measure, and its token where that is not in its file."""
+    if not simulate:
+        if any(devices):
+            raise UsageError("--prefill-device and --decode-device name machines to simulate", "add --simulate")
+        yield fleet, None
+        return
+    from disagg.cli.bench.simulate import simulated
+
+    with simulated(fleet, model, *devices) as (copy, token):
+        yield copy, token
+
+
+def _run(fleet: Fleet, order: Order, token: str | None) -> tuple[Result, int]:
     """The result, and the signal that ended the run early, or 0. A second Ctrl-C ends it at once."""
     import asyncio
 
@@ -133,23 +161,31 @@ def _run(fleet: Fleet, order: Order) -> tuple[Result, int]:
     from disagg.cli.views.bench import live
 
     watch, signals = Watch(), list[int]()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     async def run() -> Result:
         loop = asyncio.get_running_loop()
 
-        def interrupt(number: int) -> None:
+        def interrupt(number: int, frame: object) -> None:
             signals.append(number)
-            watch.end("interrupted")
-            for one in _SIGNALS:
-                loop.remove_signal_handler(one)
+            loop.call_soon_threadsafe(watch.end, "interrupted")
+            _handle(before)
 
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, interrupt, number)
-        return await benchmark(fleet, order, watch)
+        # The loop's own handlers would leave SIGTERM at its default, which ends disagg and nothing that it started.
+        _handle(dict.fromkeys(_SIGNALS, interrupt))
+        return await benchmark(fleet, order, watch, token)
 
-    with live(watch, stderr()):
-        result = asyncio.run(run())
+    try:
+        with live(watch, stderr(), any(one.simulated for one in fleet.hosts.values() if one.model == order.model)):
+            result = asyncio.run(run())
+    finally:
+        _handle(before)
     return result, signals[0] if signals else 0
+
+
+def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _show(result: Result, json_file: Path | None, report: Path | None) -> None:

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.bench.load import Watch
-from disagg.bench.result import Cell, Result
+from disagg.bench.result import SIMULATED, Cell, Result
 from disagg.bench.stats import PART_NAMES
-from disagg.bench.verdict import Comparison, Series, Verdict
+from disagg.bench.verdict import Comparison, Series
 from disagg.cli.views.units import seconds, size
 
 MODE_STYLE = {"disagg": "bold green", "decode-alone": "blue", "prefill-alone": "magenta"}
@@ -40,8 +40,9 @@ ENERGY_NOTE = "J/request = watts of the mode's machines × time of its turns / r
 
 
 @contextmanager
-def live(watch: Watch, console: Console) -> Iterator[None]:
+def live(watch: Watch, console: Console, simulated: bool = False) -> Iterator[None]:
     """Progress with the time remaining while the block runs; one line per turn's kind where there is no terminal."""
+    said = "simulated: " if simulated else ""
     columns = (
         BarColumn(16),
         TaskProgressColumn(),
@@ -50,16 +51,16 @@ def live(watch: Watch, console: Console) -> Iterator[None]:
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("connecting")
+        task = progress.add_task(f"{said}connecting")
         last = [""]
 
         def changed() -> None:
             failed = f" · [red]{watch.failures.total()} failed[/]" if watch.failures else ""
-            progress.update(task, completed=watch.work, total=watch.total_work, description=watch.doing + failed)
+            progress.update(task, completed=watch.work, total=watch.total_work, description=said + watch.doing + failed)
             point = watch.doing.partition(" · ")[2]
             if not console.is_terminal and point != last[0]:
                 last[0] = point
-                console.print(f"measuring {point} …", style="dim", soft_wrap=True)
+                console.print(f"{said}measuring {point} …", style="dim", soft_wrap=True)
 
         watch.changed = changed
         yield
@@ -68,16 +69,21 @@ def live(watch: Watch, console: Console) -> Iterator[None]:
 def result_view(result: Result) -> RenderableType:
     """Everything that was found, the verdict last."""
     parts: list[RenderableType] = [
-        Text.assemble((f"{result.model} on {result.fleet}", "bold"), f"  {result.workload}, seed {result.plan.seed}"),
+        _heading(result, f"{result.model} on {result.fleet}", f"  {result.workload}, seed {result.plan.seed}"),
+        *([Text(f"{result.played}. {SIMULATED}", "dim")] if result.simulated else []),
         Text(),
     ]
     for where, cells in result.families.items():
-        parts += [Text(where, "bold"), latency_table(cells), Text()]
+        parts += [_heading(result, where), latency_table(cells), Text()]
         if extra := goodput_table(cells, bool(result.limits)):
             parts += [extra, Text()]
-        parts += [*_where_ttft_went(cells), *_speedups(result.verdict, where)]
+        parts += [*_where_ttft_went(result, cells), *_speedups(result, where)]
     parts += [*_notes(result), _verdict(result), _footnote(result)]
     return Group(*parts)
+
+
+def _heading(result: Result, text: str, rest: str = "") -> Text:
+    return Text.assemble(("simulated: " if result.simulated else "", "yellow"), (text, "bold"), rest)
 
 
 def latency_table(cells: Sequence[Cell]) -> Table:
@@ -121,7 +127,7 @@ def goodput_table(cells: Sequence[Cell], limits: bool) -> Table | None:
     return table
 
 
-def _where_ttft_went(family: Sequence[Cell]) -> list[RenderableType]:
+def _where_ttft_went(result: Result, family: Sequence[Cell]) -> list[RenderableType]:
     cells = [cell for cell in family if cell.mode == "disagg" and cell.figures["completed"]]
     if not cells:
         return []
@@ -132,7 +138,7 @@ def _where_ttft_went(family: Sequence[Cell]) -> list[RenderableType]:
         parts: Mapping[str, Any] = cell.figures["mean_ttft_parts_ms"]
         hidden = Text(_ms(cell.figures["mean_hidden_transfer_ms"]), "dim")
         table.add_row(_length(cell), _ms(cell.figures["mean_ttft_ms"]), *(_ms(parts[n]) for n in names), hidden)
-    title = Text("disagg: where TTFT went (means; the parts add up, hidden is beside them)", "bold")
+    title = _heading(result, "disagg: where TTFT went (means that add up; hidden is beside them)")
     return [title, table, *(_handed_over(cell) for cell in cells), Text()]
 
 
@@ -144,15 +150,15 @@ def _handed_over(cell: Cell) -> Text:
     return Text(f"{_length(cell)} tokens: {moved} of KV per request; decode computed {computed:,.3g} of them", "dim")
 
 
-def _speedups(verdict: Verdict, where: str) -> list[RenderableType]:
+def _speedups(result: Result, where: str) -> list[RenderableType]:
     """Prompt lengths against machine and metric."""
-    columns = [one for one in verdict.series if one.where == where and one.comparisons]
+    columns = [one for one in result.verdict.series if one.where == where and one.comparisons]
     if not columns:
         return []
     table = _table("prompt", *(f"{'E2E' if one.metric == 'e2el' else 'TTFT'}\n{one.against}" for one in columns))
     for length in sorted({comparison.prompt_tokens for one in columns for comparison in one.comparisons}):
         table.add_row(f"{length:,}", *(_speedup(one, length) for one in columns))
-    return [Text("speedup of disagg over a machine alone", "bold"), table, Text()]
+    return [_heading(result, "speedup of disagg over a machine alone"), table, Text()]
 
 
 def _speedup(series: Series, length: int) -> Text:
@@ -189,7 +195,7 @@ def _verdict(result: Result) -> RenderableType:
     lines: list[RenderableType] = []
     for where, headline in result.verdict.headlines.items():
         name = f"{where}: " if len(result.verdict.headlines) > 1 else ""
-        lines.append(Text.assemble((name, "dim"), (headline.text, "bold")))
+        lines.append(Text.assemble((name, "dim"), _heading(result, headline.text)))
         for one in result.verdict.series:
             if one.where == where:
                 lines.append(Text(f"· {' '.join(one.sentences)}"))

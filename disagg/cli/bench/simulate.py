@@ -1,0 +1,38 @@
+"""The fleet that `disagg bench --simulate` loads: the hosts of one model, played on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from disagg.cli.context import stderr
+from disagg.cli.signals import uninterrupted
+from disagg.errors import UsageError
+
+if TYPE_CHECKING:
+    from disagg.config import Fleet
+
+
+@contextmanager
+def simulated(fleet: Fleet, model: str, prefill: str | None, decode: str | None) -> Iterator[tuple[Fleet, str]]:
+    """That fleet with its servers up, and its token. `prefill`, `decode`: machines instead of hosts.toml's.
+
+    However the block ends, the servers are stopped. UsageError where it is not known what machine a host is, or how
+    large the model is."""
+    from disagg.cli.views.progress import Progress
+    from disagg.fleet.simulated import Devices, running_simulated
+
+    hosts = {name: host for name, host in fleet.hosts.items() if host.model == model}
+    if not hosts:
+        raise UsageError(f"no host of {fleet.path.name} serves {model}", "there is nothing to simulate")
+    only = replace(fleet, hosts=hosts, models={model: fleet.models[model]})
+    shown = Progress(stderr())
+    with running_simulated(
+        only,
+        Devices(prefill, decode),
+        report=lambda host, doing: shown.report(f"simulated {host}", doing),
+        ending=uninterrupted,
+    ) as (copy, state):
+        yield copy, state.token()
