@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -166,24 +166,26 @@ def _run(fleet: Fleet, order: Order, token: str | None) -> tuple[Result, int]:
     async def run() -> Result:
         loop = asyncio.get_running_loop()
 
-        def interrupt(number: int) -> None:
+        def interrupt(number: int, frame: object) -> None:
             signals.append(number)
-            watch.end("interrupted")
-            for one, handler in before.items():
-                loop.remove_signal_handler(one)
-                signal.signal(one, handler)
+            loop.call_soon_threadsafe(watch.end, "interrupted")
+            _handle(before)
 
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, interrupt, number)
+        # The loop's own handlers would leave SIGTERM at its default, which ends disagg and nothing that it started.
+        _handle(dict.fromkeys(_SIGNALS, interrupt))
         return await benchmark(fleet, order, watch, token)
 
     try:
         with live(watch, stderr(), any(one.simulated for one in fleet.hosts.values() if one.model == order.model)):
             result = asyncio.run(run())
-    finally:  # the loop has left none: what follows may still have servers to stop
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    finally:
+        _handle(before)
     return result, signals[0] if signals else 0
+
+
+def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _show(result: Result, json_file: Path | None, report: Path | None) -> None:
