@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from threading import Lock
 
 from rich import box
@@ -37,7 +38,8 @@ class Progress:
         with self._lock:
             if self._last.get(host) != doing:
                 self._last[host] = doing
-                self._console.print(Text.assemble((f"{host}: ", "bold"), (f"{doing} …", "dim")))
+                with suppress(OSError):  # a terminal that was closed must not keep servers from being stopped
+                    self._console.print(Text.assemble((f"{host}: ", "bold"), (f"{doing} …", "dim")))
 
 
 def results_view(results: Sequence[HostResult]) -> RenderableType:
