@@ -211,6 +211,7 @@ def servers(hosts: Path, link: Namespaces | None) -> Iterator[None]:
 
 
 def write_hosts(folder: Path, args: argparse.Namespace, link: Namespaces | None) -> Path:
+    (folder / "token").touch(mode=0o600)
     (folder / "token").write_text(secrets.token_hex(16))
     path = folder / "hosts.toml"
     path.write_text(

@@ -29,8 +29,9 @@ def link(
 ) -> None:
     """Measure the links between hosts the way KV goes: by default every prefill host to each decode host of its model.
 
-    At most 2 s or 512 MiB a link, over SSH; the servers need not run. Exit code 0: nothing is at fault; 1: something
-    is; 4: a host cannot be reached.
+    At most 2 s or 512 MiB a link, over SSH; the servers need not run.
+
+    Exit code 0: nothing is at fault; 1: something is; 4: a host cannot be reached.
     """
     from disagg.fleet.link import exit_code, pairs_between, survey
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.bench.load import Watch
@@ -48,9 +48,9 @@ def live(watch: Watch, console: Console, simulated: bool = False) -> Iterator[No
         TaskProgressColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, expand=True, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"{said}connecting")
         last = [""]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from threading import Lock
 
 from rich import box
@@ -38,7 +39,8 @@ class Progress:
             if self._last.get(host) != doing:
                 self._last[host] = doing
                 end = "" if doing == "healthy" else " …"
-                self._console.print(Text.assemble((f"{host}: ", "bold"), (f"{doing}{end}", "dim")))
+                with suppress(OSError):  # a terminal that was closed must not keep servers from being stopped
+                    self._console.print(Text.assemble((f"{host}: ", "bold"), (f"{doing}{end}", "dim")))
 
 
 def results_view(results: Sequence[HostResult], whole: Collection[str] = ()) -> RenderableType:

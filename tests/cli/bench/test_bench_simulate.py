@@ -34,12 +34,14 @@ def servers(folder: Path) -> list[int]:
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """Where temporary folders are made in this test."""
+    """Where temporary folders are made in this test. No server of it is left at the end."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", None)
-    return folder
+    yield folder
+    for pid in servers(folder):
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -59,8 +61,6 @@ def started(temporary, tmp_path):
     for process in processes:
         process.kill()
         process.communicate()
-    for pid in servers(temporary):
-        os.kill(pid, signal.SIGKILL)
 
 
 def test_the_shipped_fleet_is_played_here_and_everything_says_so(temporary, tmp_path, capsys):
@@ -116,6 +116,28 @@ def test_a_second_sigterm_on_the_heels_of_the_first_leaves_no_server(started, te
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 143 and not servers(temporary)
+
+
+def test_a_terminal_that_is_closed_leaves_no_server(temporary, tmp_path):
+    master, slave = os.openpty()
+    path = write_simulated(tmp_path)
+    command = [sys.executable, "-m", "disagg.cli.app", "--config", str(path), "bench", "--simulate", *LONG]
+    process = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *command],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    shown = b""
+    while b"ETA" not in shown:
+        shown += os.read(master, 4096)
+    assert len(servers(temporary)) == 2
+    os.close(master)
+    process.wait(60)
+    wait_until(lambda: not servers(temporary), 30, "the servers to end")
+    assert not list(temporary.iterdir())
 
 
 def test_sigterm_while_the_servers_start_ends_them(started, temporary, tmp_path):
