@@ -54,6 +54,7 @@ class Loop:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
+        self.after_step: Callable[[], None] = lambda: None  # called after each step, with no lock held
         self._wake = threading.Condition()
         self._commands: deque[_Command] = deque()  # bounded: at most two per job, and one per waiting caller
         self._jobs: dict[str, Job] = {}
@@ -259,6 +260,8 @@ class Loop:
             self._remove(job)
         if unheard:
             self._settle(unheard)
+        if handed_out:
+            self.after_step()
 
     def _deliver(self, job: Job, token: Token) -> bool:
         """Hand out the token; False where its listener broke."""
