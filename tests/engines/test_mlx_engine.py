@@ -12,9 +12,10 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.generate import BatchGenerator
 
 from disagg.config import EngineOptions
-from disagg.engines import mlx_batch, mlx_loop
+from disagg.engines import mlx_batch, mlx_groups, mlx_loop
 from disagg.engines.base import DecodeRequest, Sampling
 from disagg.engines.mlx_engine import MLXDecodeEngine
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
@@ -410,7 +411,7 @@ def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_en
     for name, collector in collectors.items():
         engine.submit(DecodeRequest(name, prompt(20), Sampling(max_tokens=5000, ignore_eos=True)), collector)
         assert collector.first.wait(30)
-    monkeypatch.setattr(engine._loop._batch._generator, "remove", raise_bad_cache)
+    monkeypatch.setattr(BatchGenerator, "remove", raise_bad_cache)
     engine.cancel("leaving")
 
     with pytest.raises(ModelError, match="RuntimeError: bad cache"):
@@ -420,13 +421,12 @@ def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_en
 
 
 def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(engine, monkeypatch):
-    generator = type(engine._loop._batch._generator)
     monkeypatch.setattr(mlx_loop, "_READING_STEPS", 1 << 30)  # measured when the short answer ends, not before
 
     class Breaking(Collector):
         def on_tokens(self, tokens, timing):
             super().on_tokens(tokens, timing)
-            monkeypatch.setattr(generator, "prompt_cache_nbytes", property(raise_bad_cache))
+            monkeypatch.setattr(BatchGenerator, "prompt_cache_nbytes", property(raise_bad_cache))
 
     running, finishing = start(engine, prompt(20), max_tokens=5000), Breaking()
     assert running.first.wait(30)
@@ -442,7 +442,7 @@ def test_prompts_side_by_side_share_one_chunk_per_step(engine, monkeypatch):
     model = engine._loop._prepared.model
     fed: list[int] = []
     original = type(model).__call__
-    monkeypatch.setattr(mlx_batch, "_MIN_CHUNK_TOKENS", 4)
+    monkeypatch.setattr(mlx_groups, "_MIN_CHUNK_TOKENS", 4)
     monkeypatch.setattr(type(model), "__call__", lambda self, x, **kw: fed.append(x.size) or original(self, x, **kw))
     prompts = [prompt(100 + i, seed=i) for i in range(4)]
     with held_up(engine):
