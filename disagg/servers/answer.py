@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -43,13 +44,14 @@ class Answer:
     first_at: float = 0.0
     last_at: float = 0.0
 
-    async def events(self, steps: AsyncIterator[Sequence[Step]]) -> AsyncGenerator[Event, None]:
+    async def events(self, steps: AsyncGenerator[Sequence[Step], None]) -> AsyncGenerator[Event, None]:
         """The ``tokens`` events of these steps, one for those that came together, until the last token or a stop
         string."""
-        async for came in steps:
-            yield "tokens", self._event(came)
-            if self.finish_reason:
-                return
+        async with aclosing(steps):
+            async for came in steps:
+                yield "tokens", self._event(came)
+                if self.finish_reason:
+                    return
 
     def done(self, prompt_tokens: int, timing: Mapping[str, float], computed: int, **extra: Any) -> Event:
         """The closing event. `timing`: seconds on this host's clock; `computed`: prompt tokens this host ran."""

@@ -45,10 +45,10 @@ class DecodeService(Service):
         options = host.engine
         self._make_engine = make_engine
         self._engine: DecodeEngine | None = None
+        self._handover: Handover  # once there is an engine
         self._admission = Admission(options.max_batch, host.queue_size)
         self._tickets = Tickets(max_kv_bytes=options.max_kv_bytes, max_outstanding=options.max_batch + host.queue_size)
         self._kv_server: KVServer | None = None
-        self._handover: Handover  # once the engine is loaded
 
     @property
     def engine(self) -> DecodeEngine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from disagg.engines.base import DecodeTiming, Token
 from disagg.errors import DeadlineExceeded
@@ -70,7 +70,7 @@ class TokenFeed:
             self._steps.append(said)
         self._news.set()
 
-    async def steps(self, deadline: float) -> AsyncIterator[Sequence[Step]]:
+    async def steps(self, deadline: float) -> AsyncGenerator[Sequence[Step], None]:
         """All steps that have come since the last look, until the last token; raises the engine's error, or
         DeadlineExceeded (time.monotonic())."""
         late = DeadlineExceeded("the answer was not complete by the request's deadline", "raise the timeout")
