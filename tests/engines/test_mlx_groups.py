@@ -99,9 +99,10 @@ def test_one_bound_holds_over_all_groups_and_whoever_waits_is_counted(engine, su
         running = [submit(length, max_tokens=400) for length in LENGTHS]
     for collector in running:
         assert collector.first.wait(30)
-    before = engine.kv_bytes
     waiting, cancelled = submit(1250, max_tokens=5), submit(7, id="waiting", max_tokens=5)
-    until(lambda: engine.kv_bytes > before)
+    batch = engine._loop._batch
+    outside = engine._loop.call(lambda _: batch.nbytes - sum(group.nbytes for group in batch._groups))
+    assert outside == engine.info.layout.nbytes(1249) + engine.info.layout.nbytes(6)
     assert sum(sizes(engine)) == OPTIONS.max_batch and engine.running == OPTIONS.max_batch + 2
     assert not waiting.first.is_set()
     engine.cancel("waiting")
