@@ -172,6 +172,11 @@ class DecodeEngine(Protocol):
         """Queue a request; its tokens arrive at the listener. ModelError where the engine is no longer alive."""
         ...
 
+    def after_step(self, call: Callable[[], None]) -> None:
+        """Have `call`, which must not block, called on the engine's thread after each step, once all listeners have
+        had its tokens. There is one such call at a time."""
+        ...
+
     def cancel(self, request_id: str) -> None:
         """Forget a request at any stage; no call to its listener begins after this returns. Unknown ids are fine."""
         ...

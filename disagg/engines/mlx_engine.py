@@ -7,7 +7,7 @@ carries out between two steps; while nothing is left to do it sleeps.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,10 @@ class MLXDecodeEngine:
         job = Job(request.id, list(request.tokens), request.sampling, request.kv, listener)
         job.timing.submitted = time.monotonic()
         self._loop.submit(job)
+
+    def after_step(self, call: Callable[[], None]) -> None:
+        """See DecodeEngine. Where `call` raises, the requests of the batch fail: nobody could hear of their tokens."""
+        self._loop.after_step = call
 
     def cancel(self, request_id: str) -> None:
         """Forget a request at any stage; no call to its listener begins after this returns. Unknown ids are fine."""

@@ -21,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import _get_classes, load_config, load_model
 
 from disagg.config import DType
@@ -32,11 +32,13 @@ DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bflo
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An mlx-lm model in memory. config: config.json as mlx-lm read it, with the mends and generation_config's eos."""
+    """An mlx-lm model in memory. config: config.json as mlx-lm read it, with the mends and generation_config's eos.
+    memory_bytes: of all weights. active_bytes: of those that one token meets."""
 
     model: Any
     config: Mapping[str, Any]
     memory_bytes: int
+    active_bytes: int
 
 
 def select_device(name: str) -> Any:
@@ -71,8 +73,7 @@ def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
         hint = "check that the installed mlx-lm supports this architecture and that all files belong together"
         raise ModelError(f"mlx-lm cannot load {path}: {type(error).__name__}: {_short(error)}", hint) from error
     _require_computable(model, dtype, device)
-    memory = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-    return LoadedModel(model, config, memory)
+    return LoadedModel(model, config, _nbytes(model), _active_bytes(model, config))
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +164,23 @@ def _require_computable(model: Any, dtype: DType, device: Any) -> None:
             "float32 only",
             "set dtype = float32 for this host, or run it on a GPU",
         )
+
+
+def _active_bytes(model: Any, config: Mapping[str, Any]) -> int:
+    """Bytes of the weights that one token is multiplied with: of a mixture its chosen experts (all, where config.json
+    says it in a way unknown here), of the embeddings nothing unless they are the output head as well."""
+    chosen = config.get("num_experts_per_tok") or config.get("num_experts_per_token")
+    total = _nbytes(model)
+    for module in _modules(model):
+        if isinstance(module, SwitchLinear | QuantizedSwitchLinear) and chosen:
+            total -= round(_nbytes(module) * (1 - chosen / module.num_experts))
+        elif isinstance(module, nn.Embedding | nn.QuantizedEmbedding) and "lm_head" in model:
+            total -= _nbytes(module)
+    return total
+
+
+def _nbytes(module: Any) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(module.parameters()))
 
 
 def _modules(model: Any) -> list[Any]:

@@ -25,7 +25,8 @@ import mlx.core as mx
 
 from disagg.config import EngineOptions
 from disagg.engines.base import Token
-from disagg.engines.mlx_batch import Batch, Job, bound_memory, release_memory
+from disagg.engines.mlx_batch import Job, bound_memory, release_memory
+from disagg.engines.mlx_groups import GroupedBatch
 from disagg.engines.mlx_load import select_device
 from disagg.engines.mlx_mends import Mend
 from disagg.engines.mlx_prepare import Prepared, prepare
@@ -54,6 +55,7 @@ class Loop:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
+        self.after_step: Callable[[], None] = lambda: None  # called after each step, with no lock held
         self._wake = threading.Condition()
         self._commands: deque[_Command] = deque()  # bounded: at most two per job, and one per waiting caller
         self._jobs: dict[str, Job] = {}
@@ -170,11 +172,10 @@ class Loop:
             finally:
                 self._stop()
 
-    def _new_batch(self) -> Batch:
-        return Batch(
-            self._prepared.model,
+    def _new_batch(self) -> GroupedBatch:
+        return GroupedBatch(
+            self._prepared,
             stream=self._stream,
-            eos_ids=self._prepared.info.eos_ids,
             max_batch=self._options.max_batch,
             chunk_tokens=self._options.chunk_tokens,
         )
@@ -259,6 +260,8 @@ class Loop:
             self._remove(job)
         if unheard:
             self._settle(unheard)
+        if handed_out:
+            self.after_step()
 
     def _deliver(self, job: Job, token: Token) -> bool:
         """Hand out the token; False where its listener broke."""
@@ -290,7 +293,7 @@ class Loop:
     def _rebuild(self, error: Exception) -> None:
         """Fail every request of the batch, finished but unheard ones included, and start with an empty one."""
         with self._wake:
-            lost = [job for job in self._jobs.values() if job.uid is not None]
+            lost = [job for job in self._jobs.values() if job.timing.ingested]
         _log.error("a decode step failed; %d requests are lost", len(lost), exc_info=error)
         self._batch.close()
         self._batch = self._new_batch()

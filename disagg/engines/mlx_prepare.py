@@ -22,9 +22,10 @@ from disagg.engines.text import HFTokenizer
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A loaded model that passed the preflight."""
+    """A loaded model that passed the preflight. active_bytes: see LoadedModel."""
 
     model: Any
+    active_bytes: int
     info: EngineInfo
     tokenizer: HFTokenizer
 
@@ -56,7 +57,7 @@ def prepare(
         memory_bytes=loaded.memory_bytes,
         eos_ids=tokenizer.eos_ids,
     )
-    return Prepared(loaded.model, info, tokenizer)
+    return Prepared(loaded.model, loaded.active_bytes, info, tokenizer)
 
 
 def _profile(reference: ModelProfile, measured: Measured, architecture: str, tokenizer: HFTokenizer) -> ModelProfile:

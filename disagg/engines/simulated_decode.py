@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class SimulatedDecodeEngine:
         self._wake = threading.Condition()
         self._jobs: dict[str, _Job] = {}
         self._closed = False
+        self._after_step: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="simulated-decode", daemon=True)
         self._thread.start()
 
@@ -109,6 +110,10 @@ class SimulatedDecodeEngine:
             self._jobs[request.id] = job
             self._wake.notify()
 
+    def after_step(self, call: Callable[[], None]) -> None:
+        """See DecodeEngine."""
+        self._after_step = call
+
     def cancel(self, request_id: str) -> None:
         """See DecodeEngine."""
         with self._wake:
@@ -141,6 +146,7 @@ class SimulatedDecodeEngine:
                 sleep_until(moment)
                 for job in writing:
                     self._deliver(job)
+                self._after_step()
         self._fail_all()
 
     def _take(self) -> list[_Job]:

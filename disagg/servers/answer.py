@@ -1,13 +1,15 @@
 """From an engine's tokens to the events of one answer.
 
-``tokens`` {"text", "tokens": [{"id", "logprob", "top"}]} once per decode step, then ``done`` or ``error``.
+``tokens`` {"text", "tokens": [{"id", "logprob", "top"}]} once per decode step, or for several that came together, then
+``done`` or ``error``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,33 +22,6 @@ from disagg.servers.sse import Event
 T = TypeVar("T")
 Step = tuple[Sequence[Token], DecodeTiming, float]
 """The tokens of one decode step, the request's timing, and time.monotonic() when the engine had them."""
-
-
-class TokenFeed:
-    """An engine Listener that hands each step to the event loop.
-
-    The queue between them holds at most one entry per token of the request, and so is bounded by max_tokens.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Step | Exception] = asyncio.Queue()
-
-    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, (tokens, timing, time.monotonic()))
-
-    def on_error(self, error: Exception) -> None:
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, error)
-
-    async def steps(self, deadline: float) -> AsyncIterator[Step]:
-        """Every step until the last token; raises the engine's error, or DeadlineExceeded (time.monotonic())."""
-        while True:
-            item = await within(self._queue.get(), deadline, "the answer was not complete")
-            if isinstance(item, Exception):
-                raise item
-            yield item
-            if item[0][-1].finish:
-                return
 
 
 async def within(work: Awaitable[T], deadline: float, otherwise: str) -> T:
@@ -69,15 +44,14 @@ class Answer:
     first_at: float = 0.0
     last_at: float = 0.0
 
-    async def events(self, steps: AsyncIterator[Step]) -> AsyncGenerator[Event, None]:
-        """The ``tokens`` events of these steps, until the last token or a stop string."""
-        async for tokens, timing, now in steps:
-            self.timing = timing
-            self.first_at = self.first_at or now
-            self.last_at = now
-            yield "tokens", self._event(tokens)
-            if self.finish_reason:
-                return
+    async def events(self, steps: AsyncGenerator[Sequence[Step], None]) -> AsyncGenerator[Event, None]:
+        """The ``tokens`` events of these steps, one for those that came together, until the last token or a stop
+        string."""
+        async with aclosing(steps):
+            async for came in steps:
+                yield "tokens", self._event(came)
+                if self.finish_reason:
+                    return
 
     def done(self, prompt_tokens: int, timing: Mapping[str, float], computed: int, **extra: Any) -> Event:
         """The closing event. `timing`: seconds on this host's clock; `computed`: prompt tokens this host ran."""
@@ -90,19 +64,26 @@ class Answer:
             **extra,
         }
 
-    def _event(self, tokens: Sequence[Token]) -> dict[str, object]:
-        pieces, sent = [], []
-        for token in tokens:
-            self.completion_tokens += 1
-            sent.append({"id": token.id, "logprob": token.logprob, "top": token.top})
-            pieces.append(self.text.push(token.id))
-            if not self.text.stopped and token.finish:
-                pieces.append(self.text.finish())
-                self.finish_reason = token.finish
-            if self.text.stopped:
-                self.finish_reason = "stop"
-                break
+    def _event(self, came: Sequence[Step]) -> dict[str, object]:
+        pieces: list[str] = []
+        sent: list[dict[str, object]] = []
+        for tokens, self.timing, self.last_at in came:
+            self.first_at = self.first_at or self.last_at
+            for token in tokens:
+                self._take(token, pieces, sent)
+                if self.finish_reason:
+                    return {"text": "".join(pieces), "tokens": sent}
         return {"text": "".join(pieces), "tokens": sent}
+
+    def _take(self, token: Token, pieces: list[str], sent: list[dict[str, object]]) -> None:
+        self.completion_tokens += 1
+        sent.append({"id": token.id, "logprob": token.logprob, "top": token.top})
+        pieces.append(self.text.push(token.id))
+        if not self.text.stopped and token.finish:
+            pieces.append(self.text.finish())
+            self.finish_reason = token.finish
+        if self.text.stopped:
+            self.finish_reason = "stop"
 
 
 async def with_errors(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:

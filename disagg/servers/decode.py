@@ -25,9 +25,10 @@ from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Expected, Result, Tickets
 from disagg.servers import logs
 from disagg.servers.admission import Admission
-from disagg.servers.answer import Answer, TokenFeed, within
+from disagg.servers.answer import Answer, within
 from disagg.servers.app import endpoint, stream
 from disagg.servers.daemon import on_daemon_thread
+from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.job import Job
 from disagg.servers.schemas import DecodeBody, GenerateBody
 from disagg.servers.service import Service
@@ -44,6 +45,7 @@ class DecodeService(Service):
         options = host.engine
         self._make_engine = make_engine
         self._engine: DecodeEngine | None = None
+        self._handover: Handover  # once there is an engine
         self._admission = Admission(options.max_batch, host.queue_size)
         self._tickets = Tickets(
             max_kv_bytes=options.max_kv_bytes,
@@ -71,7 +73,10 @@ class DecodeService(Service):
         assert self.host.kv_port is not None, "config.py requires kv_port on decode hosts"
         # Bound before the model loads: a taken port must not cost a model load to find out.
         self._kv_server = KVServer(self.host.kv_address, self.host.kv_port, self._tickets)
-        self._engine = await on_daemon_thread(self._prepare, "load")
+        engine = await on_daemon_thread(self._prepare, "load")
+        self._handover = Handover()
+        engine.after_step(self._handover.flush)
+        self._engine = engine
         self.state = "ok"
 
     def _prepare(self) -> DecodeEngine:
@@ -157,7 +162,7 @@ class DecodeService(Service):
         await within(self._admission.take_turn(job.held), job.deadline, "the request's turn had not come")
         queue_s = time.monotonic() - ready
         self._reserve(job, kv)
-        feed = TokenFeed()
+        feed = TokenFeed(self._handover)
         job.held.callback(self.engine.cancel, job.key)
         self.engine.submit(DecodeRequest(job.key, job.tokens, job.sampling, kv), feed)
         answer = Answer(self.engine.tokenizer.stream(job.sampling.stop))

@@ -26,9 +26,10 @@ from disagg.kv.frames import Header
 from disagg.kv.send import SendLimits, Transfer, TransferResult
 from disagg.servers import logs
 from disagg.servers.admission import Admission
-from disagg.servers.answer import Answer, TokenFeed, within
+from disagg.servers.answer import Answer, within
 from disagg.servers.app import endpoint, stream
 from disagg.servers.daemon import on_daemon_thread
+from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.job import Job
 from disagg.servers.schemas import GenerateBody, PrefillBody
 from disagg.servers.service import Service
@@ -166,7 +167,7 @@ class PrefillService(Service):
 
     async def _alone(self, job: Job) -> AsyncGenerator[Event, None]:
         """Prompt and answer on this host. The engine runs at its own pace, not at that of whoever reads the answer."""
-        feed, timing = TokenFeed(), DecodeTiming()
+        feed, timing = TokenFeed(Handover()), DecodeTiming()
         await within(self._admission.take_turn(job.held), job.deadline, "the prompt's turn had not come")
         answer = Answer(self.engine.tokenizer.stream(job.sampling.stop))
         run = asyncio.ensure_future(self._run_alone(job, feed, timing))
@@ -194,6 +195,7 @@ class PrefillService(Service):
         for token in self.engine.generate(job.tokens, job.sampling, cancelled=cancelled):
             timing.first_token = timing.first_token or time.monotonic()
             feed.on_tokens((token,), timing)
+            feed.flush()
 
     @asynccontextmanager
     async def _computing(self, job: Job) -> AsyncIterator[None]:

@@ -18,11 +18,12 @@ KEEPALIVE_S = 10.0
 STALL_S = 60.0  # a caller that takes nothing for so long has gone
 T = TypeVar("T")
 Event = tuple[str, Mapping[str, Any]]
+_to_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes a new encoder for every event
 
 
 def encode(name: str, data: Mapping[str, Any]) -> bytes:
     """One event on the wire: its name and one line of JSON."""
-    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    return f"event: {name}\ndata: {_to_json(data)}\n\n".encode()
 
 
 class EventStream(Response):

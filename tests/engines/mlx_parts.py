@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,28 @@ def start(engine: MLXDecodeEngine, tokens: Sequence[int], kv: ReceivedKV | None 
     options = {"max_tokens": 64, "ignore_eos": True, **sampling}
     engine.submit(DecodeRequest(f"r{next(_next_id)}", list(tokens), Sampling(**options), kv), collector)
     return collector
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait for a condition that another thread brings about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.002)
+
+
+@contextmanager
+def held_up(engine: MLXDecodeEngine) -> Iterator[None]:
+    """The engine's thread, busy until the block ends."""
+    reached, go_on = threading.Event(), threading.Event()
+    occupant = threading.Thread(target=engine._loop.call, args=(lambda model: reached.set() or go_on.wait(30),))
+    occupant.start()
+    assert reached.wait(30)
+    try:
+        yield
+    finally:
+        go_on.set()
+        occupant.join()
 
 
 class Reference:

@@ -6,31 +6,23 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.generate import BatchGenerator
 
 from disagg.config import EngineOptions
-from disagg.engines import mlx_batch, mlx_loop
+from disagg.engines import mlx_batch, mlx_groups, mlx_loop
 from disagg.engines.base import DecodeRequest, Sampling
 from disagg.engines.mlx_engine import MLXDecodeEngine
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
-from tests.engines.mlx_parts import Collector, prompt, start
+from tests.engines.mlx_parts import Collector, held_up, prompt, start, until
 from tests.tiny_models import VOCAB
 
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=32, max_batch=4)
 WARM = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 24}
-
-
-def until(condition, seconds: float = 30.0) -> None:
-    """Wait for a condition that another thread brings about."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.002)
 
 
 def idle(engine: MLXDecodeEngine) -> bool:
@@ -57,6 +49,36 @@ def test_an_answer_ends_at_max_tokens_with_one_call_per_step(engine):
     assert len(collector.result()) == 7
     assert [token.finish for token in collector.tokens] == [None] * 6 + ["length"]
     assert collector.calls == [1] * 7
+
+
+@pytest.fixture
+def after_step(engine):
+    """Sets what the engine calls after each step."""
+    yield engine.after_step
+    engine.after_step(lambda: None)
+
+
+def test_the_end_of_a_step_is_told_once_when_all_listeners_have_had_its_tokens(engine, after_step):
+    seen: list[list[int]] = []
+    with held_up(engine):
+        collectors = [start(engine, prompt(20 + i), max_tokens=6) for i in range(3)]
+        after_step(lambda: seen.append([len(collector.tokens) for collector in collectors]))
+    for collector in collectors:
+        collector.result()
+    until(lambda: len(seen) == 6)
+
+    assert seen == [[n] * 3 for n in range(1, 7)]
+
+
+def test_where_the_end_of_a_step_cannot_be_told_its_requests_fail_and_the_engine_goes_on(engine, after_step):
+    def fail():
+        raise RuntimeError("the event loop is closed")
+
+    after_step(fail)
+    with pytest.raises(ModelError, match="the event loop is closed"):
+        start(engine, prompt(20), max_tokens=5000).result()
+    after_step(lambda: None)
+    assert len(start(engine, prompt(20), max_tokens=3).result()) == 3
 
 
 @pytest.fixture
@@ -92,20 +114,6 @@ def test_the_moments_of_a_request_are_in_order(engine, reference):
     moments = [before, timing.submitted, timing.started, timing.ingested, timing.first_token, collector.finished]
     assert moments == sorted(moments)
     assert timing.first_token < collector.finished
-
-
-@contextmanager
-def held_up(engine: MLXDecodeEngine):
-    """The engine's thread, busy until the block ends."""
-    reached, go_on = threading.Event(), threading.Event()
-    occupant = threading.Thread(target=engine._loop.call, args=(lambda model: reached.set() or go_on.wait(30),))
-    occupant.start()
-    assert reached.wait(30)
-    try:
-        yield
-    finally:
-        go_on.set()
-        occupant.join()
 
 
 def test_waiting_for_a_busy_thread_is_over_when_a_request_starts_and_no_part_of_its_ingest(engine, reference):
@@ -410,7 +418,7 @@ def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_en
     for name, collector in collectors.items():
         engine.submit(DecodeRequest(name, prompt(20), Sampling(max_tokens=5000, ignore_eos=True)), collector)
         assert collector.first.wait(30)
-    monkeypatch.setattr(engine._loop._batch._generator, "remove", raise_bad_cache)
+    monkeypatch.setattr(BatchGenerator, "remove", raise_bad_cache)
     engine.cancel("leaving")
 
     with pytest.raises(ModelError, match="RuntimeError: bad cache"):
@@ -420,13 +428,12 @@ def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_en
 
 
 def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(engine, monkeypatch):
-    generator = type(engine._loop._batch._generator)
     monkeypatch.setattr(mlx_loop, "_READING_STEPS", 1 << 30)  # measured when the short answer ends, not before
 
     class Breaking(Collector):
         def on_tokens(self, tokens, timing):
             super().on_tokens(tokens, timing)
-            monkeypatch.setattr(generator, "prompt_cache_nbytes", property(raise_bad_cache))
+            monkeypatch.setattr(BatchGenerator, "prompt_cache_nbytes", property(raise_bad_cache))
 
     running, finishing = start(engine, prompt(20), max_tokens=5000), Breaking()
     assert running.first.wait(30)
@@ -442,7 +449,7 @@ def test_prompts_side_by_side_share_one_chunk_per_step(engine, monkeypatch):
     model = engine._loop._prepared.model
     fed: list[int] = []
     original = type(model).__call__
-    monkeypatch.setattr(mlx_batch, "_MIN_CHUNK_TOKENS", 4)
+    monkeypatch.setattr(mlx_groups, "_MIN_CHUNK_TOKENS", 4)
     monkeypatch.setattr(type(model), "__call__", lambda self, x, **kw: fed.append(x.size) or original(self, x, **kw))
     prompts = [prompt(100 + i, seed=i) for i in range(4)]
     with held_up(engine):

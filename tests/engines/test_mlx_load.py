@@ -176,3 +176,16 @@ def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(copy):
 
     with pytest.raises(ModelError, match="abacus not supported"):
         load(folder, dtype="float32", device=mx.cpu)
+
+
+def test_active_bytes_are_the_weights_that_one_token_meets(tiny):
+    """Counted by hand: of 640 x 64 embeddings nothing, of a mixture's experts the chosen ones."""
+    for architecture in ("llama", "qwen3_moe"):
+        config = json.loads((tiny(architecture) / "config.json").read_text())
+        loaded = load(tiny(architecture), dtype="float32", device=mx.cpu)
+        embeddings = 4 * config["vocab_size"] * config["hidden_size"]
+        experts, chosen = config.get("num_experts", 0), config.get("num_experts_per_tok", 0)
+        expert = 4 * 3 * config["hidden_size"] * config.get("moe_intermediate_size", 0)
+        idle = config["num_hidden_layers"] * (experts - chosen) * expert
+
+        assert loaded.active_bytes == loaded.memory_bytes - embeddings - idle

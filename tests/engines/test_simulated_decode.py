@@ -103,6 +103,22 @@ def test_it_gives_the_answer_that_the_prefill_engine_gives(make: Make, tmp_path:
     assert prefill.info.layout == engine.info.layout
 
 
+def test_the_end_of_a_step_is_told_once_when_all_listeners_have_had_its_tokens(make: Make) -> None:
+    engine, told = make(), threading.Event()
+    listeners, seen = [Listener() for _ in range(3)], []
+
+    def after_step() -> None:
+        seen.append([len(listener.tokens) for listener in listeners])
+        if seen[-1] == [4] * 3:
+            told.set()
+
+    engine.after_step(after_step)
+    for index, listener in enumerate(listeners):
+        engine.submit(DecodeRequest(str(index), [index] * 10, Sampling(max_tokens=4)), listener)
+    assert told.wait(20)
+    assert len(seen) <= 4 + 2, "fewer than one per token"
+
+
 def test_many_requests_share_the_batch_and_all_end(make: Make) -> None:
     engine = make(max_batch=3)
     listeners = [Listener() for _ in range(8)]
