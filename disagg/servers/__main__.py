@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from disagg.config import Fleet, Host, load
 from disagg.errors import ConfigError, DisaggError
 from disagg.servers import logs
+from disagg.servers.leave import leave
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,4 +53,4 @@ def _limit_threads(host: Host) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

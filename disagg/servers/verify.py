@@ -23,6 +23,7 @@ from disagg.engines.base import Sampling
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
 from disagg.servers import logs
+from disagg.servers.leave import leave
 from disagg.servers.pair import Pair
 
 MAX_LOGIT_DIFF = 1e-2  # float32; 3e-6 to 2e-3 were measured over thirteen architectures (gemma3 the largest)
@@ -187,4 +188,4 @@ def _print(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

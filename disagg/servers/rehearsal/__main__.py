@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from disagg.errors import DisaggError, UsageError
+from disagg.servers.leave import leave
 
 if TYPE_CHECKING:
     from disagg.servers.rehearsal.control import Control
@@ -108,4 +109,4 @@ def _print(**words: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
