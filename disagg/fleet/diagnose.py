@@ -18,7 +18,7 @@ from disagg.config import Fleet, Host
 from disagg.errors import DisaggError
 from disagg.fleet.health import HostStatus
 from disagg.fleet.interruption import listening_to
-from disagg.fleet.loglines import last_error, last_words, since_ready, since_start, stopped
+from disagg.fleet.loglines import last_error, last_words, never_started, since_ready, since_start, stopped
 from disagg.fleet.machine import HostUnreachable, Machine
 from disagg.fleet.sight import Sight, look
 
@@ -121,7 +121,8 @@ def _alive(status: HostStatus, host: Host) -> HostStatus:
 def _dead(status: HostStatus, host: Host, seen: Sight) -> HostStatus:
     start, logs = f"disagg start --host {host.name}", f"disagg logs --host {host.name}"
     last = since_start(seen.log)
-    if not seen.kept and (not last or stopped(last)):
+    # A server that failed to start may have been tried again, and stopped in mid-start: that is no ordinary stop.
+    if not seen.kept and (not last or stopped(last)) and not never_started(seen.log):
         return replace(status, state="not running", why="SSH is fine; no server process runs there", mend=start)
     lines = since_ready(seen.log)  # the last run may have been cut short before it said anything
     error = last_error(lines)

@@ -55,5 +55,14 @@ def _since(event: str, lines: Sequence[str]) -> list[str]:
 
 def stopped(lines: Sequence[str]) -> bool:
     """Whether the last run ended because it was asked to. One that cannot load its model stops, too, and says why."""
-    events = {said.get("event") for line in since_start(lines) if (said := entry(line)) is not None}
+    events = _events(since_start(lines))
     return "stopped" in events and "start_failed" not in events
+
+
+def never_started(lines: Sequence[str]) -> bool:
+    """Whether a run since the server was last healthy failed to start, be it not the very last one."""
+    return "start_failed" in _events(since_ready(lines))
+
+
+def _events(lines: Sequence[str]) -> set[object]:
+    return {said.get("event") for line in lines if (said := entry(line)) is not None}

@@ -118,6 +118,13 @@ def test_a_server_that_ended_because_its_model_would_not_load_has_failed():
     assert (told.state, told.mend) == ("failed", "copy the model there; then: disagg start --host spark")
 
 
+@pytest.mark.parametrize("end", [(), (line("loading"), line("stopped"))])
+def test_a_server_that_was_stopped_while_it_was_tried_again_has_failed(end):
+    log = (line("ready"), STARTING, FAILED, ENDED, STARTING, *end)
+    told = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
+    assert (told.state, told.mend) == ("failed", "copy the model there; then: disagg start --host spark")
+
+
 def test_what_macos_says_about_the_local_network_stays_the_remedy():
     blocked = replace(
         status("unreachable"), mend="System Settings > Privacy & Security > Local Network: allow this program"
