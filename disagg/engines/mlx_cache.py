@@ -18,7 +18,6 @@ from disagg.kv.layout import LayerLayout
 from disagg.kv.placement import ALIGNMENT
 from disagg.kv.received import ReceivedKV
 
-
 # mlx starts an operating system thread for every stream and never ends it: 100 allocations on streams of their own left
 # 100 threads behind. These few keep theirs; more than one, since fresh memory takes a page fault per page, 0.3 s for
 # 800 MB.
