@@ -50,13 +50,17 @@ def plain(nbytes: int) -> Buffer:
 class Arenas:
     """Arenas to take and to give back. Safe to use from any thread.
 
-    keep_bytes: how much memory may lie idle here. An arena that is not given back is freed with its last user.
+    keep_bytes: how much memory may lie idle here; never more than `left()`, what the budget leaves for it.
+    An arena that is not given back is freed with its last user.
     No arena is more than 1.41 times as large as what it was taken for.
     """
 
-    def __init__(self, allocate: Allocate = plain, *, keep_bytes: int = 0) -> None:
+    def __init__(
+        self, allocate: Allocate = plain, *, keep_bytes: int = 0, left: Callable[[], int] | None = None
+    ) -> None:
         self._allocate = allocate
         self._keep_bytes = keep_bytes
+        self._left = left or (lambda: keep_bytes)
         self._lock = threading.Lock()
         self._idle: list[Arena] = []  # the one given back last comes last
 
@@ -75,6 +79,7 @@ class Arenas:
                 best = min(fitting, key=lambda arena: arena.data.nbytes)
                 self._idle.remove(best)
                 return best
+            self._bound()
         try:
             return Arena.over(self._make(size))
         except MemoryError as error:
@@ -87,8 +92,13 @@ class Arenas:
             return
         with self._lock:
             self._idle.append(arena)
-            while sum(idle.data.nbytes for idle in self._idle) > self._keep_bytes:
-                self._idle.pop(0)
+            self._bound()
+
+    def _bound(self) -> None:
+        """Let the oldest idle arenas go until the rest may be kept."""
+        most = min(self._keep_bytes, self._left())
+        while sum(idle.data.nbytes for idle in self._idle) > most:
+            self._idle.pop(0)
 
     def _make(self, size: int) -> Any:
         try:
