@@ -169,7 +169,9 @@ class DecodeEngine(Protocol):
         ...
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
-        """Queue a request; its tokens arrive at the listener. ModelError where the engine is no longer alive."""
+        """Queue a request; its tokens arrive at the listener. ModelError where the engine is no longer alive.
+
+        From its first token on the engine reads `request.kv` no more: the memory may then go to the next transfer."""
         ...
 
     def after_step(self, call: Callable[[], None]) -> None:

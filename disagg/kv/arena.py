@@ -16,7 +16,8 @@ from disagg.errors import Overloaded
 
 __all__ = ["Allocate", "Arena", "Arenas", "plain"]
 
-CLASSES = 8  # sizes per doubling: an arena is at most an eighth larger than what was asked for
+CLASSES = 8  # sizes per doubling: a new arena is at most an eighth larger than what was asked for
+SLACK = 4  # a used one may be larger by one part in so many: the budget counts what was asked for
 
 Buffer = Any  # numpy.ndarray of uint8, C-contiguous
 # (bytes) -> an object with a writable, contiguous buffer of at least that size; from any thread.
@@ -49,12 +50,17 @@ def plain(nbytes: int) -> Buffer:
 class Arenas:
     """Arenas to take and to give back. Safe to use from any thread.
 
-    keep_bytes: how much memory may lie idle here. An arena that is not given back is freed with its last user.
+    keep_bytes: how much memory may lie idle here; never more than `left()`, what the budget leaves for it.
+    An arena that is not given back is freed with its last user.
+    No arena is more than 1.41 times as large as what it was taken for.
     """
 
-    def __init__(self, allocate: Allocate = plain, *, keep_bytes: int = 0) -> None:
+    def __init__(
+        self, allocate: Allocate = plain, *, keep_bytes: int = 0, left: Callable[[], int] | None = None
+    ) -> None:
         self._allocate = allocate
         self._keep_bytes = keep_bytes
+        self._left = left or (lambda: keep_bytes)
         self._lock = threading.Lock()
         self._idle: list[Arena] = []  # the one given back last comes last
 
@@ -68,22 +74,39 @@ class Arenas:
         """An arena of at least `nbytes`, what it holds being anything. Overloaded where there is no memory."""
         size = size_class(nbytes)
         with self._lock:
-            fitting = [arena for arena in self._idle if size <= arena.data.nbytes <= 2 * size]
+            fitting = [arena for arena in self._idle if size <= arena.data.nbytes <= size + size // SLACK]
             if fitting:
                 best = min(fitting, key=lambda arena: arena.data.nbytes)
                 self._idle.remove(best)
                 return best
+            self._bound()
         try:
-            return Arena.over(self._allocate(size))
+            return Arena.over(self._make(size))
         except MemoryError as error:
             raise Overloaded(f"no memory for {nbytes} bytes of KV: {error}") from error
 
     def give_back(self, arena: Arena) -> None:
-        """Offer an arena that nobody reads any more to the next transfer; the oldest idle ones make room for it."""
+        """Offer an arena that nobody reads any more to the next transfer; the oldest idle ones make room for it. One
+        that is larger than all that may be kept goes by itself."""
+        if arena.data.nbytes > self._keep_bytes:
+            return
         with self._lock:
             self._idle.append(arena)
-            while sum(idle.data.nbytes for idle in self._idle) > self._keep_bytes:
-                self._idle.pop(0)
+            self._bound()
+
+    def _bound(self) -> None:
+        """Let the oldest idle arenas go until the rest may be kept."""
+        most = min(self._keep_bytes, self._left())
+        while sum(idle.data.nbytes for idle in self._idle) > most:
+            self._idle.pop(0)
+
+    def _make(self, size: int) -> Any:
+        try:
+            return self._allocate(size)
+        except MemoryError:  # what lies idle here may be what is missing
+            with self._lock:
+                self._idle.clear()
+            return self._allocate(size)
 
 
 def size_class(nbytes: int) -> int:

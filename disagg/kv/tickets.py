@@ -88,12 +88,13 @@ class Tickets:
     """All outstanding tickets of one receiver and the KV bytes it holds. Safe to use from any thread.
 
     max_kv_bytes: bound on the KV that arrives or has arrived and is not released. max_outstanding: bound on tickets.
-    allocate: makes the memory that KV is received into; one part in KEEP_SHARE of max_kv_bytes may lie idle on top.
+    allocate: makes the memory that KV is received into. One part in KEEP_SHARE of max_kv_bytes may lie idle for later
+    transfers, while that much of it is free.
     """
 
     def __init__(self, *, max_kv_bytes: int, max_outstanding: int = 1024, allocate: Allocate = plain) -> None:
         self.budget = Budget(max_kv_bytes)
-        self.arenas = Arenas(allocate, keep_bytes=max_kv_bytes // KEEP_SHARE)
+        self.arenas = Arenas(allocate, keep_bytes=max_kv_bytes // KEEP_SHARE, left=lambda: self.budget.left)
         self._max_outstanding = max_outstanding
         self._lock = threading.Lock()
         self._slots: dict[str, Slot] = {}
@@ -192,6 +193,11 @@ class Budget:
     @property
     def held_bytes(self) -> int:
         return self._held
+
+    @property
+    def left(self) -> int:
+        """Bytes that nobody has reserved."""
+        return self.limit - self._held
 
     def reserve(self, nbytes: int) -> Callable[[], None]:
         """Take `nbytes`; returns what gives them back, once. Overloaded where they do not fit."""

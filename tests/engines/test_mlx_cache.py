@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
+import psutil
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
@@ -107,6 +109,22 @@ def test_released_kv_makes_no_caches():
 def test_memory_that_mlx_does_not_have_is_a_memory_error():
     with pytest.raises(MemoryError):
         mlx_cache.allocate(1 << 60)
+
+
+def test_memory_for_many_transfers_leaves_no_thread_behind_for_each():
+    def threads() -> int:
+        return psutil.Process().num_threads()
+
+    def transfers(count: int) -> None:  # each on a thread of its own, as KV connections are
+        for _ in range(count):
+            thread = threading.Thread(target=mlx_cache.allocate, args=(1000,))
+            thread.start()
+            thread.join()
+
+    before = threads()
+    transfers(40)
+
+    assert threads() - before < 20  # the few that make memory for all, whatever the number of transfers
 
 
 def test_states_become_an_arrays_cache():

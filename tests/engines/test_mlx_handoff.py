@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.engines.mlx_parts import prompt, start
+from disagg.engines.base import DecodeRequest, Sampling
+from disagg.kv.received import ReceivedKV
+from tests.engines.mlx_parts import Collector, prompt, start
 from tests.tiny_models import ARCHITECTURES, WINDOW
 
 SERVED = [name for name in ARCHITECTURES if name != "mistral_windowed"]  # mlx-lm ignores that window
@@ -66,6 +68,35 @@ def test_requests_of_mixed_length_may_join_a_running_batch_at_any_step(architect
     for collector, tokens in zip(running, prompts, strict=True):
         assert collector.result() == torch_model.greedy(tokens, 40)
     assert [c.timing.computed_prompt_tokens for c in running] == [1, 1, 1, 1, 97, 1]
+
+
+class Scribbler(Collector):
+    """Writes over the received KV at the first token, as the transfer does that gets its memory next."""
+
+    def __init__(self, kv: ReceivedKV) -> None:
+        super().__init__()
+        self._kv = kv
+
+    def on_tokens(self, tokens, timing) -> None:
+        if self._kv.arena is not None:
+            self._kv.arena.data[:] = 0x3F
+            self._kv.release()
+        super().on_tokens(tokens, timing)
+
+
+@pytest.mark.parametrize("architecture", SERVED)
+def test_by_the_first_token_the_received_memory_may_be_written_over(architecture, mlx_engine, reference):
+    engine, torch_model = mlx_engine(architecture), reference(architecture)
+    prompts = [prompt(length, seed=length) for length in (97, 200, 2 * WINDOW)]
+    running = [start(engine, prompt(300), max_tokens=24)]  # its prompt is still being read as they join
+    for index, tokens in enumerate(prompts):
+        kv = torch_model.kv(tokens[:-1], engine.info.layout)
+        running.append(Scribbler(kv))
+        request = DecodeRequest(f"scribbled-{index}", tokens, Sampling(max_tokens=24, ignore_eos=True), kv)
+        engine.submit(request, running[-1])
+
+    for collector, tokens in zip(running, (prompt(300), *prompts), strict=True):
+        assert collector.result() == torch_model.greedy(tokens, 24)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "gemma3_text"])

@@ -40,6 +40,46 @@ def test_a_small_transfer_does_not_sit_in_a_large_arena() -> None:
     assert arenas.take(1000) is not large
 
 
+@pytest.mark.parametrize("idle", range(1000, 3000, 100))
+def test_no_transfer_holds_much_more_memory_than_the_budget_counts_for_it(idle: int) -> None:
+    arenas = Arenas(keep_bytes=KEEP)
+    arenas.give_back(arenas.take(idle))
+
+    assert 1000 <= arenas.take(1000).data.nbytes <= 1410
+
+
+def test_an_arena_too_large_to_be_kept_does_not_drive_out_the_others() -> None:
+    arenas = Arenas(keep_bytes=2048)
+    small, large = arenas.take(1024), arenas.take(4096)
+    arenas.give_back(small)
+    arenas.give_back(large)
+
+    assert arenas.take(1024) is small
+
+
+def test_what_lies_idle_is_let_go_before_a_transfer_is_refused() -> None:
+    room = [5000]
+
+    class Memory(bytearray):
+        """Its bytes are free again when nobody holds it."""
+
+        def __del__(self) -> None:
+            room[0] += len(self)
+
+    def allocate(nbytes: int) -> Memory:
+        if nbytes > room[0]:
+            raise MemoryError("full")
+        room[0] -= nbytes
+        return Memory(nbytes)
+
+    arenas = Arenas(allocate, keep_bytes=KEEP)
+    arenas.give_back(arenas.take(2000))
+    large = arenas.take(4000)
+    assert large.data.nbytes >= 4000
+    with pytest.raises(Overloaded):
+        arenas.take(4000)
+
+
 def test_idle_memory_is_bounded_and_the_oldest_goes_first() -> None:
     arenas = Arenas(keep_bytes=2048)
     first, second, third = (arenas.take(1024) for _ in range(3))

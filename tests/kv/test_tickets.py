@@ -155,3 +155,19 @@ def test_a_transfer_for_something_else_is_refused_by_name(
     EXPECTED.require(header_for(slot))
     with pytest.raises(error, match=names):
         EXPECTED.require(header_for(slot, **changes))
+
+
+def test_idle_memory_lies_within_the_budget_not_on_top_of_it() -> None:
+    tickets = Tickets(max_kv_bytes=4096)
+    first, second = tickets.arenas.take(512), tickets.arenas.take(512)
+    tickets.arenas.give_back(first)
+    tickets.arenas.give_back(second)
+    assert tickets.arenas.idle_bytes == 1024
+
+    tickets.budget.reserve(3500)
+    tickets.arenas.take(3500)
+    assert tickets.arenas.idle_bytes == 512
+
+    tickets.budget.reserve(596)
+    tickets.arenas.give_back(first)
+    assert tickets.arenas.idle_bytes == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy
 
 from disagg.engines.synthetic_kv import SyntheticKV
 from disagg.kv.placement import Placement
+from disagg.servers.rehearsal.door import admit, knock
 from disagg.servers.rehearsal.way import PATIENCE_S, Shape
 
 _CALL_BYTES = 1 << 20
@@ -24,7 +26,7 @@ class BareSender:
 
     def prepare(self, offer: dict[str, Any]) -> None:
         if self._socket is None:
-            self._socket = socket.create_connection((offer["host"], offer["port"]), timeout=PATIENCE_S)
+            self._socket = knock(offer["host"], offer["port"], offer["key"])
 
     def send(self) -> None:
         assert self._socket is not None, "prepare comes first"
@@ -45,16 +47,16 @@ class BareReceiver:
         self._data[:] = 255  # every page is there before the clock starts
         self._places = [place for pair in zip(placement.keys, placement.values, strict=True) for place in pair]
         self._listener = socket.create_server((host, 0), family=_family(host))
-        self._listener.settimeout(PATIENCE_S)
         self._host = host
+        self._key = secrets.token_hex(32)
         self._socket: socket.socket | None = None
 
     def offer(self) -> dict[str, Any]:
-        return {"host": self._host, "port": self._listener.getsockname()[1]}
+        return {"host": self._host, "port": self._listener.getsockname()[1], "key": self._key}
 
     def accept(self) -> None:
         if self._socket is None:
-            self._socket, _ = self._listener.accept()
+            self._socket = admit(self._listener, self._key, PATIENCE_S)
             self._socket.settimeout(PATIENCE_S)
 
     def receive(self) -> Sequence[Any]:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import socket
 from types import TracebackType
 from typing import Any, Self
 
-from disagg.errors import PeerLost, Unauthorized
-from disagg.servers.rehearsal.way import PATIENCE_S
+from disagg.errors import PeerLost
+from disagg.servers.rehearsal.door import admit, knock
+from disagg.servers.rehearsal.way import LOADING_S, LONG_S
 
 MAX_LINE_BYTES = 1 << 16
-_LONG_S = 10 * PATIENCE_S  # a whole turn of the slowest way
 
 
 class Control:
     """One end of the thread of words. PeerLost where the other end goes away or stays silent."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(_LONG_S)
+        connection.settimeout(LONG_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._lines = connection.makefile("rb")
@@ -44,9 +43,12 @@ class Control:
             raise PeerLost(f"the other end of the rehearsal is silent: {error}") from error
         if not line.endswith(b"\n"):
             raise PeerLost("the other end of the rehearsal went away", "see what it printed")
-        words = json.loads(line)
+        try:
+            words = json.loads(line)
+        except ValueError:
+            words = None
         if not isinstance(words, dict):
-            raise PeerLost("the other end of the rehearsal speaks another language")
+            raise PeerLost("the other end of the rehearsal speaks another language", "deploy the same disagg to both")
         if "error" in words:
             raise PeerLost(f"the other end of the rehearsal failed: {words['error']}")
         return words
@@ -54,23 +56,9 @@ class Control:
 
 def accept(listener: socket.socket, token: str) -> Control:
     """Wait for the one who knows the token."""
-    listener.settimeout(PATIENCE_S)
-    try:
-        connection, _ = listener.accept()
-    except TimeoutError as error:
-        raise PeerLost(f"no sender came within {PATIENCE_S:g} s") from error
-    control = Control(connection)
-    if not hmac.compare_digest(str(control.hear().get("token", "")).encode(), token.encode()):
-        connection.close()
-        raise Unauthorized("a rehearsal was asked for without its token")
-    return control
+    return Control(admit(listener, token, LOADING_S))
 
 
 def connect(host: str, port: int, token: str) -> Control:
     """Introduce this end with the token."""
-    try:
-        control = Control(socket.create_connection((host, port), timeout=PATIENCE_S))
-    except OSError as error:
-        raise PeerLost(f"cannot connect to {host}:{port}: {error}", "is there a firewall on the way?") from error
-    control.say(token=token)
-    return control
+    return Control(knock(host, port, token))

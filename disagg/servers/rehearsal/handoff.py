@@ -15,7 +15,7 @@ from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from disagg.kv.tickets import KEEP_SHARE, Expected, Result, Tickets
-from disagg.servers.rehearsal.way import PATIENCE_S, Shape
+from disagg.servers.rehearsal.way import LONG_S, PATIENCE_S, Shape
 
 _FINGERPRINT = Fingerprint("rehearsal", 1, "none", "none", "none", "none")
 _REQUEST = "rehearsal"
@@ -31,7 +31,7 @@ class HandoffSender:
 
     def prepare(self, offer: dict[str, Any]) -> None:
         header = Header(offer["ticket"], _REQUEST, _FINGERPRINT, self._shape.layout, token_hash([]), self._shape.tokens)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + LONG_S
         self._transfer = Transfer.open(offer["host"], offer["port"], header, deadline=deadline)
 
     def send(self) -> None:
@@ -56,14 +56,14 @@ class HandoffReceiver:
 
     def offer(self) -> dict[str, Any]:
         expected = Expected(_REQUEST, self._shape.layout, _FINGERPRINT, token_hash([]), self._shape.tokens)
-        slot = self._tickets.issue(expected, self._arrived.put, deadline=time.monotonic() + PATIENCE_S)
+        slot = self._tickets.issue(expected, self._arrived.put, deadline=time.monotonic() + LONG_S)
         return {"host": self._server.host, "port": self._server.port, "ticket": slot.ticket}
 
     def accept(self) -> None:
         """The transfer's header was its introduction."""
 
     def receive(self) -> Sequence[Any]:
-        result = self._arrived.get(timeout=PATIENCE_S)
+        result = self._arrived.get(timeout=LONG_S + PATIENCE_S)  # the ticket ends before
         if not isinstance(result, ReceivedKV):
             raise result
         tensors = synthetic_kv.ready(result)

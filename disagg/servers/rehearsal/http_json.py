@@ -6,6 +6,8 @@ By layer is the kindest to it: with all 805 MB in one request it took 87 s on a 
 from __future__ import annotations
 
 import base64
+import hmac
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -21,10 +23,10 @@ from starlette.routing import Route
 
 from disagg.engines import synthetic_kv
 from disagg.engines.synthetic_kv import SyntheticKV
-from disagg.servers.rehearsal.way import PATIENCE_S, Shape
+from disagg.errors import PeerLost
+from disagg.servers.rehearsal.way import LONG_S, PATIENCE_S, Shape
 
 _POLL_S = 0.01
-_LONG_S = 10 * PATIENCE_S
 
 
 class JSONSender:
@@ -38,13 +40,17 @@ class JSONSender:
     def prepare(self, offer: dict[str, Any]) -> None:
         host = f"[{offer['host']}]" if ":" in offer["host"] else offer["host"]
         self._url = f"http://{host}:{offer['port']}/layer"
-        self._client = self._client or httpx.Client(timeout=_LONG_S, trust_env=False)
+        key = {"Authorization": f"Bearer {offer['key']}"}
+        self._client = self._client or httpx.Client(headers=key, timeout=LONG_S, trust_env=False)
 
     def send(self) -> None:
         assert self._client is not None, "prepare comes first"
         for keys, values in zip(self._tensors[::2], self._tensors[1::2], strict=True):
             layer = {"keys": _text(keys), "values": _text(values)}
-            self._client.post(self._url, json=layer).raise_for_status()
+            try:
+                self._client.post(self._url, json=layer).raise_for_status()
+            except httpx.HTTPError as error:
+                raise PeerLost(f"the HTTP server of the rehearsal did not take a layer: {error}") from error
 
     def close(self) -> None:
         if self._client is not None:
@@ -57,6 +63,7 @@ class JSONReceiver:
     def __init__(self, shape: Shape, host: str) -> None:
         self._count = 2 * len(shape.layout.layers)
         self._host = host
+        self._key = secrets.token_hex(32)
         self._tensors: list[Any] = []
         self._complete = threading.Event()
         app = Starlette(routes=[Route("/layer", self._take, methods=["POST"])])
@@ -71,14 +78,15 @@ class JSONReceiver:
             time.sleep(_POLL_S)
 
     def offer(self) -> dict[str, Any]:
-        return {"host": self._host, "port": self._server.servers[0].sockets[0].getsockname()[1]}
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        return {"host": self._host, "port": port, "key": self._key}
 
     def accept(self) -> None:
         self._tensors = []
         self._complete.clear()
 
     def receive(self) -> Sequence[Any]:
-        if not self._complete.wait(_LONG_S):
+        if not self._complete.wait(LONG_S):
             raise TimeoutError("the layers did not arrive")
         return self._tensors
 
@@ -87,6 +95,9 @@ class JSONReceiver:
         self._thread.join(PATIENCE_S)
 
     async def _take(self, request: Request) -> Response:
+        key = f"Bearer {self._key}".encode()
+        if not hmac.compare_digest(request.headers.get("authorization", "").encode(), key):
+            return JSONResponse({"error": "only the rehearsal's other end may send"}, 401)
         layer = await request.json()
         tensors = [numpy.frombuffer(base64.b64decode(layer[kind]), numpy.uint8) for kind in ("keys", "values")]
         synthetic_kv.as_arrays(tensors)

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from disagg.kv.layout import Layout
 
 PATIENCE_S = 60.0  # for any single step of the other end
+LOADING_S = 120.0  # for its frameworks, on a cold disk
+LONG_S = 600.0  # for a whole turn of the slowest way, over a slow link
 
 
 @dataclass(frozen=True, slots=True)
