@@ -94,8 +94,13 @@ async def vocabulary(fleet: Fleet, model: str, token: str) -> int:
     """How many token ids all hosts of the model know. ServerUnavailable for a host that is not ready."""
     hosts = [host for role in ("decode", "prefill") for host in fleet.serving(model, role)]
     async with http.client(token) as client:
-        answers = await asyncio.gather(*(_vocabulary(client, host) for host in hosts))
-    return min(answers)
+        asked = [asyncio.create_task(_vocabulary(client, host)) for host in hosts]
+        try:
+            return min(await asyncio.gather(*asked))
+        finally:  # one failed: the others must not outlive the client
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def _vocabulary(client: httpx.AsyncClient, host: Host) -> int:

@@ -28,11 +28,12 @@ class Traffic:
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """One model on one pair of machines: all of it predicted. hiding_gbit_s, crossover_tokens: None where there is
-    none. crowded: machines whose memory this traffic would not fit."""
+    none. context: tokens of the longest request served. crowded: machines whose memory this traffic would not fit."""
 
     model: str
     setup: Setup
     traffic: Traffic
+    context: int
     disaggregated: Forecast
     decode_alone: Forecast
     prefill_alone: Forecast
@@ -50,6 +51,11 @@ class Capacity:
     def speedup_over_prefill(self) -> float:
         return self.prefill_alone.total_s / self.disaggregated.total_s
 
+    @property
+    def over_context(self) -> bool:
+        """Whether the model would refuse such requests."""
+        return self.traffic.prompt_tokens + self.traffic.output_tokens > self.context
+
     def to_json(self) -> dict[str, Any]:
         """Everything, seconds and bytes; `predicted` is always true."""
         setup = self.setup
@@ -64,6 +70,7 @@ class Capacity:
             "kv_dtype": setup.dtype,
             "chunk_tokens": setup.chunk_tokens,
             **asdict(self.traffic),
+            "context": self.context,
             **{name: _forecast_json(getattr(self, name)) for name in forecasts},
             "speedup_over_decode_alone": self.speedup_over_decode,
             "speedup_over_prefill_alone": self.speedup_over_prefill,
@@ -82,6 +89,7 @@ def assess(model: str, setup: Setup, traffic: Traffic, context: int) -> Capacity
         model=model,
         setup=setup,
         traffic=traffic,
+        context=context,
         disaggregated=plan.disaggregated(setup, prompt, output),
         decode_alone=plan.alone(setup, setup.decode_device, prompt, output),
         prefill_alone=plan.alone(setup, setup.prefill_device, prompt, output),
@@ -117,12 +125,12 @@ def is_size(name: str) -> bool:
 
 def hypothetical(name: str, link: Link, prefill: str | None, decode: str | None) -> tuple[str, Setup, int]:
     """(name, setup, context) for a size on two named machines, whatever hosts.toml says."""
+    sizes = read_size(name)
     if prefill is None or decode is None:
         raise UsageError(
             f"on which machines would {name} run?",
             f"give --prefill-device and --decode-device, of {', '.join(DEVICES)}",
         )
-    sizes = read_size(name)
     return name, Setup(sizes, device(prefill), device(decode), link), sizes.context
 
 

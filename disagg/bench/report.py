@@ -12,7 +12,12 @@ from disagg.bench.result import SIMULATED, Cell, Result
 from disagg.bench.stats import PART_NAMES
 from disagg.bench.verdict import Series, about
 
-_PART_WORDS = {"exposed_transfer": "exposed transfer", "first_step": "first decode step", "network": "network, rest"}
+_PART_WORDS = {
+    "failed_attempts": "failed attempts",
+    "exposed_transfer": "exposed transfer",
+    "first_step": "first decode step",
+    "network": "network, rest",
+}
 _DEFINITIONS = {
     "TTFT": "request sent → first token received by the client; its parts add up to it",
     "E2E": "request sent → last token received",
@@ -58,8 +63,7 @@ def _hero(result: Result) -> str:
     """One box per family of points: the headline, and a sentence or two for each machine and metric."""
     boxes = []
     for where, headline in result.verdict.headlines.items():
-        series = [one for one in result.verdict.series if one.where == where]
-        items = "".join(f"<li>{escape(' '.join(one.sentences))}</li>" for one in series)
+        items = "".join(f"<li>{escape(sentence)}</li>" for sentence in result.verdict.sentences(where))
         said = escape(_simulated(result) + headline.text)
         text = f'<h3>Verdict<small>{escape(where)}</small></h3><p class="headline">{said}</p>'
         boxes.append(f'<div class="hero {headline.decision}">{text}<ul>{items}</ul></div>')
@@ -71,7 +75,7 @@ def _notes(result: Result) -> str:
     if result.simulated:
         notes.append(("", f"Simulated: {result.played}. {SIMULATED}"))
     if result.stopped:
-        notes.append(("", f"Stopped: {result.stopped}. {result.unfinished} requests under way are not counted."))
+        notes.append(("", f"Stopped: {result.stopped_early}."))
     if result.left_out:
         notes.append(("", f"{result.left_out} requests of the trace do not fit the model's context: left out."))
     if fallbacks := sum(cell.figures["fallbacks"] for cell in result.cells):
@@ -134,12 +138,14 @@ def _length_dot(cell: Cell, metric: str) -> Dot:
 
 
 def _waterfall(result: Result, cells: Sequence[Cell]) -> str:
+    every = [cell.figures["mean_ttft_parts_ms"] for cell in cells]
+    names = [name for name in PART_NAMES if name != "failed_attempts" or any(parts[name] for parts in every)]
     bars = []
     for cell in cells:
         parts: Mapping[str, float] = cell.figures["mean_ttft_parts_ms"]
-        segments = [(name, max(0.0, parts[name]), f"{_word(name)}: {ms(parts[name])}") for name in PART_NAMES]
+        segments = [(name, max(0.0, parts[name]), f"{_word(name)}: {ms(parts[name])}") for name in names]
         bars.append(Bar(_bar_label(result, cell), segments, ms(cell.figures["mean_ttft_ms"])))
-    legend = _legend([(name, _word(name)) for name in PART_NAMES])
+    legend = _legend([(name, _word(name)) for name in names])
     return _card(
         "Where TTFT goes<small>disagg, means</small>", "The parts add up to TTFT.", legend, bar_chart(bars, tick)
     )

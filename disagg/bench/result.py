@@ -81,6 +81,14 @@ class Result:
         return ", ".join(f"{host} plays {machine}" for host, machine in self.simulated.items())
 
     @property
+    def stopped_early(self) -> str:
+        """Why, and what became of the requests under way, as text."""
+        if not self.unfinished:
+            return self.stopped
+        left = "1 request under way is" if self.unfinished == 1 else f"{self.unfinished} requests under way are"
+        return f"{self.stopped}; {left} not counted"
+
+    @property
     def failures(self) -> Counter[tuple[str, str, str]]:
         """How often each (mode, kind, message) failed."""
         return Counter(

@@ -87,6 +87,17 @@ class Verdict:
     headlines: Mapping[str, Headline]
     series: tuple[Series, ...]
 
+    def sentences(self, where: str) -> list[str]:
+        """What to tell beside a headline: a line per series, or one where all are open for the same reason."""
+        series = [one for one in self.series if one.where == where]
+        every = [one for line in series for one in line.comparisons]
+        alike = len({one.samples < MIN_SAMPLES for one in every}) == 1
+        if alike and all(_always(line, "undecided") for line in series):
+            return [
+                f"Neither the whole answer nor the first token is decided at any prompt length: {_why_open(every)}."
+            ]
+        return [" ".join(one.sentences) for one in series]
+
     def to_json(self) -> dict[str, Any]:
         headlines = {where: asdict(headline) for where, headline in self.headlines.items()}
         return {"headlines": headlines, "series": [one.to_json() for one in self.series]}
@@ -229,7 +240,7 @@ def _range(every: Sequence[Comparison]) -> str:
 
 def _why_open(comparisons: Sequence[Comparison]) -> str:
     if fewest := min((one.samples for one in comparisons if one.samples < MIN_SAMPLES), default=0):
-        return f"{fewest} requests of each are too few, give --requests {MIN_SAMPLES} or more"
+        return f"it takes {MIN_SAMPLES} completed requests in each mode, and there are {fewest}"
     return "the difference is within the noise; more --requests narrow it"
 
 

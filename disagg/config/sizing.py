@@ -8,7 +8,7 @@ from typing import Final
 from disagg.config.schema import Host, Model
 from disagg.errors import UsageError
 from disagg.roofline import checkpoint
-from disagg.roofline.devices import DEVICES
+from disagg.roofline.devices import DEVICES, device
 from disagg.roofline.shapes import SHAPES, ModelShape, matching, shape
 
 SHAPE: Final = "shape:"
@@ -37,8 +37,9 @@ def size_source(model: Model) -> str:
 
 
 def hardware_of(host: Host, instead: str | None = None) -> str:
-    """The name of the machine: `instead` where given, else what hosts.toml says. UsageError where it says nothing."""
-    name = instead or host.hardware
+    """The name of the machine: `instead` where given, else what hosts.toml says. UsageError where it says nothing, or
+    `instead` is no machine that is known."""
+    name = device(instead).name if instead else host.hardware
     if name is None:
         raise UsageError(
             f"what machine is {host.name}? hosts.toml does not say",

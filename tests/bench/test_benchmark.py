@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from contextlib import contextmanager
 
 import pytest
@@ -139,6 +141,15 @@ async def test_a_simulated_fleet_says_what_it_played_and_this_machines_power_is_
 async def test_a_fleet_that_is_down_is_one_clear_error(fleet):
     with pytest.raises(ServerUnavailable, match="no server answers at"):
         await vocabulary(fleet, "tiny", TOKEN)
+
+
+async def test_a_host_that_is_down_leaves_no_question_to_the_others_behind(fleet):
+    hosts = fleet.serving("tiny", "decode")
+    with socket.create_server((hosts[0].address, hosts[0].port)):  # takes the question, and never answers
+        with pytest.raises(ServerUnavailable, match="no server answers at"):
+            await vocabulary(fleet, "tiny", TOKEN)
+        left = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+        assert not [name for name in left if name == "_vocabulary"]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from disagg.bench.energy import Power
 from disagg.bench.records import Played
 from disagg.bench.report import ms, page
 from disagg.bench.result import Result, gather, judge
+from disagg.inference.metrics import TTFTParts
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -87,6 +88,17 @@ def test_every_colour_class_of_a_plot_is_defined(full):
     assert all(f".{name} {{ color:" in html for name in used)
 
 
+def test_failed_attempts_are_in_the_legend_only_where_there_were_some(full):
+    assert "failed" not in page(full).split("</style>")[1]
+    made = plan((point(),))
+    parts = TTFTParts(failed_attempts=0.01, prefill=0.09)
+    records = tuple(record(ttft_parts=parts) for _ in range(6))
+    played = [Played(0, "disagg", warmup=False, began=0.0, ended=1.0, records=records)]
+    cells = gather(made, played, Power(), {})
+    html = page(Result("test", "tiny", "random", "today", made, cells, judge(cells)))
+    assert "</i>failed attempts</span>" in html and ">failed_attempts<" not in html
+
+
 def test_names_from_elsewhere_are_escaped(full):
     from dataclasses import replace
 
@@ -108,7 +120,7 @@ def test_a_run_without_one_completed_request_still_makes_a_page():
     )
     text = parsed(html).text
     assert "1 × disagg failed: PeerLost: it <died>" in text
-    assert "Stopped: interrupted. 2 requests under way are not counted." in text
+    assert "Stopped: interrupted; 2 requests under way are not counted." in text
 
 
 def test_one_length_one_mode_and_one_token_are_enough_for_a_page():

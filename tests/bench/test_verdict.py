@@ -8,7 +8,7 @@ from bench_parts import plan, point, record, result
 from disagg.bench.energy import Power
 from disagg.bench.records import MODES, Played
 from disagg.bench.result import gather, judge
-from disagg.bench.verdict import Samples, compare, crossover
+from disagg.bench.verdict import Samples, compare, crossover, verdict
 
 JITTER = (0.98, 0.99, 1.0, 1.0, 1.01, 1.02)
 
@@ -80,7 +80,7 @@ def test_no_crossover_is_read_out_of_noise():
 def test_few_requests_decide_nothing_however_far_apart():
     series = compare("here", "ttft", "decode-alone", [samples(100, 1.0, 9.0, 1.0, (1.0, 1.01))])
     assert series.comparisons[0].decision == "undecided"
-    assert "2 requests of each are too few, give --requests 5 or more" in series.sentences[0]
+    assert "it takes 5 completed requests in each mode, and there are 2" in series.sentences[0]
 
 
 def test_a_sentence_says_where_it_loses_from_where_it_wins_and_by_how_much():
@@ -130,3 +130,13 @@ def test_the_json_has_every_comparison_with_its_decision():
     assert [one["decision"] for one in first["comparisons"]] == ["loses", "wins"]
     assert first["crossover_prompt_tokens"] == pytest.approx(200)
     assert first["comparisons"][0]["speedup"]["value"] == pytest.approx(0.8)
+
+
+def test_what_is_open_everywhere_for_one_reason_is_said_once():
+    few = [samples(length, 1.0, 2.0, 1.5, JITTER[:4]) for length in (128, 512)]
+    assert verdict({"here": {"e2el": few, "ttft": few}}).sentences("here") == [
+        "Neither the whole answer nor the first token is decided at any prompt length: "
+        "it takes 5 completed requests in each mode, and there are 4."
+    ]
+    mixed = [samples(128, 1.0, 2.0, 1.5, JITTER[:4]), samples(512, 1.0, 2.0, 1.5)]
+    assert len(verdict({"here": {"e2el": mixed, "ttft": few}}).sentences("here")) == 4

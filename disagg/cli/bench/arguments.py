@@ -89,6 +89,12 @@ def pairs(option: str, words: Sequence[str] | None, known: Sequence[str]) -> dic
     return read
 
 
+def require_two_files(json_file: Path | None, report: Path | None) -> None:
+    """UsageError where one would overwrite the other."""
+    if json_file is not None and report is not None and json_file.absolute() == report.absolute():
+        raise UsageError(f"--json and --report both name {report}", "give each a file of its own")
+
+
 def require_writable(path: Path | None) -> None:
     """Find out before the run, not after it."""
     if path is None or str(path) == "-":

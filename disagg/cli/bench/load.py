@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from disagg.cli.bench.arguments import numbers, pairs, refuse_options, refuse_subcommand, require_writable
+from disagg.cli.bench.arguments import (
+    numbers,
+    pairs,
+    refuse_options,
+    refuse_subcommand,
+    require_two_files,
+    require_writable,
+)
 from disagg.cli.completion import complete_model
 from disagg.cli.context import settings, stderr, stdout
 from disagg.errors import UsageError
@@ -121,6 +128,7 @@ def load(
     for option, path in (("--json", json_file), ("--report", report)):
         refuse_subcommand(context, option, path)
         require_writable(path)
+    require_two_files(json_file, report)
     with _served(fleet, order.model, simulate, (prefill_device, decode_device)) as (served, token):
         result, signalled = _run(served, order, token)
     _show(result, json_file, report)
@@ -131,9 +139,9 @@ def load(
 
 
 def _model(fleet: Fleet, name: str | None) -> str:
-    from disagg.cli.generate import choose_models
-
-    return choose_models(fleet, [name] if name else [])[0]
+    if name is None and len(fleet.models) > 1:
+        raise UsageError(f"which model? {fleet.path.name} has {', '.join(fleet.models)}", "name one with -m")
+    return fleet.model(name or next(iter(fleet.models))).name
 
 
 @contextmanager
@@ -194,22 +202,27 @@ def _show(result: Result, json_file: Path | None, report: Path | None) -> None:
     from disagg.cli.views.bench import result_view
 
     body = json.dumps(result.to_json(), indent=2) + "\n"
+    files = dict[Path, str]()
     if str(json_file) == "-":
         typer.echo(body, nl=False)
     else:
         stdout().print(result_view(result))
-        _write(json_file, body)
+        files |= {json_file: body} if json_file else {}
     if report is not None:
         from disagg.bench.report import page
 
-        _write(report, page(result))
+        files[report] = page(result)
+    _write(files)
 
 
-def _write(path: Path | None, text: str) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
-    stderr().print(f"wrote {path}", style="dim", soft_wrap=True)
+def _write(files: Mapping[Path, str]) -> None:
+    """Everything that can be written is, before UsageError tells what cannot: the run is not to be had again."""
+    faults = []
+    for path, text in files.items():
+        try:
+            path.write_text(text, encoding="utf-8")
+            stderr().print(f"wrote {path}", style="dim", soft_wrap=True)
+        except OSError as error:
+            faults.append(f"{path}: {error.strerror}")
+    if faults:
+        raise UsageError(f"cannot write {' and '.join(faults)}")

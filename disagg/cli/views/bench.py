@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -24,7 +25,7 @@ _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
 _HEADERS = {
     "failed_attempts": "failed",
     "exposed_transfer": "exposed",
-    "first_step": "first step",
+    "first_step": "first\nstep",
     "network": "rest",
     "tokenise": "token.",
 }
@@ -39,24 +40,41 @@ GOODPUT_NOTE = "goodput: requests per second that meet all limits."
 ENERGY_NOTE = "J/request = watts of the mode's machines × time of its turns / requests done."
 
 
+class _Line(Progress):
+    """Progress in lines that end early."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from map(_EndsEarly, super().get_renderables())
+
+
+@dataclass(frozen=True, slots=True)
+class _EndsEarly:
+    """Leaves room for the ^C that a terminal echoes: once it wraps, the line cannot be taken back."""
+
+    line: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.line, options.update_width(max(1, options.max_width - 3)))
+
+
 @contextmanager
 def live(watch: Watch, console: Console, simulated: bool = False) -> Iterator[None]:
     """Progress with the time remaining while the block runs; one line per turn's kind where there is no terminal."""
     said = "simulated: " if simulated else ""
     columns = (
         BarColumn(16),
-        TaskProgressColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        TaskProgressColumn(table_column=Column(no_wrap=True, min_width=4)),
+        TextColumn("ETA", table_column=Column(no_wrap=True, min_width=3)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=1)),
     )
-    with Progress(*columns, console=console, expand=True, transient=True, disable=not console.is_terminal) as progress:
+    with _Line(*columns, console=console, transient=True, expand=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"{said}connecting")
         last = [""]
 
         def changed() -> None:
-            failed = f" · [red]{watch.failures.total()} failed[/]" if watch.failures else ""
-            progress.update(task, completed=watch.work, total=watch.total_work, description=said + watch.doing + failed)
+            failed = f"[red]{watch.failures.total()} failed[/] · " if watch.failures else ""
+            progress.update(task, completed=watch.work, total=watch.total_work, description=failed + said + watch.doing)
             point = watch.doing.partition(" · ")[2]
             if not console.is_terminal and point != last[0]:
                 last[0] = point
@@ -131,14 +149,16 @@ def _where_ttft_went(result: Result, family: Sequence[Cell]) -> list[RenderableT
     cells = [cell for cell in family if cell.mode == "disagg" and cell.figures["completed"]]
     if not cells:
         return []
-    # Hosts that failed first are rare; their column would cost the others their width.
+    # Hosts that failed first are rare; their column costs that of hidden transfer its place.
     names = [n for n in PART_NAMES if n != "failed_attempts" or any(c.figures["mean_ttft_parts_ms"][n] for c in cells)]
-    table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in names), "hidden")
+    beside = ["hidden"] if "failed_attempts" not in names else []
+    table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in names), *beside)
     for cell in cells:
         parts: Mapping[str, Any] = cell.figures["mean_ttft_parts_ms"]
-        hidden = Text(_ms(cell.figures["mean_hidden_transfer_ms"]), "dim")
-        table.add_row(_length(cell), _ms(cell.figures["mean_ttft_ms"]), *(_ms(parts[n]) for n in names), hidden)
-    title = _heading(result, "disagg: where TTFT went (means that add up; hidden is beside them)")
+        hidden = [Text(_ms(cell.figures["mean_hidden_transfer_ms"]), "dim") for _ in beside]
+        table.add_row(_length(cell), _ms(cell.figures["mean_ttft_ms"]), *(_ms(parts[n]) for n in names), *hidden)
+    aside = "; hidden is beside them" if beside else ""
+    title = _heading(result, f"disagg: where TTFT went (means that add up{aside})")
     return [title, table, *(_handed_over(cell) for cell in cells), Text()]
 
 
@@ -175,7 +195,7 @@ def _notes(result: Result) -> list[RenderableType]:
     """Whatever a reader must know before believing the figures."""
     lines = []
     if result.stopped:
-        lines.append(f"stopped: {result.stopped}; {result.unfinished} requests under way are not counted")
+        lines.append(f"stopped: {result.stopped_early}")
     if result.left_out:
         lines.append(f"{result.left_out} requests of the trace do not fit the model's context and were left out")
     for cell in result.cells:
@@ -196,9 +216,7 @@ def _verdict(result: Result) -> RenderableType:
     for where, headline in result.verdict.headlines.items():
         name = f"{where}: " if len(result.verdict.headlines) > 1 else ""
         lines.append(Text.assemble((name, "dim"), _heading(result, headline.text)))
-        for one in result.verdict.series:
-            if one.where == where:
-                lines.append(Text(f"· {' '.join(one.sentences)}"))
+        lines += [Text(f"· {sentence}") for sentence in result.verdict.sentences(where)]
     if not lines:
         lines.append(Text("No verdict: nothing was completed."))
     return Panel(Group(*lines), title="[bold]Verdict[/]", title_align="left", border_style="green")

@@ -29,7 +29,7 @@ def capacity_view(capacity: Capacity) -> RenderableType:
         (capacity.model, "bold"),
         f", {setup.prefill_device.name} → {setup.decode_device.name}, {setup.link.gbit_s:g} Gb/s\n",
         (PREDICTED, "dim"),
-        f"{traffic.prompt_tokens} prompt + {traffic.output_tokens} output tokens",
+        f"{traffic.prompt_tokens:,} prompt + {traffic.output_tokens:,} output tokens",
     )
     lines = [Text.assemble((PREDICTED, "dim"), line) for line in _findings(capacity)]
     notes = [Text(f"{PREDICTED}{line}", "dim") for line in FORMULAS]
@@ -69,7 +69,7 @@ def _findings(capacity: Capacity) -> Iterator[str]:
     if capacity.crossover_tokens is None:
         yield "it beats both machines alone at no prompt length"
     else:
-        yield f"it beats both machines alone from {capacity.crossover_tokens} prompt tokens on"
+        yield f"it beats both machines alone from {capacity.crossover_tokens:,} prompt tokens on"
     yield _link(capacity)
     saved = whole.total_s - capacity.int8.total_s
     yield (
@@ -81,6 +81,8 @@ def _findings(capacity: Capacity) -> Iterator[str]:
         f"{served.batch} at once: {served.decode_tokens_per_s:,.0f} tok/s decoded; "
         f"{served.requests_per_s:.2f} requests/s, bound by {served.bound}"
     )
+    if capacity.over_context:
+        yield f"would be refused: over the context of {capacity.context:,} tokens"
     for machine in capacity.crowded:
         yield f"does not fit into the memory of {machine}"
 

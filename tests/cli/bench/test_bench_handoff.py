@@ -34,3 +34,8 @@ def test_the_table_fits_80_columns_and_says_that_no_model_ran(capsys):
 def test_a_mistake_is_told_before_anything_runs(arguments, message, capsys):
     assert run("bench", "handoff", *arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_path_that_is_not_there_is_called_a_file_and_no_shape(capsys):
+    assert run("bench", "handoff", "--shape", "/no/such/config.json") == 3
+    assert "/no/such/config.json: cannot be read" in capsys.readouterr().err

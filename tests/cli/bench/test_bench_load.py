@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -113,6 +114,7 @@ def test_where_a_mode_completes_nothing_the_exit_code_is_1(bench, capsys):
         (["--watts", "gateway=5"], "--watts gateway=5: not understood"),
         (["--json", "/no/such/folder/r.json"], "cannot write /no/such/folder/r.json"),
         (["--report", "/"], "cannot write /"),
+        (["--json", "one", "--report", "./one"], "--json and --report both name one"),
         (["--workload", "mooncake"], "the workload mooncake needs a file"),
         (["--workload", "sharegpt", "-f", "/no/such"], "cannot read /no/such"),
         (["--prompt-tokens", "4090"], "over the model's context of 4,096 tokens"),
@@ -123,6 +125,13 @@ def test_a_command_line_that_cannot_be_carried_out_exits_2_and_measures_nothing(
     assert bench(*arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and message in err and "measuring" not in err
+
+
+def test_a_file_that_cannot_be_written_in_the_end_does_not_cost_the_other(bench, tmp_path, capsys):
+    full = Path("/dev/full")
+    assert bench("--prompt-tokens", "16", "-n", "1", "--json", full, "--report", tmp_path / "r.html") == 2
+    assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
+    assert "</html>" in (tmp_path / "r.html").read_text()
 
 
 def test_pairs_may_follow_one_another():

@@ -152,7 +152,7 @@ def test_sigterm_while_the_servers_start_ends_them(started, temporary, tmp_path)
     ("arguments", "message"),
     [
         (["--prefill-device", "dgx-spark"], "--prefill-device and --decode-device name machines to simulate"),
-        (["--simulate", "--decode-device", "abacus"], "abacus"),
+        (["--simulate", "--decode-device", "abacus"], "error: no device 'abacus' is known"),
     ],
 )
 def test_devices_that_cannot_be_played_are_a_usage_error(arguments, message, tmp_path, capsys):

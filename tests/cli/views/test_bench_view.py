@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from disagg.bench.load import Watch
 from disagg.bench.records import Played
 from disagg.bench.result import Result, gather, judge
 from disagg.cli.views.bench import live, result_view
+from disagg.inference.metrics import TTFTParts
 
 
 def shown(made: Result, width: int = 80) -> str:
@@ -35,6 +37,16 @@ def test_every_figure_is_whole_at_this_width(width):
     for word in ("32,768", "decode-alone", "prefill-alone", "6/6", "500 ms", "100 s", "1.60x", "goodput", "stated"):
         assert word in text
     assert "…" not in text
+
+
+def test_the_parts_of_ttft_are_whole_where_an_attempt_failed_too():
+    parts = TTFTParts(failed_attempts=0.011, queue=0.0006, tokenise=0.0009, prefill=0.3, first_step=0.0039)
+    records = (record(0.335, prompt=32768, ttft_parts=parts),)
+    cells = gather(plan((point(32768),)), [Played(0, "disagg", False, 0.0, 1.0, records)], Power(), {})
+    text = shown(Result("test", "tiny", "random", "today", plan((point(32768),)), cells, judge(cells)))
+    assert "failed" in text and "prefill" in text and "…" not in text
+    (row,) = [line for line in text.splitlines() if "300 ms" in line]
+    assert "11 ms" in row and "0.6 ms" in row and "3.9 ms" in row
 
 
 def test_every_word_of_the_tables_has_its_formula_in_the_footnote():
@@ -97,3 +109,14 @@ def test_on_a_terminal_progress_shows_the_share_done_and_what_failed():
         watch.changed()
     text = console.file.getvalue()
     assert "42%" in text and "disagg · prompt 1" in text and "3 failed" in text and "ETA" in text
+
+
+def test_the_live_line_leaves_room_for_an_interrupt_and_shows_the_whole_time_left():
+    console, watch = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), Watch()
+    with live(watch, console, simulated=True):
+        watch.total_work, watch.work = 100, 42
+        watch.doing = "warming up decode-alone · prompt 2,048 · output 64 · concurrency 16"
+        watch.changed()
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", console.file.getvalue())]
+    shown_lines = [line for line in lines if "42%" in line]
+    assert shown_lines and all(len(line) <= 77 and "ETA --:--" in line for line in shown_lines)
