@@ -43,7 +43,7 @@ class BareReceiver:
         placement = Placement.of(shape.layout, shape.tokens)
         self._data: Any = numpy.zeros(placement.nbytes, numpy.uint8)
         self._data[:] = 255  # every page is there before the clock starts
-        self._places = [place for pair in zip(placement.keys, placement.values, strict=True) for place in pair]
+        self._places = [place for pair in zip(placement.keys, placement.values, strict=True) for (place,) in pair]
         self._listener = socket.create_server((host, 0), family=_family(host))
         self._listener.settimeout(PATIENCE_S)
         self._host = host
