@@ -5,7 +5,8 @@ keeps are copied to memory of their own. CUDA: rows go to pinned memory on a str
 computes, and the block's `wait` waits for that copy. MPS: rows are copied at once.
 
 Quantised for the wire (see `kv.wire`): on CUDA on that stream, before the copy; on MPS before the copy; on a CPU by
-the block's `wait`, on the sender's thread. In the thread that computes, it made a prefill 1.25 times as long.
+the block's `wait`, on the sender's thread: a prefill of 2048 tokens and 134 MB took as long as without (1.12 s), and
+1.21 s with it on the thread that computes.
 """
 
 from __future__ import annotations
