@@ -84,7 +84,7 @@ def test_kv_that_was_quantised_on_the_wire_is_called_so_and_exact_kv_is_not():
         assert "int8 on the wire" in shown(view(completion("qwen3-demo", kv_wire="int8-g64")))
         assert "on the wire" not in shown(view(completion("qwen3-demo", kv_wire="as-is")))
     words = shown(metrics_view([completion("qwen3-demo", kv_wire="int8-g64")])).split()
-    assert "KV int8 on the wire, 1.3" in " ".join(words)
+    assert "KV int8 on the wire, 1.2 MiB" in " ".join(words)
 
 
 @pytest.mark.parametrize("width", [40, 50, 71])
