@@ -21,6 +21,7 @@ SEND_BUFFER_BYTES = 4 << 20
 LISTEN_S = 0.2  # how often a sender with nothing to send looks whether either side has given up
 STOP_S = 5.0  # how long abort() waits for the sender thread
 WAITED_S = 1e-4  # a shorter pause did not leave the link without work: its buffers hold more than that
+BEHIND_SHARE = 0.8  # of the bytes: more than a link that keeps up with the computation ever sends in one stretch
 RATED_BYTES = 64 << 20  # many times what both ends' socket buffers hold, which a rate would else count as delivered
 
 
@@ -49,17 +50,21 @@ class TransferResult:
     """An acknowledged transfer. Times are time.monotonic() on the sending host.
 
     backlog: the spans from this index on were sent without waiting for KV in between.
-    held_up_s: seconds in which `Transfer.send` waited for room, and the computation with it.
     """
 
     acknowledged: float
     spans: tuple[Span, ...]
     backlog: int = 0
-    held_up_s: float = 0.0
 
     @property
     def payload_bytes(self) -> int:
         return sum(span.nbytes for span in self.spans)
+
+    @property
+    def fell_behind(self) -> bool:
+        """Whether nearly all of it was sent without ever waiting for KV: the computation was ahead throughout, and may
+        itself have waited for the link."""
+        return sum(span.nbytes for span in self.spans[self.backlog :]) > BEHIND_SHARE * self.payload_bytes
 
     @property
     def link_bytes_s(self) -> float | None:
@@ -97,7 +102,6 @@ class Transfer:
         self._digest = frames.new_digest()
         self._spans: list[Span] = []
         self._backlog = 0
-        self._held_up_s = 0.0
         self._thread = threading.Thread(target=self._run, name=f"kv-send-{header.request_id}", daemon=True)
         self._thread.start()
 
@@ -150,10 +154,8 @@ class Transfer:
     def _put(self, parcel: _Parcel | None) -> None:
         self._raise_failure()
         patience = min(self._limits.idle_s, max(0.0, self._channel.deadline - time.monotonic()))
-        began = time.monotonic()
         try:
             self._queue.put(parcel, timeout=patience)
-            self._held_up_s += time.monotonic() - began
         except queue.Full:
             self._fail(PeerLost(f"{self._channel.peer} took no KV for {patience:.3g} s", "check it and the link to it"))
             self._raise_failure()
@@ -203,7 +205,7 @@ class Transfer:
         totals = frames.Totals(len(self._spans), sum(s.nbytes for s in self._spans), self._digest.digest())
         self._write([memoryview(frames.encode_end(totals))])
         _read_reply(self._channel)
-        return TransferResult(time.monotonic(), tuple(self._spans), self._backlog, self._held_up_s)
+        return TransferResult(time.monotonic(), tuple(self._spans), self._backlog)
 
     def _write(self, views: list[memoryview], seen: Seen | None = None) -> None:
         try:

@@ -142,7 +142,13 @@ class PrefillService(Service):
         rates = self._seen.rates((body.deliver.host, body.deliver.port))
         wire = choose(wanted, self.engine.info.layout, len(job.tokens) - 1, rates)
         if wanted == "auto":
-            logs.info("kv_wire", chosen=wire, tokens_per_s=rates.tokens_s, link_bytes_per_s=rates.link_bytes_s)
+            logs.info(
+                "kv_wire",
+                chosen=wire,
+                tokens_per_s=rates.tokens_s,
+                link_bytes_per_s=rates.link_bytes_s,
+                link_fell_behind=rates.behind,
+            )
         return wire
 
     def _compute_and_send(

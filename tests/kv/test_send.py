@@ -143,25 +143,11 @@ def test_a_sender_that_waits_for_kv_begins_its_stretch_anew(receiver: Receiver) 
     kv.release()
 
 
-def test_time_in_which_the_computation_waited_for_room_is_told() -> None:
-    released = threading.Event()
-
-    def read_late(sock: socket.socket) -> None:
-        accept(sock)
-        released.wait(PATIENCE_S)
-        while sock.recv(1 << 20):
-            pass
-
-    limits = SendLimits(connect_s=1, queue_blocks=1)
-    with peer(read_late) as port:
-        transfer = Transfer.open("127.0.0.1", port, any_header(WIDE, 64), deadline=soon(), limits=limits)
-        with transfer:
-            timer = threading.Timer(0.2, released.set)
-            timer.start()
-            for token in range(64):
-                transfer.send(wide_block(token))
-            timer.join()
-            assert 0.05 < transfer._held_up_s < PATIENCE_S
+def test_a_link_fell_behind_where_nearly_all_was_sent_in_one_stretch() -> None:
+    assert sent(4.0, 100 * MB, 100 * MB).fell_behind
+    assert sent(4.0, 10 * MB, 190 * MB, backlog=1).fell_behind
+    assert not sent(4.0, 100 * MB, 100 * MB, backlog=1).fell_behind
+    assert not sent(4.0).fell_behind
 
 
 def test_a_block_is_waited_for_on_the_sender_thread_before_it_is_read(receiver: Receiver) -> None:

@@ -62,34 +62,52 @@ def test_kv_that_would_not_shrink_goes_as_it_is_and_is_called_so() -> None:
     assert choose("int8", CODER, 0, Rates()) == AS_IS
 
 
-def transfer(began: float, ended: float, nbytes: int, held_up_s: float = 0.0) -> TransferResult:
-    return TransferResult(ended, (Span(began, ended, nbytes),), 0, held_up_s)
+def test_a_link_that_always_falls_behind_is_enough_where_nothing_has_shown_how_fast_this_host_is() -> None:
+    assert choose("auto", CODER, 8000, Rates(None, TEN_GBE, behind=True)) == INT8
+    assert choose("auto", CODER, 8000, Rates(1_000, TEN_GBE, behind=True)) == AS_IS
 
 
-def test_rates_are_those_of_the_latest_transfer_on_each_link() -> None:
+def transfer(began: float, ended: float, nbytes: int, waited: bool = False) -> TransferResult:
+    """waited: the sender waited for KV up to the last eighth of the bytes."""
+    end = ended - (ended - began) / 8
+    spans = (Span(began, end, nbytes // 8 * 7), Span(end, ended, nbytes // 8))
+    return TransferResult(ended, spans, int(waited))
+
+
+COMPUTED = PrefillTiming(0.0, 2.0, 4000)
+
+
+def test_both_rates_come_from_transfers_and_a_links_is_the_best_it_showed() -> None:
     seen = SeenRates()
-    seen.note(DECODE, PrefillTiming(0.0, 2.0, 4000), transfer(0.0, 4.0, 400_000_000))
-    assert seen.rates(DECODE, 5.0) == Rates(2000, 100e6)
-    assert seen.rates(OTHER, 5.0) == Rates(2000, None)
-    seen.note(DECODE, PrefillTiming(0.0, 2.0, 8000), transfer(6.0, 8.0, 400_000_000))
-    assert seen.rates(DECODE, 9.0) == Rates(4000, 200e6)
+    seen.note(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000))
+    assert seen.rates(DECODE, 5.0) == Rates(None, None, behind=True)  # one is not enough
+    seen.note(DECODE, COMPUTED, transfer(6.0, 8.0, 400_000_000))
+    seen.note(DECODE, COMPUTED, transfer(8.0, 12.0, 400_000_000))
+    assert seen.rates(DECODE, 13.0) == Rates(None, 200e6, behind=True)
+    assert seen.rates(OTHER, 13.0) == Rates()
+    seen.note(OTHER, COMPUTED, transfer(12.0, 13.0, 400_000_000, waited=True))
+    assert seen.rates(DECODE, 13.0) == Rates(2000, 200e6, behind=True)
+    assert seen.rates(OTHER, 13.0) == Rates(2000, None, behind=False)
 
 
 def test_a_link_is_forgotten_after_a_while_so_that_it_is_measured_anew() -> None:
     seen = SeenRates()
-    seen.note(DECODE, PrefillTiming(0.0, 2.0, 4000), transfer(0.0, 4.0, 400_000_000))
+    for _ in range(2):
+        seen.note(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000))
     assert seen.rates(DECODE, 4.0 + FRESH_S - 1).link_bytes_s == 100e6
-    assert seen.rates(DECODE, 4.0 + FRESH_S) == Rates(2000, None)
+    assert seen.rates(DECODE, 4.0 + FRESH_S).link_bytes_s is None
 
 
-def test_time_in_which_the_link_held_the_computation_up_is_no_compute() -> None:
+def test_compute_that_a_link_may_have_held_up_is_not_taken_for_this_hosts_speed() -> None:
     """Else a slow link would look like slow compute, and hide itself."""
     seen = SeenRates()
-    seen.note(DECODE, PrefillTiming(0.0, 4.0, 4000), transfer(0.0, 4.1, 400_000_000, held_up_s=3.0))
-    assert seen.rates(DECODE, 5.0).tokens_s == 4000
+    seen.note(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000, waited=True))
+    seen.note(DECODE, PrefillTiming(0.0, 9.0, 4000), transfer(0.0, 9.1, 400_000_000))
+    assert seen.rates(DECODE, 10.0).tokens_s == 2000
 
 
 def test_short_prompts_and_transfers_that_kept_up_teach_nothing() -> None:
     seen = SeenRates()
-    seen.note(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000))
+    for _ in range(3):
+        seen.note(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000, waited=True))
     assert seen.rates(DECODE, 3.0) == Rates()
