@@ -66,9 +66,10 @@ class SeenRates:
 
     def note(self, to: Address, timing: PrefillTiming, result: TransferResult) -> None:
         """Learn from a transfer that was acknowledged."""
-        self._behind[to] = result.fell_behind
-        if timing.tokens >= RATED_TOKENS and timing.compute_s > 0 and not result.fell_behind:
-            self._tokens_s = timing.tokens / timing.compute_s
+        if timing.tokens >= RATED_TOKENS and timing.compute_s > 0:
+            self._behind[to] = result.fell_behind
+            if not result.fell_behind:
+                self._tokens_s = timing.tokens / timing.compute_s
         if (rate := result.link_bytes_s) is not None:
             self._links.setdefault(to, deque(maxlen=MOST_SEEN)).append(_Seen(rate, result.acknowledged))
 

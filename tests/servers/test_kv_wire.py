@@ -110,4 +110,5 @@ def test_short_prompts_and_transfers_that_kept_up_teach_nothing() -> None:
     seen = SeenRates()
     for _ in range(3):
         seen.note(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000, waited=True))
+        seen.note(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000))
     assert seen.rates(DECODE, 3.0) == Rates()
