@@ -19,9 +19,10 @@ def received(
     values: Sequence[Any],
     states: Sequence[Sequence[Any]] = (),
 ) -> ReceivedKV:
-    """Flat uint8 arrays per layer, each of the size that the layout asks for."""
+    """Flat uint8 arrays per layer, each of the size that the layout asks for. keys, values: as they are."""
     kv = ReceivedKV(layout, tokens, Arenas(allocate).take(Placement.of(layout, tokens).nbytes))
-    for mine, given in ((kv.keys, keys), (kv.values, values), *zip(kv.states, states, strict=False)):
+    pairs = [([plane for (plane,) in mine], given) for mine, given in ((kv.keys, keys), (kv.values, values))]
+    for mine, given in (*pairs, *zip(kv.states, states, strict=False)):
         for place, tensor in zip(mine, given, strict=True):
             place[:] = tensor
     return kv

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from disagg.bench.records import Record
-from disagg.inference.metrics import Metrics, TTFTParts
+from disagg.inference.metrics import AS_IS, Metrics, TTFTParts
 
 PERCENTILES = (50, 90, 95, 99)
 LIMITS = ("ttft", "tpot", "itl", "e2el")
@@ -129,6 +129,7 @@ def _ours(done: Sequence[Metrics]) -> dict[str, Any]:
         "mean_prefill_ms": _mean_ms([one.prefill_time for one in done]),
         "mean_hidden_transfer_ms": _mean_ms([one.hidden_transfer for one in done]),
         "mean_exposed_transfer_ms": _mean_ms([one.exposed_transfer for one in done]),
+        "quantised_kv_requests": sum(one.kv_wire not in (None, AS_IS) for one in done),
         "total_kv_bytes": sum(one.kv_bytes for one in done),
         "decode_computed_tokens": sum(one.decode_computed_tokens for one in done),
     }

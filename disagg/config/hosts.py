@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
 from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_hub_id, is_name, is_user, same_machine
-from disagg.config.schema import Connector, DType, EngineName, EngineOptions, Host, Model, Role, ServiceManager
+from disagg.config.schema import Connector, DType, EngineName, EngineOptions, Host, KVWire, Model, Role, ServiceManager
 from disagg.config.table import Table
 from disagg.config.words import nearest, printable, toml_key
 from disagg.roofline.devices import DEVICES as HARDWARE
@@ -202,10 +202,20 @@ _COMMON_OPTIONS: Final[Mapping[str, Reader]] = {
     "threads": _within(1, 1024),
 }
 _DECODE_OPTIONS: Final[Mapping[str, Reader]] = {"max_batch": _within(1, 1024), "max_kv_bytes": _within(1, 1 << 50)}
+_PREFILL_OPTIONS: Final[Mapping[str, Reader]] = {"kv_wire": _one_of(get_args(KVWire))}
 _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
-    "transformers": {**_COMMON_OPTIONS, "attention": _attention, "quantization": _one_of(("int8", "int4"))},
+    "transformers": {
+        **_COMMON_OPTIONS,
+        **_PREFILL_OPTIONS,
+        "attention": _attention,
+        "quantization": _one_of(("int8", "int4")),
+    },
     "mlx": {**_COMMON_OPTIONS, **_DECODE_OPTIONS},
-    "simulated": {**{key: _COMMON_OPTIONS[key] for key in ("dtype", "chunk_tokens")}, **_DECODE_OPTIONS},
+    "simulated": {
+        **{key: _COMMON_OPTIONS[key] for key in ("dtype", "chunk_tokens")},
+        **_PREFILL_OPTIONS,
+        **_DECODE_OPTIONS,
+    },
 }
 _HOST_REQUIRED: Final[Mapping[str, str]] = {
     "address": 'address = "10.0.0.1"',

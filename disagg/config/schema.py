@@ -16,6 +16,7 @@ Connector = Literal["ssh", "local"]
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
+KVWire = Literal["as-is", "auto", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class EngineOptions:
     quantization: str | None = None  # transformers: int8 | int4
     chunk_tokens: int = 2048  # tokens per prefill chunk
     threads: int | None = None  # CPU compute threads
+    kv_wire: KVWire = "as-is"  # prefill: how KV leaves; int8 is not exact, auto takes it where the link is too slow
     max_batch: int = 16  # decode: requests in the running batch
     max_kv_bytes: int = 8 << 30  # decode: KV bytes held, received and in use
 

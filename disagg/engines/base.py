@@ -16,6 +16,7 @@ from disagg.kv.blocks import Block
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
+from disagg.kv.wire import AS_IS, WireForm
 
 FinishReason = Literal["stop", "length"]
 
@@ -126,12 +127,14 @@ class PrefillEngine(Protocol):
         *,
         cancelled: Callable[[], bool] = lambda: False,
         chunk_tokens: int | None = None,
+        wire: WireForm = AS_IS,
     ) -> PrefillTiming:
         """Run tokens in chunks and emit each layer's new rows as soon as they exist, from inside the computation:
         an exception from `emit` ends it.
 
         `tokens` is exactly what KV is wanted for (the prompt without its last token); it may be empty.
-        Only rows that the layout keeps for len(tokens) tokens are emitted. Raises Cancelled between chunks.
+        Only rows that the layout keeps for len(tokens) tokens are emitted, in the form `wire`. Raises Cancelled between
+        chunks.
         """
         ...
 

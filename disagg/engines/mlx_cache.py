@@ -1,7 +1,8 @@
 """Memory that a socket can fill and mlx can compute from, and mlx-lm's caches over KV that was received into it.
 
 Nothing is copied: an mlx array shows its bytes to Python, KV is received straight into them, and a cache is a view of
-them. The first step of a request copies its caches into the running batch; from then on the memory is free.
+them. Only what was quantised on the wire is dequantised, into memory of its own. The first step of a request copies its
+caches into the running batch; from then on the memory is free.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from disagg.errors import LayoutMismatch
 from disagg.kv.layout import LayerLayout
 from disagg.kv.placement import ALIGNMENT
 from disagg.kv.received import ReceivedKV
+from disagg.kv.wire import BITS, GROUP
 
 # mlx starts an operating system thread for every stream and never ends it: 100 allocations on streams of their own left
 # 100 threads behind. These few keep theirs; more than one, since fresh memory takes a page fault per page, 0.3 s for
@@ -46,7 +48,8 @@ def _make(nbytes: int) -> Any:
 def build(model: Any, kv: ReceivedKV) -> list[Any]:
     """One evaluated mlx-lm cache per layer, as if the model had read `kv.tokens` tokens itself.
 
-    They are views of the arena, which must come from `allocate` and be left alone while they are in use.
+    They are views of the arena, which must come from `allocate` and be left alone while they are in use; what was
+    quantised on the wire is mx.dequantize's of it, in the layout's dtype.
     With no tokens these are the model's fresh caches. Raises LayoutMismatch where a layer does not fit the model.
     """
     caches: list[Any] = make_prompt_cache(model)
@@ -73,9 +76,19 @@ def _keys_and_values(whole: Any, kv: ReceivedKV, index: int, layout: LayerLayout
     rows = len(layout.rows(kv.tokens))
     keys, values = kv.placement.keys[index], kv.placement.values[index]
     return (
-        _array(whole, keys, (1, layout.kv_heads, rows, layout.key_dim), kv.layout.dtype),
-        _array(whole, values, (1, layout.kv_heads, rows, layout.value_dim), kv.layout.dtype),
+        _tensor(whole, keys, (1, layout.kv_heads, rows, layout.key_dim), kv.layout.dtype),
+        _tensor(whole, values, (1, layout.kv_heads, rows, layout.value_dim), kv.layout.dtype),
     )
+
+
+def _tensor(whole: Any, planes: tuple[slice, ...], shape: tuple[int, ...], dtype: str) -> Any:
+    """Keys or values from their planes: one as it is, three quantised."""
+    if len(planes) == 1:
+        return _array(whole, planes[0], shape, dtype)
+    *outer, dim = shape
+    packed = _array(whole, planes[0], (*outer, dim * BITS // 32), "uint32")
+    scales, biases = (_array(whole, place, (*outer, dim // GROUP), dtype) for place in planes[1:])
+    return mx.dequantize(packed, scales, biases, group_size=GROUP, bits=BITS)
 
 
 def _fill(cache: Any, keys: Any, values: Any, *, index: int, tokens: int) -> None:

@@ -16,6 +16,7 @@ from disagg.engines.text import PromptTokenizer
 from disagg.errors import Cancelled
 from disagg.kv.blocks import Block, KVBlock
 from disagg.kv.layout import Layout
+from disagg.kv.wire import AS_IS, WireForm, plane_bytes
 from disagg.roofline.decode import step
 from disagg.roofline.prefill import Emission
 
@@ -51,6 +52,7 @@ class SimulatedPrefillEngine:
         *,
         cancelled: Callable[[], bool] = _never,
         chunk_tokens: int | None = None,
+        wire: WireForm = AS_IS,
     ) -> PrefillTiming:
         """See PrefillEngine. Raises Cancelled between layers too."""
         started = time.monotonic()
@@ -58,7 +60,7 @@ class SimulatedPrefillEngine:
         for emission in plan.emissions:
             _refuse_cancelled(cancelled)
             sleep_until(started + emission.at)
-            emit(self._noise.block(emission))
+            emit(self._noise.block(emission, wire))
         sleep_until(started + plan.seconds)
         return PrefillTiming(started, time.monotonic(), len(tokens))
 
@@ -94,11 +96,15 @@ class _Noise:
         self._buffer = memoryview(numpy.random.default_rng(0).bytes(size))
         self._next = 0
 
-    def block(self, emission: Emission) -> KVBlock:
-        layer, rows = self._layout.layers[emission.layer], emission.end - emission.start
-        keys = self._heads(layer.kv_heads, rows * layer.key_dim * self._layout.itemsize)
-        values = self._heads(layer.kv_heads, rows * layer.value_dim * self._layout.itemsize)
+    def block(self, emission: Emission, wire: WireForm) -> KVBlock:
+        layer = self._layout.layers[emission.layer]
+        keys, values = (self._views(emission, layer.kv_heads, dim, wire) for dim in (layer.key_dim, layer.value_dim))
         return KVBlock(emission.layer, emission.start, emission.end, keys, values)
+
+    def _views(self, emission: Emission, heads: int, dim: int, wire: WireForm) -> list[memoryview]:
+        rows = emission.end - emission.start
+        sizes = plane_bytes(dim, self._layout.itemsize, wire)
+        return [view for size in sizes for view in self._heads(heads, rows * size)]
 
     def _heads(self, heads: int, size: int) -> list[memoryview]:
         if self._next + heads * size > len(self._buffer):

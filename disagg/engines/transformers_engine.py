@@ -22,6 +22,7 @@ from disagg.engines.transformers_profile import measure
 from disagg.engines.transformers_sampling import Sampler
 from disagg.errors import Cancelled, ModelError
 from disagg.kv.blocks import Block
+from disagg.kv.wire import AS_IS, WireForm
 
 
 def _never() -> bool:
@@ -69,10 +70,11 @@ class TransformersPrefillEngine:
         *,
         cancelled: Callable[[], bool] = _never,
         chunk_tokens: int | None = None,
+        wire: WireForm = AS_IS,
     ) -> PrefillTiming:
         """See PrefillEngine."""
         started = time.monotonic()
-        on_rows = RowEmitter(self._layout, len(tokens), self._device, emit)
+        on_rows = RowEmitter(self._layout, len(tokens), self._device, emit, wire)
         cache = self._cache(len(tokens), chunk_tokens, on_rows)
         self._read(tokens, cache, cancelled, chunk_tokens)
         self._finish_compute()

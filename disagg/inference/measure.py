@@ -69,6 +69,7 @@ def metrics(trace: Trace) -> Metrics:
         exposed_transfer=exposed_s,
         kv_bytes=ship.get("kv_bytes", 0),
         decode_computed_tokens=trace.done["computed_prompt_tokens"] if trace.decode_server else 0,
+        kv_wire=trace.done.get("kv_wire"),
         simulated=bool(trace.done.get("simulated")),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+AS_IS = "as-is"
 Method = Literal["disaggregated", "decode-alone", "prefill-alone", "fallback"]
 
 
@@ -40,6 +41,7 @@ class Metrics:
     prefill_speed = prompt_tokens / prefill_time. decode_speed = (completion_tokens - 1) / decode_time.
     hidden_transfer: seconds in which bytes moved while prefill still computed.
     decode_computed_tokens: prompt tokens that the decode host ran through the model itself.
+    kv_wire: the form in which the decode host got the KV, "as-is" (exact) or "int8-g64"; None where it got none.
     simulated: no model ran; the servers played times that were predicted.
     """
 
@@ -61,6 +63,7 @@ class Metrics:
     exposed_transfer: float
     kv_bytes: int
     decode_computed_tokens: int
+    kv_wire: str | None = None
     simulated: bool = False
 
     def to_json(self) -> dict[str, Any]:

@@ -9,21 +9,25 @@ from disagg.kv.arena import Arena, Buffer
 from disagg.kv.frames import Frame, Kind, Totals
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
+from disagg.kv.wire import AS_IS, WireForm, plane_bytes
 
 
 class Assembly:
     """The places of tokens [start, tokens) of `layout` in one arena, to be filled by frames in the protocol's order.
 
-    Within one layer and kind the rows come contiguous and ascending; layers and kinds may interleave freely.
+    Within one layer, kind and plane the rows come contiguous and ascending; beyond that all may interleave freely.
     """
 
-    def __init__(self, layout: Layout, tokens: int, start: int, arena: Arena) -> None:
-        self._kv = ReceivedKV(layout, tokens, arena, start)
-        self._keys, self._values = [], []
+    def __init__(self, layout: Layout, tokens: int, start: int, arena: Arena, wire: WireForm = AS_IS) -> None:
+        self._kv = ReceivedKV(layout, tokens, arena, start, wire)
+        self._keys: list[list[_Run]] = []  # [layer][plane]
+        self._values: list[list[_Run]] = []
         for layer, keys, values in zip(layout.layers, self._kv.keys, self._kv.values, strict=True):
             rows = layer.rows(tokens, start)
-            self._keys.append(_Run(rows, layer.kv_heads, layer.key_dim * layout.itemsize, keys))
-            self._values.append(_Run(rows, layer.kv_heads, layer.value_dim * layout.itemsize, values))
+            for runs, dim, buffers in ((self._keys, layer.key_dim, keys), (self._values, layer.value_dim, values)):
+                sizes = plane_bytes(dim, layout.itemsize, wire)
+                planes = zip(sizes, buffers, strict=True)
+                runs.append([_Run(rows, layer.kv_heads, size, buffer) for size, buffer in planes])
         self._states = self._kv.states
         self._missing_states = {(i, j) for i, states in enumerate(self._states) for j in range(len(states))}
         self._frames = 0
@@ -53,9 +57,9 @@ class Assembly:
 
     def _place_rows(self, frame: Frame) -> list[memoryview]:
         runs = self._keys if frame.kind is Kind.KEYS else self._values
-        if frame.layer >= len(runs) or frame.tensor != 0:
+        if frame.layer >= len(runs) or frame.tensor >= len(runs[frame.layer]):
             raise ProtocolError(f"{_name(frame)} is not part of the model")
-        return runs[frame.layer].take(frame)
+        return runs[frame.layer][frame.tensor].take(frame)
 
     def _place_state(self, frame: Frame) -> list[memoryview]:
         key = (frame.layer, frame.tensor)
@@ -68,16 +72,17 @@ class Assembly:
 
     def _require_complete(self) -> None:
         for name, runs in (("keys", self._keys), ("values", self._values)):
-            for layer, run in enumerate(runs):
+            for layer, plane, run in ((i, j, run) for i, planes in enumerate(runs) for j, run in enumerate(planes)):
                 if not run.complete:
-                    raise ProtocolError(f"truncated: the {name} of layer {layer} end at {run.next} of {run.rows.stop}")
+                    part = f"plane {plane} of the {name}" if plane else f"the {name}"
+                    raise ProtocolError(f"truncated: {part} of layer {layer} end at {run.next} of {run.rows.stop}")
         for layer, index in sorted(self._missing_states):
             raise ProtocolError(f"truncated: state {index} of layer {layer} is missing")
 
 
 @dataclass(slots=True)
 class _Run:
-    """The keys or the values of one layer, [heads, rows, row_bytes], filled from the first row on."""
+    """One plane of the keys or the values of one layer, [heads, rows, row_bytes], filled from the first row on."""
 
     rows: range
     heads: int
@@ -119,4 +124,5 @@ def _require_length(frame: Frame, expected: int) -> None:
 def _name(frame: Frame) -> str:
     if frame.kind is Kind.STATE:
         return f"state {frame.tensor} of layer {frame.layer}"
-    return f"rows [{frame.start}, {frame.end}) of the {frame.kind.name.lower()} of layer {frame.layer}"
+    plane = f"plane {frame.tensor} of " if frame.tensor else ""
+    return f"rows [{frame.start}, {frame.end}) of {plane}the {frame.kind.name.lower()} of layer {frame.layer}"

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 class KVBlock:
     """Rows [start, end) of one layer, ready or about to be ready to send.
 
-    keys, values: one contiguous byte view per KV head, (end - start) * dim * itemsize bytes each, in head order.
+    keys, values: one contiguous byte view per KV head, (end - start) * dim * itemsize bytes each, in head order. Of a
+    tensor that is quantised on the wire (see `wire`): the views of its first plane, then of its second, then of its
+    third, each (end - start) rows of that plane.
     The memory stays valid and unchanged until the transfer ends.
-    wait: called by the sender before it reads the views (a CUDA copy still in flight); None when they are ready.
+    wait: called by the sender before it reads the views (a CUDA copy still in flight, a quantisation yet to be done);
+    None when they are ready.
     """
 
     layer: int

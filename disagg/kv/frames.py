@@ -25,9 +25,10 @@ from disagg.kv.blocks import Block, StateBlock
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
 from disagg.kv.quote import clipped
+from disagg.kv.wire import AS_IS, WIRE_FORMS, WireForm, plane_bytes
 
 MAGIC = b"DISAGG"
-VERSION = 1
+VERSION = 2
 MAX_HEADER_BYTES = 1 << 18  # over twice what 1024 layers need: this much is read from a peer without a ticket
 MAX_REPLY_BYTES = 1 << 16
 MAX_TOKENS = (1 << 32) - 1
@@ -60,10 +61,12 @@ class Header:
     token_hash: str
     tokens: int
     start: int = 0
+    wire: WireForm = AS_IS
 
 
 class Frame(NamedTuple):
-    """The head of one frame. tensor: which tensor of a ``state`` layer, else 0. length: payload bytes."""
+    """The head of one frame. tensor: which tensor of a ``state`` layer, or which plane of the keys or values (0 as they
+    are). length: payload bytes."""
 
     kind: Kind
     layer: int
@@ -94,6 +97,7 @@ def encode_header(header: Header) -> bytes:
             "request_id": header.request_id,
             "tokens": header.tokens,
             "start": header.start,
+            "wire": header.wire,
             "token_hash": header.token_hash,
             "fingerprint": header.fingerprint.to_json(),
             "layout": header.layout.to_json(),
@@ -131,6 +135,7 @@ def decode_header(raw: bytes) -> Header:
         token_hash=_name(body, "token_hash"),
         tokens=tokens,
         start=_count(body, "start", tokens),
+        wire=_wire(body),
     )
 
 
@@ -189,7 +194,7 @@ def decode_totals(raw: bytes) -> Totals:
     return Totals(*TOTALS.unpack(raw))
 
 
-def frames_of(block: Block, layout: Layout) -> list[tuple[Frame, list[memoryview]]]:
+def frames_of(block: Block, layout: Layout, wire: WireForm = AS_IS) -> list[tuple[Frame, list[memoryview]]]:
     """The frames that carry a block, each with its payload; ProtocolError where the block does not fit the layout."""
     if not 0 <= block.layer < len(layout.layers):
         raise ProtocolError(f"a block for layer {block.layer} of a model with {len(layout.layers)} layers")
@@ -201,12 +206,16 @@ def frames_of(block: Block, layout: Layout) -> list[tuple[Frame, list[memoryview
     if not 0 <= block.start < block.end <= MAX_TOKENS:
         raise ProtocolError(f"a block of layer {block.layer} with rows [{block.start}, {block.end})")
     frames: list[tuple[Frame, list[memoryview]]] = []
-    for kind, heads, dim in ((Kind.KEYS, block.keys, layer.key_dim), (Kind.VALUES, block.values, layer.value_dim)):
+    for kind, given, dim in ((Kind.KEYS, block.keys, layer.key_dim), (Kind.VALUES, block.values, layer.value_dim)):
         if dim == 0:  # a latent cache has keys only
             continue
-        size = (block.end - block.start) * dim * layout.itemsize
-        views = _fitting(heads, [size] * layer.kv_heads, f"the {kind.name.lower()} of layer {block.layer}")
-        frames.append((Frame(kind, block.layer, 0, block.start, block.end, size * layer.kv_heads), views))
+        heads = layer.kv_heads
+        sizes = [(block.end - block.start) * size for size in plane_bytes(dim, layout.itemsize, wire)]
+        wanted = [size for size in sizes for _ in range(heads)]
+        views = _fitting(given, wanted, f"the {kind.name.lower()} of layer {block.layer}")
+        for plane, size in enumerate(sizes):
+            frame = Frame(kind, block.layer, plane, block.start, block.end, size * heads)
+            frames.append((frame, views[plane * heads : (plane + 1) * heads]))
     return frames
 
 
@@ -241,6 +250,16 @@ def _name(body: dict[str, Any], field: str) -> str:
     if not isinstance(value, str) or not value.isascii() or not 1 <= len(value) <= MAX_NAME_CHARS:
         raise ProtocolError(f"{field} in the transfer header must be 1 to {MAX_NAME_CHARS} ASCII characters")
     return value
+
+
+def _wire(body: dict[str, Any]) -> WireForm:
+    for form in WIRE_FORMS:
+        if body.get("wire") == form:
+            return form
+    raise ProtocolError(
+        f"unknown wire form {clipped(repr(body.get('wire')))} in the transfer header",
+        f"this receiver knows {', '.join(WIRE_FORMS)}: install the same disagg version on both hosts",
+    )
 
 
 def _count(body: dict[str, Any], field: str, most: int) -> int:

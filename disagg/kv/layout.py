@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from disagg.errors import LayoutMismatch, ProtocolError
 from disagg.kv.quote import clipped
+from disagg.kv.wire import AS_IS, WireForm, plane_bytes
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MAX_LAYERS = 1024
@@ -66,12 +67,12 @@ class Layout:
     def itemsize(self) -> int:
         return DTYPE_BYTES[self.dtype]
 
-    def nbytes(self, tokens: int, start: int = 0) -> int:
+    def nbytes(self, tokens: int, start: int = 0, wire: WireForm = AS_IS) -> int:
         """Bytes of KV for tokens [start, tokens): what one transfer carries in payloads; 0 where there are none."""
         if tokens <= start:
             return 0
         return sum(
-            layer.kv_heads * (layer.key_dim + layer.value_dim) * len(layer.rows(tokens, start)) * self.itemsize
+            layer.kv_heads * self._row_bytes(layer, wire) * len(layer.rows(tokens, start))
             + sum(state.nbytes for state in layer.states)
             for layer in self.layers
         )
@@ -83,6 +84,9 @@ class Layout:
                 f"KV layouts differ in {field}: {mine} has {clipped(here)}, {theirs} has {clipped(there)}",
                 "serve the same model and the same KV dtype on both hosts",
             )
+
+    def _row_bytes(self, layer: LayerLayout, wire: WireForm) -> int:
+        return sum(sum(plane_bytes(dim, self.itemsize, wire)) for dim in (layer.key_dim, layer.value_dim))
 
     def to_json(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "layers": [asdict(layer) for layer in self.layers]}

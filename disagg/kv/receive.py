@@ -24,6 +24,7 @@ from disagg.kv.channel import Channel
 from disagg.kv.placement import Placement
 from disagg.kv.received import ReceivedKV, ReceiveTiming
 from disagg.kv.tickets import Slot, Tickets
+from disagg.kv.wire import WireForm
 
 __all__ = ["KVServer", "ReceiveLimits", "ReceivedKV"]
 
@@ -166,8 +167,10 @@ def _attempt(
     release = None
     try:
         slot.expected.require(header)
-        release = tickets.budget.reserve(slot.expected.nbytes)
-        kv = _receive(channel, slot, tickets.arenas, limits)
+        expected = slot.expected
+        nbytes = expected.layout.nbytes(expected.tokens, expected.start, header.wire)
+        release = tickets.budget.reserve(nbytes)
+        kv = _receive(channel, slot, header.wire, tickets.arenas, limits)
         kv.on_release = release
         received, timing = kv.nbytes, kv.timing  # before the owner may release it
         if not tickets.settle(slot, kv):
@@ -184,15 +187,15 @@ def _attempt(
     return None
 
 
-def _receive(channel: Channel, slot: Slot, arenas: Arenas, limits: ReceiveLimits) -> ReceivedKV:
+def _receive(channel: Channel, slot: Slot, wire: WireForm, arenas: Arenas, limits: ReceiveLimits) -> ReceivedKV:
     """Accept the transfer and read all of it, each payload straight to its place."""
     claimed = time.monotonic()
     expected = slot.expected
     channel.deadline, channel.idle_s = slot.deadline, limits.idle_s
     channel.write([memoryview(frames.encode_ok())])
     # After the answer: the prefill host computes its first chunk while fresh memory is made.
-    arena = arenas.take(Placement.of(expected.layout, expected.tokens, expected.start).nbytes)
-    assembly = Assembly(expected.layout, expected.tokens, expected.start, arena)
+    arena = arenas.take(Placement.of(expected.layout, expected.tokens, expected.start, wire).nbytes)
+    assembly = Assembly(expected.layout, expected.tokens, expected.start, arena, wire)
     digest = frames.new_digest()
     first_byte = 0.0
     while True:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from disagg.kv.arena import Arena, Buffer
 from disagg.kv.layout import Layout
 from disagg.kv.placement import Placement
+from disagg.kv.wire import AS_IS, WireForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class ReceiveTiming:
 class ReceivedKV:
     """The KV cache of tokens [start, tokens), in host memory.
 
+    wire: the form in which it came, and in which it lies there.
     arena: the memory it lies in, where `placement` says; None once it was released.
     give_back: takes an arena that nobody reads any more.
     on_release: gives the bytes back to the receiver's budget.
@@ -33,27 +35,30 @@ class ReceivedKV:
     tokens: int
     arena: Arena | None
     start: int = 0
+    wire: WireForm = AS_IS
     timing: ReceiveTiming = field(default_factory=ReceiveTiming)
     give_back: Callable[[Arena], None] | None = None
     on_release: Callable[[], None] | None = None
     placement: Placement = field(init=False)
 
     def __post_init__(self) -> None:
-        self.placement = Placement.of(self.layout, self.tokens, self.start)
+        self.placement = Placement.of(self.layout, self.tokens, self.start, self.wire)
 
     @property
     def nbytes(self) -> int:
-        return self.layout.nbytes(self.tokens, self.start)
+        """Bytes of it in the form in which it came."""
+        return self.layout.nbytes(self.tokens, self.start, self.wire)
 
     @property
-    def keys(self) -> list[Buffer]:
-        """Per layer a uint8 array, to be read as [kv_heads, len(layers[l].rows(tokens, start)), key_dim], C order."""
-        return self._views(self.placement.keys)
+    def keys(self) -> list[list[Buffer]]:
+        """Per layer one uint8 array per plane, C order: [kv_heads, len(layers[l].rows(tokens, start)), bytes of a row].
+        As it is there is one plane, rows of key_dim elements; see `wire` for the quantised form's three."""
+        return [self._views(planes) for planes in self.placement.keys]
 
     @property
-    def values(self) -> list[Buffer]:
+    def values(self) -> list[list[Buffer]]:
         """As `keys`."""
-        return self._views(self.placement.values)
+        return [self._views(planes) for planes in self.placement.values]
 
     @property
     def states(self) -> list[list[Buffer]]:

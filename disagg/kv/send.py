@@ -20,6 +20,9 @@ from disagg.kv.channel import Channel, Seen
 SEND_BUFFER_BYTES = 4 << 20
 LISTEN_S = 0.2  # how often a sender with nothing to send looks whether either side has given up
 STOP_S = 5.0  # how long abort() waits for the sender thread
+WAITED_S = 1e-4  # a shorter pause did not leave the link without work: its buffers hold more than that
+BEHIND_SHARE = 0.8  # of the bytes: more than a link that keeps up with the computation ever sends in one stretch
+RATED_BYTES = 64 << 20  # many times what both ends' socket buffers hold, which a rate would else count as delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +47,33 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """An acknowledged transfer. Times are time.monotonic() on the sending host."""
+    """An acknowledged transfer. Times are time.monotonic() on the sending host.
+
+    backlog: the spans from this index on were sent without waiting for KV in between.
+    """
 
     acknowledged: float
     spans: tuple[Span, ...]
+    backlog: int = 0
 
     @property
     def payload_bytes(self) -> int:
         return sum(span.nbytes for span in self.spans)
+
+    @property
+    def fell_behind(self) -> bool:
+        """Whether nearly all of it was sent without ever waiting for KV: the computation was ahead throughout, and may
+        itself have waited for the link."""
+        return sum(span.nbytes for span in self.spans[self.backlog :]) > BEHIND_SHARE * self.payload_bytes
+
+    @property
+    def link_bytes_s(self) -> float | None:
+        """What the link and the receiver took, in bytes per second, while there always was KV to send: over the last
+        such stretch, to its acknowledgement. None where that stretch is too short to tell, as it is where the
+        transfer kept up with the computation."""
+        stretch = self.spans[self.backlog :]
+        nbytes = sum(span.nbytes for span in stretch)
+        return nbytes / (self.acknowledged - stretch[0].began) if nbytes >= RATED_BYTES else None
 
     def hidden_s(self, compute_ended: float) -> float:
         """Seconds spent sending before the compute ended: the part of the transfer that cost the user nothing."""
@@ -71,7 +93,7 @@ class Transfer:
 
     def __init__(self, channel: Channel, header: frames.Header, limits: SendLimits) -> None:
         self._channel = channel
-        self._layout = header.layout
+        self._layout, self._wire = header.layout, header.wire
         self._limits = limits
         self._queue: queue.Queue[_Parcel | None] = queue.Queue(limits.queue_blocks)
         self._failing = threading.Lock()
@@ -79,6 +101,7 @@ class Transfer:
         self._result: TransferResult | None = None
         self._digest = frames.new_digest()
         self._spans: list[Span] = []
+        self._backlog = 0
         self._thread = threading.Thread(target=self._run, name=f"kv-send-{header.request_id}", daemon=True)
         self._thread.start()
 
@@ -108,7 +131,7 @@ class Transfer:
 
     def send(self, block: Block) -> None:
         """Queue a block. Waits only while the queue is full, PeerLost once that has lasted `idle_s`."""
-        self._put(_Parcel(block.wait, frames.frames_of(block, self._layout)))
+        self._put(_Parcel(block.wait, frames.frames_of(block, self._layout, self._wire)))
 
     def finish(self) -> TransferResult:
         """Send what is queued and the end frame; returns when the receiver has acknowledged all of it."""
@@ -152,9 +175,15 @@ class Transfer:
 
     def _next(self) -> _Parcel | None:
         """What to send next. With nothing to send, listens for a receiver that gives up."""
+        with contextlib.suppress(queue.Empty):
+            return self._queue.get_nowait()
+        began = time.monotonic()
         while True:
             try:
-                return self._queue.get(timeout=LISTEN_S)
+                parcel = self._queue.get(timeout=LISTEN_S)
+                if parcel is not None or time.monotonic() - began > WAITED_S:
+                    self._backlog = len(self._spans)
+                return parcel
             except queue.Empty:
                 if self._channel.readable():
                     raise self._last_words() from None
@@ -163,7 +192,10 @@ class Transfer:
 
     def _ship(self, parcel: _Parcel) -> None:
         if parcel.wait is not None:
+            asked = time.monotonic()
             parcel.wait()
+            if time.monotonic() - asked > WAITED_S:
+                self._backlog = len(self._spans)
         for frame, views in parcel.frames:
             began = time.monotonic()
             self._write([memoryview(frames.encode_frame(frame)), *views], self._digest.update)
@@ -173,7 +205,7 @@ class Transfer:
         totals = frames.Totals(len(self._spans), sum(s.nbytes for s in self._spans), self._digest.digest())
         self._write([memoryview(frames.encode_end(totals))])
         _read_reply(self._channel)
-        return TransferResult(time.monotonic(), tuple(self._spans))
+        return TransferResult(time.monotonic(), tuple(self._spans), self._backlog)
 
     def _write(self, views: list[memoryview], seen: Seen | None = None) -> None:
         try:

@@ -18,6 +18,7 @@ from disagg.errors import (
     Cancelled,
     DisaggError,
     FingerprintMismatch,
+    LayoutMismatch,
     Overloaded,
     PeerLost,
     ProtocolError,
@@ -28,6 +29,7 @@ from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.frames import Header
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
+from disagg.kv.wire import AS_IS, WireForm
 
 TICKET_BYTES = 32
 KEEP_SHARE = 4
@@ -40,7 +42,8 @@ OnResult = Callable[[Result], None]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The one transfer that a ticket is good for: the KV of tokens [start, tokens) of this prompt on this model."""
+    """The one transfer that a ticket is good for: the KV of tokens [start, tokens) of this prompt on this model, in one
+    of the forms `wires`."""
 
     request_id: str
     layout: Layout
@@ -48,14 +51,16 @@ class Expected:
     token_hash: str
     tokens: int
     start: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self.layout.nbytes(self.tokens, self.start)
+    wires: tuple[WireForm, ...] = (AS_IS,)
 
     def require(self, header: Header) -> None:
         """Raise the error that names the first thing in which the header differs."""
         self.layout.require_same(header.layout, mine="decode", theirs="prefill")
+        if header.wire not in self.wires:
+            raise LayoutMismatch(
+                f"the prefill host would send the KV as {header.wire}, this ticket allows {' or '.join(self.wires)}",
+                "take kv_wire out of the prefill host's engine options, or install the same disagg on both hosts",
+            )
         self.fingerprint.require_same(header.fingerprint, mine="decode", theirs="prefill")
         if (self.tokens, self.token_hash) != (header.tokens, header.token_hash):
             raise FingerprintMismatch(

@@ -23,6 +23,7 @@ from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Expected, Result, Tickets
+from disagg.kv.wire import WIRE_FORMS
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer, within
@@ -139,6 +140,7 @@ class DecodeService(Service):
             fingerprint=info.fingerprint,
             token_hash=token_hash(job.tokens),
             tokens=len(job.tokens) - 1,
+            wires=WIRE_FORMS,
         )
 
         def settle(result: Result) -> None:
@@ -174,7 +176,7 @@ class DecodeService(Service):
         self.counters.completion_tokens += answer.completion_tokens
         self.counters.computed_prompt_tokens += timing.computed_prompt_tokens
         parts = job.parts(queue_s, timing, kv.timing.accepted if kv else None)
-        figures = {"fallback": fallback, "simulated": self.host.simulated}
+        figures = {"fallback": fallback, "simulated": self.host.simulated, "kv_wire": kv.wire if kv else None}
         closing = answer.done(len(job.tokens), parts, timing.computed_prompt_tokens, **figures)
         logs.info("decoded", **closing[1])
         yield closing

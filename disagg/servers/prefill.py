@@ -24,6 +24,7 @@ from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, Overloaded, 
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.kv.send import SendLimits, Transfer, TransferResult
+from disagg.kv.wire import WireForm
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer, within
@@ -31,6 +32,7 @@ from disagg.servers.app import endpoint, stream
 from disagg.servers.daemon import on_daemon_thread
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.job import Job
+from disagg.servers.kv_wire import SeenRates, choose
 from disagg.servers.schemas import GenerateBody, PrefillBody
 from disagg.servers.service import Service
 from disagg.servers.sse import Event
@@ -54,6 +56,7 @@ class PrefillService(Service):
         self._compute = asyncio.Lock()
         self._closing = threading.Event()
         self._kv_bytes = 0
+        self._seen = SeenRates()
 
     @property
     def engine(self) -> PrefillEngine:
@@ -108,9 +111,10 @@ class PrefillService(Service):
         try:
             async with self._computing(job):
                 queue_s = time.monotonic() - job.tokenised
+                wire = self._wire_form(job, body)
                 timing = await self._on_thread(
                     job,
-                    lambda cancelled: self._compute_and_send(job, body, outbox, cancelled),
+                    lambda cancelled: self._compute_and_send(job, body, wire, outbox, cancelled),
                     on_cancel=lambda: _abort(outbox),
                 )
             result = await asyncio.to_thread(outbox[0].finish)
@@ -118,7 +122,8 @@ class PrefillService(Service):
             await asyncio.to_thread(_abort, outbox)  # without effect where the transfer has finished
         self.counters.computed_prompt_tokens += timing.tokens
         self.counters.kv_bytes_total += result.payload_bytes
-        account = _account(job, queue_s, timing, result)
+        self._seen.note((body.deliver.host, body.deliver.port), timing, result)
+        account = _account(job, queue_s, timing, result, wire)
         logs.info("prefilled", **account)
         return account
 
@@ -132,16 +137,31 @@ class PrefillService(Service):
 
         job.held.callback(let_go)
 
+    def _wire_form(self, job: Job, body: PrefillBody) -> WireForm:
+        """How the job's KV goes. Said in the log with its reason, where the choice is this host's."""
+        wanted = self.host.engine.kv_wire
+        rates = self._seen.rates((body.deliver.host, body.deliver.port))
+        wire = choose(wanted, self.engine.info.layout, len(job.tokens) - 1, rates)
+        if wanted == "auto":
+            logs.info(
+                "kv_wire",
+                chosen=wire,
+                tokens_per_s=rates.tokens_s,
+                link_bytes_per_s=rates.link_bytes_s,
+                link_fell_behind=rates.behind,
+            )
+        return wire
+
     def _compute_and_send(
-        self, job: Job, body: PrefillBody, outbox: list[Transfer], cancelled: Callable[[], bool]
+        self, job: Job, body: PrefillBody, wire: WireForm, outbox: list[Transfer], cancelled: Callable[[], bool]
     ) -> PrefillTiming:
         deliver = body.deliver
-        header = self._header(job, body)
+        header = self._header(job, body, wire)
         transfer = Transfer.open(deliver.host, deliver.port, header, deadline=job.deadline, limits=LIMITS)
         outbox.append(transfer)
-        return self.engine.prefill(job.tokens[:-1], transfer.send, cancelled=cancelled)
+        return self.engine.prefill(job.tokens[:-1], transfer.send, cancelled=cancelled, wire=wire)
 
-    def _header(self, job: Job, body: PrefillBody) -> Header:
+    def _header(self, job: Job, body: PrefillBody, wire: WireForm) -> Header:
         info = self.engine.info
         return Header(
             ticket=body.ticket,
@@ -150,6 +170,7 @@ class PrefillService(Service):
             layout=info.layout,
             token_hash=token_hash(job.tokens),
             tokens=len(job.tokens) - 1,
+            wire=wire,
         )
 
     def _require_known_destination(self, body: PrefillBody) -> None:
@@ -237,7 +258,7 @@ def _abort(outbox: Sequence[Transfer]) -> None:
         transfer.abort()
 
 
-def _account(job: Job, queue_s: float, timing: PrefillTiming, result: TransferResult) -> dict[str, Any]:
+def _account(job: Job, queue_s: float, timing: PrefillTiming, result: TransferResult, wire: WireForm) -> dict[str, Any]:
     """What /prefill answers: durations in seconds on this host's clock.
 
     hidden: bytes moved while the prompt computed. exposed: end of compute -> the receiver's acknowledgement.
@@ -246,6 +267,7 @@ def _account(job: Job, queue_s: float, timing: PrefillTiming, result: TransferRe
         "prompt_tokens": len(job.tokens),
         "computed_tokens": timing.tokens,
         "kv_bytes": result.payload_bytes,
+        "kv_wire": wire,
         "tokenise_s": job.tokenise_s,
         "queue_s": queue_s,
         "compute_s": timing.compute_s,

@@ -119,11 +119,14 @@ def test_the_mean_parts_of_ttft_add_up_to_its_mean():
 
 def test_the_transfer_and_what_decode_computed_are_summed_up():
     one = record(hidden_transfer=0.01, exposed_transfer=0.002, kv_bytes=1000, decode_computed_tokens=1)
-    two = record(hidden_transfer=0.03, exposed_transfer=0.004, kv_bytes=3000, decode_computed_tokens=1)
+    two = record(
+        hidden_transfer=0.03, exposed_transfer=0.004, kv_bytes=3000, decode_computed_tokens=1, kv_wire="int8-g64"
+    )
     figures = stats.summary([one, two], 1.0)
     assert figures["mean_hidden_transfer_ms"] == pytest.approx(20)
     assert figures["mean_exposed_transfer_ms"] == pytest.approx(3)
     assert (figures["total_kv_bytes"], figures["decode_computed_tokens"]) == (4000, 2)
+    assert figures["quantised_kv_requests"] == 1
 
 
 def test_fallbacks_are_counted_apart():

@@ -53,6 +53,7 @@ def test_an_unknown_key_that_is_near_no_other_gets_the_list(expect_fault: Expect
     [
         (MAC_ENGINE, MAC_ENGINE + '\nengine.«attention» = "sdpa"', "attention", "transformers"),
         (MAC_ENGINE, MAC_ENGINE + '\nengine.«quantization» = "int8"', "quantization", "transformers"),
+        (MAC_ENGINE, MAC_ENGINE + '\nengine.«kv_wire» = "int8"', "kv_wire", "transformers"),
         (SPARK_ENGINE, SPARK_ENGINE + "\n«max_batch» = 3", "max_batch", "mlx"),
         (SPARK_ENGINE, SPARK_ENGINE + "\n«max_kv_bytes» = 3", "max_kv_bytes", "mlx"),
     ],
@@ -218,6 +219,12 @@ def test_a_list_of_host_tables_is_refused(expect_fault: Expect) -> None:
             SPARK_ENGINE + '\nquantization = «"int9"»',
             '"int9" is not a value for quantization',
             'one of "int8", "int4"; did you mean "int8"?',
+        ),
+        (
+            SPARK_ENGINE,
+            SPARK_ENGINE + '\nkv_wire = «"int4"»',
+            '"int4" is not a value for kv_wire',
+            'one of "as-is", "auto", "int8"; did you mean "int8"?',
         ),
         (
             SPARK_ENGINE,

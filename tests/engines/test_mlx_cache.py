@@ -14,8 +14,11 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from disagg.engines import mlx_cache
 from disagg.errors import LayoutMismatch
+from disagg.kv.arena import Arenas
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
+from disagg.kv.placement import Placement
 from disagg.kv.received import ReceivedKV
+from disagg.kv.wire import INT8
 from tests.received import received
 
 HEADS, KEY, VALUE, WINDOW = 2, 8, 4, 16
@@ -52,7 +55,7 @@ def test_offsets_rows_and_write_index_are_exact(tokens):
     assert full.values.shape == (1, HEADS, tokens, VALUE)
     assert sliding.keys.shape == (1, HEADS, kept, KEY)
     assert (sliding._idx, sliding.max_size, sliding.keep) == (kept, WINDOW, 0)
-    assert np.array_equal(np.array(sliding.keys).reshape(-1), kv.keys[1].view(np.float32))
+    assert np.array_equal(np.array(sliding.keys).reshape(-1), kv.keys[1][0].view(np.float32))
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", mx.uint32), ("float16", mx.uint16), ("bfloat16", mx.uint16)])
@@ -62,7 +65,31 @@ def test_every_bit_arrives_in_every_dtype(dtype, bits):
     full, _ = mlx_cache.build(MODEL, kv)
 
     assert str(full.keys.dtype) == f"mlx.core.{dtype}"
-    assert np.array(full.values.view(bits)).tobytes() == kv.values[0].tobytes()
+    assert np.array(full.values.view(bits)).tobytes() == kv.values[0][0].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_quantised_kv_becomes_what_mlx_makes_of_the_exact_kv(dtype):
+    layers = (LayerLayout("full", HEADS, 64, 40), LayerLayout("sliding", HEADS, 128, 64, window=WINDOW))
+    layout, tokens = Layout(layers, dtype), 2 * WINDOW
+    arena = Arenas(mlx_cache.allocate).take(Placement.of(layout, tokens, wire=INT8).nbytes)
+    kv = ReceivedKV(layout, tokens, arena, wire=INT8)
+    exact = []
+    for layer, keys, values in zip(layers, kv.keys, kv.values, strict=True):
+        for planes, dim in ((keys, layer.key_dim), (values, layer.value_dim)):
+            shape = (1, HEADS, len(layer.rows(tokens)), dim)
+            exact.append(mx.array(RNG.normal(size=shape)).astype(getattr(mx, dtype)))
+            made = mx.quantize(exact[-1], group_size=64, bits=8) if dim % 64 == 0 else [exact[-1]]
+            for plane, array in zip(planes, made, strict=True):
+                plane[:] = np.frombuffer(memoryview(array.view(mx.uint8)), np.uint8)
+
+    built = [array for cache in mlx_cache.build(MODEL, kv) for array in (cache.keys, cache.values)]
+
+    for array, origin in zip(built, exact, strict=True):
+        whole = origin.shape[-1] % 64 == 0
+        want = mx.dequantize(*mx.quantize(origin, group_size=64, bits=8), group_size=64, bits=8) if whole else origin
+        assert (array.dtype, array.shape) == (origin.dtype, origin.shape)
+        assert bytes(memoryview(array.view(mx.uint8))) == bytes(memoryview(want.view(mx.uint8)))
 
 
 def test_no_tokens_make_fresh_caches():
@@ -77,7 +104,7 @@ def test_the_caches_are_views_of_the_received_bytes_and_nothing_is_copied():
     full, _ = mlx_cache.build(MODEL, kv)
 
     assert mx.get_active_memory() == before
-    kv.keys[0][:] = 0
+    kv.keys[0][0][:] = 0
     assert not np.array(full.keys).any()
 
 

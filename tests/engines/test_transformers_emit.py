@@ -7,9 +7,11 @@ import gc
 import pytest
 import torch
 
-from disagg.engines.transformers_emit import RowEmitter, head_views
+from disagg.engines.transformers_emit import RowEmitter, head_views, plane_views
+from disagg.engines.transformers_quantize import filled_planes
 from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.wire import INT8
 
 CPU = torch.device("cpu")
 
@@ -49,6 +51,31 @@ def test_rows_of_a_sliding_layer_survive_the_reuse_of_its_memory() -> None:
     RowEmitter(layout(), 4, CPU, blocks.append)(1, 0, keys, values)
     keys.zero_()
     assert torch.equal(torch.frombuffer(blocks[0].keys[1], dtype=torch.float32).view(4, 4), want[0, 1])
+
+
+def test_quantised_rows_are_ready_once_they_were_waited_for_and_not_made_before() -> None:
+    blocks: list[KVBlock] = []
+    layers = (LayerLayout("full", 2, key_dim=64, value_dim=3), LayerLayout("sliding", 2, 64, 128, window=5))
+    emitter = RowEmitter(Layout(layers, "float32"), 4, CPU, blocks.append, INT8)
+    keys, values, wide = torch.randn(1, 2, 4, 64), torch.randn(1, 2, 4, 3), torch.randn(1, 2, 4, 128)
+    emitter(0, 0, keys, values)
+    emitter(1, 0, keys, wide)
+    want = [plane_views(filled_planes(rows[0], INT8)) for rows in (keys, values, keys, wide)]
+    values_of_full = blocks[0].values
+    assert bytes(values_of_full[0]) == bytes(head_views(values[0])[0])  # three elements make no group: as they are
+    assert [bytes(view) for view in blocks[0].keys] != [bytes(view) for view in want[0]]
+    wide.zero_()  # a sliding layer's memory is used again before the sender comes to its rows
+    for block in blocks:
+        assert block.wait is not None
+        block.wait()
+    made = [blocks[0].keys, blocks[0].values, blocks[1].keys, blocks[1].values]
+    assert [[bytes(view) for view in views] for views in made] == [[bytes(view) for view in views] for views in want]
+
+
+def test_a_layout_without_a_group_has_nothing_to_wait_for() -> None:
+    blocks: list[KVBlock] = []
+    RowEmitter(layout(), 4, CPU, blocks.append, INT8)(0, 0, *rows(4))
+    assert blocks[0].wait is None
 
 
 def test_views_keep_their_memory_alive() -> None:

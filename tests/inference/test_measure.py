@@ -50,6 +50,13 @@ def test_an_acknowledgement_that_comes_back_late_is_not_counted_as_transfer() ->
     assert figures.ttft_parts.network >= 0
 
 
+def test_the_form_in_which_the_kv_came_is_what_the_decode_host_says() -> None:
+    seen = trace()
+    assert metrics(seen).kv_wire is None
+    seen.done = {**seen.done, "kv_wire": "int8-g64"}
+    assert metrics(seen).kv_wire == "int8-g64"
+
+
 def test_speeds_are_tokens_over_time() -> None:
     figures = metrics(trace())
     assert figures.prefill_speed == pytest.approx(200.0)

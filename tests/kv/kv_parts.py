@@ -21,6 +21,7 @@ from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Expected, Slot, Tickets
+from disagg.kv.wire import AS_IS, WireForm, plane_bytes
 
 FINGERPRINT = Fingerprint("tiny", 1000, "rope-1", "tokenizer-1", "template-1", "special-1")
 PATIENCE_S = 10.0
@@ -41,9 +42,22 @@ def mixed_layout(dtype: str = "bfloat16") -> Layout:
     )
 
 
+def groups_layout(dtype: str = "bfloat16") -> Layout:
+    """Keys that quantise beside values that do not, both that do, a latent layer, and a state."""
+    return Layout(
+        (
+            LayerLayout("full", kv_heads=2, key_dim=64, value_dim=40),
+            LayerLayout("sliding", kv_heads=1, key_dim=128, value_dim=64, window=WINDOW),
+            LayerLayout("full", kv_heads=1, key_dim=192, value_dim=0),
+            LayerLayout("state", states=(StateTensor((2, 3)),)),
+        ),
+        dtype,
+    )
+
+
 @dataclass(frozen=True)
 class Cache:
-    """Random KV: keys[l], values[l] are uint8 [heads, rows, row bytes]; states[l] flat uint8."""
+    """Random KV: keys[l], values[l] are lists of planes, uint8 [heads, rows, row bytes]; states[l] flat uint8."""
 
     layout: Layout
     tokens: int
@@ -51,9 +65,10 @@ class Cache:
     keys: list[Any]
     values: list[Any]
     states: list[list[Any]]
+    wire: WireForm = AS_IS
 
     @staticmethod
-    def random(layout: Layout, tokens: int, start: int = 0, seed: int = 0) -> Cache:
+    def random(layout: Layout, tokens: int, start: int = 0, seed: int = 0, wire: WireForm = AS_IS) -> Cache:
         rng = numpy.random.default_rng(seed)
 
         def some(*shape: int) -> Any:
@@ -62,10 +77,10 @@ class Cache:
         keys, values, states = [], [], []
         for layer in layout.layers:
             rows = len(layer.rows(tokens, start))
-            keys.append(some(layer.kv_heads, rows, layer.key_dim * layout.itemsize))
-            values.append(some(layer.kv_heads, rows, layer.value_dim * layout.itemsize))
+            for side, dim in ((keys, layer.key_dim), (values, layer.value_dim)):
+                side.append([some(layer.kv_heads, rows, size) for size in plane_bytes(dim, layout.itemsize, wire)])
             states.append([some(state.nbytes) for state in layer.states] if tokens > start else [])
-        return Cache(layout, tokens, start, keys, values, states)
+        return Cache(layout, tokens, start, keys, values, states, wire)
 
     def blocks(self, chunk: int = 4) -> Iterator[Block]:
         """As a prefill emits them: chunk by chunk, layer by layer, states after the last chunk."""
@@ -75,27 +90,37 @@ class Cache:
                 first, last = max(begin, rows.start), min(begin + chunk, self.tokens)
                 if layer.kind != "state" and first < last:
                     part = slice(first - rows.start, last - rows.start)
-                    keys = [head[part].reshape(-1).data for head in self.keys[index]]
-                    values = [head[part].reshape(-1).data for head in self.values[index]]
+                    keys, values = (
+                        [head[part].reshape(-1).data for plane in planes for head in plane]
+                        for planes in (self.keys[index], self.values[index])
+                    )
                     yield KVBlock(index, first, last, keys, values)
         for index, states in enumerate(self.states):
             if states:
                 yield StateBlock(index, [state.data for state in states])
 
     def matches(self, kv: ReceivedKV) -> bool:
-        mine = [*self.keys, *self.values, *(s for states in self.states for s in states)]
-        theirs = [*kv.keys, *kv.values, *(s for states in kv.states for s in states)]
+        mine = self.flat()
+        theirs = [array for arrays in (*kv.keys, *kv.values, *kv.states) for array in arrays]
         return len(mine) == len(theirs) and all(a.tobytes() == b.tobytes() for a, b in zip(mine, theirs, strict=True))
+
+    def flat(self) -> list[Any]:
+        """Every array: of the keys, the values, the states."""
+        return [array for arrays in (*self.keys, *self.values, *self.states) for array in arrays]
 
 
 def expected(cache: Cache, request_id: str = "r1", tokens: list[int] | None = None) -> Expected:
     ids = tokens or list(range(cache.tokens))
-    return Expected(request_id, cache.layout, FINGERPRINT, token_hash(ids), cache.tokens, cache.start)
+    return Expected(
+        request_id, cache.layout, FINGERPRINT, token_hash(ids), cache.tokens, cache.start, wires=(cache.wire,)
+    )
 
 
 def header_for(slot: Slot, **changes: Any) -> frames.Header:
     e = slot.expected
-    header = frames.Header(slot.ticket, e.request_id, e.fingerprint, e.layout, e.token_hash, e.tokens, e.start)
+    header = frames.Header(
+        slot.ticket, e.request_id, e.fingerprint, e.layout, e.token_hash, e.tokens, e.start, e.wires[0]
+    )
     return replace(header, **changes)
 
 
@@ -107,7 +132,7 @@ def parts_of(cache: Cache, chunk: int = 4) -> Parts:
     return [
         (frame, b"".join(views))
         for block in cache.blocks(chunk)
-        for frame, views in frames.frames_of(block, cache.layout)
+        for frame, views in frames.frames_of(block, cache.layout, cache.wire)
     ]
 
 

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 import pytest
-from kv_parts import Cache, Parts, mixed_layout, parts_of
+from kv_parts import Cache, Parts, groups_layout, mixed_layout, parts_of
 
 from disagg.errors import IntegrityError, ProtocolError
 from disagg.kv.arena import Arenas
@@ -9,14 +9,15 @@ from disagg.kv.assemble import Assembly
 from disagg.kv.frames import Frame, Kind, Totals
 from disagg.kv.placement import Placement
 from disagg.kv.received import ReceivedKV
+from disagg.kv.wire import INT8
 
 CACHE = Cache.random(mixed_layout(), 10)
 DIGEST = bytes(16)
 
 
 def build(parts: Parts, cache: Cache = CACHE, totals: Totals | None = None) -> ReceivedKV:
-    arena = Arenas().take(Placement.of(cache.layout, cache.tokens, cache.start).nbytes)
-    assembly = Assembly(cache.layout, cache.tokens, cache.start, arena)
+    arena = Arenas().take(Placement.of(cache.layout, cache.tokens, cache.start, cache.wire).nbytes)
+    assembly = Assembly(cache.layout, cache.tokens, cache.start, arena, cache.wire)
     for frame, payload in parts:
         rest = memoryview(payload)
         for view in assembly.place(frame):
@@ -32,7 +33,42 @@ def test_every_byte_lands_in_its_place(chunk: int, start: int) -> None:
     cache = Cache.random(mixed_layout(), 10, start)
     kv = build(parts_of(cache, chunk), cache)
     assert cache.matches(kv)
-    assert kv.nbytes == sum(b.nbytes for b in [*kv.keys, *kv.values, *kv.states[2]])
+    assert kv.nbytes == sum(array.nbytes for arrays in (*kv.keys, *kv.values, *kv.states) for array in arrays)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 10, 64])
+@pytest.mark.parametrize("start", [0, 5])
+def test_every_byte_of_every_plane_lands_in_its_place(chunk: int, start: int) -> None:
+    cache = Cache.random(groups_layout(), 10, start, wire=INT8)
+    assert cache.matches(build(parts_of(cache, chunk), cache))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda parts: [p for p in parts if p[0][:3] != (Kind.KEYS, 1, 0)], "truncated: the keys of layer 1"),
+        (
+            lambda parts: [p for p in parts if p[0][:3] != (Kind.KEYS, 1, 1)],
+            "truncated: plane 1 of the keys of layer 1",
+        ),
+        (lambda parts: [p for p in parts if p[0][:3] != (Kind.VALUES, 1, 2)], "plane 2 of the values of layer 1"),
+        (lambda parts: [(f._replace(tensor=3), p) for f, p in parts], "plane 3 of the keys of layer 0 is not part"),
+        (lambda parts: [(f._replace(tensor=0), p) for f, p in parts], "announces|after the last|out of order"),
+        (lambda parts: [(f._replace(length=f.length + 1), p) for f, p in parts], "announces"),
+        (lambda parts: [parts[1], *parts], "out of order|after the last"),
+    ],
+)
+def test_planes_that_do_not_fit_are_refused(damage: Callable[[Parts], Parts], message: str) -> None:
+    cache = Cache.random(groups_layout(), 10, wire=INT8)
+    with pytest.raises(ProtocolError, match=message):
+        build(damage(parts_of(cache)), cache)
+
+
+def test_rows_as_they_are_do_not_pass_for_planes_nor_planes_for_rows() -> None:
+    as_is, quantised = Cache.random(groups_layout(), 10), Cache.random(groups_layout(), 10, wire=INT8)
+    for sent, wanted in ((as_is, quantised), (quantised, as_is)):
+        with pytest.raises(ProtocolError, match="announces"):
+            build(parts_of(sent), wanted)
 
 
 def test_layers_and_kinds_may_interleave_in_any_order() -> None:

@@ -2,13 +2,14 @@ import json
 from typing import Any
 
 import pytest
-from kv_parts import FINGERPRINT, Cache, mixed_layout
+from kv_parts import FINGERPRINT, Cache, groups_layout, mixed_layout
 
 from disagg.errors import DisaggError, LayoutMismatch, Overloaded, ProtocolError
 from disagg.kv import frames
 from disagg.kv.blocks import KVBlock, StateBlock
+from disagg.kv.wire import AS_IS, INT8, WireForm
 
-HEADER = frames.Header("ticket", "request", FINGERPRINT, mixed_layout(), "ab" * 32, tokens=9, start=2)
+HEADER = frames.Header("ticket", "request", FINGERPRINT, mixed_layout(), "ab" * 32, tokens=9, start=2, wire=INT8)
 
 
 def test_a_header_survives_the_wire() -> None:
@@ -28,8 +29,8 @@ def test_a_header_over_the_bound_is_neither_sent_nor_read() -> None:
 def test_wrong_magic_and_wrong_version_are_told_apart() -> None:
     with pytest.raises(ProtocolError, match="not a KV transfer"):
         frames.decode_preamble(b"GET / HTTP/1"[: frames.PREAMBLE.size])
-    with pytest.raises(ProtocolError, match="version 2, the receiver version 1"):
-        frames.decode_preamble(frames.PREAMBLE.pack(frames.MAGIC, 2, 10))
+    with pytest.raises(ProtocolError, match="version 3, the receiver version 2"):
+        frames.decode_preamble(frames.PREAMBLE.pack(frames.MAGIC, 3, 10))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,9 @@ def test_wrong_magic_and_wrong_version_are_told_apart() -> None:
         ("start", -1),
         ("fingerprint", None),
         ("layout", {"dtype": "bfloat16"}),
+        ("wire", None),
+        ("wire", "int4-g64"),
+        ("wire", ["as-is"]),
     ],
 )
 def test_each_malformed_header_field_is_a_protocol_error(field: str, value: Any) -> None:
@@ -135,6 +139,26 @@ def test_a_block_becomes_one_frame_for_keys_and_one_for_values() -> None:
     assert keys == (frames.Kind.KEYS, 0, 0, 0, 2, 3 * 2 * 8 * 2)
     assert values == (frames.Kind.VALUES, 0, 0, 0, 2, 3 * 2 * 4 * 2)
     assert (len(key_views), len(value_views)) == (3, 3)
+
+
+def test_a_quantised_tensor_becomes_one_frame_per_plane() -> None:
+    layout = groups_layout()
+    block = next(Cache.random(layout, 3, wire=INT8).blocks(2))
+    sent = [(frame, [len(view) for view in views]) for frame, views in frames.frames_of(block, layout, INT8)]
+    assert sent == [
+        ((frames.Kind.KEYS, 0, 0, 0, 2, 2 * 2 * 64), [128, 128]),
+        ((frames.Kind.KEYS, 0, 1, 0, 2, 2 * 2 * 2), [4, 4]),
+        ((frames.Kind.KEYS, 0, 2, 0, 2, 2 * 2 * 2), [4, 4]),
+        ((frames.Kind.VALUES, 0, 0, 0, 2, 2 * 2 * 80), [160, 160]),  # 40 elements make no group of 64
+    ]
+
+
+@pytest.mark.parametrize(("made", "sent"), [(AS_IS, INT8), (INT8, AS_IS)])
+def test_a_block_of_the_other_form_is_refused(made: WireForm, sent: WireForm) -> None:
+    layout = groups_layout()
+    block = next(Cache.random(layout, 3, wire=made).blocks(2))
+    with pytest.raises(ProtocolError, match="the keys of layer 0"):
+        frames.frames_of(block, layout, sent)
 
 
 def test_views_of_any_item_type_are_sent_as_bytes() -> None:

@@ -8,13 +8,14 @@ import time
 from multiprocessing.connection import Connection
 
 import pytest
-from kv_parts import PATIENCE_S, WINDOW, Cache, Receiver, header_for, mixed_layout, until
+from kv_parts import PATIENCE_S, WINDOW, Cache, Receiver, groups_layout, header_for, mixed_layout, until
 
 from disagg.errors import Cancelled, PeerLost, TicketRefused
 from disagg.kv.frames import Header
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
+from disagg.kv.wire import INT8
 
 
 def ship(port: int, header: Header, cache: Cache, chunk: int) -> None:
@@ -22,14 +23,15 @@ def ship(port: int, header: Header, cache: Cache, chunk: int) -> None:
         for block in cache.blocks(chunk):
             transfer.send(block)
         result = transfer.finish()
-    assert result.payload_bytes == cache.layout.nbytes(cache.tokens, cache.start)
+    assert result.payload_bytes == cache.layout.nbytes(cache.tokens, cache.start, cache.wire)
 
 
 def arrives(receiver: Receiver, cache: Cache, chunk: int) -> bool:
     slot = receiver.issue(cache)
     ship(receiver.server.port, header_for(slot), cache, chunk)
     kv = receiver.result(slot)
-    assert isinstance(kv, ReceivedKV)
+    assert isinstance(kv, ReceivedKV) and kv.wire == cache.wire
+    assert receiver.tickets.held_bytes == kv.nbytes
     same = cache.matches(kv) and (kv.tokens, kv.start) == (cache.tokens, cache.start)
     kv.release()
     return same
@@ -39,6 +41,12 @@ def arrives(receiver: Receiver, cache: Cache, chunk: int) -> bool:
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
 def test_every_dtype_arrives_whole_with_ragged_chunks(receiver: Receiver, dtype: str, chunk: int) -> None:
     assert arrives(receiver, Cache.random(mixed_layout(dtype), 23), chunk)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_quantised_kv_arrives_whole_with_ragged_chunks(receiver: Receiver, dtype: str, chunk: int) -> None:
+    assert arrives(receiver, Cache.random(groups_layout(dtype), 23, wire=INT8), chunk)
 
 
 @pytest.mark.parametrize("tokens", [1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW])

@@ -1,10 +1,11 @@
 import json
 
 import pytest
-from kv_parts import WINDOW, mixed_layout
+from kv_parts import WINDOW, groups_layout, mixed_layout
 
 from disagg.errors import LayoutMismatch, ProtocolError
 from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.wire import INT8
 
 
 def test_a_full_layer_keeps_every_row_from_the_start_on() -> None:
@@ -29,6 +30,14 @@ def test_nbytes_counts_rows_and_states_and_is_zero_where_there_are_no_tokens() -
     assert layout.nbytes(10) == full * 10 + sliding * WINDOW + state + latent * 10
     assert layout.nbytes(10, 8) == full * 2 + sliding * 2 + state + latent * 2
     assert layout.nbytes(0) == layout.nbytes(4, 4) == 0
+
+
+def test_int8_halves_what_divides_into_groups_and_nothing_else() -> None:
+    coder = Layout((LayerLayout("full", 4, 128, 128),) * 48, "bfloat16")
+    assert (coder.nbytes(1), coder.nbytes(1, wire=INT8)) == (98304, 52224)
+    assert mixed_layout().nbytes(10, wire=INT8) == mixed_layout().nbytes(10)
+    keys_and_values, state = 2 * (64 + 2 * 2) + 2 * 80, 24
+    assert groups_layout().nbytes(3, 2, INT8) == keys_and_values + (128 + 8) + (64 + 4) + (192 + 12) + state
 
 
 def test_a_layout_survives_json() -> None:

@@ -1,18 +1,22 @@
 from itertools import pairwise
 
 import pytest
-from kv_parts import Cache, mixed_layout
+from kv_parts import Cache, groups_layout, mixed_layout
 
+from disagg.kv.layout import Layout
 from disagg.kv.placement import ALIGNMENT, Placement
+from disagg.kv.wire import WIRE_FORMS, WireForm
 
 
+@pytest.mark.parametrize("wire", WIRE_FORMS)
 @pytest.mark.parametrize(("tokens", "start"), [(0, 0), (1, 0), (10, 0), (10, 6), (10, 10), (500, 3)])
-def test_every_tensor_has_its_bytes_and_no_two_share_any(tokens: int, start: int) -> None:
-    cache = Cache.random(mixed_layout(), tokens, start)
-    placement = Placement.of(cache.layout, tokens, start)
+def test_every_tensor_has_its_bytes_and_no_two_share_any(tokens: int, start: int, wire: WireForm) -> None:
+    layout = Layout((*mixed_layout().layers, *groups_layout().layers), "bfloat16")
+    cache = Cache.random(layout, tokens, start, wire=wire)
+    placement = Placement.of(layout, tokens, start, wire)
 
-    places = [*placement.keys, *placement.values, *(place for places in placement.states for place in places)]
-    sizes = [array.nbytes for array in [*cache.keys, *cache.values, *(s for states in cache.states for s in states)]]
+    places = [place for places in (*placement.keys, *placement.values, *placement.states) for place in places]
+    sizes = [array.nbytes for array in cache.flat()]
     assert [place.stop - place.start for place in places] == sizes
     in_order = sorted(places, key=lambda place: (place.start, place.stop))
     assert all(a.stop <= b.start for a, b in pairwise(in_order))

@@ -17,6 +17,7 @@ from kv_parts import (
     Parts,
     Receiver,
     expected,
+    groups_layout,
     header_for,
     mixed_layout,
     parts_of,
@@ -45,6 +46,7 @@ from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Tickets
+from disagg.kv.wire import AS_IS, INT8, WireForm
 
 CACHE = Cache.random(mixed_layout(), 10)
 QUICK = ReceiveLimits(header_s=0.3, idle_s=0.3, linger_s=0.3, connections=3)
@@ -85,6 +87,7 @@ ODD_LAYER = {"kind": LONG, "kv_heads": 1, "key_dim": 1, "value_dim": 1, "window"
         {"layout": LONG},
         {"fingerprint": LONG},
         {"tokens": LONG},
+        {"wire": LONG},
         {"ticket": LONG},
     ],
 )
@@ -103,6 +106,19 @@ def test_the_differences_of_a_ticket_holder_are_quoted_in_short(receiver: Receiv
     assert isinstance(error, FingerprintMismatch) and "rope: decode " in error.message and len(error.message) < 500
 
 
+@pytest.mark.parametrize(("allowed", "offered"), [(AS_IS, INT8), (INT8, AS_IS)])
+def test_a_form_that_the_ticket_does_not_allow_is_refused(
+    receiver: Receiver, allowed: WireForm, offered: WireForm
+) -> None:
+    slot = receiver.issue(Cache.random(groups_layout(), 5, wire=allowed))
+    (refused,) = receiver.exchange(frames.encode_header(header_for(slot, wire=offered)))
+    assert refused["error"]["code"] == "LayoutMismatch"
+    error = receiver.result(slot)
+    assert isinstance(error, LayoutMismatch)
+    assert error.message == f"the prefill host would send the KV as {offered}, this ticket allows {allowed}"
+    receiver.require_serving()
+
+
 def test_bytes_count_as_held_until_the_owner_releases_them(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
     receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
@@ -112,7 +128,7 @@ def test_bytes_count_as_held_until_the_owner_releases_them(receiver: Receiver) -
     kv.release()
     kv.release()
     assert receiver.tickets.held_bytes == 0
-    assert kv.keys == []
+    assert not any(kv.keys)
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -224,9 +240,9 @@ def test_a_transfer_of_something_else_is_refused_to_both_sides(
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not a KV transfer"),
         (frames.PREAMBLE.pack(frames.MAGIC, 99, 2) + b"{}", "version 99"),
-        (frames.PREAMBLE.pack(frames.MAGIC, 1, 0xFFFFFFFF), "at most 262144"),
-        (frames.PREAMBLE.pack(frames.MAGIC, 1, 2) + b"{}", "tokens in the transfer header"),
-        (frames.PREAMBLE.pack(frames.MAGIC, 1, 3) + b"\xff\xff\xff", "not JSON"),
+        (frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, 0xFFFFFFFF), "at most 262144"),
+        (frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, 2) + b"{}", "tokens in the transfer header"),
+        (frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, 3) + b"\xff\xff\xff", "not JSON"),
     ],
 )
 def test_what_is_not_a_transfer_is_told_so(receiver: Receiver, raw: bytes, message: str) -> None:
@@ -298,7 +314,7 @@ def test_kv_that_is_still_held_counts_against_the_budget() -> None:
     receiver.server.close()
 
 
-@pytest.mark.parametrize("said", [b"", b"DIS", frames.PREAMBLE.pack(frames.MAGIC, 1, 1000) + b"{"])
+@pytest.mark.parametrize("said", [b"", b"DIS", frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, 1000) + b"{"])
 def test_a_silent_peer_is_dropped_and_blocks_nobody(said: bytes) -> None:
     receiver = start_receiver(QUICK)
     with receiver.dial() as silent:

@@ -107,6 +107,49 @@ def test_hidden_is_what_moved_before_compute_ended_and_exposed_what_followed() -
     assert (result.hidden_s(20.0), result.exposed_s(20.0)) == (5.0, 0.0)
 
 
+MB = 1_000_000
+
+
+def sent(seconds: float, *sizes: int, backlog: int = 0) -> TransferResult:
+    """Frames of these sizes one after the other, each in one second; acknowledged `seconds` after the first began."""
+    spans = tuple(Span(float(i), i + 1.0, size) for i, size in enumerate(sizes))
+    return TransferResult(seconds, spans, backlog)
+
+
+def test_the_links_rate_is_that_of_the_stretch_in_which_the_sender_never_waited() -> None:
+    assert sent(4.0, 50 * MB, 50 * MB, 100 * MB).link_bytes_s == 50 * MB
+    assert sent(4.0, 50 * MB, 50 * MB, 100 * MB, backlog=2).link_bytes_s == 50 * MB  # 100 MB in 2 s
+    assert sent(4.0, 7 * MB, 50 * MB, 100 * MB, backlog=1).link_bytes_s == 50 * MB
+
+
+@pytest.mark.parametrize(
+    "result", [sent(1.0), sent(3.0, MB, MB), sent(3.0, 500 * MB, MB, backlog=1), sent(2.0, 500 * MB, backlog=1)]
+)
+def test_a_transfer_that_kept_up_tells_nothing_about_the_link(result: TransferResult) -> None:
+    assert result.link_bytes_s is None
+
+
+def test_a_sender_that_waits_for_kv_begins_its_stretch_anew(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    with open_to(receiver, slot) as transfer:
+        for block in CACHE.blocks():
+            gone = len(transfer._spans)
+            transfer.send(block)
+            until(lambda gone=gone: len(transfer._spans) > gone)
+        result = transfer.finish()
+    assert result.backlog > 0
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV)
+    kv.release()
+
+
+def test_a_link_fell_behind_where_nearly_all_was_sent_in_one_stretch() -> None:
+    assert sent(4.0, 100 * MB, 100 * MB).fell_behind
+    assert sent(4.0, 10 * MB, 190 * MB, backlog=1).fell_behind
+    assert not sent(4.0, 100 * MB, 100 * MB, backlog=1).fell_behind
+    assert not sent(4.0).fell_behind
+
+
 def test_a_block_is_waited_for_on_the_sender_thread_before_it_is_read(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
     ready = threading.Event()
@@ -116,7 +159,7 @@ def test_a_block_is_waited_for_on_the_sender_thread_before_it_is_read(receiver: 
     def wait() -> None:
         assert ready.wait(PATIENCE_S)
         waited_on.append(threading.current_thread().name)
-        source[:] = CACHE.keys[0].tobytes()
+        source[:] = CACHE.keys[0][0].tobytes()
 
     first, *rest = CACHE.blocks(chunk=10)
     assert isinstance(first, KVBlock)

@@ -62,7 +62,7 @@ def sender_pieces() -> tuple[list[Piece], list[Piece]]:
         ("XXH3-128 of the two frames", 40, 56),
     ):
         body.append((what, end[first:last]))
-    pieces = [("magic", header[:6]), ("version 1", header[6:8]), (f"{len(header) - 12} header bytes", header[8:12])]
+    pieces = [("magic", header[:6]), ("version 2", header[6:8]), (f"{len(header) - 12} header bytes", header[8:12])]
     return [*pieces, ("header", header[12:])], body
 
 
@@ -119,8 +119,8 @@ def test_a_receiver_accepts_the_documented_bytes(receiver: Receiver, monkeypatch
     assert acknowledged["received_bytes"] == 24
     kv = results.get(timeout=10)
     assert isinstance(kv, ReceivedKV)
-    assert numpy.array_equal(kv.keys[0].view("<f2").reshape(2, 2, 2), KEYS)
-    assert numpy.array_equal(kv.values[0].view("<f2").reshape(2, 2, 1), VALUES)
+    assert numpy.array_equal(kv.keys[0][0].view("<f2").reshape(2, 2, 2), KEYS)
+    assert numpy.array_equal(kv.values[0][0].view("<f2").reshape(2, 2, 1), VALUES)
     kv.release()
 
 

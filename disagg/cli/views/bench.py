@@ -167,7 +167,11 @@ def _handed_over(cell: Cell) -> Text:
     figures = cell.figures
     moved = size(figures["total_kv_bytes"] / figures["completed"])
     computed = figures["decode_computed_tokens"] / figures["completed"]
-    return Text(f"{_length(cell)} tokens: {moved} of KV per request; decode computed {computed:,.3g} of them", "dim")
+    quantised = figures["quantised_kv_requests"]
+    form = f", int8 on the wire in {quantised} of {figures['completed']}" if quantised else ""
+    return Text(
+        f"{_length(cell)} tokens: {moved} of KV per request{form}; decode computed {computed:,.3g} of them", "dim"
+    )
 
 
 def _speedups(result: Result, where: str) -> list[RenderableType]:

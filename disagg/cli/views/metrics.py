@@ -14,7 +14,7 @@ from rich.text import Text
 
 from disagg.bench.comparison import Comparison
 from disagg.cli.views.units import seconds, size, speed
-from disagg.inference.metrics import Metrics, TTFTParts
+from disagg.inference.metrics import AS_IS, Metrics, TTFTParts
 from disagg.inference.types import Completion
 
 TTFT_NOTE = "TTFT: sent → first token here. Its parts add up to it; rest = network and scheduling."
@@ -129,9 +129,18 @@ def _route(metrics: Metrics) -> Text:
     servers = " → ".join(filter(None, (metrics.prefill_server, metrics.decode_server)))
     line = Text.assemble((f"{metrics.model}: ", "bold"), f"{metrics.method}, {servers}")
     if metrics.kv_bytes:
-        line.append(f"; KV {size(metrics.kv_bytes)}, transfer {seconds(metrics.hidden_transfer)} hidden")
+        line.append(f"; {_kv(metrics)} {size(metrics.kv_bytes)}, transfer {seconds(metrics.hidden_transfer)} hidden")
         line.append(f", {seconds(metrics.exposed_transfer)} exposed")
     return line
+
+
+def _quantised(metrics: Metrics) -> str:
+    """Empty where the KV came as it is."""
+    return "int8 on the wire" if metrics.kv_wire not in (None, AS_IS) else ""
+
+
+def _kv(metrics: Metrics) -> str:
+    return f"KV {_quantised(metrics)}," if _quantised(metrics) else "KV"
 
 
 def _transfer(metrics: Metrics) -> Text:
@@ -142,6 +151,7 @@ def _transfer(metrics: Metrics) -> Text:
     return Text.assemble(
         ("KV    ", "dim"),
         (size(metrics.kv_bytes), "bold"),
+        (f"; {_quantised(metrics)}" if _quantised(metrics) else "", "yellow"),
         ("; transfer ", "dim"),
         f"{seconds(metrics.hidden_transfer)} hidden, {seconds(metrics.exposed_transfer)} exposed",
         ("\n      prompt tokens that decode computed: ", "dim"),

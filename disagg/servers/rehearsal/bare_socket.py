@@ -45,7 +45,7 @@ class BareReceiver:
         placement = Placement.of(shape.layout, shape.tokens)
         self._data: Any = numpy.zeros(placement.nbytes, numpy.uint8)
         self._data[:] = 255  # every page is there before the clock starts
-        self._places = [place for pair in zip(placement.keys, placement.values, strict=True) for place in pair]
+        self._places = [place for pair in zip(placement.keys, placement.values, strict=True) for (place,) in pair]
         self._listener = socket.create_server((host, 0), family=_family(host))
         self._host = host
         self._key = secrets.token_hex(32)

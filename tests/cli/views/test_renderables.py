@@ -79,6 +79,14 @@ def test_health_of_a_server_that_says_little_shows_dashes():
     assert "–" in text and "None" not in text and "1 of 1 healthy" in text
 
 
+def test_kv_that_was_quantised_on_the_wire_is_called_so_and_exact_kv_is_not():
+    for view in (model_panel, lambda answer: metrics_view([answer])):
+        assert "int8 on the wire" in shown(view(completion("qwen3-demo", kv_wire="int8-g64")))
+        assert "on the wire" not in shown(view(completion("qwen3-demo", kv_wire="as-is")))
+    words = shown(metrics_view([completion("qwen3-demo", kv_wire="int8-g64")])).split()
+    assert "KV int8 on the wire, 1.2 MiB" in " ".join(words)
+
+
 @pytest.mark.parametrize("width", [40, 50, 71])
 def test_in_a_narrow_terminal_names_are_still_words(width):
     text = shown(health_view([healthy(version="0.1.0"), DOWN]), width)

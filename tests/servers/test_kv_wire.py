@@ -1,0 +1,114 @@
+"""disagg/servers/kv_wire.py: int8 where it was asked for, or where real transfers have shown too slow a link."""
+
+from __future__ import annotations
+
+import pytest
+
+from disagg.engines.base import PrefillTiming
+from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.send import Span, TransferResult
+from disagg.kv.wire import AS_IS, INT8
+from disagg.servers.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, Rates, SeenRates, choose
+
+CODER = Layout((LayerLayout("full", 4, 128, 128),) * 48, "bfloat16")  # 98304 bytes a token
+NARROW = Layout((LayerLayout("full", 4, 80, 80),) * 48, "bfloat16")
+TEN_GBE = 1.15e9
+DECODE = ("10.0.0.1", 9001)
+OTHER = ("10.0.0.2", 9001)
+
+
+@pytest.mark.parametrize(
+    ("tokens_s", "link_bytes_s", "form"),
+    [
+        (5_000, TEN_GBE, AS_IS),  # 0.49 GB/s of KV
+        (11_000, TEN_GBE, AS_IS),  # 1.08 GB/s: hidden, if only just
+        (13_000, TEN_GBE, AS_IS),  # 1.28 GB/s: within the margin
+        (16_000, TEN_GBE, INT8),  # 1.57 GB/s
+        (16_000, 2 * TEN_GBE, AS_IS),
+        (200, 12e6, INT8),
+    ],
+)
+def test_auto_takes_int8_only_where_sending_takes_clearly_longer_than_computing(
+    tokens_s: float, link_bytes_s: float, form: str
+) -> None:
+    assert choose("auto", CODER, 8000, Rates(tokens_s, link_bytes_s)) == form
+
+
+def test_the_margin_is_where_it_is_said_to_be() -> None:
+    rate = 98304 * 10_000 / MARGIN
+    assert choose("auto", CODER, 8000, Rates(10_000, rate * 1.001)) == AS_IS
+    assert choose("auto", CODER, 8000, Rates(10_000, rate * 0.999)) == INT8
+
+
+@pytest.mark.parametrize("rates", [Rates(), Rates(1e9, None), Rates(None, 1.0)])
+def test_auto_leaves_kv_as_it_is_until_real_transfers_have_shown_both_rates(rates: Rates) -> None:
+    assert choose("auto", CODER, 8000, rates) == AS_IS
+
+
+def test_only_the_rows_that_are_sent_count() -> None:
+    sliding = Layout((LayerLayout("sliding", 4, 128, 128, window=128),) * 48, "bfloat16")
+    assert choose("auto", sliding, 8000, Rates(16_000, TEN_GBE)) == AS_IS
+    assert choose("auto", sliding, 128, Rates(16_000, TEN_GBE)) == INT8
+
+
+def test_what_was_asked_for_does_not_depend_on_rates() -> None:
+    slow, fast = Rates(1e9, 1.0), Rates(1.0, 1e12)
+    assert {choose("as-is", CODER, 8000, rates) for rates in (Rates(), slow, fast)} == {AS_IS}
+    assert {choose("int8", CODER, 8000, rates) for rates in (Rates(), slow, fast)} == {INT8}
+
+
+def test_kv_that_would_not_shrink_goes_as_it_is_and_is_called_so() -> None:
+    assert choose("int8", NARROW, 8000, Rates()) == AS_IS
+    assert choose("int8", CODER, 0, Rates()) == AS_IS
+
+
+def test_a_link_that_always_falls_behind_is_enough_where_nothing_has_shown_how_fast_this_host_is() -> None:
+    assert choose("auto", CODER, 8000, Rates(None, TEN_GBE, behind=True)) == INT8
+    assert choose("auto", CODER, 8000, Rates(1_000, TEN_GBE, behind=True)) == AS_IS
+
+
+def transfer(began: float, ended: float, nbytes: int, waited: bool = False) -> TransferResult:
+    """waited: the sender waited for KV up to the last eighth of the bytes."""
+    end = ended - (ended - began) / 8
+    spans = (Span(began, end, nbytes // 8 * 7), Span(end, ended, nbytes // 8))
+    return TransferResult(ended, spans, int(waited))
+
+
+COMPUTED = PrefillTiming(0.0, 2.0, 4000)
+
+
+def test_both_rates_come_from_transfers_and_a_links_is_the_best_it_showed() -> None:
+    seen = SeenRates()
+    seen.note(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000))
+    assert seen.rates(DECODE, 5.0) == Rates(None, None, behind=True)  # one is not enough
+    seen.note(DECODE, COMPUTED, transfer(6.0, 8.0, 400_000_000))
+    seen.note(DECODE, COMPUTED, transfer(8.0, 12.0, 400_000_000))
+    assert seen.rates(DECODE, 13.0) == Rates(None, 200e6, behind=True)
+    assert seen.rates(OTHER, 13.0) == Rates()
+    seen.note(OTHER, COMPUTED, transfer(12.0, 13.0, 400_000_000, waited=True))
+    assert seen.rates(DECODE, 13.0) == Rates(2000, 200e6, behind=True)
+    assert seen.rates(OTHER, 13.0) == Rates(2000, None, behind=False)
+
+
+def test_a_link_is_forgotten_after_a_while_so_that_it_is_measured_anew() -> None:
+    seen = SeenRates()
+    for _ in range(2):
+        seen.note(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000))
+    assert seen.rates(DECODE, 4.0 + FRESH_S - 1).link_bytes_s == 100e6
+    assert seen.rates(DECODE, 4.0 + FRESH_S).link_bytes_s is None
+
+
+def test_compute_that_a_link_may_have_held_up_is_not_taken_for_this_hosts_speed() -> None:
+    """Else a slow link would look like slow compute, and hide itself."""
+    seen = SeenRates()
+    seen.note(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000, waited=True))
+    seen.note(DECODE, PrefillTiming(0.0, 9.0, 4000), transfer(0.0, 9.1, 400_000_000))
+    assert seen.rates(DECODE, 10.0).tokens_s == 2000
+
+
+def test_short_prompts_and_transfers_that_kept_up_teach_nothing() -> None:
+    seen = SeenRates()
+    for _ in range(3):
+        seen.note(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000, waited=True))
+        seen.note(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000))
+    assert seen.rates(DECODE, 3.0) == Rates()
