@@ -10,7 +10,7 @@ from typing import Literal
 
 WIDTH, HEIGHT = 560, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 18, 16, 44
-_ROW, _LABEL = 34, 110
+_ROW, _LABEL, _TOTAL = 34, 110, 104  # a row's height; the room before its bar and, for "100% hidden", behind it
 _NEAR = (34.0, 12.0)  # pixels; a label closer than this to another is left to the tooltip
 Format = Callable[[float], str]
 
@@ -110,7 +110,7 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = 
 def bar_chart(bars: Sequence[Bar], text: Format) -> str:
     """Stacked horizontal bars on one scale."""
     longest = max((sum(value for _, value, _ in bar.segments) for bar in bars), default=0.0) or 1.0
-    left, right, height = _LABEL, WIDTH - 84, len(bars) * _ROW + 30
+    left, right, height = _LABEL, WIDTH - _TOTAL, len(bars) * _ROW + 30
     scale = (right - left) / longest
     step = _nice(longest / 4)
     parts = []

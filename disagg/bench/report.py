@@ -291,7 +291,9 @@ def ms(value: float | None) -> str:
             if value < 99_950
             else f"{value / 1e3:,.0f} s"
         )
-    return f"{value:.0f} ms" if value >= 9.95 else f"{value:.2g} ms" if value else "0"
+    if value >= 9.95 or not value:
+        return f"{value:.0f} ms" if value else "0"
+    return f"{value:.1f} ms" if value >= 0.995 else f"{value:.2g} ms"
 
 
 def tick(value: float) -> str:

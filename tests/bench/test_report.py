@@ -170,6 +170,7 @@ def test_an_axis_holds_all_its_values_and_few_ticks(values, scale):
         (None, "–"),
         (0, "0"),
         (0.83, "0.83 ms"),
+        (3.0, "3.0 ms"),
         (41.7, "42 ms"),
         (1234, "1.23 s"),
         (12_345, "12.3 s"),
