@@ -39,7 +39,6 @@ class RowEmitter:
         self._kept = [layer.rows(total) for layer in layout.layers]
         self._reused = [layer.kind == "sliding" for layer in layout.layers]
         self._emit = emit
-        self._in_place = device.type == "cpu"
         self._stage = _stage_for(device, wire)
 
     def __call__(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -49,7 +48,7 @@ class RowEmitter:
         if first >= end:
             return
         keys, values = keys[0, :, first - start :], values[0, :, first - start :]
-        if self._in_place and self._reused[layer]:
+        if self._reused[layer]:  # on a GPU in the order of the compute: its next chunk may overtake the copy to the host
             keys, values = keys.clone(), values.clone()
         key_planes, value_planes, wait = self._stage(keys, values)
         self._emit(KVBlock(layer, first, end, plane_views(key_planes), plane_views(value_planes), wait))
