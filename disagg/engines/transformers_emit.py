@@ -48,7 +48,7 @@ class RowEmitter:
         if first >= end:
             return
         keys, values = keys[0, :, first - start :], values[0, :, first - start :]
-        if self._reused[layer]:  # on a GPU in the order of the compute: its next chunk may overtake the copy to the host
+        if self._reused[layer]:  # in the order of the compute, whose next chunk may overtake a GPU's copy to the host
             keys, values = keys.clone(), values.clone()
         key_planes, value_planes, wait = self._stage(keys, values)
         self._emit(KVBlock(layer, first, end, plane_views(key_planes), plane_views(value_planes), wait))
