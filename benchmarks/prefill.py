@@ -19,6 +19,7 @@ import multiprocessing
 import queue
 import shutil
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -42,6 +43,7 @@ from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from disagg.kv.tickets import KEEP_SHARE, Expected, Result, Tickets
+from disagg.servers.run import SWITCH_S
 
 CHUNK_TOKENS = 256
 TIMEOUT_S = 600.0
@@ -62,6 +64,7 @@ def main() -> None:
 
 def compare(rounds: int, tokens: int, gb_s: float) -> dict[str, Any]:
     """Take turns; the first is not counted."""
+    sys.setswitchinterval(SWITCH_S)  # as the servers do
     with tempfile.TemporaryDirectory() as folder:
         engine = TransformersPrefillEngine(
             make_model(Path(folder)), 2 * tokens, EngineOptions("transformers", dtype="float32", threads=1)
