@@ -8,7 +8,9 @@ A llama of 25 million random parameters on one compute thread, the prompt read i
     engine      TransformersPrefillEngine.prefill, its blocks dropped
     sending     the same while another thread hands KV over at --gb-s (1.25 is 10 GbE) to another process
 
-One JSON object: medians in tokens/s, and the two ratios. The machine must be quiet and have two cores.
+One JSON object: medians in tokens/s, the two ratios, and the slowdown again in CPU time of the computing thread: what
+sending costs where it never has to wait for a core, as here the receiver and the kernel's loopback make it do. The
+machine must be quiet and have two cores.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -72,19 +74,20 @@ def compare(rounds: int, tokens: int, gb_s: float) -> dict[str, Any]:
     prompt = numpy.random.default_rng(0).integers(8, 1000, tokens).tolist()
     sent: list[float] = []
     with Beside(gb_s) as beside:
-        ways: dict[str, Callable[[], float]] = {
+        ways: dict[str, Callable[[], Spent]] = {
             "bare": lambda: bare(engine, prompt),
             "engine": lambda: handed_over(engine, prompt),
             "sending": lambda: beside.during(lambda: handed_over(engine, prompt), sent),
         }
         turns = [{name: way() for name, way in ways.items()} for _ in range(rounds + 1)][1:]
-    rates = {name: tokens / statistics.median(turn[name] for turn in turns) for name in ways}
+    rates = {name: tokens / statistics.median(turn[name].wall for turn in turns) for name in ways}
     return {
         "tokens": tokens,
         "rounds": rounds,
         "tokens_per_s": rates,
-        "engine_over_bare": statistics.median(turn["bare"] / turn["engine"] for turn in turns),
-        "slowdown_while_sending": statistics.median(turn["sending"] / turn["engine"] for turn in turns) - 1,
+        "engine_over_bare": statistics.median(turn["bare"].wall / turn["engine"].wall for turn in turns),
+        "slowdown_while_sending": statistics.median(turn["sending"].wall / turn["engine"].wall for turn in turns) - 1,
+        "slowdown_of_its_thread": statistics.median(turn["sending"].cpu / turn["engine"].cpu for turn in turns) - 1,
         "sent_gb_s": statistics.median(sent[1:]),
     }
 
@@ -109,20 +112,35 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def bare(engine: Any, prompt: list[int]) -> float:
-    """Seconds of transformers by itself."""
+class Spent(NamedTuple):
+    """Seconds of one prefill: by the clock, and of its thread on a core."""
+
+    wall: float
+    cpu: float
+
+
+def timed(work: Callable[[], object]) -> Spent:
+    cpu, began = time.thread_time(), time.perf_counter()
+    work()
+    return Spent(time.perf_counter() - began, time.thread_time() - cpu)
+
+
+def bare(engine: Any, prompt: list[int]) -> Spent:
+    """transformers by itself."""
     cache = transformers.DynamicCache()
-    began = time.perf_counter()
-    with torch.inference_mode():
-        for start in range(0, len(prompt), CHUNK_TOKENS):
-            ids = torch.tensor([prompt[start : start + CHUNK_TOKENS]])
-            engine._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-    return time.perf_counter() - began
+
+    def forward() -> None:
+        with torch.inference_mode():
+            for start in range(0, len(prompt), CHUNK_TOKENS):
+                ids = torch.tensor([prompt[start : start + CHUNK_TOKENS]])
+                engine._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+
+    return timed(forward)
 
 
-def handed_over(engine: Any, prompt: list[int]) -> float:
-    """Seconds of the engine."""
-    return float(engine.prefill(prompt, lambda block: None, chunk_tokens=CHUNK_TOKENS).compute_s)
+def handed_over(engine: Any, prompt: list[int]) -> Spent:
+    """The engine."""
+    return timed(lambda: engine.prefill(prompt, lambda block: None, chunk_tokens=CHUNK_TOKENS))
 
 
 class Beside:
@@ -143,7 +161,7 @@ class Beside:
         self._here.send("end")
         self._process.join(TIMEOUT_S)
 
-    def during(self, work: Callable[[], float], sent: list[float]) -> float:
+    def during(self, work: Callable[[], Spent], sent: list[float]) -> Spent:
         """Run `work` while KV leaves at the wanted rate; what was really sent, GB/s, goes to `sent`."""
         stop, count = threading.Event(), [0]
         feeding = threading.Thread(target=self._feed, args=(stop, count))
