@@ -36,7 +36,7 @@ import transformers
 
 import disagg.demo
 from disagg.config import EngineOptions
-from disagg.engines.transformers_engine import TransformersPrefillEngine
+from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.frames import Header

@@ -32,14 +32,14 @@ from typing import Any
 
 from disagg import Client
 from disagg.config import load
-from disagg.fleet.health import poll
-from disagg.fleet.state import State
+from disagg.fleet.lifecycle.health import poll
+from disagg.fleet.lifecycle.state import State
 from disagg.inference.metrics import Metrics
-from disagg.roofline import plan
-from disagg.roofline.devices import device
-from disagg.roofline.link import Link
-from disagg.roofline.plan import Setup
-from disagg.roofline.shapes import shape
+from disagg.planning import plan
+from disagg.planning.devices import device
+from disagg.planning.link import Link
+from disagg.planning.plan import Setup
+from disagg.planning.shapes import shape
 from disagg.token import TOKEN_FILE_VARIABLE
 
 START_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from disagg.engines.mlx_cache import allocate
+from disagg.engines.mlx.cache import allocate
 from disagg.kv.arena import Arenas
 from disagg.kv.layout import Layout
 from disagg.kv.placement import Placement

@@ -59,7 +59,7 @@ class HandoffReceiver:
 
     def __init__(self, tokens: int, pipe: Connection) -> None:
         self._tokens = tokens
-        from disagg.engines import mlx_cache
+        from disagg.engines.mlx import cache as mlx_cache
 
         # Twice the bytes of one transfer, of which a part may lie idle between the warm-up and the timed one.
         self._tickets = Tickets(max_kv_bytes=KEEP_SHARE * 2 * memory.nbytes_of(tokens), allocate=mlx_cache.allocate)
@@ -103,7 +103,7 @@ def _views(heads: Any, start: int, end: int) -> list[memoryview]:
 
 
 def _ready_caches(kv: ReceivedKV) -> list[Any]:
-    from disagg.engines import mlx_cache
+    from disagg.engines.mlx import cache as mlx_cache
 
     return mlx_cache.build(SimpleNamespace(layers=range(memory.LAYERS)), kv)
 

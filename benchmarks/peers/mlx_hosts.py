@@ -18,9 +18,9 @@ from urllib.error import URLError
 from benchmarks.peers.answers import Answer, Events, post_all, read_disagg, read_openai
 from disagg import AsyncClient
 from disagg.config import Fleet, load
-from disagg.fleet.lifecycle import Lifecycle
-from disagg.fleet.ports import free_ports
-from disagg.fleet.state import State
+from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle.ports import free_ports
+from disagg.fleet.lifecycle.state import State
 from disagg.inference.types import Completion
 
 START_S = 120.0

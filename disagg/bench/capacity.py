@@ -8,12 +8,12 @@ from typing import Any
 
 from disagg.config import Fleet, Host
 from disagg.config.addresses import is_path
-from disagg.config.sizing import SHAPE, hardware_of, read_size, size_source
 from disagg.errors import UsageError
-from disagg.roofline import plan
-from disagg.roofline.devices import DEVICES, device
-from disagg.roofline.link import Link
-from disagg.roofline.plan import Forecast, Setup, Throughput
+from disagg.planning import plan
+from disagg.planning.devices import DEVICES, device
+from disagg.planning.link import Link
+from disagg.planning.plan import Forecast, Setup, Throughput
+from disagg.planning.sizing import SHAPE, hardware_of, read_size, size_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,19 @@ def setups(
         model = fleet.models[name]
         seen: set[tuple[str, str]] = set()
         for source, sink in _pairs(fleet, name):
-            reader, writer = device(hardware_of(source, prefill)), device(hardware_of(sink, decode))
+            reader = device(hardware_of(source.name, source.hardware, prefill))
+            writer = device(hardware_of(sink.name, sink.hardware, decode))
             if (reader.name, writer.name) not in seen:
                 seen.add((reader.name, writer.name))
                 options = source.engine
-                setup = Setup(read_size(size_source(model)), reader, writer, link, options.dtype, options.chunk_tokens)
+                setup = Setup(
+                    read_size(size_source(model.name, model.sources.values())),
+                    reader,
+                    writer,
+                    link,
+                    options.dtype,
+                    options.chunk_tokens,
+                )
                 yield name, setup, model.context
 
 

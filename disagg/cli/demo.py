@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from disagg.cli.asking import Answer
     from disagg.config import Fleet
     from disagg.errors import DisaggError
-    from disagg.fleet.health import HostStatus
-    from disagg.fleet.lifecycle import HostResult, Lifecycle
-    from disagg.fleet.state import State
+    from disagg.fleet.lifecycle.health import HostStatus
+    from disagg.fleet.lifecycle.lifecycle import HostResult, Lifecycle
+    from disagg.fleet.lifecycle.state import State
 
 PROMPT = '''class Account:
     """Money that belongs to somebody."""
@@ -100,7 +100,7 @@ def _demo_fleet(config: Path | None, folder: Path) -> Fleet:
     """--config's fleet as it is; else the package's, on free ports."""
     import disagg
     from disagg.config import load
-    from disagg.fleet.ports import on_free_ports
+    from disagg.fleet.lifecycle.ports import on_free_ports
 
     if config is not None:
         return load(config)
@@ -117,7 +117,7 @@ def _running(config: Path | None, folder: Path, timeout: float) -> Iterator[tupl
     Another program, such as a second demo, may take a port between the look at it and the server's own: the
     package's fleet then tries again elsewhere.
     """
-    from disagg.fleet.state import State
+    from disagg.fleet.lifecycle.state import State
 
     fleet = _demo_fleet(config, folder)
     for tries_left in range(_OTHER_PORTS, -1, -1):
@@ -135,7 +135,7 @@ def _running(config: Path | None, folder: Path, timeout: float) -> Iterator[tupl
 @contextmanager
 def _stopped_after(fleet: Fleet, state: State) -> Iterator[Lifecycle]:
     from disagg.cli.views.progress import Progress
-    from disagg.fleet import lifecycle
+    from disagg.fleet.lifecycle import lifecycle
 
     servers = lifecycle.Lifecycle(fleet, state, report=Progress(stderr()).report, grace_s=_GRACE_S)
     try:
@@ -161,14 +161,14 @@ def _first_error(results: Sequence[HostResult], timeout: float) -> DisaggError |
 def _lost_a_port(fleet: Fleet, error: DisaggError) -> bool:
     """Whether a start failed for a port that another program has, or had: ours are all stopped."""
     from disagg.errors import PortInUse
-    from disagg.fleet.ports import taken_ports
+    from disagg.fleet.lifecycle.ports import taken_ports
 
     return isinstance(error, PortInUse) or bool(taken_ports(fleet))
 
 
 def _elsewhere(fleet: Fleet, folder: Path) -> Fleet:
     """The same fleet, every port one that the kernel chooses."""
-    from disagg.fleet.ports import on_free_ports
+    from disagg.fleet.lifecycle.ports import on_free_ports
 
     stderr().print("another program took a port meanwhile; trying again on other ports", style="dim")
     return on_free_ports(fleet, folder, everywhere=True)[0]
@@ -179,7 +179,7 @@ def _compare(fleet: Fleet, state: State, prompt: str, max_tokens: int, live: boo
 
     from disagg.bench.comparison import Comparison
     from disagg.cli.asking import Answer, ask
-    from disagg.fleet.health import poll
+    from disagg.fleet.lifecycle.health import poll
     from disagg.inference.client import AsyncClient
 
     together = [Answer(model) for model in fleet.models]

@@ -17,8 +17,8 @@ from disagg.cli.fleet import Hosts
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host, Role
     from disagg.fleet.deploy.deployment import Decide, HostReport
-    from disagg.fleet.deploy.facts import Facts
     from disagg.fleet.deploy.steps import Plan
+    from disagg.fleet.facts.host import Facts
 
 RoleOption = Annotated[
     str | None,
@@ -146,7 +146,7 @@ def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: 
 def _deploying(fleet: Fleet, dry: bool) -> Decide:
     from disagg.fleet.deploy.deployment import deciding
     from disagg.fleet.deploy.release import Here
-    from disagg.fleet.state import State
+    from disagg.fleet.lifecycle.state import State
 
     state = State.of(fleet)
     token = "" if dry and not state.has_token() else state.ensure_token()

@@ -22,7 +22,7 @@ def doctor(
     Exit code 0: nothing is at fault; 1: something is; 4: a host cannot be reached.
     """
     from disagg.fleet.doctor.examine import examine
-    from disagg.fleet.state import State
+    from disagg.fleet.lifecycle.state import State
 
     fleet = settings(context).fleet()
     with stderr().status("examining …") as status:

@@ -10,7 +10,7 @@ from disagg.cli.completion import complete_host
 from disagg.cli.context import Settings, settings, stderr, stdout, told_when_interrupted
 
 if TYPE_CHECKING:
-    from disagg.fleet.lifecycle import HostResult, Lifecycle
+    from disagg.fleet.lifecycle.lifecycle import HostResult, Lifecycle
 
 Hosts = Annotated[
     list[str] | None,
@@ -70,8 +70,8 @@ def restart(
 
 def _lifecycle(chosen: Settings) -> Lifecycle:
     from disagg.cli.views.progress import Progress
-    from disagg.fleet.lifecycle import Lifecycle
-    from disagg.fleet.state import State
+    from disagg.fleet.lifecycle.lifecycle import Lifecycle
+    from disagg.fleet.lifecycle.state import State
 
     fleet = chosen.fleet()
     return Lifecycle(fleet, State.of(fleet), report=Progress(stderr()).report)
@@ -79,7 +79,7 @@ def _lifecycle(chosen: Settings) -> Lifecycle:
 
 def _finish(lifecycle: Lifecycle, results: list[HostResult]) -> None:
     from disagg.cli.views.progress import results_view
-    from disagg.fleet.lifecycle import exit_code
+    from disagg.fleet.lifecycle.lifecycle import exit_code
 
     stdout().print(results_view(results, tuple(lifecycle.fleet.hosts)))
     raise typer.Exit(exit_code(results))

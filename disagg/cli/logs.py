@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from disagg.config import Host
-    from disagg.fleet.state import State
+    from disagg.fleet.lifecycle.state import State
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LINES = 100
@@ -40,8 +40,8 @@ def logs(
 
     Times are this machine's local time. Exit code 0, or 1 or 4 if a host's log cannot be read.
     """
-    from disagg.fleet.health import select_hosts
-    from disagg.fleet.state import State
+    from disagg.fleet.lifecycle.health import select_hosts
+    from disagg.fleet.lifecycle.state import State
 
     begin = time.time() - _ago(since) if since is not None else None
     fleet = settings(context).fleet()
@@ -54,7 +54,7 @@ def logs(
 
 def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> int:
     from disagg.cli.views.logs import LogView
-    from disagg.fleet.logs import read
+    from disagg.fleet.lifecycle.logs import read
 
     found, errors = read(hosts, state, count, begin)
     view, out = LogView([host.name for host in hosts]), stdout()
@@ -67,7 +67,7 @@ def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) 
 
 def _follow(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> None:
     from disagg.cli.views.logs import LogView
-    from disagg.fleet.logs import follow
+    from disagg.fleet.lifecycle.logs import follow
 
     view, out = LogView([host.name for host in hosts]), stdout()
     with closing(follow(hosts, state, count, begin)) as found:

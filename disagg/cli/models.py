@@ -89,7 +89,7 @@ def rm(
     from disagg.cli.views.models import removed_view, stocks_view
     from disagg.cli.views.units import counted
     from disagg.errors import UsageError
-    from disagg.fleet.connect import each
+    from disagg.fleet.machine.connect import each
     from disagg.fleet.models.pull import Models
     from disagg.fleet.models.remove import removable, remove
     from disagg.fleet.models.sources import neighbours
@@ -119,7 +119,7 @@ def rm(
 
 def _chosen(fleet: Fleet, names: Sequence[str] | None, hosts: Sequence[str] | None) -> list[Host]:
     from disagg.errors import UsageError
-    from disagg.fleet.health import select_hosts
+    from disagg.fleet.lifecycle.health import select_hosts
     from disagg.fleet.models.sources import chosen
 
     found = chosen(fleet, names or (), select_hosts(fleet, hosts or ()))

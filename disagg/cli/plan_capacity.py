@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from disagg.bench.capacity import Capacity, Traffic
     from disagg.cli.context import Settings
-    from disagg.roofline.link import Link
+    from disagg.planning.link import Link
 
 
 def plan_capacity(
@@ -39,7 +39,7 @@ def plan_capacity(
 
     from disagg.bench.capacity import Traffic
     from disagg.cli.views.capacity import capacity_view
-    from disagg.roofline.link import Link
+    from disagg.planning.link import Link
 
     traffic = Traffic(prompt_tokens, output_tokens, batch)
     link = Link(link_gbps, link_latency_ms / 1e3)

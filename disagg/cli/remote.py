@@ -15,8 +15,8 @@ from disagg.cli.fleet import Hosts
 
 if TYPE_CHECKING:
     from disagg.config import Host
-    from disagg.fleet.connect import Outcome
-    from disagg.fleet.machine import Result
+    from disagg.fleet.machine.base import Result
+    from disagg.fleet.machine.connect import Outcome
 
 
 def ssh(
@@ -32,8 +32,8 @@ def ssh(
     One argument behind -- is a line for the shell there; several are a command and its arguments.
     """
     from disagg.errors import FleetError
-    from disagg.fleet.health import select_hosts
-    from disagg.fleet.ssh_command import ssh_command
+    from disagg.fleet.lifecycle.health import select_hosts
+    from disagg.fleet.machine.ssh.command import ssh_command
 
     one = select_hosts(settings(context).fleet(), [host])[0]
     argv = ssh_command(one, command or (), terminal=sys.stdin.isatty())
@@ -61,7 +61,7 @@ def exec_(
     it failed somewhere; 4: a host cannot be reached.
     """
     from disagg.cli.views.remote import Prefixed
-    from disagg.fleet.connect import each, machine
+    from disagg.fleet.machine.connect import each, machine
 
     hosts = _chosen(context, host, role)
     shown = Prefixed(stdout(), [one.name for one in hosts])
@@ -79,7 +79,7 @@ def exec_(
 
 def _chosen(context: typer.Context, names: Sequence[str] | None, role: str | None) -> list[Host]:
     from disagg.errors import UsageError
-    from disagg.fleet.health import select_hosts
+    from disagg.fleet.lifecycle.health import select_hosts
 
     fleet = settings(context).fleet()
     hosts = [one for one in select_hosts(fleet, names or ()) if role is None or role in one.roles]

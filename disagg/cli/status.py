@@ -14,7 +14,7 @@ from disagg.cli.fleet import Hosts
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from disagg.fleet.health import HostStatus
+    from disagg.fleet.lifecycle.health import HostStatus
 
     Poll = Callable[[], list[HostStatus]]
 
@@ -33,9 +33,9 @@ def status(
     Servers are asked by HTTP; where one does not serve, its machine is asked by SSH why.
     """
     from disagg.errors import UsageError
-    from disagg.fleet.diagnose import diagnose
-    from disagg.fleet.health import exit_code, poll
-    from disagg.fleet.state import State
+    from disagg.fleet.lifecycle.diagnose import diagnose
+    from disagg.fleet.lifecycle.health import exit_code, poll
+    from disagg.fleet.lifecycle.state import State
 
     if watch and as_json:
         raise UsageError("--watch and --json exclude each other", "call `disagg status --json` in a loop")

@@ -13,7 +13,7 @@ from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
     from disagg.config import Host
-    from disagg.fleet.trust import Offer
+    from disagg.fleet.machine.ssh.trust import Offer
 
 
 def trust(
@@ -30,7 +30,7 @@ def trust(
 
     Exit code 1: a key was not added; 4: a host cannot be reached.
     """
-    from disagg.fleet.health import select_hosts
+    from disagg.fleet.lifecycle.health import select_hosts
 
     codes: set[int] = set()
     for host in select_hosts(settings(context).fleet(), hosts or ()):
@@ -51,7 +51,7 @@ def trust(
 
 def _trust(host: Host, yes: bool) -> bool:
     """Whether all of its keys are known now: its own, and those of the hosts it is reached through."""
-    from disagg.fleet.trust import offers
+    from disagg.fleet.machine.ssh.trust import offers
 
     for offer in offers(host):
         known = offer.verdict == "known"

@@ -38,12 +38,12 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Run MODEL through the hand-off and through each engine alone, and compare. Exit code 1: they differ."""
-    from disagg.fleet.local import python_command, run_json
+    from disagg.fleet.machine.process import python_command, run_json
 
     given = {"--prompt-tokens": prompt_tokens, "--max-tokens": max_tokens, "--chunk": chunk, "--dtype": dtype}
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
     python, environment = python_command(None)
-    argv = [*python, "disagg.servers.verify", *_subject(settings(context), model), *options]
+    argv = [*python, "disagg.verify", *_subject(settings(context), model), *options]
     try:
         with stderr().status(f"verifying {model}: hand-off, prefill alone, decode alone …"):
             result = run_json(argv, environment, timeout)

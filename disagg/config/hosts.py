@@ -10,7 +10,7 @@ from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_hub_
 from disagg.config.schema import Connector, DType, EngineName, EngineOptions, Host, KVWire, Model, Role, ServiceManager
 from disagg.config.table import Table
 from disagg.config.words import nearest, printable, toml_key
-from disagg.roofline.devices import DEVICES as HARDWARE
+from disagg.planning.devices import DEVICES as HARDWARE
 
 Reader = Callable[[Table, str], Any]  # takes one key's value out of a table, checked
 

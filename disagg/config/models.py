@@ -7,10 +7,10 @@ from typing import Final, get_args
 
 from disagg.config.addresses import is_hub_id, is_label, is_path, resolve
 from disagg.config.schema import EngineName, Model
-from disagg.config.sizing import SHAPE
 from disagg.config.table import Table
 from disagg.config.words import nearest, printable, toml_key
-from disagg.roofline.shapes import SHAPES
+from disagg.planning.shapes import SHAPES
+from disagg.planning.sizing import SHAPE
 
 MAX_CONTEXT: Final = 1 << 24
 _LABEL_RULE = "printable characters, no blank at either end, at most 200"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from disagg.engines.profile import Finding, ModelProfile
-from disagg.engines.text import PromptTokenizer
+from disagg.engines.model.profile import Finding, ModelProfile
+from disagg.engines.model.text import PromptTokenizer
 from disagg.kv.blocks import Block
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout

@@ -1,9 +1,13 @@
-"""The machines: what runs where, starting and stopping it, and how it fares. Servers are processes, never imported.
+"""The machines and the servers on them. Servers are started as processes and never imported.
 
-machine          what can be done on a machine: local_machine, ssh; connect: machines from hosts, many at once
-deploy/          bringing disagg to a machine; services/: what keeps its server running there
-server           one host's server: local_server, deployed_server; lifecycle: starting and stopping many
-health           how servers fare by HTTP (ask); sight: as their machine tells; diagnose: both together
-logs             all hosts' logs in one stream; loglines: what is in a line
-state            what is remembered of a fleet on this machine
+Rooms, from the top down; each imports only those below it:
+
+doctor/     why a fleet does not work: findings, each with the command to run
+link/       measures the network that KV takes between two hosts
+models/     model files on the hosts: download, copy, list, remove
+deploy/     brings disagg to a host: facts -> plan (pure) -> apply
+lifecycle/  starts, stops and watches servers: health, logs, state
+services/   the service managers that keep a server running: systemd, launchd, a plain process
+facts/      what a host is and has: probes and their parsers
+machine/    runs commands and moves files on a host, over SSH or on this machine
 """

@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 
 from disagg.config import Fleet, Host, load
+from disagg.engines.exit import leave
 from disagg.errors import ConfigError, DisaggError
 from disagg.servers import logs
-from disagg.servers.leave import leave
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from disagg.engines.base import DecodeTiming, Token
-from disagg.engines.text import TextStream
+from disagg.engines.model.text import TextStream
 from disagg.errors import DeadlineExceeded, DisaggError
 from disagg.servers import logs
 from disagg.servers.sse import Event

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from disagg.config import Fleet, Host
-from disagg.engines import preflight
 from disagg.engines.base import DecodeTiming, EngineInfo, PrefillEngine, PrefillTiming
+from disagg.engines.model import preflight
 from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header

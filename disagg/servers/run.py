@@ -57,10 +57,10 @@ def make_service(fleet: Fleet, host: Host) -> Service:
 def _prefill_engine(host: Host, model: Model) -> PrefillEngine:
     source, options = model.sources[host.engine.name], host.engine
     if host.simulated:
-        from disagg.engines.simulated_prefill import SimulatedPrefillEngine
+        from disagg.engines.simulated.prefill import SimulatedPrefillEngine
 
         return SimulatedPrefillEngine(source, model.context, options, host.hardware or "")
-    from disagg.engines.transformers_engine import TransformersPrefillEngine
+    from disagg.engines.transformers.engine import TransformersPrefillEngine
 
     return TransformersPrefillEngine(source, model.context, options)
 
@@ -68,10 +68,10 @@ def _prefill_engine(host: Host, model: Model) -> PrefillEngine:
 def _decode_engine(host: Host, model: Model) -> DecodeEngine:
     source, options = model.sources[host.engine.name], host.engine
     if host.simulated:
-        from disagg.engines.simulated_decode import SimulatedDecodeEngine
+        from disagg.engines.simulated.decode import SimulatedDecodeEngine
 
         return SimulatedDecodeEngine(source, model.context, options, host.hardware or "")
-    from disagg.engines.mlx_engine import MLXDecodeEngine
+    from disagg.engines.mlx.engine import MLXDecodeEngine
 
     return MLXDecodeEngine(source, model.context, options)
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from disagg.config import Fleet, Host, Model, served_digest
 from disagg.engines.base import EngineInfo, Sampling
-from disagg.engines.text import Messages, PromptTokenizer
+from disagg.engines.model.text import Messages, PromptTokenizer
 from disagg.errors import (
     Cancelled,
     ContextLengthExceeded,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from answers import metrics as cli_metrics
-
 from disagg.bench.energy import Power
 from disagg.bench.plan import Load, Plan, Point
 from disagg.bench.records import MODES, Mode, Played, Record
 from disagg.bench.result import Result, gather, judge
 from disagg.inference.metrics import Metrics, TTFTParts
+from tests.cli.answers import metrics as cli_metrics
 
 METHODS = {"disagg": "disaggregated", "decode-alone": "decode-alone", "prefill-alone": "prefill-alone"}
 

@@ -8,7 +8,6 @@ import socket
 from contextlib import contextmanager
 
 import pytest
-from bench_parts import point
 
 from disagg.bench import energy
 from disagg.bench.benchmark import Order, benchmark, prepare, vocabulary
@@ -20,6 +19,7 @@ from disagg.config import load
 from disagg.errors import ServerUnavailable, UsageError
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import tiny_models
+from tests.bench.bench_parts import point
 from tests.fleets import TOKEN, RunningFleet, running, write_hosts
 from tests.simulated import write_simulated
 

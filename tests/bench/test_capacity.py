@@ -9,7 +9,7 @@ import pytest
 from disagg.bench.capacity import Traffic, assess, hypothetical, is_size, setups
 from disagg.config import load
 from disagg.errors import UsageError
-from disagg.roofline.link import Link
+from disagg.planning.link import Link
 
 SHIPPED = Path(__file__).parents[2] / "hosts.toml"
 LINK = Link(10.0)

@@ -8,10 +8,10 @@ import types
 from collections import deque
 
 import pytest
-from bench_parts import record
 
 from disagg.bench.energy import Power, macmon_watts, mean_watts, sampled
 from disagg.bench.records import Played
+from tests.bench.bench_parts import record
 from tests.fleets import wait_until
 
 

@@ -7,8 +7,6 @@ import time
 from collections import Counter
 
 import pytest
-from answers import completion
-from bench_parts import plan, point
 
 from disagg.bench.load import Watch, run
 from disagg.bench.plan import arrival_times
@@ -18,6 +16,8 @@ from disagg.errors import Overloaded
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Chunk, TokenLogprob
 from tests import tiny_models
+from tests.bench.bench_parts import plan, point
+from tests.cli.answers import completion
 from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
 
 WORKLOAD = RandomTokens(tiny_models.VOCAB)

@@ -6,7 +6,6 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from bench_parts import failed, plan, point, record, result
 
 from disagg.bench.charts import Bar, Dot, Line, Mark, axis, bar_chart, line_chart
 from disagg.bench.energy import Power
@@ -14,6 +13,7 @@ from disagg.bench.records import Played
 from disagg.bench.report import ms, page
 from disagg.bench.result import Result, gather, judge
 from disagg.inference.metrics import TTFTParts
+from tests.bench.bench_parts import failed, plan, point, record, result
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

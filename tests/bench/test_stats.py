@@ -8,9 +8,9 @@ import statistics
 
 import numpy as np
 import pytest
-from bench_parts import failed, metrics, record
 
 from disagg.bench import stats
+from tests.bench.bench_parts import failed, metrics, record
 
 VLLM_KEYS = {
     "duration",

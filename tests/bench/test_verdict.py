@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from bench_parts import plan, point, record, result
 
 from disagg.bench.energy import Power
 from disagg.bench.records import MODES, Played
 from disagg.bench.result import gather, judge
 from disagg.bench.verdict import Samples, compare, crossover, verdict
+from tests.bench.bench_parts import plan, point, record, result
 
 JITTER = (0.98, 0.99, 1.0, 1.0, 1.01, 1.02)
 

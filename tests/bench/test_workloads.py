@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from bench_parts import point
 
 from disagg.bench.datasets import TextItem, TraceRow
 from disagg.bench.workloads import Item, RandomTokens, Texts, Trace
+from tests.bench.bench_parts import point
 
 ROWS = [TraceRow(0, 700, 10, (1, 2)), TraceRow(500, 1100, 20, (1, 2, 3)), TraceRow(900, 512, 5, (9,))]
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from farm import free_ports
 
 import disagg
 from disagg.cli.app import main
+from tests.fleet.farm import free_ports
 
 ROOT = str(Path(disagg.__file__).parents[1])
 """For PYTHONPATH of subprocesses: they run this very package."""

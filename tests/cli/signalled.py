@@ -10,15 +10,15 @@ import os
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "fleet"), str(Path(__file__).parent)]
-
-from answers import FakeClient
-from farm import FAKE
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from disagg.cli.app import main
-from disagg.fleet import lifecycle, local
-from disagg.fleet.lifecycle import Lifecycle
+from disagg.fleet.lifecycle import lifecycle
+from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.machine import process as local
 from disagg.inference import client
+from tests.cli.answers import FakeClient
+from tests.fleet.farm import FAKE
 
 NUMBER, PIDS = int(sys.argv[1]), Path(sys.argv[2])
 

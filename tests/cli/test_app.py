@@ -6,11 +6,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from commandline import ROOT, run, write_fleet
 
 import disagg
 from disagg.cli import app
 from disagg.errors import ConfigError, Overloaded, ServerUnavailable
+from tests.cli.commandline import ROOT, run, write_fleet
 
 HEAVY = ("torch", "transformers", "mlx", "mlx_lm", "numpy", "fabric", "starlette")
 

@@ -4,8 +4,8 @@ import sys
 import time
 
 import pytest
-from commandline import ROOT
 
+from tests.cli.commandline import ROOT
 from tests.testbed.bed import HOSTS_TOML
 
 

@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from answers import FakeClient
-from commandline import run, write_fleet
-from farm import FAKE
 
 import disagg
 from disagg.config import Fleet, load
 from disagg.errors import ServerUnavailable
-from disagg.fleet import lifecycle, local, ports
-from disagg.fleet.lifecycle import Lifecycle
-from disagg.fleet.ports import on_free_ports
+from disagg.fleet.lifecycle import lifecycle, ports
+from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle.ports import on_free_ports
+from disagg.fleet.machine import process as local
 from disagg.inference import client
+from tests.cli.answers import FakeClient
+from tests.cli.commandline import run, write_fleet
+from tests.fleet.farm import FAKE
 
 SIGNALLED = Path(__file__).with_name("signalled.py")
 

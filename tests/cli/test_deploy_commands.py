@@ -8,10 +8,10 @@ import sys
 import time
 
 import pytest
-from commandline import ROOT, run, write_fleet
 
 from disagg.fleet.deploy.deployment import Deployment, HostReport
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from tests.cli.commandline import ROOT, run, write_fleet
 from tests.testbed.bed import Bed
 
 

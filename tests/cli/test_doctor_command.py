@@ -1,7 +1,7 @@
 import json
 import re
 
-from commandline import run
+from tests.cli.commandline import run
 
 
 def test_doctor_shows_each_host_its_links_and_a_verdict_within_80_columns(bed, tmp_path, capsys):

@@ -7,13 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from commandline import ROOT, run, write_fleet
-from farm import FAKE, wait_until
 
 from disagg.config import load
-from disagg.fleet import lifecycle, local
-from disagg.fleet.lifecycle import Lifecycle
-from disagg.fleet.state import State
+from disagg.fleet.lifecycle import lifecycle
+from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.machine import process as local
+from tests.cli.commandline import ROOT, run, write_fleet
+from tests.fleet.farm import FAKE, wait_until
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from answers import TEXT, FakeClient
-from commandline import run, write_fleet
 
 from disagg.errors import Overloaded
 from disagg.inference import client
+from tests.cli.answers import TEXT, FakeClient
+from tests.cli.commandline import run, write_fleet
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,10 @@ import json
 import time
 
 import pytest
-from commandline import run, write_fleet
 
 from disagg.config import load
-from disagg.fleet.state import State
+from disagg.fleet.lifecycle.state import State
+from tests.cli.commandline import run, write_fleet
 
 
 @pytest.fixture

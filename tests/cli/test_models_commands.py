@@ -1,7 +1,6 @@
 import json
 
-from commandline import run
-
+from tests.cli.commandline import run
 from tests.testbed.bed import HOSTS_TOML
 
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from commandline import run, write_fleet
+
+from tests.cli.commandline import run, write_fleet
 
 SHIPPED = Path(__file__).parents[2] / "hosts.toml"
 RULE = "─"

@@ -3,10 +3,10 @@ import subprocess
 import sys
 
 import pytest
-from commandline import ROOT, run
 
 from disagg.errors import UsageError
-from disagg.fleet.ssh_command import ssh_command
+from disagg.fleet.machine.ssh.command import ssh_command
+from tests.cli.commandline import ROOT, run
 from tests.testbed.bed import HOSTS_TOML
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commandline import ROOT, run
 
+from tests.cli.commandline import ROOT, run
 from tests.testbed.bed import Bed
 
 

@@ -3,11 +3,11 @@ import sys
 from typing import get_args
 
 import pytest
-from commandline import run, write_fleet
 
 from disagg.cli.verify import DTypeName
 from disagg.config import DType
-from disagg.fleet import local
+from disagg.fleet.machine import process as local
+from tests.cli.commandline import run, write_fleet
 
 SAME = {"equal_tokens": 64, "first_divergence": None, "max_logit_diff": 3.2e-5, "mean_kl": 1e-9, "top1": 1.0}
 RESULT = {
@@ -50,14 +50,14 @@ def test_a_folder_is_verified_and_shown(verifier, tmp_path, capsys):
     assert "64 equal" in out and "✔ same answer" in out and "rope mended YaRN truncate" in out
     assert all(len(line) <= 80 for line in out.splitlines())
     options = ["--prompt-tokens", "6000", "--max-tokens", "64", "--chunk", "100", "--dtype", "float32"]
-    assert eval(seen.read_text()) == ["disagg.servers.verify", str(tmp_path), str(tmp_path), *options]
+    assert eval(seen.read_text()) == ["disagg.verify", str(tmp_path), str(tmp_path), *options]
 
 
 def test_a_name_stands_for_its_sources(verifier, tmp_path):
     seen, path = verifier(RESULT), write_fleet(tmp_path)
     assert run("--config", path, "verify", "tiny-alias", "--json") == 0
     weights = str(tmp_path / "weights")
-    assert eval(seen.read_text()) == ["disagg.servers.verify", weights, weights, "--context", "2048"]
+    assert eval(seen.read_text()) == ["disagg.verify", weights, weights, "--context", "2048"]
 
 
 def test_a_refusal_is_an_object_on_stdout_too(verifier, tmp_path, capsys):

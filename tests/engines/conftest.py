@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from disagg.config import EngineOptions
-from disagg.engines.mlx_engine import MLXDecodeEngine
+from disagg.engines.mlx.engine import MLXDecodeEngine
 from tests import tiny_models
-from tests.engines.mlx_parts import Reference
+from tests.engines.mlx.mlx_parts import Reference
 from tests.tiny_models import TinyModel
 
 torch.set_num_threads(1)

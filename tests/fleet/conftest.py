@@ -2,9 +2,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from farm import Farm
 
-from disagg.fleet import local
+from disagg.fleet.machine import process as local
+from tests.fleet.farm import Farm
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from disagg.config import EngineOptions, Fleet, Host, Model
-from disagg.fleet.lifecycle import Lifecycle
-from disagg.fleet.state import State
+from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle.state import State
 
 FAKE = Path(__file__).with_name("fake_server.py")
 

@@ -17,7 +17,7 @@ import numpy
 import pytest
 
 from disagg.config import load
-from disagg.engines import checkpoint
+from disagg.engines.model import checkpoint
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from disagg.kv.blocks import KVBlock

@@ -17,9 +17,9 @@ import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from disagg.config import EngineOptions
-from disagg.engines import mlx_cache
-from disagg.engines.mlx_engine import MLXDecodeEngine
-from disagg.engines.transformers_engine import TransformersPrefillEngine
+from disagg.engines.mlx import cache as mlx_cache
+from disagg.engines.mlx.engine import MLXDecodeEngine
+from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import DisaggError
 from disagg.inference.metrics import Metrics
 from disagg.kv.fingerprint import token_hash

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from kv_parts import Receiver, start_receiver, until
+
+from tests.kv.kv_parts import Receiver, start_receiver, until
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from collections.abc import Callable
 
 import pytest
-from kv_parts import Cache, Parts, groups_layout, mixed_layout, parts_of
 
 from disagg.errors import IntegrityError, ProtocolError
 from disagg.kv.arena import Arenas
@@ -10,6 +9,7 @@ from disagg.kv.frames import Frame, Kind, Totals
 from disagg.kv.placement import Placement
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import INT8
+from tests.kv.kv_parts import Cache, Parts, groups_layout, mixed_layout, parts_of
 
 CACHE = Cache.random(mixed_layout(), 10)
 DIGEST = bytes(16)

@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from kv_parts import PATIENCE_S
 
 from disagg.errors import PeerLost
 from disagg.kv.channel import IOV_MAX, PIECE_BYTES, Channel
+from tests.kv.kv_parts import PATIENCE_S
 
 
 @pytest.fixture

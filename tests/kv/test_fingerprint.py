@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
-from kv_parts import FINGERPRINT
 
 from disagg.errors import FingerprintMismatch, ProtocolError
 from disagg.kv.fingerprint import Fingerprint, token_hash
+from tests.kv.kv_parts import FINGERPRINT
 
 
 def test_every_differing_component_is_named_with_both_values() -> None:

@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from kv_parts import WINDOW, groups_layout, mixed_layout
 
 from disagg.errors import LayoutMismatch, ProtocolError
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.wire import INT8
+from tests.kv.kv_parts import WINDOW, groups_layout, mixed_layout
 
 
 def test_a_full_layer_keeps_every_row_from_the_start_on() -> None:

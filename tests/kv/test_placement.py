@@ -1,11 +1,11 @@
 from itertools import pairwise
 
 import pytest
-from kv_parts import Cache, groups_layout, mixed_layout
 
 from disagg.kv.layout import Layout
 from disagg.kv.placement import ALIGNMENT, Placement
 from disagg.kv.wire import WIRE_FORMS, WireForm
+from tests.kv.kv_parts import Cache, groups_layout, mixed_layout
 
 
 @pytest.mark.parametrize("wire", WIRE_FORMS)

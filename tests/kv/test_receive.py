@@ -10,22 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kv_parts import (
-    FINGERPRINT,
-    PATIENCE_S,
-    Cache,
-    Parts,
-    Receiver,
-    expected,
-    groups_layout,
-    header_for,
-    mixed_layout,
-    parts_of,
-    read_replies,
-    start_receiver,
-    stream,
-    until,
-)
 
 from disagg.errors import (
     Cancelled,
@@ -47,6 +31,22 @@ from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Tickets
 from disagg.kv.wire import AS_IS, INT8, WireForm
+from tests.kv.kv_parts import (
+    FINGERPRINT,
+    PATIENCE_S,
+    Cache,
+    Parts,
+    Receiver,
+    expected,
+    groups_layout,
+    header_for,
+    mixed_layout,
+    parts_of,
+    read_replies,
+    start_receiver,
+    stream,
+    until,
+)
 
 CACHE = Cache.random(mixed_layout(), 10)
 QUICK = ReceiveLimits(header_s=0.3, idle_s=0.3, linger_s=0.3, connections=3)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout, until
 
 from disagg.errors import (
     Cancelled,
@@ -24,6 +23,7 @@ from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import SendLimits, Span, Transfer, TransferResult
 from disagg.kv.tickets import Expected, Slot
+from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout, until
 
 CACHE = Cache.random(mixed_layout(), 10)
 WIDE = Layout((LayerLayout("full", 1, 1 << 18, 0),), "float32")  # 1 MiB a token: fills every socket buffer

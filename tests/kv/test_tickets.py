@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kv_parts import FINGERPRINT, PATIENCE_S, Cache, expected, header_for, mixed_layout
 
 from disagg.errors import (
     Cancelled,
@@ -18,6 +17,7 @@ from disagg.errors import (
 )
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Budget, Result, Slot, Tickets
+from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, expected, header_for, mixed_layout
 
 EXPECTED = expected(Cache.random(mixed_layout(), 5))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy
 import pytest
-from kv_parts import Receiver
 
 from disagg.kv import frames
 from disagg.kv.blocks import KVBlock
@@ -19,6 +18,7 @@ from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Expected
+from tests.kv.kv_parts import Receiver
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-protocol.md"
 TICKET = "one-time-ticket"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from disagg.engines.base import DecodeTiming, FinishReason, Token
-from disagg.engines.simulated_model import ByteTokenizer
+from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import DeadlineExceeded, ModelError
 from disagg.servers.answer import Answer, Step
 from disagg.servers.feed import Handover, TokenFeed

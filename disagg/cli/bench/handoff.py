@@ -14,8 +14,8 @@ from disagg.errors import UsageError
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
-    from disagg.fleet.rehearsal import Place
-    from disagg.roofline.shapes import ModelShape
+    from disagg.fleet.link.handoff import Place
+    from disagg.planning.shapes import ModelShape
 
 
 class DTypeName(StrEnum):
@@ -53,7 +53,7 @@ def handoff(
     Between two hosts with --from and --to, else between two processes of this machine. Models need not be there and
     servers need not run. The same processes then move the same bytes over a bare socket and as base64 in JSON.
     """
-    from disagg.fleet import rehearsal
+    from disagg.fleet.link import handoff as rehearsal
 
     if (sender is None) != (receiver is None):
         raise UsageError("--from and --to go together", "give both hosts, or neither to stay on this machine")
@@ -86,13 +86,13 @@ def handoff(
 
 
 def _place(fleet: Fleet | None, name: str | None, end: str) -> Place:
-    from disagg.fleet import rehearsal
+    from disagg.fleet.link import handoff as rehearsal
 
     return rehearsal.here(f"this machine ({end})") if fleet is None else rehearsal.at(_host(fleet, name))
 
 
 def _host(fleet: Fleet, name: str | None) -> Host:
-    from disagg.fleet.health import select_hosts
+    from disagg.fleet.lifecycle.health import select_hosts
 
     return select_hosts(fleet, [name or ""])[0]
 
@@ -102,10 +102,11 @@ def _shape(name: str | None, fleet: Fleet | None, sender: str | None) -> ModelSh
     from pathlib import Path
 
     from disagg.bench.capacity import is_size
-    from disagg.config.sizing import SHAPE, read_size, size_source
+    from disagg.planning.sizing import SHAPE, read_size, size_source
 
     if name is not None:
         return read_size(name if is_size(name) or Path(name).exists() else f"{SHAPE}{name}")
     if fleet is not None:
-        return read_size(size_source(fleet.models[_host(fleet, sender).model]))
+        model = fleet.models[_host(fleet, sender).model]
+        return read_size(size_source(model.name, model.sources.values()))
     return read_size(f"{SHAPE}qwen3-coder-30b")

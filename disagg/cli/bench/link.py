@@ -51,6 +51,6 @@ def link(
 
 
 def _host(fleet: Fleet, name: str | None) -> Host | None:
-    from disagg.fleet.health import select_hosts
+    from disagg.fleet.lifecycle.health import select_hosts
 
     return None if name is None else select_hosts(fleet, [name])[0]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from disagg.bench.capacity import Capacity
 from disagg.cli.views.units import seconds
-from disagg.roofline.plan import Forecast
+from disagg.planning.plan import Forecast
 
 PREDICTED = "predicted: "
 FORMULAS = (

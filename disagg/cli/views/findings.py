@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from disagg.fleet.findings import Finding, Level
+from disagg.fleet.facts.findings import Finding, Level
 
 MARKS: dict[Level, tuple[str, str]] = {
     "fault": ("✘", "bold red"),

@@ -10,8 +10,8 @@ from typing import Any, Final
 from rich.text import Text
 
 from disagg.cli.views.stream import printable
-from disagg.fleet.loglines import entry
-from disagg.fleet.logs import Line
+from disagg.fleet.lifecycle.loglines import entry
+from disagg.fleet.lifecycle.logs import Line
 
 _COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
 _LEVELS: Final = {"error": "bold red", "critical": "bold red", "warning": "yellow"}

@@ -16,8 +16,8 @@ from disagg.cli.views.logs import raw_line
 from disagg.cli.views.together import error_views
 from disagg.cli.views.units import counted, seconds
 from disagg.errors import DisaggError
-from disagg.fleet.lifecycle import HostResult
-from disagg.fleet.server import StartFailed
+from disagg.fleet.lifecycle.base import StartFailed
+from disagg.fleet.lifecycle.lifecycle import HostResult
 
 _STYLE = {
     **dict.fromkeys(("started", "restarted", "unchanged", "stopped"), "green"),

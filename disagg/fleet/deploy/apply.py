@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from disagg.errors import DisaggError
-from disagg.fleet import interruption
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, Step, WriteFile
-from disagg.fleet.machine import CommandFailed, Machine
-from disagg.fleet.output import last_lines
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.base import CommandFailed, Machine
+from disagg.fleet.machine.output import last_lines
 
 _LAST_LINES = 12
 

@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 from disagg.config import Fleet, Host, Role
 from disagg.errors import DisaggError, FleetError, UsageError
-from disagg.fleet.connect import Outcome, each, machine
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import Report, apply, nobody
-from disagg.fleet.deploy.facts import Facts, gather
-from disagg.fleet.deploy.layout import Layout
 from disagg.fleet.deploy.lock import locked
 from disagg.fleet.deploy.release import Here, desired
 from disagg.fleet.deploy.steps import Plan, Refusal
-from disagg.fleet.health import select_hosts
-from disagg.fleet.machine import Machine
+from disagg.fleet.facts.host import Facts, gather
+from disagg.fleet.facts.layout import Layout
+from disagg.fleet.lifecycle.health import select_hosts
+from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.connect import Outcome, each, machine
 
 Decide = Callable[[Host, Facts], Plan]
 """What is to be done on a host, from its facts."""

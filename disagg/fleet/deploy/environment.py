@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 from disagg.config import Deploy, Host
 from disagg.fleet.deploy import requirements
-from disagg.fleet.deploy.facts import Facts, Python
 from disagg.fleet.deploy.requirements import Needed
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.deploy.wheels import Wheel, host_tags, needed
+from disagg.fleet.facts.host import Facts, Python
 
 OLDEST: Final = (3, 11)
 _PREFERRED: Final = ((3, 12), (3, 13), (3, 11), (3, 14))

@@ -17,11 +17,11 @@ from threading import Event
 from typing import Final
 
 from disagg.errors import DisaggError, FleetError
-from disagg.fleet import local
-from disagg.fleet.deploy.layout import Layout
-from disagg.fleet.interruption import listening_to
-from disagg.fleet.machine import CommandFailed, HostUnreachable, Machine
-from disagg.fleet.output import last_lines
+from disagg.fleet.facts.layout import Layout
+from disagg.fleet.machine import process as local
+from disagg.fleet.machine.base import CommandFailed, HostUnreachable, Machine
+from disagg.fleet.machine.interruption import listening_to
+from disagg.fleet.machine.output import last_lines
 
 _HELD: Final = 75
 _ACQUIRE: Final = """\

@@ -10,8 +10,8 @@ from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.config.addresses import PACKAGE
-from disagg.fleet.deploy.layout import Layout
 from disagg.fleet.deploy.steps import Refusal
+from disagg.fleet.facts.layout import Layout
 
 LARGEST_CARRIED: Final = 256 << 20
 

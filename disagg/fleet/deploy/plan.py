@@ -13,11 +13,11 @@ from typing import Final, get_args
 
 from disagg.config import Host, ServiceManager
 from disagg.fleet.deploy.environment import Environment
-from disagg.fleet.deploy.facts import Facts
-from disagg.fleet.deploy.layout import HASH
 from disagg.fleet.deploy.release import Desired
 from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY, UNINSTALL
 from disagg.fleet.deploy.steps import Needs, Plan, PutTree, Refusal, RunScript, Step, WriteFile
+from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.layout import HASH
 from disagg.fleet.services import command, launchd, systemd
 from disagg.fleet.services.base import is_plain
 

@@ -10,12 +10,12 @@ from typing import Final
 from disagg.config import Fleet, Host
 from disagg.config.render import render
 from disagg.fleet.deploy.environment import Environment, environment
-from disagg.fleet.deploy.facts import Facts
-from disagg.fleet.deploy.layout import Layout
 from disagg.fleet.deploy.models import Source, source
 from disagg.fleet.deploy.package import digest, package_files
 from disagg.fleet.deploy.requirements import Needed, needed
 from disagg.fleet.deploy.steps import Refusal
+from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.layout import Layout
 from disagg.fleet.services import definitions, launchd
 from disagg.fleet.services.base import Definition
 

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from disagg.config import Host
 from disagg.errors import FleetError
-from disagg.fleet.deploy.facts import Facts, Python
+from disagg.fleet.facts.host import Facts, Python
 
 CONSTRAINTS: Final = Path(__file__).parents[1] / "constraints.txt"
 _EXTRAS: Final = ("prefill", "decode")

@@ -15,7 +15,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from disagg.errors import FleetError
-from disagg.fleet.deploy.facts import Facts, Python
+from disagg.fleet.facts.host import Facts, Python
 
 _OLDEST_GLIBC = 5  # 2.5, of manylinux1
 

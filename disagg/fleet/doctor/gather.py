@@ -10,12 +10,12 @@ from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError
-from disagg.fleet.deploy.facts import Facts, gather
-from disagg.fleet.doctor.vitals import Vitals, gather_vitals
-from disagg.fleet.machine import HostUnreachable, Machine
+from disagg.fleet.facts.hardware import Vitals, gather_vitals
+from disagg.fleet.facts.host import Facts, gather
+from disagg.fleet.facts.python import python_on
+from disagg.fleet.machine.base import HostUnreachable, Machine
 from disagg.fleet.models.inventory import Held, held
 from disagg.fleet.models.sources import Need, need
-from disagg.fleet.programs import python_on
 
 _REACH: Final = """\
 import json, socket, sys

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from disagg.fleet.doctor.gather import Examined
-from disagg.fleet.doctor.vitals import GPU
-from disagg.fleet.findings import Finding, fault, note, ok, warning
+from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
+from disagg.fleet.facts.hardware import GPU
 
 OLDEST_DRIVER: Final = 580
 """PyTorch's packages on PyPI are built for CUDA 13, whose first driver this is."""

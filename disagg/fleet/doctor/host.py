@@ -10,9 +10,9 @@ from typing import Final
 from disagg.config import Model
 from disagg.fleet.doctor.gather import Examined
 from disagg.fleet.doctor.hardware import disk, gpu, memory, size, wired_limit
-from disagg.fleet.findings import Finding, fault, note, ok, warning
-from disagg.fleet.health import HostStatus
-from disagg.fleet.programs import deployed_python
+from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
+from disagg.fleet.facts.python import deployed_python
+from disagg.fleet.lifecycle.health import HostStatus
 
 OLDEST_PYTHON: Final = (3, 11)
 _LINUX_NO_ROUTE: Final = errno.EHOSTUNREACH

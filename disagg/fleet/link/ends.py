@@ -11,8 +11,8 @@ from threading import Thread
 
 from disagg.config import Host
 from disagg.errors import FleetError
-from disagg.fleet import interruption
-from disagg.fleet.machine import Machine
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.base import Machine
 
 Hear = Callable[[str], None]
 """Told every line that a program prints."""

@@ -7,9 +7,9 @@ from typing import Final
 
 from disagg.config import Host
 from disagg.config.addresses import same_machine
-from disagg.fleet.findings import Finding, Level, fault, note, ok, warning
+from disagg.fleet.facts.findings import Finding, Level, fault, note, ok, warning
+from disagg.fleet.facts.route import Interface, Path
 from disagg.fleet.link.measure import Link
-from disagg.fleet.link.path import Interface, Path
 
 FAR_BELOW: Final = 0.6
 """A link that carries less than this share of what its interface could is not well."""

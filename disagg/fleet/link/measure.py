@@ -12,11 +12,11 @@ from typing import Any, Final
 from disagg.config import Host
 from disagg.config.addresses import same_machine
 from disagg.errors import DisaggError, FleetError, PeerLost
-from disagg.fleet.connect import each
+from disagg.fleet.facts.python import json_line, run_program
+from disagg.fleet.facts.route import Path, look
 from disagg.fleet.link.ends import End, Listening
-from disagg.fleet.link.path import Path, look
-from disagg.fleet.machine import CommandFailed
-from disagg.fleet.programs import json_line, run_program
+from disagg.fleet.machine.base import CommandFailed
+from disagg.fleet.machine.connect import each
 
 PROBE: Final = File(__file__).with_name("probe_program.py")
 _SLACK_S: Final = 20.0

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from disagg.config import Fleet, Host
-from disagg.config.sizing import read_size, size_source
 from disagg.errors import DisaggError, FleetError, UsageError
-from disagg.fleet.connect import each, machine
-from disagg.fleet.deploy.facts import gather
-from disagg.fleet.findings import Finding, fault, note
+from disagg.fleet.facts.findings import Finding, fault, note
+from disagg.fleet.facts.host import gather
+from disagg.fleet.facts.python import python_on
 from disagg.fleet.link.ends import End
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
 from disagg.fleet.link.measure import Bounds, Link, measure_all
-from disagg.fleet.machine import HostUnreachable, Machine
+from disagg.fleet.machine.base import HostUnreachable, Machine
+from disagg.fleet.machine.connect import each, machine
 from disagg.fleet.models.inventory import held
-from disagg.fleet.models.kv_size import kv_bytes_per_token
 from disagg.fleet.models.sources import need
-from disagg.fleet.programs import python_on
+from disagg.planning.kv_size import kv_bytes_per_token
+from disagg.planning.sizing import read_size, size_source
 
 Pair = tuple[Host, Host]
 """Whom KV leaves, whom it reaches."""
@@ -152,7 +152,10 @@ def _by_name(fleet: Fleet, host: Host) -> float | None:
     """KV per token of a model whose files the host does not have: as its name, or its files here, say."""
     model = fleet.models[host.model]
     try:
-        return read_size(size_source(model)).kv_bytes(model.context, host.engine.dtype) / model.context
+        return (
+            read_size(size_source(model.name, model.sources.values())).kv_bytes(model.context, host.engine.dtype)
+            / model.context
+        )
     except DisaggError:  # neither tells; the rate itself is worth as much without it
         return None
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from disagg.config import Host
 from disagg.errors import DisaggError, FleetError
-from disagg.fleet import interruption
-from disagg.fleet.machine import CommandFailed, Machine
+from disagg.fleet.facts.python import run_program
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.base import CommandFailed, Machine
 from disagg.fleet.models.inventory import Held
-from disagg.fleet.programs import run_program
 
 SERVE: Final = Path(__file__).with_name("serve_program.py")
 FETCH: Final = Path(__file__).with_name("fetch_program.py")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from disagg.config import Host
-from disagg.fleet.machine import Machine
-from disagg.fleet.programs import json_line, run_program
+from disagg.fleet.facts.python import json_line, run_program
+from disagg.fleet.machine.base import Machine
 
 PROGRAM: Final = Path(__file__).with_name("inventory_program.py")
 SERVICES_CACHE: Final = "~/.cache/huggingface/hub"

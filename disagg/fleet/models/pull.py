@@ -13,13 +13,13 @@ from typing import Any, Final, Literal
 from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
 from disagg.errors import DisaggError, FleetError
-from disagg.fleet.connect import each, machine
-from disagg.fleet.deploy.facts import gather
-from disagg.fleet.machine import CommandFailed, Machine
+from disagg.fleet.facts.host import gather
+from disagg.fleet.facts.python import deployed_python, python_on, run_program
+from disagg.fleet.machine.base import CommandFailed, Machine
+from disagg.fleet.machine.connect import each, machine
 from disagg.fleet.models.copy import Place, copy
 from disagg.fleet.models.inventory import Held, cache_of, held
 from disagg.fleet.models.sources import Need, need
-from disagg.fleet.programs import deployed_python, python_on, run_program
 
 HUB: Final = Path(__file__).with_name("hub_program.py")
 PASSED_ON: Final = ("HF_TOKEN", "HF_ENDPOINT")

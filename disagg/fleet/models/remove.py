@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from disagg.errors import FleetError
-from disagg.fleet.machine import Machine
+from disagg.fleet.facts.python import json_line, run_program
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.models.inventory import PROGRAM, cache_of
 from disagg.fleet.models.pull import Stock
-from disagg.fleet.programs import json_line, run_program
 
 
 def removable(stock: Stock) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from disagg.config import Fleet, Host
 from disagg.config.addresses import is_path, same_machine
-from disagg.fleet.deploy.facts import Facts
 from disagg.fleet.deploy.models import source
 from disagg.fleet.deploy.steps import Refusal
+from disagg.fleet.facts.host import Facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from disagg.config import Host, ServiceManager
-from disagg.fleet.deploy.facts import Facts
+from disagg.fleet.facts.host import Facts
 from disagg.fleet.services import launchd, process, systemd
 from disagg.fleet.services.base import Command, Definition, Verb
 

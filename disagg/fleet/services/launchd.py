@@ -7,8 +7,8 @@ import plistlib
 from typing import Any, Final
 
 from disagg.config import Host
-from disagg.fleet.deploy.facts import Facts
-from disagg.fleet.deploy.layout import Layout
+from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.layout import Layout
 from disagg.fleet.services.base import Command, Definition, Verb
 
 FOLDER: Final = "/Library/LaunchDaemons"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from disagg.config import Host
-from disagg.fleet.deploy.facts import Facts
+from disagg.fleet.facts.host import Facts
 from disagg.fleet.services.base import Command, Definition, Verb
 
 _BACK_OFF_SINCE: Final = 254  # the version that brought RestartSteps

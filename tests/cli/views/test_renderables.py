@@ -5,7 +5,6 @@ import re
 import time
 
 import pytest
-from answers import completion
 from rich.console import Console
 
 from disagg.bench.comparison import Comparison
@@ -20,14 +19,15 @@ from disagg.cli.views.progress import Progress, results_view
 from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.config import EngineOptions, Host
 from disagg.errors import DisaggError, PortInUse
-from disagg.fleet.connect import Outcome
-from disagg.fleet.health import HostStatus
-from disagg.fleet.lifecycle import HostResult
-from disagg.fleet.logs import Line
+from disagg.fleet.lifecycle.base import StartFailed
+from disagg.fleet.lifecycle.health import HostStatus
+from disagg.fleet.lifecycle.lifecycle import HostResult
+from disagg.fleet.lifecycle.logs import Line
+from disagg.fleet.machine.connect import Outcome
 from disagg.fleet.models.inventory import Held
 from disagg.fleet.models.pull import Stock
 from disagg.fleet.models.sources import Need
-from disagg.fleet.server import StartFailed
+from tests.cli.answers import completion
 
 NONE = "nothing is deployed there"
 WIDTHS = pytest.mark.parametrize("width", [80, 120])

@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deploy_site import Site
+
+from tests.fleet.deploy.deploy_site import Site
 
 
 @pytest.fixture

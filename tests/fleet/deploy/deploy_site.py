@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 from disagg.config import Fleet, Host, load
 from disagg.fleet.deploy import scripts
 from disagg.fleet.deploy.deployment import Deployment, HostReport, deciding
-from disagg.fleet.deploy.facts import Facts, gather
 from disagg.fleet.deploy.release import Here
 from disagg.fleet.deploy.requirements import Needed
-from disagg.fleet.local_machine import LocalMachine
-from disagg.fleet.machine import Machine, Result
+from disagg.fleet.facts.host import Facts, gather
+from disagg.fleet.machine.base import Machine, Result
+from disagg.fleet.machine.local import LocalMachine
 
 T = TypeVar("T")
 STEP_SCRIPTS = {value for value in vars(scripts).values() if isinstance(value, str)}

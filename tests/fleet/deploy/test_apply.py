@@ -11,15 +11,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from deploy_site import PACKAGE, Saboteur, Site
 
 from disagg.errors import Cancelled, FleetError
 from disagg.fleet.deploy.deployment import Decide, Deployment, HostReport, Refused, exit_code
 from disagg.fleet.deploy.lock import Holder, Locked, locked
 from disagg.fleet.deploy.plan import rollback, uninstall
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
-from disagg.fleet.local_machine import LocalMachine
-from disagg.fleet.machine import CommandFailed, HostUnreachable
+from disagg.fleet.machine.base import CommandFailed, HostUnreachable
+from disagg.fleet.machine.local import LocalMachine
+from tests.fleet.deploy.deploy_site import PACKAGE, Saboteur, Site
 
 NEW_CODE = {**PACKAGE, "disagg/servers/__main__.py": b"VALUE = 2\n"}
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import httpx
 import pytest
-from guests import install_uv
 
 from disagg.cli.app import main
 from disagg.config import load
-from disagg.fleet.connect import machine
-from disagg.fleet.deploy.facts import gather
+from disagg.fleet.facts.host import gather
+from disagg.fleet.machine.connect import machine
 from disagg.fleet.services import command
+from tests.fleet.deploy.guests import install_uv
 from tests.testbed.bed import Bed
 
 NAMES = ["dgx-spark-1", "dgx-spark-2", "mac-studio-1", "mac-studio-2"]

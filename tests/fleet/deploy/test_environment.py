@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixture_facts import NEEDS, facts, spark, studio
 
 from disagg.config import Deploy, Host
 from disagg.fleet.deploy.environment import Environment, environment
-from disagg.fleet.deploy.facts import Facts, Python
 from disagg.fleet.deploy.steps import Refusal
+from disagg.fleet.facts.host import Facts, Python
+from tests.fleet.facts.fixture_facts import NEEDS, facts, spark, studio
 
 UV = "/home/nvidia/.local/bin/uv"
 

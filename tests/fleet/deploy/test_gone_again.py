@@ -4,9 +4,9 @@ import json
 import shutil
 
 import pytest
-from guests import install_uv
 
 from disagg.cli.app import main
+from tests.fleet.deploy.guests import install_uv
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixture_facts import facts, fleet, here, names, spark, studio, wanted
 
 from disagg.config import Deploy, EngineOptions, Host
 from disagg.fleet.deploy import plan as planning
-from disagg.fleet.deploy.facts import Facts, Installed, Python, Release, Serving
 from disagg.fleet.deploy.release import Desired, Here, desired
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
+from disagg.fleet.facts.host import Facts, Installed, Python, Release, Serving
+from tests.fleet.facts.fixture_facts import facts, fleet, here, names, spark, studio, wanted
 
 
 def done(made: Desired, before: Facts) -> Facts:

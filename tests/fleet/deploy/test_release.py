@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixture_facts import NEEDS, facts, fleet, here, spark, studio, wanted
 
 from disagg.config import Fleet, Host, Model, load
-from disagg.fleet.deploy.layout import Layout
 from disagg.fleet.deploy.models import Source, source
 from disagg.fleet.deploy.package import digest, package_files
 from disagg.fleet.deploy.release import Desired, Here, desired, fleet_file, run_script
 from disagg.fleet.deploy.steps import Refusal
+from disagg.fleet.facts.layout import Layout
+from tests.fleet.facts.fixture_facts import NEEDS, facts, fleet, here, spark, studio, wanted
 
 HOSTILE = ["a b", "it's", 'a"b', "a;b", "$(touch owned)", "`touch owned`", "a\\b", "*", "-n", "%h $HOME"]
 
@@ -29,7 +29,7 @@ def made(local: Here, host: Host) -> Desired:
 
 def test_the_package_goes_without_caches_and_weights() -> None:
     files = package_files()
-    assert {"disagg/__init__.py", "disagg/fleet/constraints.txt", "disagg/fleet/deploy/probe.sh"} <= files.keys()
+    assert {"disagg/__init__.py", "disagg/fleet/constraints.txt", "disagg/fleet/facts/host.sh"} <= files.keys()
     assert not [name for name in files if "__pycache__" in name or "demo/models" in name]
     assert sum(map(len, files.values())) < 4 << 20
 

@@ -6,12 +6,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from fixture_facts import facts
 
 from disagg.errors import FleetError
-from disagg.fleet.deploy.facts import Python
 from disagg.fleet.deploy.requirements import marker_environment, pins
 from disagg.fleet.deploy.wheels import host_tags, needed
+from disagg.fleet.facts.host import Python
+from tests.fleet.facts.fixture_facts import facts
 
 PYTHON = Python("/usr/bin/python3", (3, 12, 3))
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from disagg.config import load
-from disagg.fleet.deploy.facts import Facts, Installed, Python, Release, Serving, Systemd
 from disagg.fleet.doctor.gather import Examined
-from disagg.fleet.doctor.vitals import GPU, Clock, Vitals
-from disagg.fleet.health import HostStatus
+from disagg.fleet.facts.hardware import GPU, Clock, Vitals
+from disagg.fleet.facts.host import Facts, Installed, Python, Release, Serving, Systemd
+from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.models.inventory import Held
 from disagg.fleet.models.sources import Need
 from tests.testbed.bed import HOSTS_TOML

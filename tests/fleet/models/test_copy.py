@@ -2,12 +2,12 @@ import threading
 import time
 
 import pytest
-from hub_models import REVISION, SOURCE, content, files, own, write_folder, write_hub
 
 from disagg.errors import FleetError
-from disagg.fleet.connect import machine
+from disagg.fleet.machine.connect import machine
 from disagg.fleet.models.copy import Place, copy
 from disagg.fleet.models.inventory import SERVICES_CACHE, held
+from tests.fleet.models.hub_models import REVISION, SOURCE, content, files, own, write_folder, write_hub
 
 PYTHON = "/usr/bin/python3"
 ROOT = f"{SERVICES_CACHE}/models--someone--tiny-model"

@@ -3,15 +3,15 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
 
 from disagg.config import load
 from disagg.errors import FleetError
-from disagg.fleet.local_machine import LocalMachine
+from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.models.inventory import Held
 from disagg.fleet.models.pull import Models, Stock, plan
 from disagg.fleet.models.remove import remove
 from disagg.fleet.models.sources import Need, neighbours
+from tests.fleet.models.hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
 
 PYTHON = "/usr/bin/python3"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.fleet.deploy.facts import Facts
-from disagg.fleet.deploy.layout import Layout
+from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.layout import Layout
 from disagg.fleet.services import Verb, command, definitions
 from disagg.fleet.services.launchd import INSTALL, server_plist
 

@@ -1,0 +1,157 @@
+"""One group of requests that decode in one pass, on mlx-lm's BatchGenerator. Used by the engine's thread only.
+
+BatchGenerator runs one step ahead: a step first starts computing the next token and then hands out the last one, so
+every request costs one step that nobody reads, and samplers are called one token before their token is seen.
+All sequences of one batch are left-padded to the longest; `mlx_groups` runs several side by side.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator, StopSequences
+
+from disagg.engines.base import DecodeTiming, FinishReason, Listener, Sampling, Token
+from disagg.engines.mlx import sampling as mlx_sampling
+from disagg.engines.mlx.grouping import Row
+from disagg.engines.mlx.sampling import RepetitionPenalty
+from disagg.kv.received import ReceivedKV
+
+# Prompts that may be computed side by side, right-padded, while others decode.
+_PREFILL_BATCH = 8
+# Freed buffers that mlx keeps for reuse while requests run. Its own bound is 32 MiB on Linux and nearly all memory on a
+# Mac.
+_MAX_CACHE_BYTES = 1 << 30
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request inside the engine. `lock` is held during every call to the listener; `open`: it may be called."""
+
+    id: str
+    tokens: list[int]
+    sampling: Sampling
+    kv: ReceivedKV | None  # until the caches are built
+    listener: Listener
+    timing: DecodeTiming = field(default_factory=DecodeTiming)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    open: bool = True
+    uid: int | None = None  # in its batch's generator
+    written: int = 0  # tokens computed so far
+    penalty: RepetitionPenalty | None = None
+
+
+class Batch:
+    """Requests that decode together. `max_batch`: how many at most."""
+
+    def __init__(self, model: Any, *, stream: Any, eos_ids: frozenset[int], max_batch: int) -> None:
+        self._jobs: dict[int, Job] = {}
+        self._reading: set[int] = set()  # jobs whose prompt is computed here and not yet to its end
+        self._stop_at_eos = StopSequences([(token,) for token in sorted(eos_ids)])
+        self._never_stop = StopSequences()
+        self._generator: Any = BatchGenerator(
+            model,
+            sampler=mlx_sampling.greedy,
+            completion_batch_size=max_batch,
+            prefill_batch_size=min(_PREFILL_BATCH, max_batch),
+            stream=stream,
+        )
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def reading(self) -> int:
+        """Prompts of which the next step computes a chunk."""
+        return min(len(self._reading), _PREFILL_BATCH)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row(job) for job in self._jobs.values()]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of KV, padding and growth room included."""
+        return int(self._generator.prompt_cache_nbytes) if self._jobs else 0
+
+    def insert(self, job: Job, caches: list[Any] | None) -> None:
+        """Let the job join at the next step: its last token on top of `caches`, or its whole prompt."""
+        handed_over = caches is not None
+        job.penalty = mlx_sampling.repetition_penalty(job.sampling)
+        (job.uid,) = self._generator.insert(
+            [job.tokens[-1:] if handed_over else job.tokens],
+            max_tokens=[job.sampling.max_tokens],
+            caches=[caches],
+            all_tokens=[job.tokens[:-1] if handed_over else []],  # a copy: the generator appends to it
+            samplers=[mlx_sampling.sampler(job.sampling)],
+            logits_processors=[[job.penalty] if job.penalty else []],
+            stop_sequences=[self._never_stop if job.sampling.ignore_eos else self._stop_at_eos],
+        )
+        self._jobs[job.uid] = job
+        if not handed_over:
+            self._reading.add(job.uid)
+
+    def remove(self, job: Job) -> None:
+        """Forget the job at whatever stage it is; fine if it is not here."""
+        if job.uid is not None and self._jobs.pop(job.uid, None) is not None:
+            self._reading.discard(job.uid)
+            self._generator.remove([job.uid])
+
+    def step(self, chunk_tokens: int) -> list[tuple[Job, Token]]:
+        """One token for every decoding job, and a chunk of this many tokens for every job still reading its prompt."""
+        self._generator.prefill_step_size = chunk_tokens
+        read, generated = self._generator.next()
+        for progress in read:
+            self._count(progress)
+        return [(self._jobs[r.uid], self._token(r)) for r in generated]
+
+    def forget(self, job: Job) -> None:
+        """Drop a job whose last token was handed out; the generator has let go of it itself."""
+        if job.uid is not None:
+            self._jobs.pop(job.uid, None)
+
+    def close(self) -> None:
+        """Let go of every job and cache; the batch is of no use afterwards. Calling it twice is fine."""
+        self._jobs.clear()
+        if self._generator is not None:
+            self._generator.close()
+            self._generator = None
+
+    def _count(self, progress: Any) -> None:
+        """Prompt tokens as the generator fed them to the model: chunk by chunk, then the last one by itself."""
+        if progress.end_of_prompt:
+            self._reading.discard(progress.uid)
+        timing = self._jobs[progress.uid].timing
+        timing.computed_prompt_tokens = (
+            timing.computed_prompt_tokens + 1 if progress.end_of_prompt else progress.progress[0]
+        )
+
+    def _token(self, response: Any) -> Token:
+        job = self._jobs[response.uid]
+        job.written += 1
+        row = mlx_sampling.read_row(response.logprobs)
+        if job.penalty is not None:
+            row = mlx_sampling.log_softmax(mlx_sampling.as_float(mlx_sampling.read_row(job.penalty.raw.popleft())))
+        chosen = int(response.token)
+        top = mlx_sampling.top_logprobs(row, job.sampling.logprobs) if job.sampling.logprobs else ()
+        finish: FinishReason | None = response.finish_reason
+        return Token(chosen, float(mlx_sampling.as_float(row[chosen : chosen + 1])[0]), top, finish)
+
+
+def row(job: Job) -> Row:
+    """The job as grouping sees it: its prompt counts as read, its answer as long as it may be."""
+    return Row(len(job.tokens) + job.written, job.sampling.max_tokens - job.written)
+
+
+def bound_memory() -> None:
+    """Let mlx keep at most _MAX_CACHE_BYTES of freed buffers while requests run."""
+    allowed = mx.set_cache_limit(_MAX_CACHE_BYTES)
+    mx.set_cache_limit(min(allowed, _MAX_CACHE_BYTES))
+
+
+def release_memory() -> None:
+    """Give freed buffers back to the system; called when no request is left."""
+    mx.clear_cache()

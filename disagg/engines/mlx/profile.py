@@ -1,0 +1,138 @@
+"""What mlx-lm really computes for a loaded model, measured from its modules rather than read from its config.
+
+Layer kinds come from the caches the model makes, head counts and dims from running one token, and rotary embeddings
+from feeding unit vectors at position 1 through each layer's rope module: the angle by which each pair of coordinates
+turns is its frequency. That works for every rope class alike, half-split or interleaved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+
+from disagg.engines.model.profile import LayerProfile, Rope
+from disagg.errors import ModelError
+from disagg.kv.layout import LayerLayout, Layout, StateTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one token through the model shows. dtype: of keys and values, e.g. "bfloat16"."""
+
+    layers: tuple[LayerProfile, ...]
+    vocab_size: int
+    dtype: str
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(tuple(layer.layout for layer in self.layers), self.dtype)
+
+
+def measure(model: Any) -> Measured:
+    """Run one token through `model` and read off its layers. ModelError for caches the hand-off does not know."""
+    caches = make_prompt_cache(model)
+    spies = _spy_on_ropes(model)
+    try:
+        logits = model(mx.array([[0]]), cache=caches)
+        mx.eval(logits, [cache.state for cache in caches])
+    finally:
+        for spy in spies:
+            spy.parent[spy.name] = spy.rope
+    ropes = {spy.layer: probe(spy.rope, spy.width) for spy in spies if spy.width}
+    layers = tuple(LayerProfile(_layout(i, cache), ropes.get(i)) for i, cache in enumerate(caches))
+    return Measured(layers, logits.shape[-1], _kv_dtype(caches))
+
+
+def probe(rope: Any, width: int) -> Rope | None:
+    """Frequencies and scale of a rope module that rotates vectors of `width`; None where it rotates nothing.
+
+    Row i of the probe's answer is where unit vector i goes: `scale * cos` stays in place and `scale * sin` lands on
+    its partner. Computed on the CPU always: a GPU's fast sine is not made for reading off slow frequencies.
+    """
+    with mx.stream(mx.cpu):
+        answer = rope(mx.eye(width).reshape(width, 1, 1, width), offset=1).astype(mx.float32)
+        mx.eval(answer)
+    turned = np.array(answer).reshape(width, width).astype(np.float64)
+    frequencies, scales = [], []
+    for i, row in enumerate(turned):
+        partner = int(np.argmax(np.abs(np.where(np.arange(width) == i, 0.0, row))))
+        if partner > i and row[partner] != 0.0:
+            frequencies.append(math.atan2(row[partner], row[i]))
+            scales.append(math.hypot(row[partner], row[i]))
+    return Rope(tuple(frequencies), float(np.mean(scales))) if frequencies else None
+
+
+def rope_modules(model: Any) -> Iterator[tuple[int, Any, str, Any]]:
+    """(layer, parent, attribute, module) of every rope-like module inside the decoder layers."""
+    for index, layer in enumerate(model.layers):
+        for parent in layer.modules():
+            for name, child in parent.children().items():
+                if isinstance(child, nn.Module) and _is_rope(name, child):
+                    yield index, parent, name, child
+
+
+def _is_rope(name: str, module: Any) -> bool:
+    return "rope" in type(module).__name__.lower() or name in ("rope", "rotary_emb")
+
+
+class _Spy(nn.Module):  # type: ignore[misc]
+    """Stands in for a rope module during one call and notes whether it was called, and on what width.
+
+    Being there is not enough: cohere2's full-attention layers own a rope they never call.
+    """
+
+    def __init__(self, layer: int, parent: Any, name: str, rope: Any) -> None:
+        super().__init__()
+        self.layer, self.name, self.width = layer, name, 0
+        # Not attributes: nn.Module would make them children, and the parent a cycle.
+        object.__setattr__(self, "parent", parent)
+        object.__setattr__(self, "rope", rope)
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        self.width = int(x.shape[-1])
+        return self.rope(x, *args, **kwargs)
+
+
+def _spy_on_ropes(model: Any) -> list[_Spy]:
+    spies = [_Spy(*place) for place in list(rope_modules(model))]
+    for spy in spies:
+        spy.parent[spy.name] = spy
+    return spies
+
+
+def _layout(index: int, cache: Any) -> LayerLayout:
+    if isinstance(cache, RotatingKVCache):
+        return _kv_layout("sliding", cache, cache.max_size)
+    if isinstance(cache, KVCache):
+        return _kv_layout("full", cache, None)
+    if isinstance(cache, ArraysCache):
+        states = tuple(StateTensor(tuple(a.shape[1:]), dtype_name(a)) for a in cache.cache)
+        return LayerLayout("state", states=states)
+    raise ModelError(
+        f"layer {index} keeps its past in a {type(cache).__name__}, which the hand-off cannot fill",
+        "serve this model on one machine, without a prefill host",
+    )
+
+
+def _kv_layout(kind: Any, cache: Any, window: int | None) -> LayerLayout:
+    _, heads, _, key_dim = cache.keys.shape
+    return LayerLayout(kind, heads, key_dim, cache.values.shape[3], window)
+
+
+def _kv_dtype(caches: list[Any]) -> str:
+    names = {dtype_name(cache.keys) for cache in caches if not isinstance(cache, ArraysCache)}
+    if len(names) > 1:
+        raise ModelError(f"the layers keep their KV in different dtypes: {', '.join(sorted(names))}")
+    return names.pop() if names else "float32"
+
+
+def dtype_name(array: Any) -> str:
+    """ "float32", "float16" or "bfloat16"."""
+    return str(array.dtype).rpartition(".")[2]

@@ -1,0 +1,197 @@
+"""Do two frameworks mean the same by this model? Pure: profiles in, findings out.
+
+`compare` yields one finding per component that agrees and one per disagreement; `require` refuses the model where any
+disagreement is left. What is known to be mendable is mended by the engine between two calls of `compare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from disagg.engines.model.profile import Finding, LayerProfile, ModelProfile, Rope
+from disagg.errors import PreflightRefused
+
+# Relative. Measured over thirteen architectures, a rope read off numerically in float32 is within 1e-6 of the formula
+# where both agree. The disagreement this is for, gpt-oss without `truncate: false`, is off by 27 to 43 %.
+FREQUENCY_TOLERANCE = 1e-4
+# Relative. Measured 1e-8 where both agree; an attention factor that is forgotten is off by 35 % for gpt-oss.
+SCALE_TOLERANCE = 1e-3
+
+
+def compare(reference: ModelProfile, actual: ModelProfile) -> tuple[Finding, ...]:
+    """Findings on every component, in the order of ModelProfile's fields; status "ok" or "refused"."""
+    findings = [
+        *_plain(reference, actual, "architecture", "architecture"),
+        *_plain(reference, actual, "vocab_size", "vocabulary"),
+        *_layers(reference, actual),
+        *_plain(reference, actual, "tokenizer", "tokenizer"),
+        *_plain(reference, actual, "chat_template", "chat template"),
+        *_plain(reference, actual, "special_tokens", "special tokens"),
+        *_plain(reference, actual, "eos_ids", "eos"),
+    ]
+    return tuple(findings)
+
+
+def require(findings: Iterable[Finding]) -> None:
+    """Raise PreflightRefused with every refused line; nothing where there is none."""
+    refused = [f"{finding.component}: {finding.detail}" for finding in findings if finding.status == "refused"]
+    if refused:
+        raise PreflightRefused(
+            "the frameworks disagree about this model: " + "; ".join(refused),
+            "use a checkpoint that both read alike; an ignored window does no harm where context is no longer than it",
+        )
+
+
+def _plain(reference: ModelProfile, actual: ModelProfile, name: str, component: str) -> Iterator[Finding]:
+    want, have = getattr(reference, name), getattr(actual, name)
+    if want == have:
+        yield Finding(component, "ok", _shown(want))
+    else:
+        yield Finding(
+            component, "refused", f"{reference.source} has {_shown(want)}, {actual.source} has {_shown(have)}"
+        )
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(str(v) for v in sorted(value)) if isinstance(value, frozenset) else str(value)
+
+
+def _layers(reference: ModelProfile, actual: ModelProfile) -> Iterator[Finding]:
+    want, have = len(reference.layers), len(actual.layers)
+    if want != have:
+        detail = f"{reference.source} has {want}, {actual.source} keeps a cache for {have}"
+        yield Finding("number of layers", "refused", detail)
+        return
+    yield Finding("number of layers", "ok", str(want))
+    yield from _kinds(reference, actual)
+    yield from _dims(reference, actual)
+    yield from _ropes(reference, actual)
+
+
+def _kinds(reference: ModelProfile, actual: ModelProfile) -> Iterator[Finding]:
+    """Kind and window of each layer. A window no shorter than the context hides no token and drops no row."""
+    differing: dict[str, list[int]] = {}
+    for index, (want, have) in enumerate(_pairs(reference, actual)):
+        if _span(want, reference.context) != _span(have, reference.context):
+            differing.setdefault(_kind_difference(want, have, reference, actual), []).append(index)
+    for what, indices in differing.items():
+        yield Finding("layer kinds", "refused", f"{what} on {_ranges(indices)}")
+    if not differing:
+        yield Finding("layer kinds", "ok", _summary([_kind(layer) for layer in reference.layers]))
+
+
+def _kind_difference(want: LayerProfile, have: LayerProfile, reference: ModelProfile, actual: ModelProfile) -> str:
+    if want.layout.kind == "sliding" and have.layout.kind == "full":
+        return (
+            f"{actual.source} ignores sliding_window={want.layout.window}, which the checkpoint sets and "
+            f"{_applier(reference)} applies,"
+        )
+    if want.layout.kind == "full" and have.layout.kind == "sliding":
+        return f"{actual.source} applies sliding_window={have.layout.window}, which {_applier(reference)} does not,"
+    return f"{reference.source} has {_kind(want)}, {actual.source} has {_kind(have)},"
+
+
+def _applier(reference: ModelProfile) -> str:
+    """The reference profile is transformers' reading of the checkpoint's files."""
+    return "transformers" if reference.source == "checkpoint" else reference.source
+
+
+def _span(layer: LayerProfile, context: int) -> tuple[str, int | None]:
+    """What the layer attends to, for prompts within the context."""
+    layout = layer.layout
+    if layout.kind == "sliding" and layout.window is not None and layout.window < context:
+        return "sliding", layout.window
+    return ("full" if layout.kind == "sliding" else layout.kind), None
+
+
+def _dims(reference: ModelProfile, actual: ModelProfile) -> Iterator[Finding]:
+    """KV heads, key and value width, and the shapes of states."""
+    differing = False
+    for name in ("kv_heads", "key_dim", "value_dim", "states"):
+        bad = [
+            i
+            for i, (a, b) in enumerate(_pairs(reference, actual))
+            if getattr(a.layout, name) != getattr(b.layout, name)
+        ]
+        if bad:
+            want, have = (getattr(p.layers[bad[0]].layout, name) for p in (reference, actual))
+            detail = f"{name} is {want} in {reference.source} and {have} in {actual.source} on {_ranges(bad)}"
+            yield Finding("KV shape", "refused", detail)
+            differing = True
+    if not differing:
+        shapes = [f"{x.layout.kv_heads} heads x {x.layout.key_dim}/{x.layout.value_dim}" for x in reference.layers]
+        yield Finding("KV shape", "ok", _summary(shapes))
+
+
+def _ropes(reference: ModelProfile, actual: ModelProfile) -> Iterator[Finding]:
+    differing: dict[str, list[int]] = {}
+    for index, (want, have) in enumerate(_pairs(reference, actual)):
+        for what in rope_differences(want.rope, have.rope, reference.source, actual.source):
+            differing.setdefault(what, []).append(index)
+    for what, indices in differing.items():
+        yield Finding("rope", "refused", f"{what} on {_ranges(indices)}")
+    if not differing:
+        worst = max((_worst(w.rope, h.rope)[0] for w, h in _pairs(reference, actual) if w.rope and h.rope), default=0.0)
+        yield Finding("rope", "ok", f"frequencies within {worst:.0e} of the reference")
+
+
+def rope_differences(want: Rope | None, have: Rope | None, reference: str, actual: str) -> Iterator[str]:
+    """Sentences on how two ropes differ, without naming the layer; none where they agree within the tolerances."""
+    if want is None or have is None:
+        if want is not have:
+            yield f"{reference} has {'no rope' if want is None else 'a rope'} and {actual} has " + (
+                "none" if have is None else "one"
+            )
+        return
+    if len(_turning(want)) != len(_turning(have)):
+        yield f"{reference} rotates {len(_turning(want))} pairs and {actual} {len(_turning(have))}"
+        return
+    error, pair = _worst(want, have)
+    if error > FREQUENCY_TOLERANCE:
+        expected, found = _turning(want)[pair], _turning(have)[pair]
+        yield (
+            f"{actual} turns pair {pair} by {found:.6g} radians per token instead of {expected:.6g} "
+            f"({100 * error:.3g} % off, the worst of {len(_turning(want))} frequencies)"
+        )
+    if abs(have.scale - want.scale) > SCALE_TOLERANCE * abs(want.scale):
+        yield f"{actual} scales rotated vectors by {have.scale:.6g} instead of {want.scale:.6g}"
+
+
+def _worst(want: Rope, have: Rope) -> tuple[float, int]:
+    """(relative error, pair) of the frequency that is furthest off."""
+    pairs = zip(_turning(want), _turning(have), strict=True)
+    return max((abs(b - a) / a, index) for index, (a, b) in enumerate(pairs))
+
+
+def _turning(rope: Rope) -> list[float]:
+    """Frequencies of the pairs that turn at all: one framework may list the rest as zeros, another not at all."""
+    return [frequency for frequency in rope.inv_freq if frequency != 0.0]
+
+
+def _pairs(reference: ModelProfile, actual: ModelProfile) -> list[tuple[LayerProfile, LayerProfile]]:
+    return list(zip(reference.layers, actual.layers, strict=True))
+
+
+def _kind(layer: LayerProfile) -> str:
+    layout = layer.layout
+    return f"a window of {layout.window}" if layout.kind == "sliding" else f"{layout.kind} attention"
+
+
+def _summary(items: Sequence[str]) -> str:
+    counts: dict[str, int] = {}
+    for item in items:
+        counts[item] = counts.get(item, 0) + 1
+    return ", ".join(f"{count} x {item}" for item, count in counts.items())
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """[0, 1, 2, 5] as "layers 0-2, 5"."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"layer {text}" if len(indices) == 1 else f"layers {text}"

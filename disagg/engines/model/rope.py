@@ -1,0 +1,117 @@
+"""Rotary frequencies from a checkpoint's parameters, in plain Python.
+
+The same formulas run on every host, whatever framework it has, and are what both frameworks are compared with.
+Only scalings that are fixed for a model are here. `dynamic` and `longrope` change the frequencies with the length of
+the prompt, so keys computed for a short prompt are wrong for a long one: a KV hand-off cannot carry them.
+
+`parameters` has the keys of transformers' `rope_parameters`: rope_type, rope_theta, factor, partial_rotary_factor, ...
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from disagg.engines.model.profile import Rope
+from disagg.errors import ModelError
+
+Parameters = Mapping[str, Any]
+
+
+def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
+    """The rotary embedding these parameters describe. ModelError for a type whose frequencies are not fixed."""
+    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    if kind not in _FORMULAS:
+        raise ModelError(
+            f"rope type {kind!r} cannot be handed over: " + _REASONS.get(kind, "its formula is not known here"),
+            f"use a model whose rope type is one of {', '.join(sorted(_FORMULAS))}",
+        )
+    dim = int(head_dim * (parameters.get("partial_rotary_factor") or 1.0))
+    try:
+        return _FORMULAS[kind](parameters, dim, max_positions)
+    except KeyError as missing:
+        raise ModelError(
+            f"rope type {kind!r} in config.json lacks {missing}", "compare config.json with the model's original"
+        ) from missing
+
+
+def _default(parameters: Parameters, dim: int, max_positions: int) -> Rope:
+    theta = float(parameters["rope_theta"])
+    return Rope(tuple(theta ** (-i / dim) for i in range(0, dim, 2)))
+
+
+def _linear(parameters: Parameters, dim: int, max_positions: int) -> Rope:
+    factor = float(parameters["factor"])
+    return Rope(tuple(f / factor for f in _default(parameters, dim, max_positions).inv_freq))
+
+
+def _llama3(parameters: Parameters, dim: int, max_positions: int) -> Rope:
+    """Long wavelengths are divided by `factor`, short ones kept, those between blended by how often they turn."""
+    factor, low, high = (float(parameters[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = float(parameters.get("original_max_position_embeddings") or max_positions)
+
+    def scaled(frequency: float) -> float:
+        turns = original * frequency / (2 * math.pi)
+        if turns > high:
+            return frequency
+        if turns < low:
+            return frequency / factor
+        blend = (turns - low) / (high - low)
+        return (1 - blend) * frequency / factor + blend * frequency
+
+    return Rope(tuple(scaled(f) for f in _default(parameters, dim, max_positions).inv_freq))
+
+
+def _yarn(parameters: Parameters, dim: int, max_positions: int) -> Rope:
+    """Fast pairs are kept, slow ones divided by `factor`, with a linear ramp over the pair index between them."""
+    original = float(parameters.get("original_max_position_embeddings") or max_positions)
+    factor = float(parameters.get("factor") or max_positions / original)
+    low, high = _yarn_ramp(parameters, dim, original)
+
+    def scaled(pair: int, frequency: float) -> float:
+        ramp = min(max((pair - low) / (high - low), 0.0), 1.0)
+        return frequency / factor * ramp + frequency * (1 - ramp)
+
+    base = _default(parameters, dim, max_positions).inv_freq
+    return Rope(tuple(scaled(i, f) for i, f in enumerate(base)), _yarn_scale(parameters, factor))
+
+
+def _yarn_ramp(parameters: Parameters, dim: int, original: float) -> tuple[float, float]:
+    theta = float(parameters["rope_theta"])
+
+    def pair_turning(times: float) -> float:
+        return dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = pair_turning(float(parameters.get("beta_fast") or 32.0))
+    high = pair_turning(float(parameters.get("beta_slow") or 1.0))
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    return (low, high + 0.001) if low == high else (low, high)  # no division by zero
+
+
+def _yarn_scale(parameters: Parameters, factor: float) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    given = parameters.get("attention_factor")
+    if given is not None:
+        return float(given)
+    both = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if both[0] and both[1]:
+        return mscale(float(both[0])) / mscale(float(both[1]))
+    return mscale(1.0)
+
+
+_FORMULAS: Mapping[str, Callable[[Parameters, int, int], Rope]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+_REASONS = {
+    "dynamic": "its frequencies change with the length of the prompt",
+    "longrope": "its frequencies change with the length of the prompt",
+}

@@ -1,0 +1,199 @@
+"""Between text and tokens: prompts to ids, ids to streamed text, stop strings. Uses transformers' tokenizers only.
+
+`HFTokenizer.load(path)` works without torch and without mlx.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from disagg.engines.model.checkpoint_files import read_json
+from disagg.engines.model.stream import DetokenizedStream
+from disagg.errors import ModelError, RequestError
+from disagg.kv.fingerprint import short_hash
+
+Messages = Sequence[Mapping[str, str]]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class PromptTokenizer(Protocol):
+    """The tokenizer of one model, the same code on every host. Safe to use from several threads."""
+
+    @property
+    def digest(self) -> str:
+        """Short hash of vocabulary, merges, normaliser and pre-tokeniser."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    def encode(self, prompt: str | Messages | Sequence[int]) -> list[int]:
+        """Token ids of a text prompt, of chat messages through the chat template, or the ids given.
+        RequestError for an empty prompt, unusable messages or ids outside the vocabulary."""
+        ...
+
+    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+        """A fresh detokenizer for one answer."""
+        ...
+
+
+class TextStream(Protocol):
+    """Incremental detokenizer with stop strings. Never emits half a character or a possible beginning of a stop."""
+
+    def push(self, token: int) -> str:
+        """Text that became certain with this token, maybe empty."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back, at the end of the answer."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was met: the text already returned ends right before it."""
+        ...
+
+
+class HFTokenizer:
+    """A PromptTokenizer over the tokenizer files of a checkpoint."""
+
+    def __init__(self, tokenizer: Any, eos_ids: frozenset[int], vocab_size: int) -> None:
+        """tokenizer: one of transformers' fast tokenizers. vocab_size: ids below it are allowed in a prompt."""
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        # Fixed once, here: transformers would set them anew on each call, which is not safe between threads.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.eos_ids = eos_ids
+        self.vocab_size = vocab_size
+        self.digest = short_hash(_canonical(_vocabulary(self._backend)))
+
+    @staticmethod
+    def load(path: Path) -> HFTokenizer:
+        """Read the tokenizer of the checkpoint in folder `path`; ModelError where there is none that can be used."""
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ModelError(
+                f"{path}: no usable tokenizer: {str(error).splitlines()[0]}",
+                "the folder needs tokenizer.json and tokenizer_config.json",
+            ) from error
+        if getattr(tokenizer, "backend_tokenizer", None) is None:
+            raise ModelError(
+                f"{path}: {type(tokenizer).__name__} has no tokenizer.json form", "convert it with transformers first"
+            )
+        config = read_json(path / "config.json")
+        eos_ids = {*_ids(tokenizer.eos_token_id), *_ids(config.get("eos_token_id"))}
+        if (path / "generation_config.json").is_file():
+            eos_ids.update(_ids(read_json(path / "generation_config.json").get("eos_token_id")))
+        return HFTokenizer(tokenizer, frozenset(eos_ids), int(config.get("vocab_size") or len(tokenizer)))
+
+    @property
+    def chat_template_digest(self) -> str:
+        """Short hash of the chat template; of nothing where there is none."""
+        return short_hash(_canonical(self._tokenizer.chat_template))
+
+    @property
+    def special_tokens_digest(self) -> str:
+        """Short hash of the ids of beginning- and end-of-sequence tokens and of all other special tokens."""
+        ids = [self._tokenizer.bos_token_id, sorted(self.eos_ids), sorted(self._tokenizer.all_special_ids)]
+        return short_hash(_canonical(ids))
+
+    def encode(self, prompt: str | Messages | Sequence[int]) -> list[int]:
+        """See PromptTokenizer."""
+        if isinstance(prompt, str):
+            ids = self._encode_text(prompt)
+        elif prompt and isinstance(prompt[0], Mapping):
+            ids = self._encode_messages(prompt)
+        else:
+            ids = check_ids(prompt, self.vocab_size)
+        if not ids:
+            raise RequestError("the prompt is empty", "give at least one token of text, or one message")
+        return ids
+
+    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+        """See PromptTokenizer."""
+        return DetokenizedStream(self._decode, hidden=self.eos_ids, stop=stop)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._backend.decode(ids, skip_special_tokens=True))
+
+    def _encode_text(self, text: str) -> list[int]:
+        if not text:
+            return []  # else a tokenizer that adds a beginning-of-sequence token would make a prompt of nothing
+        return list(self._backend.encode(text, add_special_tokens=True).ids)
+
+    def _encode_messages(self, messages: Sequence[Any]) -> list[int]:
+        from jinja2 import TemplateError
+
+        for index, message in enumerate(messages):
+            check_message(index, message)
+        if self._tokenizer.chat_template is None:
+            raise RequestError("this model has no chat template", "send a text prompt instead of messages")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise RequestError(
+                f"the model's chat template refuses these messages: {error}", "check the order and the roles"
+            ) from error
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+
+def check_ids(ids: Sequence[Any], vocab_size: int) -> list[int]:
+    """The ids as a list; RequestError for what is no token id or lies outside the vocabulary."""
+    for index, token in enumerate(ids):
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise RequestError(
+                f"prompt[{index}] is {type(token).__name__}", "a prompt is text, a list of messages or of token ids"
+            )
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"prompt[{index}] is token {token}, outside the vocabulary",
+                f"this model's tokens are 0 to {vocab_size - 1}",
+            )
+    return list(ids)
+
+
+def check_message(index: int, message: Any) -> None:
+    """RequestError where this is no chat message."""
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where} is {type(message).__name__}", 'a message is {"role": ..., "content": ...}')
+    if message.get("role") not in ROLES:
+        raise RequestError(f"{where}.role is {message.get('role')!r}", f"use one of {', '.join(ROLES)}")
+    if not isinstance(message.get("content"), str):
+        raise RequestError(f"{where}.content is not text", "content is a string")
+
+
+def _ids(value: int | Iterable[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)
+
+
+def _vocabulary(backend: Any) -> dict[str, Any]:
+    """The parts of tokenizer.json that decide how text becomes ids, in one form whatever version wrote them."""
+    whole = json.loads(backend.to_str())
+    model = whole["model"]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges") or []]
+    added = sorted((t["id"], t["content"], t["special"]) for t in whole.get("added_tokens") or [])
+    return {
+        "type": model.get("type"),
+        "vocab": model.get("vocab"),
+        "merges": merges,
+        "normalizer": whole.get("normalizer"),
+        "pre_tokenizer": whole.get("pre_tokenizer"),
+        "added_tokens": added,
+    }
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False).encode()

@@ -1,0 +1,151 @@
+"""What both simulated engines share: a model of full size that is not there.
+
+Only its sizes are real: the layout of its KV, its vocabulary, the seconds it would take. Tokens are letters drawn from
+a hash of the prompt, so that every engine gives one prompt the same answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from disagg.config import EngineOptions
+from disagg.engines.base import EngineInfo, Sampling, Token
+from disagg.engines.model.profile import LayerProfile, ModelProfile
+from disagg.engines.model.stream import DetokenizedStream
+from disagg.engines.model.text import Messages, TextStream, check_ids, check_message
+from disagg.errors import ModelError, RequestError
+from disagg.kv.fingerprint import Fingerprint, short_hash
+from disagg.kv.layout import LayerLayout, Layout
+from disagg.planning.devices import Device, device
+from disagg.planning.prefill import Prefill, prefill
+from disagg.planning.shapes import ModelShape
+from disagg.planning.sizing import read_size
+from disagg.version import VERSION
+
+LETTERS = b"etaoin shrdlu"
+BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedModel:
+    """A model on a machine, as the roofline sees them."""
+
+    device: Device
+    shape: ModelShape
+    options: EngineOptions
+    info: EngineInfo
+    tokenizer: ByteTokenizer
+
+    def prefill(self, tokens: int, chunk_tokens: int | None = None) -> Prefill:
+        """How the machine would read this many tokens."""
+        return prefill(self.device, self.shape, tokens, self.options.dtype, chunk_tokens or self.options.chunk_tokens)
+
+    def answer(self, tokens: Sequence[int], sampling: Sampling) -> Iterator[Token]:
+        """The answer to a prompt: always max_tokens long, no end-of-sequence token, no probabilities."""
+        seed = hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).digest()
+        for index in range(sampling.max_tokens):
+            drawn = hashlib.blake2b(index.to_bytes(8, "little"), key=seed, digest_size=1).digest()[0]
+            token = Token(LETTERS[drawn % len(LETTERS)], 0.0)
+            yield token if index + 1 < sampling.max_tokens else replace(token, finish="length")
+
+
+def load(source: str | Path, context: int, options: EngineOptions, hardware: str) -> SimulatedModel:
+    """The model of `source` ("shape:NAME", or the path of a config.json or its folder) on the machine `hardware`.
+    ModelError or UsageError where there is no such thing."""
+    sizes = read_size(str(source))
+    machine = device(hardware)
+    if sizes.weight_bytes > machine.memory_gb * 1e9:
+        raise ModelError(
+            f"simulated: {sizes.name} ({sizes.weight_bytes / 1e9:.0f} GB) is too large for {machine.title}",
+            f"its memory is {machine.memory_gb:g} GB: give another hardware or model",
+        )
+    tokenizer = ByteTokenizer(sizes.vocab)
+    return SimulatedModel(machine, sizes, options, _info(sizes, machine, context, options, tokenizer), tokenizer)
+
+
+def layout_of(windows: Sequence[int | None], kv_heads: int, head_dim: int, dtype: str) -> Layout:
+    """How the KV of a model with such layers is laid out; the window of a full layer is None."""
+    layers = tuple(
+        LayerLayout("full" if window is None else "sliding", kv_heads, head_dim, head_dim, window) for window in windows
+    )
+    return Layout(layers, dtype)
+
+
+def no_logits() -> ModelError:
+    """For whoever asks a simulated engine what a model thinks."""
+    return ModelError("a simulated engine has no logits: no model runs", "ask a host with a real engine")
+
+
+def sleep_until(moment: float) -> None:
+    """Until `moment` on time.monotonic(). Deadlines are absolute, so that being late once does not add up."""
+    left = moment - time.monotonic()
+    if left > 0:
+        time.sleep(left)
+
+
+class ByteTokenizer:
+    """A PromptTokenizer without files: the UTF-8 bytes of a text are its tokens; ids come and go as they are."""
+
+    eos_ids: frozenset[int] = frozenset()
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.digest = short_hash(f"bytes {vocab_size}".encode())
+
+    def encode(self, prompt: str | Messages | Sequence[int]) -> list[int]:
+        """See PromptTokenizer. Chat messages are lines, `role: content`."""
+        if isinstance(prompt, str):
+            ids = list(prompt.encode())
+        elif prompt and isinstance(prompt[0], Mapping):
+            ids = list(_lines(prompt).encode())
+        else:
+            ids = check_ids(prompt, self.vocab_size)
+        if not ids:
+            raise RequestError("the prompt is empty", "give at least one token of text, or one message")
+        return ids
+
+    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+        """See PromptTokenizer."""
+        return DetokenizedStream(_text, stop=stop)
+
+
+def _lines(messages: Sequence[Any]) -> str:
+    for index, message in enumerate(messages):
+        check_message(index, message)
+    return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+
+
+def _text(ids: Sequence[int]) -> str:
+    """Bytes as text; ids beyond a byte, which only a prompt can hold, as dots."""
+    return b"".join(bytes([token]) if token < BYTES else b"." for token in ids).decode("utf-8", "replace")
+
+
+def _info(
+    sizes: ModelShape, machine: Device, context: int, options: EngineOptions, tokenizer: ByteTokenizer
+) -> EngineInfo:
+    layout = layout_of(sizes.windows, sizes.kv_heads, sizes.head_dim, options.dtype)
+    architecture, none = f"simulated/{sizes.name}", short_hash(b"")
+    return EngineInfo(
+        backend=f"simulated/{machine.name}",
+        versions={"disagg": VERSION},
+        profile=ModelProfile(
+            source="simulated",
+            architecture=architecture,
+            vocab_size=sizes.vocab,
+            context=min(context, sizes.context),
+            layers=tuple(LayerProfile(layer, None) for layer in layout.layers),
+            tokenizer=tokenizer.digest,
+            chat_template=none,
+            special_tokens=none,
+            eos_ids=frozenset(),
+        ),
+        layout=layout,
+        fingerprint=Fingerprint(architecture, sizes.vocab, none, tokenizer.digest, none, none),
+        memory_bytes=round(sizes.weight_bytes),
+    )

@@ -1,0 +1,9 @@
+"""Prefill with PyTorch and transformers.
+
+engine    chunked prefill that emits each layer's KV as soon as that layer has computed it
+cache     the transformers Cache whose layers report new rows
+emit      new rows -> KV blocks: views of CPU memory, or copies from a GPU
+load      checkpoint -> model on its device; profile: what the loaded model computes, measured
+quantize  KV -> int8 in groups of 64, bit for bit as mx.quantize does
+sampling  the next token, for requests that run on the prefill host alone
+"""

@@ -1,0 +1,133 @@
+"""New rows of a transformers cache as KVBlocks: views in CPU memory, zero-copy where the model runs there.
+
+CPU: a full layer's block shows the cache itself. A sliding layer's cache is reused, so the few rows that the layout
+keeps are copied to memory of their own. CUDA: rows go to pinned memory on a stream of their own while the next layer
+computes, and the block's `wait` waits for that copy. MPS: rows are copied at once.
+
+Quantised for the wire (see `kv.wire`): on CUDA on that stream, before the copy; on MPS before the copy; on a CPU by
+the block's `wait`, on the sender's thread: a prefill of 2048 tokens and 134 MB took as long as without (1.12 s), and
+1.21 s with it on the thread that computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from disagg.engines.transformers.quantize import Planes, empty_planes, fill_planes, filled_planes
+from disagg.kv.blocks import KVBlock
+from disagg.kv.layout import Layout
+from disagg.kv.wire import AS_IS, WireForm, is_quantised
+
+Wait = Callable[[], None]
+# Rows [heads, rows, dim] of keys and values -> the planes of each, in CPU memory, and what to wait for before reading.
+Stage = Callable[[torch.Tensor, torch.Tensor], tuple[Planes, Planes, Wait | None]]
+
+
+class RowEmitter:
+    """An `on_rows` for PreallocatedCache: emits the rows that the layout keeps once all `total` tokens were read."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        total: int,
+        device: torch.device,
+        emit: Callable[[KVBlock], None],
+        wire: WireForm = AS_IS,
+    ) -> None:
+        self._kept = [layer.rows(total) for layer in layout.layers]
+        self._reused = [layer.kind == "sliding" for layer in layout.layers]
+        self._emit = emit
+        self._stage = _stage_for(device, wire)
+
+    def __call__(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """keys, values: [1, kv_heads, new, dim], the rows from token `start` on."""
+        end = start + keys.shape[2]
+        first = max(start, self._kept[layer].start)
+        if first >= end:
+            return
+        keys, values = keys[0, :, first - start :], values[0, :, first - start :]
+        if self._reused[layer]:  # in the order of the compute, whose next chunk may overtake a GPU's copy to the host
+            keys, values = keys.clone(), values.clone()
+        key_planes, value_planes, wait = self._stage(keys, values)
+        self._emit(KVBlock(layer, first, end, plane_views(key_planes), plane_views(value_planes), wait))
+
+
+def plane_views(planes: Iterable[torch.Tensor]) -> list[memoryview]:
+    """The heads of the first plane, then those of the next."""
+    return [view for plane in planes for view in head_views(plane)]
+
+
+def head_views(rows: torch.Tensor) -> list[memoryview]:
+    """The bytes of [heads, rows, dim] in CPU memory, one view per head, nothing copied."""
+    array = rows.view(torch.uint8).numpy()  # numpy has no bfloat16
+    return [head.reshape(-1).data for head in array]
+
+
+def _stage_for(device: torch.device, wire: WireForm) -> Stage:
+    if device.type == "cuda":
+        return _CudaStage(device, wire)
+    return _CpuStage(wire) if device.type == "cpu" else _OtherStage(wire)
+
+
+class _CpuStage:
+    """Rows stay where they are; what is to be quantised is when the sender comes to it."""
+
+    def __init__(self, wire: WireForm) -> None:
+        self._wire = wire
+
+    def __call__(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[Planes, Planes, Wait | None]:
+        staged, todo = [], []
+        for rows in (keys, values):
+            if is_quantised(rows.shape[-1], self._wire):
+                planes = empty_planes(rows)
+                todo.append((rows, planes))
+                staged.append(planes)
+            else:
+                staged.append((rows,))
+
+        def quantise() -> None:
+            for rows, planes in todo:
+                fill_planes(rows, planes)
+
+        return staged[0], staged[1], quantise if todo else None
+
+
+class _OtherStage:
+    """At once, on the thread that computes."""
+
+    def __init__(self, wire: WireForm) -> None:
+        self._wire = wire
+
+    def __call__(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[Planes, Planes, None]:
+        return self._copy(keys), self._copy(values), None
+
+    def _copy(self, rows: torch.Tensor) -> Planes:
+        return tuple(plane.cpu() for plane in filled_planes(rows, self._wire))
+
+
+class _CudaStage:
+    """Device to pinned host memory on a second stream, as PyTorch's notes on CUDA semantics lay it out."""
+
+    def __init__(self, device: torch.device, wire: WireForm) -> None:
+        self._device = device
+        self._wire = wire
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[Planes, Planes, Wait]:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            staged = self._copy(keys), self._copy(values)
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        return *staged, done.synchronize
+
+    def _copy(self, rows: torch.Tensor) -> Planes:
+        rows.record_stream(self._stream)  # the cache may be dropped before the copy has run
+        return tuple(self._to_host(plane) for plane in filled_planes(rows, self._wire))
+
+    def _to_host(self, plane: torch.Tensor) -> torch.Tensor:
+        """One plain copy over the bus; the plane is this stream's own memory."""
+        host = torch.empty(plane.shape, dtype=plane.dtype, pin_memory=True)
+        return host.copy_(plane, non_blocking=True)

@@ -1,0 +1,77 @@
+"""Small Python programs that run on a host, with whatever python is there, before anything is deployed.
+
+A program is one file of this package that needs the standard library of Python 3.8 and is never imported. It travels
+through standard input, as everything does, so that a process list shows none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from disagg.config import Host
+from disagg.errors import FleetError
+from disagg.fleet.facts.host import Facts
+from disagg.fleet.machine.base import CommandFailed, Machine, Result
+from disagg.fleet.machine.output import last_lines
+
+OLDEST: Final = (3, 8)
+_RUN: Final = """\
+python=$1
+shift
+exec "$python" -I -c 'import os; exec(os.environ.pop("DISAGG_PROGRAM"))' "$@"
+"""
+
+
+def python_on(host: Host, facts: Facts) -> str | None:
+    """A python to run programs with: the deployed one, else any that is new enough; None where there is none."""
+    if host.connector == "local":
+        return sys.executable
+    if deployed := deployed_python(facts):
+        return deployed
+    usable = [python for python in facts.pythons if python.version >= OLDEST]
+    return next((python.path for python in sorted(usable, key=lambda one: not one.configured)), None)
+
+
+def deployed_python(facts: Facts) -> str | None:
+    """The python of the environment that the host's current release runs in."""
+    environment = facts.environment_of(facts.current) if facts.current else ""
+    return f"{facts.layout.environment(environment)}/bin/python" if facts.environments.get(environment) else None
+
+
+def run_program(
+    machine: Machine,
+    python: str,
+    program: Path,
+    argv: Sequence[str] = (),
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+    on_line: Callable[[str], None] | None = None,
+) -> Result:
+    """Run a program to its end. `environment` is the place for secrets. CommandFailed where it fails."""
+    variables = {**(environment or {}), "DISAGG_PROGRAM": program.read_text(encoding="utf-8")}
+    result = machine.run([python, *argv], script=_RUN, environment=variables, timeout=timeout, on_line=on_line)
+    if not result.ok:
+        words = last_lines(result.stderr.strip() or result.stdout, 1) or f"exit code {result.code}"
+        error = CommandFailed(f"{machine.name}: {words}")
+        error.result = result
+        raise error
+    return result
+
+
+def json_line(result: Result, machine: Machine) -> dict[str, Any]:
+    """The JSON object in the last line of what a program printed. FleetError where there is none."""
+    lines = result.stdout.strip().splitlines()
+    try:
+        body = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise FleetError(
+            f"{machine.name}: a probe did not say what it found", f"does python work there? disagg ssh {machine.name}"
+        )
+    return body

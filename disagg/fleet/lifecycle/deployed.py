@@ -1,0 +1,165 @@
+"""A server on a machine that something was deployed to: its service manager starts, stops and keeps it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from disagg.config import Host, ServiceManager
+from disagg.errors import FleetError, PortInUse
+from disagg.fleet import services
+from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.server import Sight, look
+from disagg.fleet.lifecycle.base import LAST_LINES, Seen, StartFailed, start_failed
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.base import CommandFailed, Machine
+from disagg.fleet.machine.output import last_lines
+
+_VERB_S: Final = 90.0
+"""For one command of a service manager; stopping waits until requests have ended."""
+_APPEAR_S: Final = 15.0
+"""From the manager's answer to the first sign of the process."""
+_BRIEF_S: Final = 1.5
+"""A process that has written to its log and cannot be seen for so long has ended."""
+_LOOK_EVERY_S: Final = 1.0
+_NEEDS_ROOT: Final = 77
+
+_END: Final = """\
+# $1: a process group that no manager keeps.
+kill -s TERM -- "-$1" 2>/dev/null || exit 0
+n=0
+while kill -0 "$1" 2>/dev/null; do
+    n=$((n + 1))
+    if [ $n -eq 150 ]; then kill -s KILL -- "-$1" 2>/dev/null; fi
+    if [ $n -gt 175 ]; then echo "process $1 survives SIGKILL" >&2; exit 1; fi
+    sleep 0.2
+done
+"""
+_HOSTS: Final = (
+    'cd "$HOME/.disagg/hosts" 2>/dev/null || exit 0\nfor one in *; do if test -d "$one"; then echo "$one"; fi; done\n'
+)
+
+
+@dataclass(slots=True)
+class DeployedServer:
+    """Server, for every connector but "local"."""
+
+    host: Host
+    machine: Machine
+    _pid: int | None = None
+    _looked: float = 0.0
+
+    def look(self) -> Seen:
+        """See Server."""
+        sight = self._sight()
+        if not sight.current:
+            raise FleetError(f"{self.host.name}: nothing is deployed there", f"disagg deploy --host {self.host.name}")
+        self._pid = sight.pid
+        if sight.pid is None:
+            return Seen()
+        if sight.release != sight.current:
+            stale = f"still runs release {sight.release[:8]}, and {sight.current[:8]} is deployed"
+            return Seen(sight.pid, stale, earlier=True)
+        return Seen(sight.pid, "" if sight.kept else "runs, but nothing would start it again: its supervisor is gone")
+
+    def start(self) -> None:
+        """See Server."""
+        before = self._sight()
+        if before.intruder is not None:
+            port, holder = before.intruder
+            raise PortInUse(
+                f"{self.host.name}: port {port} there is in use by {holder}",
+                f"stop it: disagg ssh {self.host.name}; or give {self.host.name} another port, then: disagg deploy",
+            )
+        # A manager that waits before its next try is to begin anew, so that a mended host does not wait for it.
+        _manage(self.machine, self.host.name, before.home, self.host.service, "restart" if before.kept else "start")
+        self._pid = self._appeared(before)
+        self._looked = time.monotonic()
+
+    def _appeared(self, before: Sight) -> int | None:
+        """The process's pid; None where it has come and gone already."""
+        asked = time.monotonic()
+        while True:
+            sight, waited = self._sight(), time.monotonic() - asked
+            if sight.pid is not None:
+                return sight.pid
+            if waited > _BRIEF_S and sight.log != before.log:
+                return None
+            if waited > _APPEAR_S:
+                name = self.host.name
+                message = f"{name}: {self.host.service} was asked to start it, and no process appeared"
+                error = StartFailed(message, f"disagg logs --host {name}")
+                error.log = sight.log[-LAST_LINES:]
+                raise error
+            interruption.sleep(0.1)
+
+    def ended(self) -> StartFailed | None:
+        """See Server. A manager starts it again: another process than the first is the end of the first."""
+        if self._pid is not None and time.monotonic() - self._looked < _LOOK_EVERY_S:
+            return None
+        sight = self._sight()
+        self._looked = time.monotonic()
+        if sight.pid is not None and sight.pid == self._pid:
+            return None
+        return start_failed(self.host.name, before_restart(sight.log, sight.pid))
+
+    def stop(self) -> bool:
+        """See Server."""
+        return stop_there(self.machine, self.host.name)
+
+    def last_lines(self) -> list[str]:
+        """See Server."""
+        return list(self._sight().log)
+
+    def close(self) -> None:
+        """See Server."""
+        self.machine.close()
+
+    def _sight(self) -> Sight:
+        return look(self.machine, self.host.name, self.host)
+
+
+def stop_there(machine: Machine, name: str) -> bool:
+    """Stop the server of a host on its machine, whichever managers know it. False: none tells whether it was killed."""
+    sight = look(machine, name, None)
+    for manager in sight.managers:
+        _manage(machine, name, sight.home, manager, "stop")
+    left = look(machine, name, None).pid
+    if left is not None:
+        result = machine.run([str(left)], script=_END, timeout=_VERB_S)
+        if not result.ok:
+            raise FleetError(f"{name}: {last_lines(result.stderr, 3)}", f"disagg ssh {name}")
+    return False
+
+
+def hosts_there(machine: Machine) -> list[str]:
+    """The names under which anything is deployed on this machine."""
+    result = machine.run([], script=_HOSTS)
+    return result.stdout.splitlines() if result.ok else []
+
+
+def before_restart(log: Sequence[str], pid: int | None) -> list[str]:
+    """The log without the lines of the process that was started after the one that failed."""
+    lines = list(log)
+    if pid is None:
+        return lines
+    for index in range(len(lines) - 1, -1, -1):
+        if '"event": "starting"' in lines[index] and lines[index].rstrip().endswith(f'"pid": {pid}}}'):
+            return lines[:index]
+    return lines
+
+
+def _manage(machine: Machine, name: str, home: str, manager: ServiceManager, verb: services.Verb) -> None:
+    command = services.command(manager, Facts(host=name, home=home), verb)
+    result = machine.run(command.argv, script=command.script, timeout=_VERB_S)
+    if result.ok:
+        return
+    words = last_lines(result.stderr.strip() or result.stdout, 12) or "it said nothing"
+    hint = f"disagg ssh {name}"
+    if result.code == _NEEDS_ROOT:
+        hint = f"give its account sudo without a password, or there: sudo launchctl kickstart -k system/disagg.{name}"
+    error = CommandFailed(f"{name}: {manager} cannot {verb} its server: {words}", hint)
+    error.result = result
+    raise error

@@ -1,0 +1,135 @@
+"""Why a host that is reached by SSH does not serve, where HTTP does not tell: its machine is asked.
+
+Only hosts in trouble are asked: looking at a healthy fleet opens no SSH connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from typing import Final
+
+from disagg.config import Fleet, Host
+from disagg.errors import DisaggError
+from disagg.fleet.facts.server import Sight, look
+from disagg.fleet.lifecycle.health import HostStatus
+from disagg.fleet.lifecycle.loglines import last_error, last_words, never_started, since_ready, since_start, stopped
+from disagg.fleet.machine.base import HostUnreachable, Machine
+from disagg.fleet.machine.interruption import listening_to
+
+_TROUBLED: Final = ("not running", "unreachable", "silent", "foreign", "unauthorised")
+Connect = Callable[[Host, float], Machine]
+"""The machine of a host, which gives up connecting after so many seconds."""
+
+
+def machine_for(host: Host, seconds: float) -> Machine:
+    """Over SSH, with every timeout cut to what there is."""
+    from disagg.fleet.machine.ssh.connection import Timeouts
+    from disagg.fleet.machine.ssh.machine import SSHMachine
+
+    return SSHMachine(host, timeouts=Timeouts(*[max(0.2, seconds)] * 5))
+
+
+def diagnose(
+    fleet: Fleet, statuses: Sequence[HostStatus], token: str | None, seconds: float, connect: Connect = machine_for
+) -> list[HostStatus]:
+    """The statuses, those in trouble explained as far as their machines tell within `seconds`."""
+    asked = [s for s in statuses if s.state in _TROUBLED and fleet.hosts[s.host].connector != "local"]
+    answers: SimpleQueue[tuple[str, Sight | DisaggError]] = SimpleQueue()
+    stop, deadline = Event(), time.monotonic() + seconds
+
+    def ask(host: Host) -> None:
+        with listening_to(stop):
+            try:
+                with closing(connect(host, seconds)) as machine:
+                    answers.put((host.name, look(machine, host.name, host)))
+            except DisaggError as error:
+                answers.put((host.name, error))
+
+    for status in asked:
+        Thread(target=ask, args=(fleet.hosts[status.host],), daemon=True).start()
+    told: dict[str, Sight | DisaggError] = {}
+    while len(told) < len(asked):
+        try:
+            name, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            break
+        told[name] = answer
+    stop.set()
+    late = HostUnreachable(f"SSH did not answer within {seconds:.1f} s either")
+    given = {status.host for status in asked}
+    return [
+        explained(status, fleet.hosts[status.host], told.get(status.host, late), token)
+        if status.host in given
+        else status
+        for status in statuses
+    ]
+
+
+def explained(status: HostStatus, host: Host, seen: Sight | DisaggError, token: str | None) -> HostStatus:
+    """What HTTP and SSH tell together."""
+    if isinstance(seen, DisaggError):
+        words = seen.message.removeprefix(f"{host.name}: ")
+        return replace(status, why=f"{status.why}; {words}", mend=seen.hint or status.mend)
+    status = replace(status, restarts=seen.restarts, release=status.release or seen.release or None)
+    if not seen.current:
+        return replace(
+            status, state="not running", why="nothing is deployed there", mend=f"disagg deploy --host {host.name}"
+        )
+    if status.state == "unauthorised":
+        return _token(status, host, seen, token)
+    if (intruder := seen.intruder) is not None:
+        port, holder = intruder
+        why = f"port {port} there is taken by {holder}, so that its server cannot start"
+        mend = f"end that program: disagg ssh {host.name}; or give the host another port in hosts.toml: disagg deploy"
+        return replace(status, state="foreign", why=why, mend=f"{mend} && disagg restart --host {host.name}")
+    if seen.pid is not None:
+        return _alive(replace(status, pid=seen.pid), host)
+    return _dead(status, host, seen)
+
+
+def _token(status: HostStatus, host: Host, seen: Sight, token: str | None) -> HostStatus:
+    ours = hashlib.sha256(f"{token}\n".encode()).hexdigest() if token else None
+    restart = f"disagg restart --host {host.name}"
+    if ours == seen.token_digest:
+        return replace(status, why="it was started with an earlier token than the one that is deployed", mend=restart)
+    why = "its token is not the one that is here" if ours else "there is no token here"
+    return replace(status, why=why, mend=f"disagg deploy --host {host.name} && {restart}")
+
+
+def _alive(status: HostStatus, host: Host) -> HostStatus:
+    if status.state == "not running":
+        why = f"process {status.pid} runs there but does not listen yet"
+        return replace(status, state="loading", why=why, mend=f"disagg logs -f --host {host.name}")
+    if status.state == "silent":
+        why = f"process {status.pid} runs there; {status.why}: it loads, or hangs"
+        return replace(status, why=why, mend=f"disagg logs -f --host {host.name}")
+    if status.state == "unreachable":
+        why = f"process {status.pid} runs there, but from here {status.why}"
+        mend = (
+            status.mend if "Local Network" in status.mend else f"a firewall on {host.name} may close port {host.port}"
+        )
+        return replace(status, state="silent", why=why, mend=mend)
+    return status
+
+
+def _dead(status: HostStatus, host: Host, seen: Sight) -> HostStatus:
+    start, logs = f"disagg start --host {host.name}", f"disagg logs --host {host.name}"
+    last = since_start(seen.log)
+    # A server that failed to start may have been tried again, and stopped in mid-start: that is no ordinary stop.
+    if not seen.kept and (not last or stopped(last)) and not never_started(seen.log):
+        return replace(status, state="not running", why="SSH is fine; no server process runs there", mend=start)
+    lines = since_ready(seen.log)  # the last run may have been cut short before it said anything
+    error = last_error(lines)
+    words = error.message if error is not None else last_words(lines) or "it logged no reason"
+    hint = error.hint if error is not None else ""
+    if seen.kept:
+        times = f"{seen.restarts} times" if seen.restarts > 1 else "once"
+        return replace(status, state="failed", why=f"it ended {times} and is tried again: {words}", mend=hint or logs)
+    why = f"its process ended and nothing starts it again: {words}"
+    return replace(status, state="failed", why=why, mend=f"{hint}; then: {start}" if hint else f"{logs}; {start}")

@@ -1,0 +1,321 @@
+"""How the fleet fares, by HTTP: every server's /health and /status at once, each with its own deadline.
+
+    healthy       serves
+    loading       runs, the model is not ready yet
+    silent        its process runs, but does not answer in time
+    draining      finishes its requests, then ends
+    failed        runs but cannot serve, or ended by itself
+    unauthorised  does not take this fleet's token
+    foreign       something else answers on its port
+    not running   the machine answers, nothing listens there
+    unreachable   the machine does not answer
+
+Every state but healthy says why, and which command mends it; a healthy host may have a remark there. What HTTP cannot
+tell of a machine that is reached by SSH, `diagnose` asks there.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Literal
+
+from disagg.config import Fleet, Host, served_digest
+from disagg.errors import FleetError, UsageError
+from disagg.fleet.lifecycle.ask import Mute, get
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.machine import process as local
+from disagg.version import code_hash
+
+HealthState = Literal[
+    "healthy", "loading", "silent", "draining", "failed", "unauthorised", "foreign", "not running", "unreachable"
+]
+TIMEOUT_S = 3.0
+_SLACK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """One server as seen from this machine. Bytes, seconds; None where the server does not say.
+
+    `device`: its name, `cpu_percent` of the whole machine (0 to 100), and `utilisation` of the accelerator (0 to 1)
+    where the server knows it. `why` and `mend` are empty for a healthy host, but for what is worth a remark. `kept`:
+    started again by itself after a crash, and after a reboot; `restarts`: how often that was, None where nobody was
+    asked.
+    """
+
+    host: str
+    roles: tuple[str, ...]
+    model: str
+    url: str
+    state: HealthState
+    why: str = ""
+    mend: str = ""
+    backend: str | None = None
+    version: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, Any] | str | None = None
+    preflight: tuple[Mapping[str, Any], ...] = ()
+    uptime_s: float | None = None
+    pid: int | None = None
+    queue: int | None = None
+    running: int | None = None
+    kv_bytes: int | None = None
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    device: Mapping[str, Any] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    simulated: bool = False
+    code: str | None = None
+    config: str | None = None
+    release: str | None = None
+    last_error: Mapping[str, Any] = field(default_factory=dict)
+    kept: Literal["", "crash", "crash, reboot"] = ""
+    restarts: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "healthy"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def poll(
+    fleet: Fleet, token: str | None, state: State, names: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+) -> list[HostStatus]:
+    """All named hosts (every host by default) at once, in file order. Takes at most about `timeout_s`.
+
+    `token` is None where this machine has none: servers then tell no more than that they live."""
+    hosts = select_hosts(fleet, names)
+    return _remarked(fleet, _flag_skew(_poll_all(hosts, token, state, timeout_s)))
+
+
+def select_hosts(fleet: Fleet, names: Sequence[str]) -> list[Host]:
+    """The named hosts in file order, all of them without names. UsageError for one that hosts.toml does not name."""
+    unknown = [name for name in names if name not in fleet.hosts]
+    if unknown:
+        raise UsageError(f"{fleet.path} has no host {', '.join(unknown)}", f"it has: {', '.join(fleet.hosts)}")
+    return [host for host in fleet.hosts.values() if not names or host.name in names]
+
+
+def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S) -> HostStatus:
+    """One host."""
+    return _poll_all([host], token, state, timeout_s)[0]
+
+
+def exit_code(statuses: Sequence[HostStatus]) -> int:
+    """0 if all are healthy, 4 if a machine does not answer, else 3."""
+    if all(status.ok for status in statuses):
+        return 0
+    return 4 if any(status.state == "unreachable" for status in statuses) else 3
+
+
+def _poll_all(hosts: Sequence[Host], token: str | None, state: State, timeout_s: float) -> list[HostStatus]:
+    """Each in a thread of its own. One that hangs beyond every timeout, as a name look-up may, is left behind."""
+    ended: SimpleQueue[tuple[str, HostStatus | BaseException]] = SimpleQueue()
+    deadline = time.monotonic() + timeout_s + _SLACK_S
+
+    def work(host: Host) -> None:
+        try:
+            ended.put((host.name, _poll(host, token, state, timeout_s)))
+        except BaseException as error:  # noqa: BLE001  # carried to the caller's thread and raised there
+            ended.put((host.name, error))
+
+    for host in hosts:
+        Thread(target=work, args=(host,), name=f"poll {host.name}", daemon=True).start()
+    found: dict[str, HostStatus] = {}
+    while len(found) < len(hosts):
+        try:
+            name, status = ended.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            break
+        if isinstance(status, BaseException):
+            raise status
+        found[name] = status
+    late = TimeoutError()
+    return [found.get(host.name) or _silent(_blank(host), host, state, late, timeout_s) for host in hosts]
+
+
+def _blank(host: Host) -> HostStatus:
+    return HostStatus(host.name, host.roles, host.model, host.url, "failed", kept=_kept(host))
+
+
+def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> HostStatus:
+    blank, deadline = _blank(host), time.monotonic() + timeout_s
+    try:
+        code, answer = get(host.address, host.port, "/health", token, timeout_s)
+        if code == 200 and answer is not None and answer.get("status") == "ok" and "model" in answer:
+            _, status = get(host.address, host.port, "/status", token, max(0.01, deadline - time.monotonic()))
+            answer = status if status is not None else answer
+    except OSError as error:
+        return _silent(blank, host, state, error, timeout_s)
+    except http.client.HTTPException:
+        code, answer = 0, None
+    if code == 401 or _bare(answer):
+        told = (
+            f", and says only that it is {answer['status']}" if isinstance(answer, dict) and "status" in answer else ""
+        )
+        why = f"{host.url} does not take the token in {state.token_file}{told}"
+        mend = "put the same token file on both machines, or stop a server that another fleet file started"
+        return replace(blank, state="unauthorised", why=why, mend=mend)
+    if answer is None or "status" not in answer:
+        holder = f": {local.port_holder(host.port)}" if host.connector == "local" else ""
+        return replace(
+            blank,
+            state="foreign",
+            why=f"port {host.port} answers, but not as a disagg server{holder}",
+            mend=f"stop that process, or give {host.name} another port in hosts.toml",
+        )
+    return _judge(_filled(blank, answer), host, state, answer)
+
+
+def _bare(answer: Any) -> bool:
+    """Whether this is all that a server of ours tells a caller without its token: that it lives."""
+    return isinstance(answer, dict) and set(answer) == {"status"}
+
+
+def _filled(blank: HostStatus, answer: Mapping[str, Any]) -> HostStatus:
+    told: dict[str, Any] = {name: answer.get(name) for name in _SCALARS}
+    told |= {name: answer.get(name) or {} for name in _MAPPINGS}
+    return replace(
+        blank, **told, preflight=tuple(answer.get("preflight") or ()), simulated=bool(answer.get("simulated"))
+    )
+
+
+_SCALARS = (
+    *("backend", "version", "fingerprint", "uptime_s", "pid", "queue", "running", "kv_bytes"),
+    *("code", "config", "release"),
+)
+_MAPPINGS = ("versions", "memory", "device", "counters", "last_error")
+
+
+def _judge(status: HostStatus, host: Host, state: State, answer: Mapping[str, Any]) -> HostStatus:
+    """The state of a server that answered as one of ours."""
+    served = (answer.get("host"), answer.get("model"))
+    if answer["status"] in ("ok", "loading") and served != (host.name, host.model):
+        return replace(
+            status,
+            state="foreign",
+            why=f"{host.url} is {served[0]} serving {served[1]}, not {host.name} serving {host.model}",
+            mend="stop that server, or correct address and port in hosts.toml",
+        )
+    if answer["status"] == "ok":
+        return replace(status, state="healthy")
+    if answer["status"] == "loading":
+        return replace(status, state="loading", why="the model is still loading", mend="disagg status --watch")
+    if answer["status"] == "draining":
+        return replace(status, state="draining", why="it is shutting down", mend=_start_command(host, "start"))
+    error = answer.get("error") or {}
+    why = str(error.get("message") or f"it reports status {answer['status']!r} and no reason")
+    mend = str(error.get("hint") or f"read its log: {_log(host, state)}")
+    return replace(status, state="failed", why=why, mend=mend)
+
+
+def _silent(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
+    """The state of a host that gave no HTTP answer."""
+    try:
+        recorded = _recorded(blank, host, state, error, timeout_s) if host.connector == "local" else None
+    except FleetError as damaged:  # what is remembered of this host is no trouble of the others
+        return replace(blank, state="failed", why=damaged.message, mend=damaged.hint)
+    return recorded or _unanswered(blank, host, error, timeout_s)
+
+
+def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus | None:
+    """The state of a process that was started here; None where there was none."""
+    record = state.recorded(host.name)
+    if record is None:
+        return None
+    if local.identity(record.pid) == record.identity:
+        return _running(replace(blank, pid=record.pid), error, timeout_s)
+    logged = state.last_error(host.name)
+    why = f"its process ended by itself: {logged.message if logged else 'see ' + _log(host, state)}"
+    return replace(blank, state="failed", why=why, mend=_start_command(host, "start"))
+
+
+def _unanswered(blank: HostStatus, host: Host, error: OSError, timeout_s: float) -> HostStatus:
+    """What the network says about a server that is not known to run."""
+    where = f"{host.address}:{host.port}"
+    if isinstance(error, (Mute, ConnectionResetError, BrokenPipeError)):
+        why = f"{where} takes connections, but did not answer within {timeout_s:g} s"
+        return replace(blank, state="silent", why=why, mend=_start_command(host, "restart"))
+    if isinstance(error, ConnectionRefusedError):
+        mend = _start_command(host, "start")
+        return replace(blank, state="not running", why=f"nothing listens on {where}", mend=mend)
+    if isinstance(error, TimeoutError) and error.errno is None:
+        why = f"{where} did not answer within {timeout_s:g} s"
+        return replace(blank, state="unreachable", why=why, mend=_network_hint(host, None))
+    code = None if isinstance(error, socket.gaierror) else error.errno
+    why = f"{where}: {error.strerror or error}"
+    return replace(blank, state="unreachable", why=why, mend=_network_hint(host, code))
+
+
+def _running(status: HostStatus, error: OSError, timeout_s: float) -> HostStatus:
+    """The same, of a host whose process was started here and lives."""
+    if isinstance(error, ConnectionRefusedError):
+        why = f"process {status.pid} runs but does not listen yet"
+        return replace(status, state="loading", why=why, mend="disagg status --watch")
+    why = f"process {status.pid} runs but did not answer within {timeout_s:g} s"
+    return replace(status, state="silent", why=why, mend=f"disagg restart --host {status.host}")
+
+
+def _network_hint(host: Host, code: int | None) -> str:
+    if code == errno.EHOSTUNREACH and os.uname().sysname == "Darwin":
+        return "System Settings > Privacy & Security > Local Network: allow this program; then: ping " + host.address
+    return f"ping {host.address}"
+
+
+def _start_command(host: Host, verb: str) -> str:
+    return f"disagg {verb} --host {host.name}"
+
+
+def _kept(host: Host) -> Literal["", "crash", "crash, reboot"]:
+    if host.connector == "local":
+        return ""
+    return "crash" if host.service == "process" else "crash, reboot"
+
+
+def _log(host: Host, state: State) -> str:
+    return str(state.log_file(host.name)) if host.connector == "local" else f"disagg logs --host {host.name}"
+
+
+def _flag_skew(statuses: Sequence[HostStatus]) -> list[HostStatus]:
+    """Healthy hosts that serve one model but hold different revisions of it or of disagg fail: no hand-off between
+    them would be accepted."""
+    first: dict[str, HostStatus] = {}
+
+    def judged(status: HostStatus) -> HostStatus:
+        reference = first.setdefault(status.model, status) if status.ok else status
+        differing = [what for what in ("version", "fingerprint") if getattr(status, what) != getattr(reference, what)]
+        if not differing:
+            return status
+        why = f"its {' and '.join(differing)} of {status.model} differs from {reference.host}'s"
+        mend = "put the same disagg and the same revision of the model on both hosts: disagg deploy && disagg restart"
+        return replace(status, state="failed", why=why, mend=mend)
+
+    return [judged(status) for status in statuses]
+
+
+def _remarked(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
+    """Healthy servers that run something else than what this checkout and this hosts.toml would give them say so."""
+
+    def remarked(status: HostStatus) -> HostStatus:
+        if not status.ok:
+            return status
+        host = fleet.hosts[status.host]
+        deployed = host.connector != "local"
+        parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
+        other = [what for there, here, what in parts if there is not None and there != here]
+        if not other:
+            return status
+        why = f"it runs with other {' and other '.join(other)} than what is here"
+        restart = _start_command(host, "restart")
+        return replace(status, why=why, mend=f"disagg deploy --host {host.name} && {restart}" if deployed else restart)
+
+    return [remarked(status) for status in statuses]

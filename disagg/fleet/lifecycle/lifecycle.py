@@ -1,0 +1,333 @@
+"""Start, stop and restart the servers of a fleet, wherever they are.
+
+Every host is handled at the same time and reported by itself: one host's failure hides no other. Starting what runs
+already changes nothing. A server that exits while it starts has *failed*, and is stopped again; one that still loads
+at the deadline is *slow*, and is left running. A restart goes one host after the other within each model, and goes
+no further where one does not come back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Literal
+
+from disagg.config import Fleet, Host
+from disagg.errors import ConfigError, DisaggError, FleetError
+from disagg.fleet.lifecycle.base import Server, StartFailed
+from disagg.fleet.lifecycle.deployed import DeployedServer, hosts_there, stop_there
+from disagg.fleet.lifecycle.health import HostStatus, poll_host, select_hosts
+from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, server_argv
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.base import HostUnreachable, Machine
+from disagg.fleet.machine.connect import each
+from disagg.fleet.machine.connect import machine as connect_to
+
+Outcome = Literal["started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left"]
+"""left: not touched, since an earlier host of its model did not come back."""
+
+GRACE_S = 30.0
+"""From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
+
+_UNDECIDED = ("loading", "silent", "draining")
+_UNSEEN = ("not running", "unreachable")
+
+
+@dataclass(frozen=True, slots=True)
+class HostResult:
+    """What became of one host. `error` where the outcome is failed or slow."""
+
+    host: str
+    outcome: Outcome
+    seconds: float = 0.0
+    error: DisaggError | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and self.outcome != "left"
+
+
+Report = Callable[[str, str], None]
+"""Told (host, what it does now) from several threads at once."""
+
+
+def exit_code(results: Sequence[HostResult]) -> int:
+    """0: all as asked; 4: a machine does not answer; 1: a host failed; 3: nothing worse than a slow start."""
+    if any(isinstance(result.error, HostUnreachable) for result in results):
+        return 4
+    if any(result.outcome in ("failed", "left") for result in results):
+        return 1
+    return 3 if any(not result.ok for result in results) else 0
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """Starts and stops a fleet's servers. `argv` says how a local host is served; `connect` how others are reached."""
+
+    fleet: Fleet
+    state: State
+    argv: Argv = server_argv
+    report: Report = lambda host, doing: None
+    grace_s: float = GRACE_S
+    connect: Callable[[Host], Machine] = connect_to
+    _begun: list[Host] = field(default_factory=list)
+    _down: list[Host] = field(default_factory=list)
+    _guard: Lock = field(default_factory=Lock)
+
+    def start(self, names: Sequence[str] = (), timeout_s: float = 300.0) -> list[HostResult]:
+        """Start every named host that does not run, and wait until each is healthy, failed or slow.
+
+        An interruption stops what this call started.
+        """
+        hosts = select_hosts(self.fleet, names)
+        with self.state.locked("start"):
+            self._prepare(hosts)
+            self._begun.clear()
+            try:
+                return self._all(hosts, lambda server: self._start(server, timeout_s))
+            except BaseException:  # also an interruption: nothing half started stays behind
+                self._undo(self._begun, self._stop)
+                raise
+
+    def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[HostResult]:
+        """Stop every named host; without names also local servers that hosts.toml no longer lists. `everything`: also
+        whatever else disagg runs on the machines of these hosts."""
+        hosts = select_hosts(self.fleet, names)
+        if not any(host.connector != "local" for host in hosts) and not self.state.exists():
+            return [HostResult(host.name, "not running") for host in hosts]
+        with self.state.locked("stop"):
+            results = self._all(hosts, self._stop)
+            if not names:
+                results += [self._stop_orphan(n) for n in self.state.recorded_hosts() if n not in self.fleet.hosts]
+            return results + (self._stop_strangers(hosts) if everything else [])
+
+    def restart(self, names: Sequence[str] = (), timeout_s: float = 300.0, at_once: bool = False) -> list[HostResult]:
+        """Stop and start every named host, one after the other within a model (`at_once`: all at the same time), each
+        with so much time to be healthy. Hosts that do not run are started.
+
+        An interruption starts what this call has stopped, and does not wait for its health.
+        """
+        hosts = select_hosts(self.fleet, names)
+        rows: dict[str, list[Host]] = {}
+        for host in hosts:
+            rows.setdefault(host.name if at_once else host.model, []).append(host)
+        with self.state.locked("restart"):
+            self._prepare(hosts)
+            self._down.clear()
+            leaders = {row[0].name: row for row in rows.values()}
+            try:
+                outcomes = each(
+                    [row[0] for row in rows.values()], lambda host: self._row(leaders[host.name], timeout_s)
+                )
+            except BaseException:  # also an interruption: a host that served does not stay without its server
+                self._undo(self._down, self._bring_back)
+                raise
+        done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
+        return [done[host.name] for host in hosts]
+
+    def _undo(self, hosts: Sequence[Host], action: Callable[[Server], HostResult]) -> None:
+        """After an interruption, whose command reports no results: what fails is told at once."""
+        for result in self._all(list(hosts), action):
+            if result.error is not None:
+                self.report(result.host, f"failed: {result.error}")
+
+    def _prepare(self, hosts: Sequence[Host]) -> None:
+        """What must be there before any server is touched."""
+        if any(host.connector == "local" for host in hosts):
+            self.state.prepare(self.fleet)
+        elif not self.state.has_token():
+            raise ConfigError(
+                f"there is no fleet token in {self.state.token_file}",
+                "disagg deploy makes one; on a second machine, copy the file of the first",
+            )
+
+    # Many hosts
+
+    def _all(self, hosts: Sequence[Host], action: Callable[[Server], HostResult]) -> list[HostResult]:
+        return [
+            outcome.value or HostResult(outcome.host.name, "failed", outcome.seconds, outcome.error)
+            for outcome in each(hosts, lambda host: self._one(host, action))
+        ]
+
+    def _one(self, host: Host, action: Callable[[Server], HostResult]) -> HostResult:
+        """The action on one host; its DisaggError is its result."""
+        began = time.monotonic()
+        try:
+            with self._server(host) as server:
+                return action(server)
+        except DisaggError as error:
+            return HostResult(host.name, "failed", time.monotonic() - began, error)
+
+    def _row(self, hosts: Sequence[Host], timeout_s: float) -> list[HostResult]:
+        """Restart one after the other, up to the first that does not come back."""
+        results: list[HostResult] = []
+        for host in hosts:
+            if results and not results[-1].ok:
+                results.append(HostResult(host.name, "left"))
+            else:
+                results.append(self._one(host, lambda server: self._restart(server, timeout_s)))
+        return results
+
+    @contextmanager
+    def _server(self, host: Host) -> Iterator[Server]:
+        if host.connector == "local":
+            yield LocalServer(self.fleet, host, self.state, self.argv, self.grace_s)
+            return
+        server = DeployedServer(host, self.connect(host))
+        try:
+            yield server
+        finally:
+            server.close()
+
+    # One host
+
+    def _start(self, server: Server, timeout_s: float) -> HostResult:
+        host, seen = server.host, server.look()
+        if seen.stale:
+            raise FleetError(f"{host.name} {seen.stale}", f"disagg restart --host {host.name}")
+        if seen.pid is not None:
+            return self._until_healthy(server, "unchanged", timeout_s)
+        with self._guard:
+            self._begun.append(host)
+        return self._launch(server, "started", timeout_s)
+
+    def _restart(self, server: Server, timeout_s: float) -> HostResult:
+        seen = server.look()
+        if seen.pid is None:
+            return self._launch(server, "started", timeout_s)
+        with self._guard:
+            self._down.append(server.host)
+        self.report(server.host.name, "stopping")
+        server.stop()
+        try:
+            result = self._launch(server, "restarted", timeout_s)
+        except StartFailed as error:
+            if seen.earlier:
+                error.hint = _or_back(error.hint, server.host)
+            raise
+        if seen.earlier and result.outcome == "failed" and result.error is not None:
+            result.error.hint = _or_back(result.error.hint, server.host)
+        return result
+
+    def _not_down(self, host: Host) -> None:
+        """This host is no longer one that an interruption would have to start again."""
+        with self._guard:
+            self._down = [other for other in self._down if other != host]
+
+    def _bring_back(self, server: Server) -> HostResult:
+        self.report(server.host.name, "starting again")
+        server.stop()  # where the interruption came while it was stopping
+        server.start()
+        return HostResult(server.host.name, "restarted")
+
+    def _launch(self, server: Server, outcome: Outcome, timeout_s: float) -> HostResult:
+        self.report(server.host.name, "starting")
+        try:
+            server.start()
+            self._not_down(server.host)
+            result = self._until_healthy(server, outcome, timeout_s)
+        except StartFailed:
+            self._not_down(server.host)
+            server.stop()  # a manager would try again and again
+            raise
+        if result.outcome == "failed":
+            server.stop()
+        return result
+
+    def _until_healthy(self, server: Server, outcome: Outcome, timeout_s: float) -> HostResult:
+        began = time.monotonic()
+        status = self._await_health(server, began + timeout_s)
+        host, seconds = server.host, time.monotonic() - began
+        if status.state == "healthy":
+            return HostResult(host.name, outcome, seconds)
+        if _undecided(host, status):
+            return HostResult(host.name, "slow", seconds, _slow(host, status, seconds))
+        error = StartFailed(f"{host.name}: {status.why}", status.mend)
+        error.log = tuple(server.last_lines())
+        return HostResult(host.name, "failed", seconds, error)
+
+    def _await_health(self, server: Server, deadline: float) -> HostStatus:
+        """Poll until the server is healthy or has failed; at the deadline, how it was last seen."""
+        token, pause, host = self.state.token(), 0.05, server.host
+        while True:
+            status = poll_host(host, token, self.state)
+            if (error := server.ended()) is not None:
+                raise error
+            # A server that imports a framework may not answer for seconds, or not listen yet: it is loading.
+            self.report(host.name, "loading" if _undecided(host, status) else status.state)
+            if not _undecided(host, status) or time.monotonic() > deadline:
+                return status
+            interruption.sleep(pause)
+            pause = min(0.5, pause * 1.5)
+
+    def _stop(self, server: Server) -> HostResult:
+        began = time.monotonic()
+        try:
+            running = server.look().pid is not None
+        except HostUnreachable:
+            raise
+        except FleetError:
+            if server.host.connector == "local":  # its record is damaged: it may run
+                raise
+            # Nothing is deployed there: then nothing runs.
+            return HostResult(server.host.name, "not running")
+        if running:
+            self.report(server.host.name, "stopping")
+        killed = server.stop()
+        outcome: Outcome = "killed" if killed else "stopped" if running else "not running"
+        return HostResult(server.host.name, outcome, time.monotonic() - began if running else 0.0)
+
+    # Servers of no host of this fleet
+
+    def _stop_orphan(self, name: str) -> HostResult:
+        began = time.monotonic()
+        try:
+            killed = end_recorded(self.state, name, self.grace_s)
+        except DisaggError as error:
+            return HostResult(name, "failed", time.monotonic() - began, error)
+        return HostResult(name, "killed" if killed else "stopped", time.monotonic() - began)
+
+    def _stop_strangers(self, hosts: Sequence[Host]) -> list[HostResult]:
+        """Stop what else is deployed on these machines, named `NAME on HOST`."""
+
+        def stop(host: Host) -> list[HostResult]:
+            machine = self.connect(host)
+            try:
+                strangers = [name for name in hosts_there(machine) if name not in self.fleet.hosts]
+                return [self._stop_stranger(machine, name, host) for name in strangers]
+            finally:
+                machine.close()
+
+        outcomes = each([host for host in hosts if host.connector != "local"], stop)
+        # A machine that does not answer has been told of already.
+        return [result for outcome in outcomes for result in outcome.value or ()]
+
+    def _stop_stranger(self, machine: Machine, name: str, host: Host) -> HostResult:
+        began, shown = time.monotonic(), f"{name} on {host.name}"
+        try:
+            stop_there(machine, name)
+        except DisaggError as error:
+            return HostResult(shown, "failed", time.monotonic() - began, error)
+        return HostResult(shown, "stopped", time.monotonic() - began)
+
+
+def _or_back(hint: str, host: Host) -> str:
+    """A new release does not serve: the one before it did."""
+    return f"{hint}; or go back: disagg rollback --host {host.name} && disagg start --host {host.name}"
+
+
+def _undecided(host: Host, status: HostStatus) -> bool:
+    """Whether the server may still come up, its process being alive."""
+    return status.state in _UNDECIDED or (host.connector != "local" and status.state in _UNSEEN)
+
+
+def _slow(host: Host, status: HostStatus, seconds: float) -> FleetError:
+    hint = f"disagg status --watch, or disagg logs -f --host {host.name}"
+    if status.state == "unreachable":
+        message = f"{host.name} runs, but cannot be reached from here: {status.why}; it was left running"
+        return FleetError(message, status.mend)
+    return FleetError(f"{host.name} still loads after {seconds:.0f} s; it was left running", hint)

@@ -1,0 +1,92 @@
+"""A server on this machine, spawned from this installation. Nothing starts it again by itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from disagg.config import Fleet, Host
+from disagg.errors import PortInUse
+from disagg.fleet.lifecycle.base import LAST_LINES, Seen, StartFailed, start_failed
+from disagg.fleet.lifecycle.state import ProcessRecord, State
+from disagg.fleet.machine import process as local
+from disagg.token import TOKEN_FILE_VARIABLE
+
+Argv = Callable[[Fleet, Host], tuple[list[str], dict[str, str]]]
+"""The command line that serves a host, and the environment it needs."""
+
+
+def server_argv(fleet: Fleet, host: Host) -> tuple[list[str], dict[str, str]]:
+    """The real servers: `python -m disagg.servers --config FILE --host NAME`."""
+    python, environment = local.python_command(host.python)
+    return [*python, "disagg.servers", "--config", str(fleet.path.resolve()), "--host", host.name], environment
+
+
+@dataclass(slots=True)
+class LocalServer:
+    """Server, for connector "local". `argv` says how the host is served."""
+
+    fleet: Fleet
+    host: Host
+    state: State
+    argv: Argv = server_argv
+    grace_s: float = 30.0
+
+    def look(self) -> Seen:
+        """See Server."""
+        record = self.state.recorded(self.host.name)
+        if record is None or local.identity(record.pid) != record.identity:
+            return Seen()
+        changed = record.config != config_digest(self.fleet, self.host)
+        return Seen(record.pid, f"runs with an earlier {self.fleet.path.name}" if changed else "")
+
+    def start(self) -> None:
+        """See Server."""
+        host = self.host
+        for port in filter(None, (host.port, host.kv_port)):
+            if local.port_taken(host.address, port):
+                raise PortInUse(
+                    f"{host.name}: port {port} on {host.address} is in use by {local.port_holder(port)}",
+                    f"stop that process, or give {host.name} another port in {self.fleet.path}",
+                )
+        argv, environment = self.argv(self.fleet, host)
+        token_file = str(self.state.token_file.resolve())
+        pid = local.spawn(argv, self.state.log_file(host.name), {**environment, TOKEN_FILE_VARIABLE: token_file})
+        identity = local.identity(pid) or "ended at once"
+        try:
+            self.state.record(ProcessRecord(host.name, pid, identity, config_digest(self.fleet, host)))
+        except BaseException:  # also an interruption: a server that nothing remembers could never be stopped
+            local.end(pid, identity, self.grace_s)
+            raise
+
+    def ended(self) -> StartFailed | None:
+        """See Server."""
+        if self.look().pid is not None:
+            return None
+        self.state.forget(self.host.name)
+        return start_failed(self.host.name, self.last_lines())
+
+    def stop(self) -> bool:
+        """See Server."""
+        return end_recorded(self.state, self.host.name, self.grace_s)
+
+    def last_lines(self) -> list[str]:
+        """See Server."""
+        return self.state.log_tail(self.host.name, LAST_LINES)
+
+    def close(self) -> None:
+        """See Server. There is nothing to let go of."""
+
+
+def end_recorded(state: State, name: str, grace_s: float) -> bool:
+    """End the process that was last started for a host, also one that hosts.toml no longer has; True if killed."""
+    record = state.recorded(name)
+    killed = record is not None and local.end(record.pid, record.identity, grace_s)
+    state.forget(name)
+    return killed
+
+
+def config_digest(fleet: Fleet, host: Host) -> str:
+    """A short hash of all that hosts.toml says about this host and its model."""
+    return hashlib.sha256(repr((host, fleet.models.get(host.model))).encode()).hexdigest()[:16]

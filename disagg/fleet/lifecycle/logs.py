@@ -1,0 +1,246 @@
+"""The servers' logs, of all hosts, merged by time: what is there, or what is being written.
+
+Lines are JSON with "time"; any other line (a traceback, a library's own words) keeps its place after the line before
+it. No more than the asked number of lines per host is held. Following goes on through a server's restart, a log's
+rotation and a lost connection.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Any, Final
+
+from disagg.config import Host
+from disagg.errors import Cancelled, DisaggError, FleetError
+from disagg.fleet.lifecycle.loglines import entry
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.connect import each
+from disagg.fleet.machine.connect import machine as connect_to
+from disagg.fleet.machine.interruption import listening_to
+from disagg.fleet.machine.output import last_lines
+
+_READ: Final = """\
+# $1: the log. $2: how many lines.
+p=$1
+case $p in "~/"*) p=$HOME/${p#"~/"} ;; esac
+test -f "$p" || exit 66
+if test -f "$p.1" && [ "$(tail -n "$2" "$p" | wc -l)" -lt "$2" ]; then
+    cat "$p.1" "$p" | tail -n "$2"
+    exit
+fi
+exec tail -n "$2" "$p"
+"""
+_FOLLOW: Final = """\
+# $1: the log. $2: how many lines to begin with. $3: "wait" for a log that is not there yet, else that is told.
+# -F: also a log that comes later, or is put aside for a new one.
+p=$1
+case $p in "~/"*) p=$HOME/${p#"~/"} ;; esac
+test -f "$p" || test "$3" = wait || exit 66
+exec tail -n "$2" -F "$p" 2>/dev/null
+"""
+_NONE: Final = 66
+_READ_S: Final = 60.0
+_QUEUED: Final = 10_000
+_TOGETHER_S: Final = 0.3
+"""Lines that arrive within so many seconds are put in order."""
+_FIRST_S: Final = 2.0
+"""How long the first lines wait for hosts that are still being connected to."""
+_RETRY_S: Final = (1.0, 2.0, 4.0, 8.0)
+
+Connect = Callable[[Host], Machine]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line. `time`: seconds since 1970, its own or that of the last line that tells one; `said`: its JSON object,
+    where it is one. `notice`: not from the log, but about it."""
+
+    host: str
+    time: float
+    text: str
+    said: dict[str, Any] | None = field(default=None, compare=False)
+    notice: bool = False
+
+
+class _Clock:
+    """Gives the lines of one host times that never go back."""
+
+    def __init__(self, host: str) -> None:
+        self._host, self._time = host, 0.0
+
+    def line(self, text: str) -> Line:
+        said = entry(text)
+        if said is not None and (stamp := _seconds(said.get("time"))) is not None:
+            self._time = max(self._time, stamp)
+        return Line(self._host, self._time, text, said)
+
+
+def read(
+    hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = connect_to
+) -> tuple[list[Line], list[DisaggError]]:
+    """The last lines of every host in order of time, at most `lines` of each, none from before `since` (seconds since
+    1970); and the errors of hosts whose log cannot be read."""
+
+    def fetch(host: Host) -> list[Line]:
+        clock, kept = _Clock(host.name), deque[Line](maxlen=lines)
+
+        def take(text: str) -> None:
+            line = clock.line(text)
+            if since is None or line.time >= since:
+                kept.append(line)
+
+        machine = connect(host)
+        try:
+            result = machine.run([_path(host, state), str(lines)], script=_READ, timeout=_READ_S, on_line=take)
+        finally:
+            machine.close()
+        if result.code == _NONE:
+            raise FleetError(f"{host.name} has no log yet", f"disagg start --host {host.name}")
+        if not result.ok:
+            raise FleetError(f"{host.name}: its log cannot be read: {last_lines(result.stderr, 3)}")
+        return list(kept)
+
+    outcomes = each(hosts, fetch)
+    merged = heapq.merge(*(outcome.value or [] for outcome in outcomes), key=lambda line: line.time)
+    return list(merged), [outcome.error for outcome in outcomes if outcome.error is not None]
+
+
+def follow(
+    hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = connect_to
+) -> Generator[Line, None, None]:
+    """The last lines of every host, then each new one as it is written, until the iterator is closed."""
+    arrived: Queue[Line] = Queue(_QUEUED)
+    stop = Event()
+    threads = [
+        Thread(target=_Follower(host, state, lines, since, connect, arrived, stop).run, daemon=True) for host in hosts
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield from _in_order(arrived, {host.name for host in hosts})
+    finally:
+        stop.set()
+        deadline = time.monotonic() + 6
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _in_order(arrived: Queue[Line], silent: set[str]) -> Iterator[Line]:
+    """Lines in short batches, each in order of time; the first waits until no host is silent, or _FIRST_S."""
+    first = time.monotonic() + _FIRST_S
+    batch: list[Line] = []
+    due = first
+    while True:
+        line: Line | None
+        try:
+            line = arrived.get(timeout=max(0.01, due - time.monotonic()) if batch else 0.5)
+        except Empty:
+            line = None
+        if line is not None:
+            silent.discard(line.host)
+            if not batch:
+                due = max(time.monotonic() + _TOGETHER_S, first if silent else 0.0)
+            elif not silent:
+                due = min(due, time.monotonic() + _TOGETHER_S)
+            batch.append(line)
+        if batch and (time.monotonic() >= due or len(batch) >= _QUEUED):
+            yield from sorted(batch, key=lambda one: one.time)
+            batch, first = [], 0.0
+
+
+@dataclass(slots=True)
+class _Follower:
+    """Follows one host's log, over as many connections as it takes."""
+
+    host: Host
+    state: State
+    lines: int
+    since: float | None
+    connect: Connect
+    arrived: Queue[Line]
+    stop: Event
+    _last: float = 0.0
+    _at_last: set[str] = field(default_factory=set)
+    _again: bool = False
+
+    def run(self) -> None:
+        tries = 0
+        with listening_to(self.stop):
+            while not self.stop.is_set():
+                began = time.monotonic()
+                try:
+                    why = self._follow()
+                    tries = 0 if time.monotonic() - began > 10 else tries
+                    self._put(Line(self.host.name, self._last, why, notice=True))
+                    interruption.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
+                    tries, self._again = tries + 1, True
+                    self.lines = _QUEUED  # more than the asked ones may have been written while the link was down
+                except Cancelled:
+                    return
+
+    def _follow(self) -> str:
+        """Pass lines on until something ends that; why."""
+        clock = _Clock(self.host.name)
+        machine = self.connect(self.host)
+
+        def follow(wait: str) -> int:
+            argv = [_path(self.host, self.state), str(self.lines), wait]
+            endless = float("inf")
+            return machine.run(
+                argv, script=_FOLLOW, timeout=endless, on_line=lambda text: self._take(clock.line(text))
+            ).code
+
+        try:
+            if follow("wait" if self._again else "") == _NONE:
+                self._put(Line(self.host.name, self._last, "it has no log yet; waiting for one", notice=True))
+                follow("wait")
+            return "its log is no longer followed; trying again"
+        except Cancelled:
+            raise
+        except DisaggError as error:
+            return f"{error.message}; trying again"
+        finally:
+            machine.close()
+
+    def _take(self, line: Line) -> None:
+        if self.since is not None and line.time < self.since:
+            return
+        if self._again and (line.time < self._last or (line.time == self._last and line.text in self._at_last)):
+            return  # it was passed on before the connection was lost
+        if line.time > self._last:
+            self._last = line.time
+            self._at_last.clear()
+        if len(self._at_last) < _QUEUED:
+            self._at_last.add(line.text)
+        self._put(line)
+
+    def _put(self, line: Line) -> None:
+        while True:
+            interruption.check()
+            try:
+                self.arrived.put(line, timeout=interruption.PATIENCE_S)
+                return
+            except Full:
+                continue
+
+
+def _path(host: Host, state: State) -> str:
+    if host.connector == "local":
+        return str(state.log_file(host.name))
+    return f"~/.disagg/hosts/{host.name}/logs/server.log"
+
+
+def _seconds(stamp: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(stamp).timestamp()
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,192 @@
+"""What disagg remembers about a fleet between two commands: one private folder per hosts.toml.
+
+$XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
+    token         the fleet's shared secret (0600), where hosts.toml names no token_file
+    <host>.pid    which process is this host's server (JSON)
+    <host>.log    what that process wrote; <host>.log.1 is the run before
+    lock          held while a command starts or stops servers
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from disagg.config import Fleet
+from disagg.errors import DisaggError, FleetError
+from disagg.fleet.lifecycle.loglines import last_error
+from disagg.token import read_token, state_folder, token_path
+
+_LOG_TAIL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """A server process that disagg started. `identity` tells it from a later process with the same pid;
+    `config` is the digest of the part of hosts.toml it was started with."""
+
+    host: str
+    pid: int
+    identity: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A fleet's state folder."""
+
+    folder: Path
+    token_file: Path
+
+    @staticmethod
+    def of(fleet: Fleet, root: Path | None = None) -> State:
+        """The state of the fleet in this file. Creates nothing. `root` replaces the user's state folder."""
+        if root is None:
+            return State(state_folder(fleet), token_path(fleet))
+        folder = root / state_folder(fleet).name
+        return State(folder, fleet.token_file or folder / "token")
+
+    def prepare(self, fleet: Fleet) -> None:
+        """Make the folder, and the token where it is ours to make; ConfigError where it is not usable."""
+        self._make()
+        self.ensure_token()
+
+    def ensure_token(self) -> str:
+        """The fleet's shared secret; made if it is ours to make and not there. ConfigError if others can read it."""
+        if self.token_file == self.folder / "token" and not self.has_token():
+            self._make()
+            _write_private(self.token_file, secrets.token_hex(32) + "\n", once=True)
+        return self.token()
+
+    def token(self) -> str:
+        """The fleet's shared secret; ConfigError where there is none."""
+        return read_token(self.token_file)
+
+    def has_token(self) -> bool:
+        """Whether the token's file is there, usable or not."""
+        with _reported(self.token_file):
+            return self.token_file.exists()
+
+    def exists(self) -> bool:
+        """Whether this fleet has ever been started from here."""
+        with _reported(self.folder):
+            return self.folder.exists()
+
+    def log_file(self, host: str) -> Path:
+        """Where the host's server writes."""
+        return self.folder / f"{host}.log"
+
+    def record(self, record: ProcessRecord) -> None:
+        """Remember a started process."""
+        _write_private(self._pid_file(record.host), json.dumps(asdict(record)) + "\n")
+
+    def recorded(self, host: str) -> ProcessRecord | None:
+        """The process last started for this host, whether or not it still runs. FleetError if that cannot be read."""
+        path = self._pid_file(host)
+        try:
+            with _reported(path), suppress(FileNotFoundError):
+                return ProcessRecord(**json.loads(path.read_text(encoding="utf-8")))
+            return None
+        except (ValueError, TypeError) as error:
+            raise FleetError(f"{path} is damaged: {error}", f"end {host}'s server by hand, then: rm {path}") from error
+
+    def recorded_hosts(self) -> list[str]:
+        """Hosts with a remembered process, also those that hosts.toml no longer names."""
+        with _reported(self.folder):
+            return sorted(path.name.removesuffix(".pid") for path in self.folder.glob("*.pid"))
+
+    def forget(self, host: str) -> None:
+        """Drop the record of a process that ended."""
+        path = self._pid_file(host)
+        with _reported(path):
+            path.unlink(missing_ok=True)
+
+    def log_tail(self, host: str, lines: int = 50) -> list[str]:
+        """The last lines of the host's log."""
+        path = self.log_file(host)
+        with _reported(path), suppress(FileNotFoundError), path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            return log.read().decode("utf-8", "replace").splitlines()[-lines:]
+        return []
+
+    def last_error(self, host: str) -> DisaggError | None:
+        """The last error in the host's log (servers log JSON lines), None where there is none."""
+        return last_error(self.log_tail(host))
+
+    @contextmanager
+    def locked(self, what: str, timeout_s: float = 10.0) -> Iterator[None]:
+        """Hold the fleet's lock, so that two commands do not interleave. FleetError names who holds it."""
+        self._make()
+        path = self.folder / "lock"
+        with _reported(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _acquire(descriptor, time.monotonic() + timeout_s)
+            note = f"disagg {what} (pid {os.getpid()}, since {time.strftime('%H:%M:%S')})"
+            with suppress(OSError):  # only tells others who holds it: on a full disk, stopping must still work
+                os.truncate(descriptor, 0)
+                os.pwrite(descriptor, note.encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make(self) -> None:
+        with _reported(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _pid_file(self, host: str) -> Path:
+        return self.folder / f"{host}.pid"
+
+
+def _acquire(descriptor: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace") or "another disagg command"
+                raise FleetError(f"the fleet is busy: {holder}", "wait until that command has ended") from None
+            time.sleep(0.1)
+
+
+def _write_private(path: Path, text: str, once: bool = False) -> None:
+    """Write a 0600 file in one step: a reader sees the old content or the new, never a part.
+
+    once: what another command has written there meanwhile stays."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with _reported(path):
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            if once:
+                with suppress(FileExistsError):
+                    os.link(part, path)
+                part.unlink()
+            else:
+                part.replace(path)
+        except OSError:
+            with suppress(OSError):  # the first failure is the one to report
+                part.unlink()
+            raise
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """What the system refuses within is a FleetError about this path."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "make room on that disk" if full else "check that folder and its owner"
+        message = f"cannot use {path} for what disagg remembers: {error.strerror or error}"
+        raise FleetError(message, f"{hint}, or set XDG_STATE_HOME to another folder") from error

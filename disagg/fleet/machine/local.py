@@ -1,0 +1,119 @@
+"""This machine, through the same scripts as the others."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+from disagg.errors import FleetError
+from disagg.fleet.machine import interruption, shell
+from disagg.fleet.machine.output import Stream
+from disagg.fleet.machine.posix import Job, ShellMachine
+
+_DRAIN_S = 1.0
+"""How long output may stay silent after the command ended: a process it left behind may hold it open for ever."""
+
+
+class LocalMachine(ShellMachine):
+    """A host with connector "local"."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._running: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def execute(self, job: Job) -> tuple[int, float]:
+        """See ShellMachine."""
+        began = time.monotonic()
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", shell.BOOTSTRAP],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                cwd=Path.home(),
+            )
+        except OSError as error:
+            raise FleetError(f"{self._name}: cannot run /bin/sh here: {error.strerror}") from error
+        self._running = process
+        with process:
+            feeder = Thread(target=_feed, args=(process, job), daemon=True)
+            feeder.start()
+            try:
+                _collect(process, job, began + job.timeout)
+            except BaseException:  # also an interruption: nothing goes on running
+                _kill(process)
+                raise
+            finally:
+                self._running = None
+                process.wait()
+                feeder.join()
+        code = process.returncode
+        return (128 - code if code < 0 else code), time.monotonic() - began
+
+    def close(self) -> None:
+        """See Machine."""
+        process = self._running
+        if process is not None:
+            _kill(process)
+
+
+def _feed(process: subprocess.Popen[bytes], job: Job) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it ended early, and says itself why
+        process.stdin.write(job.program)
+        while job.payload is not None and (data := job.payload.read(1 << 16)):
+            process.stdin.write(data)
+        process.stdin.flush()
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+
+
+def _collect(process: subprocess.Popen[bytes], job: Job, deadline: float) -> None:
+    """Pass output on until both streams ended, or the process did and the streams fell silent."""
+    assert process.stdout is not None and process.stderr is not None
+    streams: list[tuple[IO[bytes], Stream]] = [(process.stdout, job.stdout), (process.stderr, job.stderr)]
+    with selectors.DefaultSelector() as selector:
+        for pipe, stream in streams:
+            selector.register(pipe, selectors.EVENT_READ, stream)
+        last = time.monotonic()
+        while selector.get_map():
+            for key, _ in selector.select(interruption.PATIENCE_S):
+                last = time.monotonic()
+                if data := os.read(key.fd, 1 << 16):
+                    key.data.feed(data)
+                else:
+                    selector.unregister(key.fileobj)
+            interruption.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            if process.poll() is not None and time.monotonic() - last > _DRAIN_S:
+                break
+        while process.poll() is None:  # it closed its output and goes on
+            interruption.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(interruption.PATIENCE_S)
+    for _, stream in streams:
+        stream.end()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process group: SIGTERM, so that scripts remove what they left half done, then SIGKILL."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+            os.killpg(process.pid, kind)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)

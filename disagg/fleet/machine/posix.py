@@ -1,0 +1,139 @@
+"""What every machine with a POSIX shell does the same way, whatever carries its bytes."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from disagg.errors import FleetError
+from disagg.fleet.machine import shell
+from disagg.fleet.machine.base import MAX_OUTPUT, CommandFailed, HostUnreachable, Result
+from disagg.fleet.machine.output import Stream, last_lines
+from disagg.fleet.machine.tree import packed
+
+_SMALL_S = 30.0
+"""For reading and writing one file."""
+_WORDS = 5
+"""Lines that are quoted of what a command said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of BOOTSTRAP: what it reads, how long it may take, where its output goes.
+
+    program: from `shell.program`. payload: what the program itself reads, if anything.
+    """
+
+    program: bytes
+    stdout: Stream
+    stderr: Stream
+    timeout: float
+    payload: IO[bytes] | None = None
+
+
+class ShellMachine(ABC):
+    """Machine, on top of one abstract thing: carrying out a Job."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The host's name in hosts.toml."""
+
+    @abstractmethod
+    def execute(self, job: Job) -> tuple[int, float]:
+        """Carry out a job to its end: exit code (128 + n for signal n) and seconds.
+
+        Raises TimeoutError after `job.timeout` and Cancelled where this thread's work was given up, both after the
+        process group was killed; HostUnreachable where the link breaks.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; a command that still runs is killed."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        script: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        on_line: Callable[[str], None] | None = None,
+    ) -> Result:
+        """See Machine."""
+        if script is None and not argv:
+            raise FleetError("there is no command to run")
+        program = shell.program(argv, script, environment)
+        return self._run(tuple(argv), Job(program, Stream(on_line), Stream(on_line), timeout))
+
+    def put_tree(self, files: Mapping[str, bytes | Path], target: str, *, timeout: float = 600.0) -> int:
+        """See Machine."""
+        with packed(files) as archive:
+            program = shell.program((target,), shell.PUT_TREE, takes_input=True)
+            job = Job(program, Stream(), Stream(), timeout, archive.stream)
+            self._require(self._run(("put_tree", target), job), f"cannot put {len(files)} files into {target}")
+            return archive.size
+
+    def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        """See Machine."""
+        program = shell.program((path, f"{mode:o}", str(len(content))), shell.WRITE, takes_input=True)
+        job = Job(program, Stream(), Stream(), _SMALL_S, io.BytesIO(content))
+        self._require(self._run(("write", path), job), f"cannot write {path}")
+
+    def read(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
+        """See Machine."""
+        program = shell.program((path, str(limit)), shell.READ)
+        job = Job(program, Stream(keep=max(limit, MAX_OUTPUT)), Stream(), _SMALL_S)
+        result = self._run(("read", path), job)
+        if not result.ok and result.stderr.rstrip().endswith(("No such file", "No such file or directory")):
+            return None
+        self._require(result, f"cannot read {path}")
+        return job.stdout.content
+
+    def _run(self, argv: tuple[str, ...], job: Job) -> Result:
+        try:
+            code, seconds = self.execute(job)
+        except TimeoutError:
+            words = last_lines(job.stderr.text or job.stdout.text, _WORDS)
+            raise FleetError(
+                f"{self.name}: {_shown(argv)} did not end within {job.timeout:g} s and was killed"
+                + (f"; its last words:\n{words}" if words else ""),
+                f"see what holds it up: disagg ssh {self.name}",
+            ) from None
+        if job.stdout.pid is None or job.stderr.pid is None:
+            said = last_lines(f"{job.stdout.greeting}\n{job.stderr.greeting}", _WORDS) or "nothing"
+            raise HostUnreachable(
+                f"{self.name}: the login shell ended with code {code} before it ran anything; it said: {said}",
+                "the account needs a shell that can run /bin/sh",
+            )
+        return Result(argv, code, job.stdout.text, job.stderr.text, seconds)
+
+    def _require(self, result: Result, what: str) -> None:
+        if not result.ok:
+            words = last_lines(result.stderr, _WORDS) or f"exit code {result.code}"
+            error = CommandFailed(f"{self.name}: {what}: {words}", _mend(words, self.name))
+            error.result = result
+            raise error
+
+
+def _mend(words: str, host: str) -> str:
+    """The command that mends what these words of a system tool complain about."""
+    for sign, hint in (
+        ("No space left", f"make room: disagg exec --host {host} -- df -h"),
+        ("Disk quota exceeded", "make room within the account's quota: quota -s"),
+        ("Read-only file system", f"its disk is mounted read-only: disagg exec --host {host} -- mount"),
+        ("Permission denied", f"the account may not write there: disagg exec --host {host} -- ls -la"),
+        ("Operation not permitted", f"the account may not write there: disagg exec --host {host} -- ls -la"),
+    ):
+        if sign in words:
+            return hint
+    return ""
+
+
+def _shown(argv: tuple[str, ...]) -> str:
+    text = " ".join(argv[:8]) if argv else "a script"
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -1,0 +1,193 @@
+"""Processes on this machine: spawn detached, recognise, end; which ports are taken, and by whom.
+
+A pid alone names no process, since the kernel hands it out again: `identity` adds the moment the process began, and
+nothing here signals a process whose identity is not the recorded one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from disagg.errors import DisaggError, FleetError
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Servers that this very process spawned: as their parent it must reap them, or they linger as zombies."""
+
+
+def spawn(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
+    """Start a process in a session of its own, deaf to this terminal, writing to `log`; its pid.
+
+    `environment` is added to this process's own. The log of the run before is kept as <log>.1.
+    """
+    try:
+        if log.exists():
+            log.replace(log.with_name(log.name + ".1"))
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FleetError(
+            f"cannot write {log}: {error.strerror}", "check that folder, its owner and its disk"
+        ) from error
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+            cwd=log.parent,
+            env={**os.environ, **environment},
+        )
+    except OSError as error:
+        raise FleetError(
+            f"cannot run {argv[0]}: {error.strerror}", "check `python` of this host in hosts.toml"
+        ) from error
+    finally:
+        os.close(descriptor)
+    _children[process.pid] = process
+    return process.pid
+
+
+def python_command(python: str | None) -> tuple[list[str], dict[str, str]]:
+    """How to run a module of disagg: argv up to `-m`, and the environment it needs.
+
+    -P keeps the working folder off sys.path, where a stray http.py would break the server. With this interpreter
+    the child also gets this very package, installed or not.
+    """
+    if python is not None:
+        return [python, "-P", "-m"], {}
+    package_root = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
+    return [sys.executable, "-P", "-m"], {"PYTHONPATH": path}
+
+
+def identity(pid: int) -> str | None:
+    """When this process began, in a form that survives clock changes; None if it does not run (or is a zombie)."""
+    child = _children.get(pid)
+    if child is not None and child.poll() is not None:
+        del _children[pid]
+        return None
+    if sys.platform == "linux":
+        return _linux_identity(pid)
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.6f}"
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _linux_identity(pid: int) -> str | None:
+    """Boot id and start tick: psutil's create_time() moves when the wall clock is set, these do not."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, start_tick = fields[0], fields[19]
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return None if state in "ZX" else f"{boot}:{start_tick}"
+
+
+def end(pid: int, expected: str, grace_s: float) -> bool:
+    """End the process group that `spawn` made: SIGTERM, then SIGKILL after `grace_s`. True if it had to be killed.
+
+    Does nothing where `pid` is no longer the process with the expected identity.
+    """
+    if identity(pid) != expected:
+        return False
+    for kind, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(pid, kind)
+        except ProcessLookupError:
+            return kind == signal.SIGKILL
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            if identity(pid) != expected:
+                return kind == signal.SIGKILL
+            time.sleep(0.02)
+    raise FleetError(f"process {pid} survives SIGKILL", "it hangs in the kernel (a device or network file system)")
+
+
+def port_taken(address: str, port: int) -> bool:
+    """Whether a server could not listen on address:port. FleetError if it never could."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+            probe.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return True
+        hint = 'a host with connector "local" needs an address of this machine, for example 127.0.0.1'
+        if error.errno == errno.EACCES:
+            hint = "choose a port above 1023"
+        raise FleetError(f"cannot listen on {address}:{port}: {error.strerror}", hint) from error
+    return False
+
+
+def port_holder(port: int) -> str:
+    """Who listens on the port, as "name (pid N)"; "another process" where that cannot be seen."""
+    try:
+        listening = psutil.net_connections("tcp")
+    except psutil.AccessDenied:  # macOS tells only root
+        return "another process"
+    for connection in listening:
+        here = connection.status == psutil.CONN_LISTEN and getattr(connection.laddr, "port", None) == port
+        if here and connection.pid:
+            try:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+            except psutil.NoSuchProcess:
+                continue
+    return "another process"
+
+
+def run_json(argv: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
+    """Run a command that prints one JSON object, and return it; `{"error": ...}` is raised as the error it describes.
+
+    The command's process group is ended when this is interrupted or the time is over.
+    """
+    process = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, **environment},
+        text=True,
+        errors="replace",
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise FleetError(f"no result after {timeout_s:g} s", "give it longer: --timeout SECONDS") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # a grandchild in another session may hold the pipes open
+                process.communicate(timeout=5)
+    return _one_object(out, err, process.returncode)
+
+
+def _one_object(out: str, err: str, exit_code: int) -> dict[str, Any]:
+    try:
+        body = json.loads(out)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        tail = "\n".join((err.strip() or out.strip() or "(no output)").splitlines()[-20:])
+        raise FleetError(f"the process ended with code {exit_code} and no result; its last words:\n{tail}")
+    if isinstance(body.get("error"), dict):
+        raise DisaggError.from_json(body["error"])
+    return body

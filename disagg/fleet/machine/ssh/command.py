@@ -1,0 +1,42 @@
+"""The ssh command line that reaches a host the way `ssh.py` does."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from disagg.config import Host
+from disagg.errors import UsageError
+from disagg.fleet.machine.ssh.settings import settings_for
+
+
+def ssh_command(host: Host, command: Sequence[str] = (), *, terminal: bool = False) -> list[str]:
+    """argv of the system's ssh. One word of `command` is a line for the shell there; several are quoted for it.
+
+    ssh reads its own configuration for the address of hosts.toml, so gateways are found as usual; what hosts.toml says
+    goes before that. terminal: give the command one too, so that sudo can ask for a password. UsageError for a host
+    that is this machine.
+    """
+    if host.connector == "local":
+        raise UsageError(f'{host.name} is this machine: its connector is "local"', "you are there already")
+    settings = settings_for(host)
+    argv = ["ssh", "-l", settings.user, "-p", str(settings.port)]
+    if settings.identities_only:
+        argv += ["-o", "IdentitiesOnly=yes"]
+    for path in settings.identities:
+        if path == settings.explicit or path.is_file():
+            argv += ["-i", str(path)]
+    argv += ["-o", "UserKnownHostsFile=" + " ".join(f'"{path}"' for path in settings.known_hosts)]
+    argv += ["-t"] if terminal and command else []
+    argv += _configuration()
+    line = command[0] if len(command) == 1 else shlex.join(command)
+    return [*argv, "--", host.address, *([line] if command else [])]
+
+
+def _configuration() -> list[str]:
+    """ssh looks into the home folder of the account, and everything else into $HOME."""
+    own = Path.home() / ".ssh" / "config"
+    return ["-F", str(own)] if own.is_file() and str(Path.home()) != pwd.getpwuid(os.getuid()).pw_dir else []

@@ -1,0 +1,175 @@
+"""An SSH connection to one host, opened with its host key checked.
+
+fabric opens the connection and its gateways. It would accept any host key and try keys blindly, so both decisions are
+taken from it: `_KeyCheck` here, `ssh_keys.Keys` for the login. `ssh_errors` puts what goes wrong into our words.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any, Final
+
+import fabric
+import paramiko
+
+from disagg.fleet.machine.ssh.errors import explain, refused_key
+from disagg.fleet.machine.ssh.keys import Keys
+from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts
+from disagg.fleet.machine.ssh.settings import Settings
+
+# paramiko prints tracebacks of its threads; what matters of them arrives as exceptions.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. connect: until TCP stands, and again until keys are agreed on. banner: until sshd says its version.
+    auth: for each answer to a login. dead_link: until a link that carries nothing counts as broken."""
+
+    connect: float = 8.0
+    banner: float = 6.0
+    auth: float = 15.0
+    channel: float = 10.0
+    dead_link: float = 8.0
+
+
+DEFAULT: Final = Timeouts()
+
+
+def open_connection(name: str, settings: Settings, timeouts: Timeouts = DEFAULT) -> fabric.Connection:
+    """Connect and log in. `name`: the host's name in hosts.toml, for messages.
+
+    Raises HostKeyRefused, LoginRefused, HostUnreachable.
+    """
+    connection = _connection(name, settings, timeouts)
+    try:
+        connection.open()
+    except BaseException as error:
+        close_connection(connection)
+        if isinstance(error, (OSError, EOFError, paramiko.SSHException)):
+            raise explain(name, settings, error) from error
+        raise
+    hop: Any = connection
+    while isinstance(hop, fabric.Connection):
+        if isinstance(hop.transport.sock, socket.socket):  # through a gateway it is a channel
+            _tune(hop.transport.sock, timeouts.dead_link)
+        hop = hop.gateway
+    return connection
+
+
+def close_connection(connection: fabric.Connection) -> None:
+    """Close it and its gateways. fabric leaves both what it could not open and the gateways open."""
+    hop: Any = connection
+    while isinstance(hop, fabric.Connection):
+        hop.client.close()
+        hop = hop.gateway
+
+
+def offered_key(name: str, settings: Settings, timeouts: Timeouts = DEFAULT) -> HostKey:
+    """The host key that a host shows, unchecked and without logging in. Its gateways, if any, are checked.
+
+    Raises HostKeyRefused, LoginRefused (of a gateway), HostUnreachable.
+    """
+    known = KnownHosts.read(settings.known_hosts)
+    gateway: fabric.Connection | None = None
+    try:
+        sock: Any
+        if settings.jump is not None:
+            gateway = open_connection(name, settings.jump, timeouts)
+            place = (settings.address, settings.port)
+            sock = gateway.transport.open_channel("direct-tcpip", place, ("", 0), timeout=timeouts.channel)
+        elif settings.proxy_command is not None:
+            sock = paramiko.ProxyCommand(settings.proxy_command)
+        else:
+            sock = socket.create_connection((settings.address, settings.port), timeouts.connect)
+        transport = _transport_factory(known, settings)(sock)
+        try:
+            transport.banner_timeout = timeouts.banner
+            transport.start_client(timeout=timeouts.connect)
+            key = transport.get_remote_server_key()
+            return HostKey(key.get_name(), key.asbytes())
+        finally:
+            transport.close()
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        raise explain(name, settings, error) from error
+    finally:
+        if gateway is not None:
+            close_connection(gateway)
+
+
+def _connection(name: str, settings: Settings, timeouts: Timeouts) -> fabric.Connection:
+    known = KnownHosts.read(settings.known_hosts)
+    gateway: Any = settings.proxy_command or False
+    if settings.jump is not None:
+        gateway = _connection(name, settings.jump, timeouts)
+    connection = fabric.Connection(
+        settings.address,
+        user=settings.user,
+        port=settings.port,
+        config=fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True),  # read already, into settings
+        gateway=gateway,
+        connect_timeout=settings.connect_timeout or timeouts.connect,
+        connect_kwargs={
+            "auth_strategy": Keys(settings),
+            "transport_factory": _transport_factory(known, settings),
+            "banner_timeout": timeouts.banner,
+            "auth_timeout": timeouts.auth,
+            "channel_timeout": timeouts.channel,
+        },
+    )
+    connection.client.set_missing_host_key_policy(_KeyCheck(name, settings, known))
+    return connection
+
+
+def _transport_factory(known: KnownHosts, settings: Settings) -> Any:
+    """Makes transports that ask for the kinds of host key we know, before any other."""
+    kinds = [entry.key.kind for entry in known.of(settings.known_as) if not entry.revoked]
+
+    def make(sock: Any, **options: Any) -> paramiko.Transport:
+        transport = paramiko.Transport(sock, **options)
+        security = transport.get_security_options()
+        rsa = "ssh-rsa" in kinds  # the key's kind; what is negotiated are ways to sign with it
+        wanted = [kind for kind in security.key_types if kind in kinds or (rsa and kind.startswith("rsa-"))]
+        security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
+        return transport
+
+    return make
+
+
+class _KeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko has no types
+    """paramiko is given no known hosts, so it asks this about every key."""
+
+    def __init__(self, name: str, settings: Settings, known: KnownHosts) -> None:
+        self.name, self.settings, self.known = name, settings, known
+
+    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+        offered = HostKey(key.get_name(), key.asbytes())
+        verdict = self.known.check(self.settings.known_as, offered)
+        if verdict != "known":
+            client.close()
+            raise refused_key(self.name, self.settings, verdict, offered, self.known)
+
+
+def _tune(sock: socket.socket, dead_link_s: float) -> None:
+    """No delay for small packets (44 ms a command without), and an end to links that carry nothing.
+
+    paramiko's own keepalive notices no dead peer; the kernel's does.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", int(dead_link_s // 2)),  # Linux
+        ("TCP_KEEPALIVE", int(dead_link_s // 2)),  # macOS's name for it
+        ("TCP_KEEPINTVL", max(1, int(dead_link_s // 8))),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", int(dead_link_s * 1000)),  # Linux: also with unacknowledged data under way
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), max(1, value))
+    if sys.platform == "darwin":
+        # TCP_RXT_CONNDROPTIME of <netinet/tcp.h>, which Python does not name: macOS' TCP_USER_TIMEOUT, in seconds.
+        sock.setsockopt(socket.IPPROTO_TCP, 0x80, max(1, int(dead_link_s)))

@@ -1,0 +1,122 @@
+"""What sockets and paramiko raise, as our errors: which host, what happened, and the command that mends it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+from typing import Any
+
+import paramiko
+from paramiko.auth_strategy import AuthFailure
+from paramiko.ssh_exception import BadAuthenticationType, NoValidConnectionsError
+
+from disagg.errors import DisaggError
+from disagg.fleet.machine.base import HostKeyRefused, HostUnreachable, LoginRefused
+from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts, Verdict, remove_commands
+from disagg.fleet.machine.ssh.settings import Settings
+
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+_SILENT = ("banner", "No existing session")
+"""In what paramiko says where sshd says nothing; the second is its word for an agreement that did not end in time."""
+
+
+def explain(name: str, settings: Settings, error: BaseException) -> DisaggError:
+    """Any error of opening or using a connection. `name`: the host's name in hosts.toml."""
+    if isinstance(error, NoValidConnectionsError):
+        error = next(iter(error.errors.values()))
+    if isinstance(error, DisaggError):
+        return error
+    if isinstance(error, AuthFailure):
+        return _login_error(name, settings, error)
+    if isinstance(error, paramiko.AuthenticationException):
+        return _refused(name, settings, str(error))
+    if isinstance(error, OSError):
+        return _socket_error(name, settings, error)
+    text = str(error) or type(error).__name__
+    if any(sign in text for sign in _SILENT):
+        return HostUnreachable(
+            f"{name}: {_where(settings)} takes the connection, but its sshd says nothing: hung, overloaded, or no sshd",
+            f"look from here: {_ssh(settings)} -v; on the machine: restart sshd",
+        )
+    return HostUnreachable(f"{name}: the connection to {_where(settings)} broke: {text}", f"{_ssh(settings)} -v")
+
+
+def refused_key(name: str, settings: Settings, verdict: Verdict, offered: HostKey, known: KnownHosts) -> HostKeyRefused:
+    """The error about a host key that is unknown, changed or revoked."""
+    shown = f"{offered.kind} {offered.fingerprint}"
+    if verdict == "unknown":
+        return HostKeyRefused(
+            f"{name}: the host key of {settings.known_as} is unknown; it shows {shown}",
+            f"disagg trust {name}, where that fingerprint is the machine's own",
+        )
+    if verdict == "revoked":
+        return HostKeyRefused(
+            f"{name}: the host key of {settings.known_as} is revoked in known_hosts; it shows {shown}",
+            "somebody may be listening in: give the machine a new host key",
+        )
+    entries = [entry for entry in known.of(settings.known_as) if not entry.revoked]
+    before = ", ".join(f"{entry.key.kind} {entry.key.fingerprint}" for entry in entries)
+    return HostKeyRefused(
+        f"{name}: the host key of {settings.known_as} has changed from {before} to {shown}: "
+        "the machine was set up anew, or somebody is listening in",
+        f"only if it was set up anew: {remove_commands(entries, settings.known_as)}; then: disagg trust {name}",
+    )
+
+
+def _socket_error(name: str, settings: Settings, error: OSError) -> HostUnreachable:
+    where, ping = _where(settings), f"ping {settings.address}"
+    words = error.strerror or str(error) or type(error).__name__
+    if isinstance(error, socket.gaierror):
+        return HostUnreachable(
+            f"{name}: the name {settings.address} cannot be resolved: {words}",
+            "correct `address` in hosts.toml, or HostName in ~/.ssh/config",
+        )
+    if isinstance(error, TimeoutError):
+        return HostUnreachable(f"{name}: {where} does not answer", ping)
+    if error.errno == errno.ECONNREFUSED:
+        return HostUnreachable(
+            f"{name}: nothing listens on {where}",
+            "on the machine, Linux: sudo systemctl enable --now ssh; macOS: sudo systemsetup -setremotelogin on; "
+            f"or correct `ssh_port` of {name} in hosts.toml",
+        )
+    if error.errno in _NO_ROUTE and sys.platform == "darwin":
+        ping = f"System Settings > Privacy & Security > Local Network: allow this program; then: {ping}"
+    return HostUnreachable(f"{name}: {where}: {words}", ping if error.errno in _NO_ROUTE else f"{_ssh(settings)} -v")
+
+
+def _login_error(name: str, settings: Settings, failure: Any) -> DisaggError:
+    """Why none of the keys let us in."""
+    results = [attempt.result for attempt in failure.result]
+    trouble = failure.result.strategy.trouble
+    methods = next((result.allowed_types for result in results if isinstance(result, BadAuthenticationType)), None)
+    if methods and "publickey" not in methods:
+        return LoginRefused(
+            f"{name}: takes no keys now, only {', '.join(methods)}: a Mac that restarted with FileVault is locked",
+            f"unlock it with the password: {_ssh(settings)}; on Linux: PubkeyAuthentication yes in sshd_config",
+        )
+    broken = [result for result in results if not isinstance(result, paramiko.AuthenticationException)]
+    if broken:
+        return HostUnreachable(
+            f"{name}: the connection to {_where(settings)} broke while {settings.user} logged in: {broken[0]}",
+            f"{_ssh(settings)} -v",
+        )
+    tried = f"{len(results)} key{'' if len(results) == 1 else 's'} tried" if results else "there is no key to try"
+    return _refused(name, settings, "; ".join([tried, *trouble]))
+
+
+def _refused(name: str, settings: Settings, why: str) -> LoginRefused:
+    copy = _ssh(settings).replace("ssh ", "ssh-copy-id ", 1)
+    return LoginRefused(
+        f"{name}: {settings.address} does not let {settings.user} in: {why}",
+        f"{copy}; or correct `user` and `key` of {name} in hosts.toml",
+    )
+
+
+def _where(settings: Settings) -> str:
+    return f"{settings.address}:{settings.port}"
+
+
+def _ssh(settings: Settings) -> str:
+    port = "" if settings.port == 22 else f"-p {settings.port} "
+    return f"ssh {port}{settings.user}@{settings.address}"

@@ -1,0 +1,166 @@
+"""How to reach a host: hosts.toml first, then ~/.ssh/config, then /etc/ssh/ssh_config, as the ssh command would.
+
+What paramiko leaves out is done here: `Include`, `ProxyJump none`, `IdentitiesOnly`, files of known hosts.
+"""
+
+from __future__ import annotations
+
+import getpass
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from disagg.config import Host
+from disagg.errors import FleetError
+from disagg.fleet.machine.ssh.known_hosts import host_name
+
+if TYPE_CHECKING:
+    import paramiko
+
+SYSTEM_CONFIG: Final = Path("/etc/ssh/ssh_config")
+_MAX_DEPTH = 16
+_MAX_JUMPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One hop. `address` and `port` are dialled; `known_as` is its name in known_hosts.
+
+    identities: private key files to try, in order. `explicit`: they were asked for, so a missing one is an error
+    worth telling. jump: the hop to go through. proxy_command: what to talk through instead of a socket.
+    """
+
+    address: str
+    port: int
+    user: str
+    known_as: str
+    identities: tuple[Path, ...]
+    identities_only: bool
+    known_hosts: tuple[Path, ...]
+    connect_timeout: float | None = None
+    jump: Settings | None = None
+    proxy_command: str | None = None
+    explicit: Path | None = None
+
+
+def settings_for(host: Host) -> Settings:
+    """The settings of a host of hosts.toml. FleetError where ssh_config cannot be read."""
+    import paramiko
+
+    try:
+        config = paramiko.SSHConfig.from_text("\n".join(_config_lines()))
+        return _hop(config, _Target(host.address, host.user, host.ssh_port, host.key))
+    # ValueError: an unbalanced quote, a port that is no number.
+    except (paramiko.ssh_exception.ConfigParseError, paramiko.ssh_exception.CouldNotCanonicalize, ValueError) as error:
+        raise FleetError(
+            f"{host.name}: ~/.ssh/config cannot be read: {error}", "ssh -G HOST shows what it means"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A place to reach, before ssh_config is asked about it."""
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    key: str | None = None
+
+
+def _hop(config: paramiko.SSHConfig, target: _Target, depth: int = 0) -> Settings:
+    if depth > _MAX_JUMPS:
+        raise FleetError(f"ProxyJump in ~/.ssh/config leads in a circle at {target.name}", f"ssh -G {target.name}")
+    found = config.lookup(target.name)
+    address = found.get("hostname", target.name)
+    number = target.port or _number(found, "port", 22)
+    explicit = Path(target.key).expanduser() if target.key else None
+    jump = found.get("proxyjump", "none")
+    proxy_command = found.get("proxycommand", "none")
+    named = tuple(Path(path).expanduser() for path in found.get("identityfile", ()))
+    return Settings(
+        address=address,
+        port=number,
+        user=target.user or found.get("user") or getpass.getuser(),
+        known_as=found["hostkeyalias"].lower() if "hostkeyalias" in found else host_name(address, number),
+        identities=(explicit,) if explicit else named or _default_identities(),
+        identities_only=explicit is not None or found.get("identitiesonly", "no").lower() == "yes",
+        known_hosts=_known_hosts_files(found),
+        connect_timeout=float(_number(found, "connecttimeout", 0)) or None,
+        jump=None if jump.lower() == "none" else _jump(config, jump, address, depth),
+        proxy_command=proxy_command if proxy_command.lower() != "none" and jump.lower() == "none" else None,
+        explicit=explicit,
+    )
+
+
+def _jump(config: paramiko.SSHConfig, jump: str, towards: str, depth: int) -> Settings | None:
+    """The last hop of a ProxyJump list; each hop goes through the one before it."""
+    before: Settings | None = None
+    for hop in jump.split(","):
+        user, _, place = hop.strip().removeprefix("ssh://").rpartition("@")
+        bracketed = re.fullmatch(r"\[(.+)\](?::([0-9]+))?", place)
+        name, port = bracketed.groups() if bracketed else (place, None)
+        if not bracketed and place.count(":") == 1:
+            name, port = place.split(":")
+        if config.lookup(name).get("hostname", name) == towards:
+            return before  # a wildcard in the file gives the gateway itself as its own gateway
+        settings = _hop(config, _Target(name, user or None, int(port) if port else None), depth + 1)
+        before = replace(settings, jump=before, proxy_command=None) if before else settings
+    return before
+
+
+def _number(found: dict[str, Any], key: str, default: int) -> int:
+    try:
+        return int(found.get(key, default))
+    except ValueError:
+        raise FleetError(f"{key} in ~/.ssh/config is {found[key]!r}, not a number", "correct that line") from None
+
+
+def _default_identities() -> tuple[Path, ...]:
+    folder = Path.home() / ".ssh"
+    return tuple(folder / f"id_{kind}" for kind in ("ed25519", "ecdsa", "rsa"))
+
+
+def _known_hosts_files(found: dict[str, Any]) -> tuple[Path, ...]:
+    """The user's files first: the first of them is where `disagg trust` writes."""
+    user = shlex.split(found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"))
+    everyone = shlex.split(found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"))
+    return tuple(Path(path).expanduser() for path in (*user, *everyone) if path.lower() != "none")
+
+
+def _config_lines() -> Iterator[str]:
+    for path in (Path.home() / ".ssh/config", SYSTEM_CONFIG):
+        yield "Host *"
+        yield from _lines(path, "Host *", 0)
+
+
+def _lines(path: Path, block: str, depth: int) -> Iterator[str]:
+    """The file's lines with those of the files it includes in their place, each within the block it stands in."""
+    if depth > _MAX_DEPTH:
+        raise FleetError(f"{path}: Include leads in a circle", "correct ~/.ssh/config")
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, IsADirectoryError):
+        return
+    except OSError as error:
+        raise FleetError(f"cannot read {path}: {error.strerror}", f"ls -l {path}") from error
+    for line in io.StringIO(text):
+        keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
+        if keyword.lower() in ("host", "match"):
+            block = line.strip()
+        if keyword.lower() != "include":
+            yield line.rstrip("\n")
+            continue
+        base = path.parent if path.is_relative_to("/etc") else Path.home() / ".ssh"
+        for pattern in shlex.split(rest):
+            for included in _glob(pattern, base):
+                yield from _lines(included, block, depth + 1)
+                yield block
+
+
+def _glob(pattern: str, base: Path) -> list[Path]:
+    path = base / Path(pattern).expanduser()
+    return sorted(Path("/").glob(str(path.relative_to("/"))))

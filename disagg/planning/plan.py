@@ -1,0 +1,168 @@
+"""A hand-off against each machine alone, predicted: when it wins, which link it wants, how much a pair serves.
+
+TTFT  = overhead + prefill + exposed transfer + ingest + first decode step
+total = overhead + prefill + exposed transfer + ingest + all decode steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from disagg.planning.decode import generation, ingest, step
+from disagg.planning.devices import Device
+from disagg.planning.link import Link, Wire, ship
+from disagg.planning.prefill import prefill
+from disagg.planning.shapes import ModelShape
+
+# A transfer counts as hidden when it adds no more than this share of the prefill, or this many seconds.
+HIDDEN_SHARE = 0.02
+HIDDEN_S = 0.005
+# A second HTTP call, a ticket, a TCP connection: assumed. 4 to 40 ms were measured between servers on one busy machine.
+HANDOFF_OVERHEAD_S = 0.005
+SHORTEST_PROMPT = 16
+LINKS_GBIT_S = (0.05, 1600.0)  # where a link that hides is looked for
+PRECISION = 0.01
+
+Bound = Literal["prefill", "link", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model on a pair of machines. dtype: of compute and KV. wire: how KV travels; int8 is priced by its bytes
+    alone, packing and unpacking are taken to cost nothing."""
+
+    shape: ModelShape
+    prefill_device: Device
+    decode_device: Device
+    link: Link
+    dtype: str = "bfloat16"
+    chunk_tokens: int = 2048
+    wire: Wire = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """One predicted request, in seconds. decode_s: every step, first_step_s among them. kv_bytes: on the wire."""
+
+    prefill_s: float
+    decode_s: float
+    first_step_s: float
+    kv_bytes: float = 0.0
+    transfer_s: float = 0.0
+    hidden_s: float = 0.0
+    exposed_s: float = 0.0
+    ingest_s: float = 0.0
+    overhead_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        return self.overhead_s + self.prefill_s + self.exposed_s + self.ingest_s + self.first_step_s
+
+    @property
+    def total_s(self) -> float:
+        return self.overhead_s + self.prefill_s + self.exposed_s + self.ingest_s + self.decode_s
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the transfer is, for all that a user would notice, hidden."""
+        return self.exposed_s <= max(HIDDEN_SHARE * self.prefill_s, HIDDEN_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What a pair serves when it never waits for requests. `bound`: what holds it there."""
+
+    batch: int
+    decode_tokens_per_s: float
+    requests_per_s: float
+    bound: Bound
+
+
+def disaggregated(setup: Setup, prompt: int, output: int) -> Forecast:
+    """A request handed over: the prompt but its last token on one machine, the rest on the other."""
+    reading = prefill(setup.prefill_device, setup.shape, prompt - 1, setup.dtype, setup.chunk_tokens)
+    shipment = ship(reading, setup.shape, setup.dtype, setup.link, setup.wire)
+    return replace(
+        _writing(setup, setup.decode_device, prompt, output),
+        prefill_s=reading.seconds,
+        kv_bytes=shipment.nbytes,
+        transfer_s=shipment.busy_s,
+        hidden_s=shipment.hidden_s,
+        exposed_s=shipment.exposed_s,
+        overhead_s=HANDOFF_OVERHEAD_S,
+        ingest_s=ingest(setup.shape.kv_bytes(prompt - 1, setup.dtype)),
+    )
+
+
+def alone(setup: Setup, device: Device, prompt: int, output: int) -> Forecast:
+    """The same request, all of it on one machine."""
+    reading = prefill(device, setup.shape, prompt - 1, setup.dtype, setup.chunk_tokens)
+    return replace(_writing(setup, device, prompt, output), prefill_s=reading.seconds)
+
+
+def crossover(setup: Setup, output: int, longest: int) -> int | None:
+    """The shortest prompt from which on the hand-off beats both machines alone; None where none up to `longest`."""
+
+    def wins(prompt: int) -> bool:
+        machines = (setup.decode_device, setup.prefill_device)
+        best = min(alone(setup, device, prompt, output).total_s for device in machines)
+        return disaggregated(setup, prompt, output).total_s < best
+
+    low, high = SHORTEST_PROMPT, SHORTEST_PROMPT
+    while not wins(high):
+        if high >= longest:
+            return None
+        low, high = high, min(2 * high, longest)
+    while high - low > max(1, PRECISION * high):
+        middle = (low + high) // 2
+        low, high = (low, middle) if wins(middle) else (middle, high)
+    return high
+
+
+def hiding_gbit_s(setup: Setup, prompt: int) -> float | None:
+    """The slowest link that hides the transfer of such a prompt; None where even the fastest does not."""
+
+    def hides(gbit_s: float) -> bool:
+        faster = replace(setup, link=replace(setup.link, gbit_s=gbit_s))
+        return disaggregated(faster, prompt, 1).hidden
+
+    low, high = LINKS_GBIT_S
+    if not hides(high):
+        return None
+    return low if hides(low) else _bisected(hides, low, high)
+
+
+def throughput(setup: Setup, prompt: int, output: int, batch: int) -> Throughput:
+    """`batch` requests decode together while the next prompts are read and sent."""
+    one = disaggregated(setup, prompt, output)
+    writing = generation(setup.decode_device, setup.shape, prompt, output, dtype=setup.dtype, batch=batch)
+    rates: dict[Bound, float] = {
+        "prefill": 1 / one.prefill_s if one.prefill_s else float("inf"),
+        "link": 1 / one.transfer_s if one.transfer_s else float("inf"),
+        "decode": batch / (writing + batch * one.ingest_s),
+    }
+    bound = min(rates, key=lambda stage: rates[stage])
+    return Throughput(batch, batch * output / writing, rates[bound], bound)
+
+
+def memory_gb(setup: Setup, context: int, batch: int) -> float:
+    """Weights, and the KV of `batch` requests of `context` tokens, in 1e9 bytes."""
+    return (setup.shape.weight_bytes + batch * setup.shape.kv_bytes(context, setup.dtype)) / 1e9
+
+
+def _writing(setup: Setup, device: Device, prompt: int, output: int) -> Forecast:
+    return Forecast(
+        prefill_s=0.0,
+        decode_s=generation(device, setup.shape, prompt, output, dtype=setup.dtype),
+        first_step_s=step(device, setup.shape, prompt, setup.dtype),
+    )
+
+
+def _bisected(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """The least value for which `holds`, which it does at `high` and not at `low`."""
+    while high > low * (1 + PRECISION):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

@@ -1,0 +1,76 @@
+"""Reading a prompt: layer by layer, chunk by chunk, each bound by arithmetic or by reading its weights.
+
+    layer time = max(FLOPs / reached FLOP/s, weight bytes / reached bytes/s) + overhead
+
+FLOPs are 2 per parameter and token, plus 4 x heads x head_dim per pair of tokens that attention looks at. The output
+head is left out: prefill wants no logits. A layer's KV exists once its query, key and value projections are done,
+before its attention runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from disagg.planning.devices import Device
+from disagg.planning.shapes import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Rows [start, end) of one layer's KV, which exist `at` seconds after prefill began."""
+
+    layer: int
+    start: int
+    end: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A predicted prefill. `emissions` in the order in which they come to be; `chunk_ends`: seconds since the begin."""
+
+    tokens: int
+    emissions: tuple[Emission, ...]
+    chunk_ends: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.chunk_ends[-1] if self.chunk_ends else 0.0
+
+
+def prefill(device: Device, shape: ModelShape, tokens: int, dtype: str, chunk_tokens: int) -> Prefill:
+    """Predict the prefill of `tokens` tokens in chunks of at most `chunk_tokens`."""
+    now = 0.0
+    emissions, chunk_ends = [], []
+    for start in range(0, tokens, chunk_tokens):
+        end = min(tokens, start + chunk_tokens)
+        for layer in range(shape.layers):
+            ready, seconds = _layer(device, shape, dtype, layer, range(start, end))
+            first = max(start, tokens - shape.rows(layer, tokens))
+            if first < end:
+                emissions.append(Emission(layer, first, end, now + ready))
+            now += seconds
+        chunk_ends.append(now)
+    return Prefill(tokens, tuple(emissions), tuple(chunk_ends))
+
+
+def _layer(device: Device, shape: ModelShape, dtype: str, layer: int, chunk: range) -> tuple[float, float]:
+    """Seconds from the layer's begin to its KV, and to its end, over this chunk of tokens."""
+    new = len(chunk)
+    pairs = attended(chunk.start, chunk.stop, shape.windows[layer])
+    dense = 2 * new * shape.dense_params + 4 * shape.heads * shape.head_dim * pairs
+    experts = 2 * new * shape.experts_per_token * shape.expert_params
+    compute = dense / device.flops(dtype) + experts / device.expert_flops(dtype)
+    weights = shape.dense_params * shape.weight_bits / 8
+    weights += shape.distinct_experts(new) * shape.expert_params * shape.expert_bits / 8
+    seconds = max(compute, weights / device.bytes_per_s) + device.layer_overhead_s
+    return seconds * (2 * new * shape.qkv_params / device.flops(dtype)) / compute, seconds
+
+
+def attended(start: int, end: int, window: int | None) -> int:
+    """Pairs of tokens that causal attention looks at for the queries [start, end)."""
+    if window is None:
+        return (end * (end + 1) - start * (start + 1)) // 2
+    growing = min(end, window)  # queries before this one still see every token
+    pairs = max(0, growing * (growing + 1) - start * (start + 1)) // 2
+    return pairs + (end - max(start, window)) * window if end > window else pairs

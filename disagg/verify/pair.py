@@ -1,0 +1,114 @@
+"""A prefill and a decode engine in one process, with a real KV transfer over loopback between them. For `verify`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import queue
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from disagg.config import EngineOptions
+from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, PrefillEngine, Sampling, Token
+from disagg.errors import DisaggError
+from disagg.kv.fingerprint import token_hash
+from disagg.kv.frames import Header
+from disagg.kv.receive import KVServer
+from disagg.kv.received import ReceivedKV
+from disagg.kv.send import Transfer
+from disagg.kv.tickets import Expected, Result, Tickets
+
+PATIENCE_S = 3600.0
+SAMPLE_MODULES = ("argparse", "tarfile", "typing", "subprocess", "inspect", "turtle", "pydoc", "zipfile", "decimal")
+
+
+class _Collector:
+    """A Listener that gathers a whole answer."""
+
+    def __init__(self) -> None:
+        self.outcome: queue.Queue[DecodeTiming | Exception] = queue.Queue()
+        self.tokens: list[int] = []
+
+    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
+        self.tokens += [token.id for token in tokens]
+        if tokens[-1].finish:
+            self.outcome.put(timing)
+
+    def on_error(self, error: Exception) -> None:
+        self.outcome.put(error)
+
+
+@dataclass(slots=True)
+class Pair:
+    """Both engines of one model, and the KV listener between them."""
+
+    prefill: PrefillEngine
+    decode_engine: DecodeEngine
+    tickets: Tickets
+    server: KVServer
+
+    @classmethod
+    def load(cls, prefill_source: str, decode_source: str, options: EngineOptions, context: int) -> Self:
+        """Load the model in both frameworks; ModelError or PreflightRefused where it cannot be served."""
+        from disagg.engines.mlx.engine import MLXDecodeEngine
+        from disagg.engines.transformers.engine import TransformersPrefillEngine
+
+        decode_options = dataclasses.replace(options, name="mlx", device="auto")
+        decode = MLXDecodeEngine(decode_source, context, decode_options)
+        try:
+            prefill = TransformersPrefillEngine(prefill_source, context, options)
+            prefill.info.fingerprint.require_same(decode.info.fingerprint, mine="prefill", theirs="decode")
+        except BaseException:
+            decode.close()
+            raise
+        tickets = Tickets(max_kv_bytes=options.max_kv_bytes, allocate=decode.allocate)
+        return cls(prefill, decode, tickets, KVServer("127.0.0.1", 0, tickets))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.server.close()
+        self.decode_engine.close()
+
+    def sample_prompts(self, length: int) -> tuple[list[int], list[int]]:
+        """Two different prompts of exactly `length` tokens, from source text of the Python standard library."""
+        text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in SAMPLE_MODULES)
+        tokens = self.prefill.tokenizer.encode(text)
+        while len(tokens) < 2 * length + 1:
+            tokens += tokens
+        # The second starts from the far end, so that the two share no text.
+        return tokens[:length], tokens[-length:]
+
+    def hand_over(self, prompt: Sequence[int], chunk: int | None) -> ReceivedKV:
+        """The KV of prompt[:-1], computed by the prefill engine and received over TCP."""
+        arrived: queue.Queue[Result] = queue.Queue()
+        info, n = self.prefill.info, len(prompt) - 1
+        deadline = time.monotonic() + PATIENCE_S
+        expected = Expected("verify", info.layout, info.fingerprint, token_hash(prompt), n)
+        slot = self.tickets.issue(expected, arrived.put, deadline=deadline)
+        header = Header(slot.ticket, "verify", info.fingerprint, info.layout, token_hash(prompt), n)
+        with Transfer.open("127.0.0.1", self.server.port, header, deadline=deadline) as transfer:
+            self.prefill.prefill(prompt[:-1], transfer.send, chunk_tokens=chunk)
+            transfer.finish()
+        result = arrived.get(timeout=PATIENCE_S)
+        if isinstance(result, DisaggError):
+            raise result
+        return result
+
+    def prefill_alone(self, prompt: Sequence[int], sampling: Sampling) -> list[int]:
+        """The prefill engine's own answer."""
+        return [token.id for token in self.prefill.generate(prompt, sampling)]
+
+    def decode(self, prompt: Sequence[int], sampling: Sampling, kv: ReceivedKV | None) -> tuple[list[int], int]:
+        """The decode engine's answer, from `kv` or alone, and how many prompt tokens it computed itself."""
+        collector = _Collector()
+        self.decode_engine.submit(DecodeRequest("verify", prompt, sampling, kv), collector)
+        outcome = collector.outcome.get(timeout=PATIENCE_S)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return collector.tokens, outcome.computed_prompt_tokens

@@ -1,0 +1,42 @@
+"""`disagg bench handoff` on this machine; between hosts it runs in tests/integration."""
+
+import json
+
+import pytest
+
+from tests.cli.commandline import run
+
+SMALL = ("bench", "handoff", "--shape", "llama-3.1-8b", "--tokens", 64, "--rounds", 1)
+
+
+def test_json_has_the_rates_and_their_ratio(capsys):
+    assert run(*SMALL, "--json") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert {"handoff_gb_s", "raw_socket_gb_s", "base64_json_gb_s", "ratio_to_raw"} <= set(body)
+    assert body["bytes"] == 64 * 131072
+    assert (body["from"], body["to"], body["shape"]) == ("this machine", "this machine", "llama-3.1-8b")
+
+
+def test_the_table_fits_80_columns_and_says_that_no_model_ran(capsys):
+    assert run(*SMALL) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "No model ran" in out and "hand-off / bare socket" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--from", "dgx-spark-1"), "go together"),
+        (("--shape", "nonsense"), "no model shape 'nonsense' is known"),
+        (("--from", "nobody", "--to", "nobody"), "nobody"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(arguments, message, capsys):
+    assert run("bench", "handoff", *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_path_that_is_not_there_is_called_a_file_and_no_shape(capsys):
+    assert run("bench", "handoff", "--shape", "/no/such/config.json") == 3
+    assert "/no/such/config.json: cannot be read" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""The benchmark's tables at 80 columns, and what must be said beside them."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from disagg.bench.energy import Power
+from disagg.bench.load import Watch
+from disagg.bench.records import Played
+from disagg.bench.result import Result, gather, judge
+from disagg.cli.views.bench import live, result_view
+from disagg.inference.metrics import TTFTParts
+from tests.bench.bench_parts import failed, plan, point, record, result
+
+
+def shown(made: Result, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(result_view(made))
+    text = console.file.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    return text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_figure_is_whole_at_this_width(width):
+    text = shown(result({128: (1.0, 0.8, 0.5), 32768: (100.0, 160.0, 140.0)}, limits={"ttft": 600.0}), width)
+    for word in ("32,768", "decode-alone", "prefill-alone", "6/6", "500 ms", "100 s", "1.60x", "goodput", "stated"):
+        assert word in text
+    assert "…" not in text
+
+
+def test_the_parts_of_ttft_are_whole_where_an_attempt_failed_too():
+    parts = TTFTParts(failed_attempts=0.011, queue=0.0006, tokenise=0.0009, prefill=0.3, first_step=0.0039)
+    records = (record(0.335, prompt=32768, ttft_parts=parts),)
+    cells = gather(plan((point(32768),)), [Played(0, "disagg", False, 0.0, 1.0, records)], Power(), {})
+    text = shown(Result("test", "tiny", "random", "today", plan((point(32768),)), cells, judge(cells)))
+    assert "failed" in text and "prefill" in text and "…" not in text
+    (row,) = [line for line in text.splitlines() if "300 ms" in line]
+    assert "11 ms" in row and "0.6 ms" in row and "3.9 ms" in row
+
+
+def test_every_word_of_the_tables_has_its_formula_in_the_footnote():
+    text = shown(result({128: (1.0, 0.8, 0.5)}, limits={"ttft": 600.0}))
+    for word in (
+        "TTFT:",
+        "E2E:",
+        "TPOT =",
+        "ITL:",
+        "tok/s =",
+        "speedup =",
+        "hidden:",
+        "exposed:",
+        "goodput:",
+        "J/request =",
+    ):
+        assert word in text
+
+
+def test_the_verdict_comes_with_each_load_named():
+    text = shown(result({128: (1.0, 2.0, 1.5)}, loads=(1, 4)))
+    assert text.count("Disaggregation wins at every prompt") == 2 and "output 5, concurrency 4:" in text
+
+
+def test_what_fell_back_failed_or_was_left_out_is_said():
+    made = plan((point(),))
+    records = (
+        record(method="fallback"),
+        failed("Overloaded", "the queue [is] full"),
+        failed("Overloaded", "the queue [is] full"),
+    )
+    cells = gather(made, [Played(0, "disagg", warmup=False, began=0.0, ended=1.0, records=records)], Power(), {})
+    values = {"stopped": "interrupted", "unfinished": 3, "left_out": 7, "warmup_errors": {"PeerLost": 1}}
+    text = " ".join(shown(Result("test", "tiny", "trace", "today", made, cells, judge(cells), **values)).split())
+    assert "2 × disagg: Overloaded the queue [is] full" in text and "1/3" in text
+    assert "stopped: interrupted; 3 requests under way are not counted" in text
+    assert "7 requests of the trace do not fit" in text and "1 warm-up requests failed: PeerLost" in text
+    assert "1 of prompt 100 · output 5 · concurrency 1 fell back" in text
+
+
+def test_a_run_without_any_request_still_has_a_view():
+    made = replace(result({128: (1.0, 2.0, 1.5)}), cells=(), verdict=judge(()), stopped="interrupted")
+    assert "No verdict: nothing was completed." in shown(made)
+
+
+def test_without_a_terminal_there_is_one_line_per_point():
+    console, watch = Console(file=io.StringIO(), width=80), Watch()
+    with live(watch, console):
+        for mode in ("disagg", "decode-alone", "warming up disagg"):
+            watch.doing = f"{mode} · prompt 1 · output 2"
+            watch.changed()
+    assert console.file.getvalue() == "measuring prompt 1 · output 2 …\n"
+
+
+def test_on_a_terminal_progress_shows_the_share_done_and_what_failed():
+    console, watch = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), Watch()
+    with live(watch, console):
+        watch.total_work, watch.work, watch.doing = 100, 42, "disagg · prompt 1"
+        watch.failures["Overloaded"] = 3
+        watch.changed()
+    text = console.file.getvalue()
+    assert "42%" in text and "disagg · prompt 1" in text and "3 failed" in text and "ETA" in text
+
+
+def test_the_live_line_leaves_room_for_an_interrupt_and_shows_the_whole_time_left():
+    console, watch = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), Watch()
+    with live(watch, console, simulated=True):
+        watch.total_work, watch.work = 100, 42
+        watch.doing = "warming up decode-alone · prompt 2,048 · output 64 · concurrency 16"
+        watch.changed()
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", console.file.getvalue())]
+    shown_lines = [line for line in lines if "42%" in line]
+    assert shown_lines and all(len(line) <= 77 and "ETA --:--" in line for line in shown_lines)

@@ -1,0 +1,138 @@
+"""What the mlx tests share: a listener that remembers, and transformers as the reference that also makes KV."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from disagg.engines.base import DecodeRequest, DecodeTiming, Sampling, Token
+from disagg.engines.mlx.engine import MLXDecodeEngine
+from disagg.kv.layout import Layout
+from disagg.kv.received import ReceivedKV
+from tests.received import received
+from tests.tiny_models import VOCAB
+
+DEADLINE_S = 60.0
+TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Collector:
+    """A listener that keeps everything it is told. `timing` is the engine's own object, read after the end."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.calls: list[int] = []
+        self.timing = DecodeTiming()
+        self.error: Exception | None = None
+        self.finished = 0.0  # time.monotonic()
+        self.first = threading.Event()
+        self.ended = threading.Event()
+
+    def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
+        self.tokens.extend(tokens)
+        self.calls.append(len(tokens))
+        self.timing = timing
+        self.first.set()
+        if tokens[-1].finish:
+            self.finished = time.monotonic()
+            self.ended.set()
+
+    def on_error(self, error: Exception) -> None:
+        self.error = error
+        self.ended.set()
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+    def result(self) -> list[int]:
+        """The token ids, once the request has ended well."""
+        assert self.ended.wait(DEADLINE_S), "the request did not end"
+        if self.error is not None:
+            raise self.error
+        return self.ids
+
+
+_next_id = iter(range(10**9))
+
+
+def start(engine: MLXDecodeEngine, tokens: Sequence[int], kv: ReceivedKV | None = None, **sampling: Any) -> Collector:
+    """Submit a request under an id of its own."""
+    collector = Collector()
+    options = {"max_tokens": 64, "ignore_eos": True, **sampling}
+    engine.submit(DecodeRequest(f"r{next(_next_id)}", list(tokens), Sampling(**options), kv), collector)
+    return collector
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait for a condition that another thread brings about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.002)
+
+
+@contextmanager
+def held_up(engine: MLXDecodeEngine) -> Iterator[None]:
+    """The engine's thread, busy until the block ends."""
+    reached, go_on = threading.Event(), threading.Event()
+    occupant = threading.Thread(target=engine._loop.call, args=(lambda model: reached.set() or go_on.wait(30),))
+    occupant.start()
+    assert reached.wait(30)
+    try:
+        yield
+    finally:
+        go_on.set()
+        occupant.join()
+
+
+class Reference:
+    """transformers on the same checkpoint: the answer it gives alone, and the KV it would hand over."""
+
+    def __init__(self, path: Path, dtype: str = "float32") -> None:
+        self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=TORCH_DTYPES[dtype]).eval()
+
+    @torch.no_grad()
+    def greedy(self, tokens: Sequence[int], count: int = 64) -> list[int]:
+        cache, feed, answer = DynamicCache(), list(tokens), []
+        for _ in range(count):
+            logits = self.model(torch.tensor([feed]), past_key_values=cache, use_cache=True).logits
+            feed = [int(logits[0, -1].argmax())]
+            answer += feed
+        return answer
+
+    @torch.no_grad()
+    def logits(self, tokens: Sequence[int], last: int) -> Any:
+        return self.model(torch.tensor([list(tokens)])).logits[0, -last:].float().numpy()
+
+    @torch.no_grad()
+    def kv(self, tokens: Sequence[int], layout: Layout) -> ReceivedKV:
+        """KV of all `tokens`, the rows that `layout` keeps."""
+        if not tokens:
+            return received(layout, 0, *[[np.zeros(0, dtype=np.uint8) for _ in layout.layers]] * 2)
+        cache = DynamicCache()  # without a config every layer keeps all its rows
+        self.model(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
+        keys, values = [], []
+        for layer, held in zip(layout.layers, cache.layers, strict=True):
+            rows = layer.rows(len(tokens))
+            keys.append(_bytes(held.keys, rows))
+            values.append(_bytes(held.values, rows))
+        return received(layout, len(tokens), keys, values)
+
+
+def _bytes(tensor: torch.Tensor, rows: range) -> Any:
+    kept = tensor[0, :, rows.start : rows.stop].contiguous()
+    return kept.view(torch.uint8).numpy().reshape(-1)
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    """Random token ids, no special tokens."""
+    return [int(t) for t in np.random.default_rng(seed).integers(8, VOCAB, length)]

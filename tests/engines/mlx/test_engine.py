@@ -1,0 +1,482 @@
+"""How requests live and end in the engine: stop, length, cancel, failure, close, counters, sampling in company."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import BatchGenerator
+
+from disagg.config import EngineOptions
+from disagg.engines.base import DecodeRequest, Sampling
+from disagg.engines.mlx import batch as mlx_batch
+from disagg.engines.mlx import groups as mlx_groups
+from disagg.engines.mlx import loop as mlx_loop
+from disagg.engines.mlx.engine import MLXDecodeEngine
+from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
+from tests.engines.mlx.mlx_parts import Collector, held_up, prompt, start, until
+from tests.tiny_models import VOCAB
+
+OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=32, max_batch=4)
+WARM = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 24}
+
+
+def idle(engine: MLXDecodeEngine) -> bool:
+    return (engine.running, engine.kv_bytes) == (0, 0)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny):
+    """A small batch of its own, idle after every test."""
+    engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(autouse=True)
+def left_idle(engine):
+    yield
+    until(lambda: idle(engine))
+
+
+def test_an_answer_ends_at_max_tokens_with_one_call_per_step(engine):
+    collector = start(engine, prompt(20), max_tokens=7)
+
+    assert len(collector.result()) == 7
+    assert [token.finish for token in collector.tokens] == [None] * 6 + ["length"]
+    assert collector.calls == [1] * 7
+
+
+@pytest.fixture
+def after_step(engine):
+    """Sets what the engine calls after each step."""
+    yield engine.after_step
+    engine.after_step(lambda: None)
+
+
+def test_the_end_of_a_step_is_told_once_when_all_listeners_have_had_its_tokens(engine, after_step):
+    seen: list[list[int]] = []
+    with held_up(engine):
+        collectors = [start(engine, prompt(20 + i), max_tokens=6) for i in range(3)]
+        after_step(lambda: seen.append([len(collector.tokens) for collector in collectors]))
+    for collector in collectors:
+        collector.result()
+    until(lambda: len(seen) == 6)
+
+    assert seen == [[n] * 3 for n in range(1, 7)]
+
+
+def test_where_the_end_of_a_step_cannot_be_told_its_requests_fail_and_the_engine_goes_on(engine, after_step):
+    def fail():
+        raise RuntimeError("the event loop is closed")
+
+    after_step(fail)
+    with pytest.raises(ModelError, match="the event loop is closed"):
+        start(engine, prompt(20), max_tokens=5000).result()
+    after_step(lambda: None)
+    assert len(start(engine, prompt(20), max_tokens=3).result()) == 3
+
+
+@pytest.fixture
+def eos_engine(tiny, engine):
+    """An engine whose end-of-sequence token is the 5th that the model says to prompt(20)."""
+    greedy = start(engine, prompt(20), max_tokens=8).result()
+    assert greedy[4] not in greedy[:4]
+    ending = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
+    info = replace(ending._loop._prepared.info, eos_ids=frozenset({greedy[4]}))
+    ending._loop._prepared = replace(ending._loop._prepared, info=info)
+    ending._loop.call(lambda model: setattr(ending._loop, "_batch", ending._loop._new_batch()))
+    yield ending, greedy
+    ending.close()
+
+
+def test_an_end_of_sequence_token_stops_the_answer_unless_it_is_ignored(eos_engine):
+    engine, greedy = eos_engine
+    stopped = start(engine, prompt(20), max_tokens=8, ignore_eos=False)
+    ignored = start(engine, prompt(20), max_tokens=8)
+
+    assert stopped.result() == greedy[:5]
+    assert stopped.tokens[-1].finish == "stop"
+    assert ignored.result() == greedy
+
+
+def test_the_moments_of_a_request_are_in_order(engine, reference):
+    tokens = prompt(50)
+    before = time.monotonic()
+    collector = start(engine, tokens, reference("llama").kv(tokens[:-1], engine.info.layout), max_tokens=5)
+    collector.result()
+
+    timing = collector.timing
+    moments = [before, timing.submitted, timing.started, timing.ingested, timing.first_token, collector.finished]
+    assert moments == sorted(moments)
+    assert timing.first_token < collector.finished
+
+
+def test_waiting_for_a_busy_thread_is_over_when_a_request_starts_and_no_part_of_its_ingest(engine, reference):
+    tokens = prompt(50)
+    kv = reference("llama").kv(tokens[:-1], engine.info.layout)
+    with held_up(engine):
+        collector = start(engine, tokens, kv, max_tokens=2)
+        released = time.monotonic()
+    collector.result()
+
+    timing = collector.timing
+    assert timing.submitted <= released <= timing.started <= timing.ingested
+
+
+def test_the_model_itself_sees_one_prompt_token_after_a_hand_off_and_all_of_them_alone(engine, reference, monkeypatch):
+    """The engine's counter against the shapes that really go into the model. Generation runs one step ahead: an
+    answer of n tokens takes the last prompt token and n generated ones."""
+    model = engine._loop._prepared.model
+    fed: list[int] = []
+    original = type(model).__call__
+    monkeypatch.setattr(type(model), "__call__", lambda self, x, **kw: fed.append(x.size) or original(self, x, **kw))
+    tokens = prompt(75)
+
+    handed_over = start(engine, tokens, reference("llama").kv(tokens[:-1], engine.info.layout), max_tokens=3)
+    handed_over.result()
+    assert sum(fed) - 3 == handed_over.timing.computed_prompt_tokens == 1
+
+    fed.clear()
+    alone = start(engine, tokens, max_tokens=3)
+    alone.result()
+    assert sum(fed) - 3 == alone.timing.computed_prompt_tokens == 75
+
+
+def test_seeds_reproduce_an_answer_whatever_runs_beside_it(engine):
+    by_itself = start(engine, prompt(20), seed=11, **WARM).result()
+    neighbours = [start(engine, prompt(9 + i, seed=i), seed=i, max_tokens=40, temperature=1.3) for i in range(2)]
+    for neighbour in neighbours:
+        assert neighbour.first.wait(30)
+    in_company = start(engine, prompt(20), seed=11, **WARM).result()
+    other_seed = start(engine, prompt(20), seed=12, **WARM).result()
+
+    assert by_itself == in_company != other_seed
+    for neighbour in neighbours:
+        neighbour.result()
+
+
+def test_greedy_and_sampled_requests_share_a_batch_without_disturbing_each_other(engine):
+    alone = start(engine, prompt(20), max_tokens=24).result()
+    sampled = start(engine, prompt(30), seed=1, **WARM)
+    greedy = start(engine, prompt(20), max_tokens=24)
+
+    assert greedy.result() == alone
+    assert sampled.result() != alone
+
+
+def test_log_probabilities_are_the_models_own_even_under_a_penalty(engine, reference):
+    tokens = prompt(20)
+    for penalty in (1.0, 1.4):
+        collector = start(engine, tokens, max_tokens=6, logprobs=3, repetition_penalty=penalty)
+        answer = collector.result()
+        logits = reference("llama").logits([*tokens, *answer[:-1]], 6).astype(np.float64)
+        expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        for token, row in zip(collector.tokens, expected, strict=True):
+            assert token.logprob == pytest.approx(row[token.id], abs=1e-3)
+            assert [i for i, _ in token.top] == np.argsort(-row)[:3].tolist()
+            assert [p for _, p in token.top] == pytest.approx(np.sort(row)[:-4:-1].tolist(), abs=1e-3)
+
+
+def test_a_repetition_penalty_keeps_tokens_from_coming_back(engine):
+    plain = start(engine, prompt(20), max_tokens=40).result()
+    strict = start(engine, prompt(20), max_tokens=40, repetition_penalty=50.0).result()
+
+    assert len(set(plain)) < 40
+    assert len(set(strict)) == 40
+
+
+def test_more_requests_than_places_wait_their_turn(engine):
+    collectors = [start(engine, prompt(10 + i, seed=i), max_tokens=12) for i in range(11)]
+    answers = [collector.result() for collector in collectors]
+
+    assert answers == [start(engine, prompt(10 + i, seed=i), max_tokens=12).result() for i in range(11)]
+
+
+def test_kv_bytes_count_the_engines_own_caches_and_not_what_its_receiver_counts(engine, reference):
+    tokens = prompt(100)
+    kv = reference("llama").kv(tokens[:-1], engine.info.layout)
+    with held_up(engine):
+        collector = start(engine, tokens, kv, max_tokens=200)
+        assert engine.kv_bytes == 0
+
+    assert collector.first.wait(30)
+    assert engine.kv_bytes >= kv.nbytes
+    collector.result()
+    assert idle(engine), "everything is let go before the last token is handed out"
+
+
+def test_cancelling_at_random_moments_leaves_nothing_behind(engine, reference):
+    rng = random.Random(3)
+    layout, torch_model = engine.info.layout, reference("llama")
+    prompts = [prompt(length, seed=length) for length in (1, 3, 40, 90, 200)]
+    kvs = [torch_model.kv(tokens[:-1], layout) for tokens in prompts]
+    for index in range(60):
+        which = rng.randrange(5)
+        collector = Collector()
+        sampling = Sampling(max_tokens=500, ignore_eos=True, temperature=rng.choice([0.0, 1.0]))
+        kv = kvs[which] if rng.random() < 0.6 else None
+        engine.submit(DecodeRequest(f"c{index}", prompts[which], sampling, kv), collector)
+        if rng.random() < 0.5:
+            collector.first.wait(rng.random() * 0.05)
+        engine.cancel(f"c{index}")
+        heard = len(collector.tokens)
+        if index % 10 == 0:
+            until(lambda: idle(engine), seconds=5.0)
+        assert len(collector.tokens) == heard, "no call begins after cancel returned"
+        assert collector.error is None
+    until(lambda: idle(engine), seconds=5.0)
+    assert len(start(engine, prompts[2], kvs[2], max_tokens=5).result()) == 5
+
+
+def test_a_token_computed_while_its_request_was_cancelled_is_not_handed_out(engine, monkeypatch):
+    collector, step = Collector(), engine._loop._batch.step
+
+    def step_then_cancel():
+        handed_out = step()
+        if len(collector.tokens) == 2:
+            engine.cancel("late")
+        return handed_out
+
+    monkeypatch.setattr(engine._loop._batch, "step", step_then_cancel)
+    engine.submit(DecodeRequest("late", prompt(5), Sampling(max_tokens=50, ignore_eos=True)), collector)
+    until(lambda: len(collector.tokens) == 2)
+    until(lambda: idle(engine))
+
+    assert len(collector.tokens) == 2
+
+
+def test_cancelling_one_request_does_not_change_its_neighbours(engine):
+    expected = start(engine, prompt(30), max_tokens=30).result()
+    doomed = Collector()
+    engine.submit(DecodeRequest("doomed", prompt(90), Sampling(max_tokens=300, ignore_eos=True)), doomed)
+    survivor = start(engine, prompt(30), max_tokens=30)
+    assert survivor.first.wait(30)
+    engine.cancel("doomed")
+
+    assert survivor.result() == expected
+
+
+def test_a_listener_may_cancel_its_own_request(engine):
+    class Quitter(Collector):
+        def on_tokens(self, tokens, timing):
+            super().on_tokens(tokens, timing)
+            engine.cancel("quitter")
+
+    quitter = Quitter()
+    engine.submit(DecodeRequest("quitter", prompt(5), Sampling(max_tokens=50, ignore_eos=True)), quitter)
+    until(lambda: idle(engine))
+
+    assert len(quitter.tokens) == 1
+
+
+def test_a_listener_that_fails_loses_its_own_request_only(engine, caplog):
+    class Broken(Collector):
+        def on_tokens(self, tokens, timing):
+            raise OSError("broken pipe")
+
+    neighbour = start(engine, prompt(20), max_tokens=20)
+    engine.submit(DecodeRequest("broken", prompt(5), Sampling(max_tokens=50, ignore_eos=True)), Broken())
+
+    assert len(neighbour.result()) == 20
+    until(lambda: "the listener of request broken failed" in caplog.text)
+
+
+def test_a_failing_step_fails_the_batch_with_a_clear_error_and_the_engine_goes_on(engine, monkeypatch):
+    model = engine._loop._prepared.model
+    original, failing = type(model).__call__, threading.Event()
+
+    def call(self, x, **kw):
+        if failing.is_set():
+            failing.clear()
+            raise RuntimeError("out of memory")
+        return original(self, x, **kw)
+
+    monkeypatch.setattr(type(model), "__call__", call)
+    expected = start(engine, prompt(20), max_tokens=10).result()
+    lost = [start(engine, prompt(20 + i), max_tokens=500) for i in range(2)]
+    for collector in lost:
+        assert collector.first.wait(30)
+    failing.set()
+
+    for collector in lost:
+        with pytest.raises(ModelError, match="a decode step failed: RuntimeError: out of memory"):
+            collector.result()
+    assert start(engine, prompt(20), max_tokens=10).result() == expected
+
+
+def test_requests_that_cannot_be_run_are_refused_at_once(engine, monkeypatch):
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        start(engine, [])
+    with pytest.raises(RequestError, match="temperature is -1"):
+        start(engine, [9], temperature=-1)
+    running = Collector()
+    engine.submit(DecodeRequest("twice", prompt(5), Sampling(max_tokens=400, ignore_eos=True)), running)
+    with pytest.raises(RequestError, match="twice is already running"):
+        engine.submit(DecodeRequest("twice", prompt(5), Sampling()), Collector())
+    monkeypatch.setattr(mlx_loop, "MAX_REQUESTS", 1)
+    with pytest.raises(Overloaded):
+        start(engine, prompt(5))
+    engine.cancel("twice")
+    engine.cancel("never heard of")
+
+
+def test_logits_are_asked_for_within_the_prompt(engine):
+    with pytest.raises(RequestError, match="the last 4 of 3 tokens"):
+        engine.logits([9, 10, 11], 4)
+    assert np.array(engine.logits([9, 10, 11], 3)).shape == (3, VOCAB)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss_yarn"])
+def test_warm_up_runs_both_ways_and_leaves_nothing(architecture, mlx_engine):
+    mlx_engine(architecture).warm_up()
+
+    assert idle(mlx_engine(architecture))
+
+
+def test_closing_ends_what_runs_with_cancelled_and_refuses_what_comes(tiny):
+    engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
+    running = [start(engine, prompt(20), max_tokens=5000) for _ in range(6)]
+    assert running[0].first.wait(30)
+    engine.close()
+    engine.close()
+
+    for collector in running:
+        with pytest.raises(Cancelled, match="closed"):
+            collector.result()
+    assert idle(engine) and not engine.alive
+    with pytest.raises(Cancelled):
+        start(engine, prompt(5))
+    with pytest.raises(Cancelled):
+        engine.logits([9], 1)
+
+
+@pytest.fixture
+def mortal(tiny):
+    """An engine to break."""
+    engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
+    yield engine
+    engine.close()
+
+
+def break_down(*_, **__):
+    raise SystemExit("the end")
+
+
+def test_a_thread_that_dies_fails_what_it_took_and_what_runs_and_says_so_ever_after(mortal, monkeypatch, caplog):
+    running = start(mortal, prompt(20), max_tokens=5000)
+    assert running.first.wait(30) and mortal.alive
+    with held_up(mortal):  # commands that lie behind the one that ends the thread
+        monkeypatch.setattr(mortal._loop._batch, "build", break_down)
+        waiting = [start(mortal, prompt(20)) for _ in range(2)]
+        asking = ThreadPoolExecutor(1).submit(mortal.logits, [9], 1)
+        until(lambda: len(mortal._loop._commands) == 3)
+
+    for collector in (running, *waiting):
+        with pytest.raises(ModelError, match="the decode engine's thread ended: SystemExit: the end"):
+            collector.result()
+    with pytest.raises(ModelError, match="thread ended"):
+        asking.result(30)
+    assert not mortal.alive and idle(mortal) and "the decode engine's thread ended" in caplog.text
+    with pytest.raises(ModelError, match="thread ended"):
+        start(mortal, prompt(20))
+    with pytest.raises(ModelError, match="thread ended"):
+        mortal.logits([9], 1)
+
+
+def test_a_failing_command_fails_by_itself(engine, monkeypatch):
+    build = engine._loop._batch.build
+
+    def fail(job):
+        if job.id == "unlucky":
+            raise RuntimeError("no memory")
+        return build(job)
+
+    expected = start(engine, prompt(30), max_tokens=40).result()
+    monkeypatch.setattr(engine._loop._batch, "build", fail)
+    unlucky = Collector()
+    with held_up(engine):
+        engine.submit(DecodeRequest("unlucky", prompt(5), Sampling(max_tokens=5)), unlucky)
+        asking = ThreadPoolExecutor(1).submit(engine.logits, [9], 1)
+        neighbour = start(engine, prompt(30), max_tokens=40)
+    with pytest.raises(ModelError, match="RuntimeError: no memory"):
+        unlucky.result()
+    assert len(asking.result(30)) == 1
+    assert neighbour.result() == expected and engine.alive
+
+
+def raise_bad_cache(*_):
+    raise RuntimeError("bad cache")
+
+
+def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_engine_goes_on(engine, monkeypatch):
+    collectors = {name: Collector() for name in ("leaving", "staying")}
+    for name, collector in collectors.items():
+        engine.submit(DecodeRequest(name, prompt(20), Sampling(max_tokens=5000, ignore_eos=True)), collector)
+        assert collector.first.wait(30)
+    monkeypatch.setattr(BatchGenerator, "remove", raise_bad_cache)
+    engine.cancel("leaving")
+
+    with pytest.raises(ModelError, match="RuntimeError: bad cache"):
+        collectors["staying"].result()
+    assert collectors["leaving"].error is None
+    assert len(start(engine, prompt(20), max_tokens=3).result()) == 3 and engine.alive
+
+
+def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(engine, monkeypatch):
+    monkeypatch.setattr(mlx_loop, "_READING_STEPS", 1 << 30)  # measured when the short answer ends, not before
+
+    class Breaking(Collector):
+        def on_tokens(self, tokens, timing):
+            super().on_tokens(tokens, timing)
+            monkeypatch.setattr(BatchGenerator, "prompt_cache_nbytes", property(raise_bad_cache))
+
+    running, finishing = start(engine, prompt(20), max_tokens=5000), Breaking()
+    assert running.first.wait(30)
+    engine.submit(DecodeRequest("finishing", prompt(20), Sampling(max_tokens=4, ignore_eos=True)), finishing)
+    for collector in (finishing, running):
+        with pytest.raises(ModelError, match="RuntimeError: bad cache"):
+            collector.result()
+    monkeypatch.undo()
+    assert len(start(engine, prompt(20), max_tokens=3).result()) == 3 and engine.alive
+
+
+def test_prompts_side_by_side_share_one_chunk_per_step(engine, monkeypatch):
+    model = engine._loop._prepared.model
+    fed: list[int] = []
+    original = type(model).__call__
+    monkeypatch.setattr(mlx_groups, "_MIN_CHUNK_TOKENS", 4)
+    monkeypatch.setattr(type(model), "__call__", lambda self, x, **kw: fed.append(x.size) or original(self, x, **kw))
+    prompts = [prompt(100 + i, seed=i) for i in range(4)]
+    with held_up(engine):
+        collectors = [start(engine, tokens, max_tokens=1) for tokens in prompts]
+    for collector in collectors:
+        collector.result()
+
+    assert max(fed) == OPTIONS.chunk_tokens
+    fed.clear()
+    start(engine, prompts[0], max_tokens=1).result()
+    assert max(fed) == OPTIONS.chunk_tokens
+    assert [collector.timing.computed_prompt_tokens for collector in collectors] == [100, 101, 102, 103]
+
+
+def test_mlx_keeps_no_more_freed_buffers_than_it_may(tiny):
+    usual = mx.set_cache_limit(64 << 30)  # as on a Mac
+    MLXDecodeEngine(tiny("llama"), 8192, OPTIONS).close()
+    assert mx.set_cache_limit(usual) == mlx_batch._MAX_CACHE_BYTES
+
+
+def test_the_engine_says_what_it_is(mlx_engine):
+    info = mlx_engine("qwen3_moe").info
+
+    assert info.backend == "mlx/cpu"
+    assert set(info.versions) == {"mlx", "mlx-lm", "transformers"}
+    assert info.memory_bytes > 1_000_000
+    assert (info.profile.source, info.profile.architecture, info.profile.vocab_size) == ("mlx-lm", "qwen3_moe", VOCAB)
+    assert info.eos_ids == mlx_engine("qwen3_moe").tokenizer.eos_ids

@@ -1,0 +1,160 @@
+"""Profiles that agree, and one sentence for every way in which they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from disagg.engines.model.preflight import FREQUENCY_TOLERANCE, compare, require
+from disagg.engines.model.profile import Finding, LayerProfile, ModelProfile, Rope
+from disagg.errors import PreflightRefused
+from disagg.kv.layout import LayerLayout
+
+ROPE = Rope((1.0, 0.1, 0.01))
+FULL = LayerProfile(LayerLayout("full", 2, 16, 16), ROPE)
+SLIDING = LayerProfile(LayerLayout("sliding", 2, 16, 16, window=64), ROPE)
+REFERENCE = ModelProfile("checkpoint", "llama", 640, 4096, (SLIDING, FULL, SLIDING), "t", "c", "s", frozenset({1, 4}))
+ACTUAL = replace(REFERENCE, source="mlx-lm")
+
+
+def refused(actual: ModelProfile, reference: ModelProfile = REFERENCE) -> list[Finding]:
+    return [finding for finding in compare(reference, actual) if finding.status == "refused"]
+
+
+def with_ropes(*ropes: Rope | None) -> ModelProfile:
+    layers = tuple(replace(layer, rope=rope) for layer, rope in zip(ACTUAL.layers, ropes, strict=True))
+    return replace(ACTUAL, layers=layers)
+
+
+def test_equal_profiles_agree_on_every_component():
+    findings = compare(REFERENCE, ACTUAL)
+
+    assert {finding.status for finding in findings} == {"ok"}
+    assert [finding.component for finding in findings] == [
+        "architecture",
+        "vocabulary",
+        "number of layers",
+        "layer kinds",
+        "KV shape",
+        "rope",
+        "tokenizer",
+        "chat template",
+        "special tokens",
+        "eos",
+    ]
+    require(findings)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "component"),
+    [
+        ("architecture", "qwen2", "architecture"),
+        ("vocab_size", 641, "vocabulary"),
+        ("tokenizer", "x", "tokenizer"),
+        ("chat_template", "x", "chat template"),
+        ("special_tokens", "x", "special tokens"),
+        ("eos_ids", frozenset({1}), "eos"),
+    ],
+)
+def test_a_differing_value_is_named_with_both_sides(field, value, component):
+    (finding,) = refused(replace(ACTUAL, **{field: value}))
+
+    assert finding.component == component
+    assert finding.detail.startswith("checkpoint has ")
+    assert ", mlx-lm has " in finding.detail
+
+
+def test_an_ignored_window_names_the_framework_and_the_layers():
+    (finding,) = refused(replace(ACTUAL, layers=(FULL, FULL, FULL)))
+
+    assert finding.component == "layer kinds"
+    assert finding.detail == (
+        "mlx-lm ignores sliding_window=64, which the checkpoint sets and transformers applies, on layers 0, 2"
+    )
+
+
+def test_an_invented_window_names_the_framework_and_the_layer():
+    (finding,) = refused(replace(ACTUAL, layers=(SLIDING, SLIDING, SLIDING)))
+
+    assert finding.detail == "mlx-lm applies sliding_window=64, which transformers does not, on layer 1"
+
+
+def test_a_window_of_another_size_is_refused():
+    other = replace(SLIDING, layout=replace(SLIDING.layout, window=63))
+
+    (finding,) = refused(replace(ACTUAL, layers=(other, FULL, other)))
+
+    assert finding.detail == "checkpoint has a window of 64, mlx-lm has a window of 63, on layers 0, 2"
+
+
+@pytest.mark.parametrize(("context", "harmless"), [(64, True), (65, False)])
+def test_an_ignored_window_is_harmless_only_where_the_context_fits_it(context, harmless):
+    reference = replace(REFERENCE, context=context)
+
+    assert (not refused(replace(ACTUAL, context=context, layers=(FULL, FULL, FULL)), reference)) is harmless
+
+
+def test_another_number_of_layers_is_refused_without_comparing_them():
+    (finding,) = refused(replace(ACTUAL, layers=(FULL, FULL)))
+
+    assert (finding.component, finding.detail) == (
+        "number of layers",
+        "checkpoint has 3, mlx-lm keeps a cache for 2",
+    )
+
+
+@pytest.mark.parametrize(("field", "value"), [("kv_heads", 4), ("key_dim", 8), ("value_dim", 8)])
+def test_another_kv_shape_names_the_field_and_the_layer(field, value):
+    other = replace(FULL, layout=replace(FULL.layout, **{field: value}))
+
+    (finding,) = refused(replace(ACTUAL, layers=(SLIDING, other, SLIDING)))
+
+    want = getattr(FULL.layout, field)
+    assert finding.component == "KV shape"
+    assert finding.detail == f"{field} is {want} in checkpoint and {value} in mlx-lm on layer 1"
+
+
+def test_the_worst_frequency_is_named_with_its_error():
+    off = Rope((1.0, 0.1 * 1.02, 0.01 * 1.43))
+
+    (finding,) = refused(with_ropes(ROPE, off, ROPE))
+
+    assert finding.detail == (
+        "mlx-lm turns pair 2 by 0.0143 radians per token instead of 0.01 "
+        "(43 % off, the worst of 3 frequencies) on layer 1"
+    )
+
+
+@pytest.mark.parametrize(("factor", "agrees"), [(0.9, True), (1.1, False)])
+def test_frequencies_agree_up_to_the_tolerance(factor, agrees):
+    near = Rope((1.0, 0.1 * (1 + factor * FREQUENCY_TOLERANCE), 0.01))
+
+    assert (not refused(with_ropes(ROPE, near, ROPE))) is agrees
+
+
+def test_a_forgotten_attention_factor_is_refused():
+    (finding,) = refused(with_ropes(ROPE, replace(ROPE, scale=1.35), ROPE))
+
+    assert finding.detail == "mlx-lm scales rotated vectors by 1.35 instead of 1 on layer 1"
+
+
+def test_a_rope_where_the_reference_has_none_is_refused_and_the_other_way_round():
+    nope = replace(REFERENCE, layers=(SLIDING, replace(FULL, rope=None), SLIDING))
+
+    assert refused(ACTUAL, nope)[0].detail == "checkpoint has no rope and mlx-lm has one on layer 1"
+    assert refused(with_ropes(ROPE, None, ROPE))[0].detail == "checkpoint has a rope and mlx-lm has none on layer 1"
+
+
+def test_pairs_that_do_not_turn_may_be_listed_as_zeros_or_left_out():
+    assert not refused(with_ropes(*[Rope((*ROPE.inv_freq, 0.0, 0.0))] * 3))
+    assert "rotates 3 pairs and mlx-lm 2" in refused(with_ropes(*[Rope(ROPE.inv_freq[:2])] * 3))[0].detail
+
+
+def test_require_lists_every_refused_line_and_lets_mended_ones_pass():
+    require([Finding("rope", "mended", "set from the reference"), Finding("eos", "ok")])
+    with pytest.raises(PreflightRefused) as caught:
+        require([Finding("rope", "refused", "off"), Finding("eos", "ok"), Finding("vocabulary", "refused", "small")])
+
+    assert "rope: off; vocabulary: small" in caught.value.message
+    assert caught.value.hint

@@ -1,0 +1,15 @@
+import subprocess
+import sys
+
+PROGRAM = """
+import threading, time
+from disagg.engines.exit import leave
+threading.Thread(target=time.sleep, args=(3600,)).start()
+print("said")
+leave(7)
+"""
+
+
+def test_leaving_waits_for_no_thread_and_loses_no_output():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "said\n", "")

@@ -1,0 +1,116 @@
+import re
+
+import pytest
+
+from disagg.config import load
+from disagg.fleet.doctor.examine import examine
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.link import Bounds, kv_pairs
+from disagg.fleet.machine.base import HostKeyRefused, HostUnreachable
+
+SHORT = Bounds(seconds=0.4, bytes=32 << 20)
+
+
+@pytest.fixture
+def patient(bed, tmp_path):
+    """Examines the bed; keyword `names`."""
+    bed.need_links()
+    fleet = load(bed.write_hosts_toml(tmp_path / "hosts.toml"))
+    state = State.of(fleet, tmp_path / "state")
+
+    def run(*names, bounds=SHORT):
+        return examine(fleet, state, names, bounds=bounds)
+
+    run.fleet = fleet
+    return run
+
+
+def of(diagnosis, host):
+    (report,) = (one for one in diagnosis.hosts if one.host.name == host)
+    return {finding.check: finding for finding in report.findings}
+
+
+def test_bare_hosts_are_examined_and_their_links_measured(bed, patient):
+    diagnosis = patient()
+    assert [one.host.name for one in diagnosis.hosts] == list(patient.fleet.hosts)
+    for report in diagnosis.hosts:
+        checks = {finding.check: finding for finding in report.findings}
+        assert checks["ssh"].level == checks["python"].level == checks["disk"].level == "ok"
+        assert checks["disagg"].mend == f"disagg deploy --host {report.host.name}"
+        assert checks["model"].level == "warning" and checks["model"].mend.startswith("disagg deploy")
+    assert [(one.prefill.name, one.decode.name) for one in diagnosis.pairs] == [
+        ("dgx-spark-1", "mac-studio-2"),
+        ("dgx-spark-2", "mac-studio-1"),
+    ]
+    assert all(one.link is not None and one.link.bits_per_s for one in diagnosis.pairs)
+    (clocks,) = diagnosis.fleet
+    assert clocks.level == "ok" and float(re.search(r"(\d+) ms", clocks.text)[1]) < 1000
+
+
+def test_macs_show_their_wired_limit_and_reach_the_network(patient):
+    checks = of(patient("mac-studio-1"), "mac-studio-1")
+    assert checks["memory"].text == "512 GiB"
+    assert checks["local network"].text == "open over SSH"
+
+
+def test_a_shaped_link_is_far_below_its_interface(bed, patient):
+    with bed.limited("mac-studio-2", 100):
+        diagnosis = patient("dgx-spark-1", bounds=Bounds(seconds=1.0))
+    (pair,) = diagnosis.pairs
+    assert pair.link.bits_per_s == pytest.approx(100e6, rel=0.15)
+    assert [one.level for one in pair.findings if "far below the 10 Gb/s of eth0" in one.text] == ["warning"]
+    assert diagnosis.exit_code == 0
+
+
+def test_a_host_that_is_cut_off_hides_nothing_of_the_others(bed, patient):
+    with bed.cut("mac-studio-2"):
+        diagnosis = patient()
+    assert diagnosis.exit_code == 4
+    lost = of(diagnosis, "mac-studio-2")["ssh"]
+    assert lost.level == "fault" and lost.mend == "ping 169.254.150.102"
+    assert of(diagnosis, "dgx-spark-1")["ssh"].level == "ok"
+    broken, whole = diagnosis.pairs
+    assert broken.link is None and whole.link.bits_per_s
+
+
+def test_a_changed_host_key_is_a_fault_that_names_both_keys_and_the_way_out(bed, patient):
+    known = bed.home / ".ssh/known_hosts"
+    before = known.read_text()
+    lines = before.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("169.254.150.103 "))
+    other = next(line for line in lines if line.startswith("169.254.150.104 "))
+    lines[first] = "169.254.150.103 " + other.split(" ", 1)[1]
+    known.write_text("\n".join(lines) + "\n")
+    try:
+        diagnosis = patient("dgx-spark-1")
+    finally:
+        known.write_text(before)
+    (report,) = diagnosis.hosts
+    assert isinstance(report.error, HostKeyRefused) and diagnosis.exit_code == 4
+    (finding,) = report.findings
+    assert finding.check == "host key" and "has changed" in finding.text
+    assert "ssh-keygen -R" in finding.mend and "disagg trust dgx-spark-1" in finding.mend
+
+
+def test_a_frozen_sshd_is_told_from_a_dead_machine(bed, patient):
+    with bed.hosts["dgx-spark-2"].frozen():
+        diagnosis = patient("dgx-spark-2")
+    (report,) = diagnosis.hosts
+    assert isinstance(report.error, HostUnreachable) and "its sshd says nothing" in report.findings[0].text
+
+
+def test_examining_leaves_nothing_behind(bed, patient):
+    def files():
+        homes = [host.home for host in bed.hosts.values()]
+        return sorted(str(path) for home in homes for path in home.rglob("*") if "logs" not in path.parts)
+
+    before = files()
+    patient()
+    assert files() == before
+    for host in bed.hosts.values():
+        assert not [line for line in host.command_lines() if "DISAGG_PROGRAM" in line]
+
+
+def test_every_prefill_host_is_paired_with_every_decode_host_of_its_model(patient):
+    pairs = [(one.name, other.name) for one, other in kv_pairs(patient.fleet)]
+    assert pairs == [("dgx-spark-1", "mac-studio-2"), ("dgx-spark-2", "mac-studio-1")]

@@ -1,0 +1,141 @@
+from dataclasses import replace
+
+import pytest
+
+from disagg.fleet.doctor.pair import clocks, hides, same_model, versions
+from disagg.fleet.facts.hardware import Clock
+from disagg.fleet.link import Link, Path
+from disagg.planning.kv_size import kv_bytes_per_token
+from tests.fleet.doctor.patients import CONFIG, FLEET, mac, spark, status
+
+MARK = {"architecture": "qwen3_moe", "tokenizer": "t1", "rope": "r1"}
+
+
+def servers(first, second):
+    return {
+        "dgx-spark-1": status(spark(), fingerprint=first),
+        "mac-studio-2": status(mac(), fingerprint=second),
+    }
+
+
+def model(prefill=None, decode=None, statuses=None):
+    return [(one.level, one.text) for one in same_model(prefill or spark(), decode or mac(), statuses or {})]
+
+
+def held(seen, **changes):
+    return replace(seen, model=replace(seen.model, **changes))
+
+
+def test_running_servers_decide_whether_both_ends_hold_the_same_model():
+    assert model(statuses=servers(MARK, MARK)) == [("ok", "the same, say both servers")]
+    ((level, text),) = model(statuses=servers(MARK, MARK | {"tokenizer": "t2"}))
+    assert level == "fault" and text.endswith("serve different models: tokenizer differ")
+
+
+def test_without_servers_the_files_are_compared():
+    assert model() == [("ok", "same configuration and tokenizer")]
+
+
+def test_another_architecture_is_a_fault():
+    ((level, text),) = model(decode=held(mac(), config=CONFIG | {"num_hidden_layers": 36}))
+    assert level == "fault" and "num_hidden_layers of config.json differ" in text
+
+
+def test_two_revisions_of_one_source_are_a_fault():
+    decode = held(mac(), source=spark().model.source)
+    ((level, text),) = model(decode=decode)
+    assert level == "fault" and "a1a1a1a1 and b2b2b2b2" in text
+
+
+def test_another_tokenizer_is_a_warning_since_files_may_be_spelt_differently():
+    ((level, text),) = model(decode=held(mac(), digests={"tokenizer": "zz", "chat template": "bb"}))
+    assert level == "warning" and "tokenizer" in text
+
+
+def test_a_model_that_is_missing_at_one_end_is_that_hosts_trouble():
+    assert model(decode=held(mac(), state="absent")) == []
+
+
+def test_a_measured_rate_is_told_in_prefill_tokens():
+    link = Link("dgx-spark-1", "mac-studio-2", "169.254.150.102", Path(""), int(9.4e9 / 8), 1.0)
+    (note,) = hides(link, FLEET.models["qwen3-coder:30b"], spark(), mac())
+    assert note.text == "prefill up to 11,953 tok/s (96 KiB of KV a token)"
+
+
+GPT_OSS = {
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+}
+
+
+@pytest.mark.parametrize(("config", "dtype", "tokens", "expected"), [
+    (CONFIG, "bfloat16", 32768, 98304),
+    (CONFIG, "float32", 32768, 196608),
+    (GPT_OSS, "bfloat16", 8192, 36864 + 36864 * 128 / 8192),
+    (GPT_OSS, "bfloat16", 64, 73728),
+    ({"text_config": CONFIG}, "bfloat16", 100, 98304),
+    ({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}, "bfloat16", 10, 2 * 2 * 64 * 2),
+    (CONFIG | {"kv_lora_rank": 512}, "bfloat16", 10, None),
+    ({}, "bfloat16", 10, None),
+])  # fmt: skip
+def test_kv_per_token_follows_from_the_configuration(config, dtype, tokens, expected):
+    assert kv_bytes_per_token(config, dtype, tokens) == expected
+
+
+def test_one_version_everywhere_is_one_line_and_two_are_a_fault():
+    hosts = [spark(), mac()]
+    assert [(one.level, one.text) for one in versions(hosts, {})] == [("ok", "disagg 0.1.0 on 2 hosts")]
+    other = [spark(), mac(vitals={"version": "0.2.0"})]
+    (fault,) = versions(other, {})
+    assert fault.level == "fault"
+    assert fault.text == "disagg differs: 0.1.0 on dgx-spark-1; 0.2.0 on mac-studio-2"
+
+
+def test_what_runs_counts_more_than_what_is_deployed():
+    hosts = [spark(), mac(vitals={"version": "0.2.0"})]
+    assert [one.level for one in versions(hosts, servers(MARK, MARK))] == ["ok"]
+
+
+def test_frameworks_that_differ_between_hosts_are_a_warning():
+    statuses = {
+        "dgx-spark-1": status(spark(), versions={"torch": "2.13.0"}),
+        "dgx-spark-2": status(spark("dgx-spark-2"), versions={"torch": "2.12.1"}),
+    }
+    found = list(versions([spark(), spark("dgx-spark-2")], statuses))
+    assert found[-1].text == "torch differs: 2.13.0 on dgx-spark-1; 2.12.1 on dgx-spark-2"
+
+
+def ticking(**ahead):
+    hosts = {"spark": spark(), "mac": mac(), "other": spark("dgx-spark-2")}
+    return [
+        replace(hosts[name], vitals=replace(hosts[name].vitals, clock=Clock(value, 0.02)))
+        for name, value in ahead.items()
+    ]
+
+
+def test_clocks_that_agree_are_one_line():
+    (line,) = clocks(ticking(spark=0.004, mac=-0.03))
+    assert (line.level, line.text) == ("ok", "within 34 ms of each other")
+
+
+def test_a_clock_that_is_off_is_named_with_the_command_of_its_system():
+    (linux,) = clocks(ticking(spark=4.2, mac=0.0))
+    assert (linux.level, linux.text) == ("warning", "dgx-spark-1 is 4.2 s ahead of this machine")
+    assert linux.mend == "disagg ssh dgx-spark-1 -- sudo timedatectl set-ntp true"
+    (macos,) = clocks(ticking(spark=0.0, mac=-3600.0))
+    assert (macos.level, macos.text) == ("fault", "mac-studio-2 is 60 min behind this machine")
+    assert macos.mend == "disagg ssh mac-studio-2 -- sudo sntp -sS time.apple.com"
+
+
+def test_where_all_hosts_are_off_alike_it_is_this_machine():
+    (line,) = clocks(ticking(spark=30.0, mac=30.1, other=29.9))
+    assert line.text == "this machine is 29.9 s behind all hosts"
+
+
+def test_a_slow_round_trip_is_no_evidence():
+    slow = [replace(one, vitals=replace(one.vitals, clock=Clock(1.5, 1.0))) for one in (spark(), mac())]
+    assert [one.level for one in clocks(slow)] == ["ok"]

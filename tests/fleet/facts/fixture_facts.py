@@ -1,0 +1,60 @@
+"""What the probe printed on machines that are not at hand, and a fleet that fits them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
+from disagg.fleet.deploy.release import Desired, Here, desired
+from disagg.fleet.deploy.requirements import Needed
+from disagg.fleet.deploy.steps import Plan
+from disagg.fleet.facts.host import Facts, parse
+
+FOLDER = Path(__file__).with_name("facts")
+NEEDS = Needed(
+    (
+        "anyio>=4.5",
+        "torch>=2.6; extra == 'prefill'",
+        "mlx>=0.32.4; sys_platform == 'darwin' and extra == 'decode'",
+        "mlx[cpu]>=0.32.4; sys_platform == 'linux' and extra == 'decode'",
+        "pytest; extra == 'dev'",
+    ),
+    "anyio==4.16.0\ntorch==2.13.0\n",
+)
+
+
+def facts(name: str, host: str = "dgx-spark-1", **changes: object) -> Facts:
+    return replace(parse(host, (FOLDER / f"{name}.facts").read_text()), **changes)
+
+
+def spark(**changes: object) -> Host:
+    engine = EngineOptions("transformers", device="cuda")
+    return replace(Host("dgx-spark-1", "10.0.0.3", ("prefill",), "qwen", engine, 8000), **changes)
+
+
+def studio(**changes: object) -> Host:
+    engine = EngineOptions("mlx", device="gpu")
+    host = Host("mac-studio-1", "10.0.0.1", ("decode",), "qwen", engine, 8001, kv_port=9001, service="launchd")
+    return replace(host, **changes)
+
+
+def fleet(*hosts: Host, deploy: Deploy | None = None) -> Fleet:
+    sources = {"transformers": "owner/qwen", "mlx": "~/models/qwen"}
+    model = Model("qwen", {"transformers": "owner/qwen", "mlx": "/here/models/qwen"}, 4096, (), sources)
+    named = {host.name: host for host in hosts or (spark(), studio())}
+    return Fleet("lab", Path("/here/hosts.toml"), {"qwen": model}, named, deploy=deploy or Deploy())
+
+
+def here(of: Fleet, package: dict[str, bytes] | None = None, token: str = "secret-of-the-fleet") -> Here:
+    return Here(of, package or {"disagg/__init__.py": b""}, NEEDS, token)
+
+
+def wanted(host: Host, facts: Facts, deploy: Deploy | None = None) -> Desired:
+    found = desired(here(fleet(host, deploy=deploy)), host, facts)
+    assert isinstance(found, Desired), found
+    return found
+
+
+def names(plan: Plan) -> list[str]:
+    return [step.name for step in plan.steps]

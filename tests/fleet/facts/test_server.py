@@ -1,0 +1,106 @@
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disagg.config import EngineOptions, Host
+from disagg.fleet.facts.server import Holder, Sight, look
+from disagg.fleet.machine.local import LocalMachine
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = tmp_path / ".disagg/hosts/spark"
+    (own / "logs").mkdir(parents=True)
+    return own
+
+
+def host(port: int = 1) -> Host:
+    return Host("spark", "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), port, service="process")
+
+
+def seen(port: int = 1) -> Sight:
+    return look(LocalMachine("spark"), "spark", host(port))
+
+
+def deploy(own: Path) -> None:
+    (own / "releases/0123456789abcdef").mkdir(parents=True)
+    (own / "current").symlink_to("releases/0123456789abcdef")
+
+
+def test_a_machine_without_anything_shows_nothing(home: Path):
+    sight = seen()
+    assert (sight.home, sight.current, sight.pid, sight.managers, sight.log) == (str(home.parents[2]), "", None, {}, ())
+    assert not sight.kept and sight.intruder is None
+
+
+def test_a_running_server_shows_pid_release_and_token(home: Path):
+    deploy(home)
+    (home / "token").write_text("secret\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()", f"{home}/releases"], stdin=subprocess.PIPE
+    ) as process:
+        (home / "serving").write_text(f"{process.pid} fedcba9876543210\n")
+        sight = seen()
+        process.communicate()
+    assert (sight.pid, sight.release, sight.current) == (process.pid, "fedcba9876543210", "0123456789abcdef")
+    assert sight.token_digest == hashlib.sha256(b"secret\n").hexdigest()
+    assert seen().pid is None, "it has ended"
+
+
+def test_a_later_process_with_the_same_pid_is_no_server(home: Path):
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        (home / "serving").write_text(f"{process.pid} fedcba9876543210\n")
+        sight = seen()
+        process.communicate()
+    assert sight.pid is None
+
+
+def test_the_supervisors_record_tells_restarts_and_whether_it_lives(home: Path):
+    (home / "supervisor.json").write_text(
+        '{"pid": 999999, "child": null, "child_began": "", "restarts": 7, "last_exit": -9}'
+    )
+    sight = seen()
+    assert sight.managers == {"process": False} and sight.restarts == 7 and not sight.kept
+
+
+def test_another_program_on_the_port_is_named(home: Path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        sight = seen(port)
+    assert sight.intruder is not None
+    taken, holder = sight.intruder
+    assert (taken, holder.pid) == (port, os.getpid()) and str(holder) == f"{holder.name} (pid {os.getpid()})"
+
+
+def test_a_program_of_a_hostile_name_on_the_port_breaks_nothing(home: Path):
+    code = """if True:
+        import socket
+        open("/proc/self/comm", "w").write("a\\tb c")
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            print(other.getsockname()[1], flush=True)
+            input()
+    """
+    argv = [sys.executable, "-c", code]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        sight = seen(int(process.stdout.readline()))
+        process.communicate("\n")
+    assert sight.intruder is not None and sight.intruder[1] == Holder(process.pid, "a b c")
+
+
+def test_the_servers_own_port_is_no_intruder():
+    assert Sight("/h", pid=7, ports={80: Holder(7, "python")}).intruder is None
+    assert Sight("/h", pid=7, ports={80: Holder(None, "")}).intruder is None, "the machine does not tell whose it is"
+    assert Sight("/h", pid=7, ports={80: Holder(8, "x")}).intruder == (80, Holder(8, "x"))
+    assert Sight("/h", ports={80: Holder(None, "")}).intruder == (80, Holder(None, ""))
+
+
+def test_the_last_50_lines_come_whole_with_tabs_and_signs(home: Path):
+    lines = [f"line {number}" for number in range(60)] + ["tab\there $(no) 'quote' \u2028 ü"]
+    (home / "logs/server.log").write_text("\n".join(lines))
+    assert seen().log == (*lines[-50:-1], "tab here $(no) 'quote' \u2028 ü")

@@ -1,0 +1,307 @@
+"""Deployed hosts: this machine with another HOME, the real supervisor, and fake servers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from disagg.config import Fleet
+from disagg.errors import ConfigError, PortInUse
+from disagg.fleet.deploy.release import run_script
+from disagg.fleet.facts.host import gather
+from disagg.fleet.facts.layout import Layout
+from disagg.fleet.facts.server import look
+from disagg.fleet.lifecycle.base import start_failed
+from disagg.fleet.lifecycle.health import poll
+from disagg.fleet.lifecycle.lifecycle import HostResult, Lifecycle, exit_code
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.machine.base import HostUnreachable, Machine
+from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.services import supervise
+from tests.fleet.farm import FAKE, make_fleet, wait_until
+
+
+class Yard:
+    """A fleet of deployed fakes, all on this machine; `deploy` makes a release that behaves as told."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.fleet = make_fleet(folder, names, connector="ssh")
+        self.state = State.of(self.fleet, folder / "state")
+        self.state.ensure_token()
+        self.said: list[tuple[str, str]] = []
+
+    def lifecycle(self, fleet: Fleet | None = None) -> Lifecycle:
+        told = lambda host, doing: self.said.append((host, doing))  # noqa: E731
+        return Lifecycle(fleet or self.fleet, self.state, report=told, connect=lambda host: LocalMachine(host.name))
+
+    def own(self, name: str) -> Path:
+        return self.home / ".disagg/hosts" / name
+
+    def deploy(self, name: str, behaviour: str = "serve", release: str = "a" * 16) -> None:
+        host, own = self.fleet.hosts[name], self.own(name)
+        layout = Layout(str(self.home), name)
+        folder = own / "releases" / release
+        folder.mkdir(parents=True)
+        (own / "logs").mkdir(exist_ok=True)
+        (own / "token").write_text(self.state.token() + "\n")
+        script = run_script(layout, name, sys.executable)
+        fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour, f"{own}/"]
+        (folder / "run").write_text(script[: script.rindex("exec ")] + f"unset PYTHONPATH\nexec {shlex.join(fake)}\n")
+        start = f'exec {sys.executable} {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
+        (folder / "supervise").write_text(start)
+        link = own / "current"
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"releases/{release}")
+
+    def pid(self, name: str) -> int | None:
+        return look(LocalMachine(name), name, None).pid
+
+    def states(self) -> dict[str, str]:
+        return {status.host: status.state for status in poll(self.fleet, self.state.token(), self.state)}
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+    yard = Yard(tmp_path, ("a", "b"))
+    monkeypatch.setenv("HOME", str(yard.home))
+    yield yard
+    for folder in (yard.home / ".disagg/hosts").glob("*"):
+        supervise.stop(folder)
+
+
+def outcomes(results: list[HostResult]) -> dict[str, str]:
+    return {result.host: result.outcome for result in results}
+
+
+def test_started_found_running_and_stopped(yard: Yard):
+    yard.deploy("a")
+    yard.deploy("b")
+    assert outcomes(yard.lifecycle().start()) == {"a": "started", "b": "started"}
+    pid = yard.pid("a")
+    assert outcomes(yard.lifecycle().start()) == {"a": "unchanged", "b": "unchanged"} and yard.pid("a") == pid
+    assert outcomes(yard.lifecycle().stop()) == {"a": "stopped", "b": "stopped"}
+    assert outcomes(yard.lifecycle().stop()) == {"a": "not running", "b": "not running"} and yard.pid("a") is None
+
+
+def test_a_host_that_nothing_was_deployed_to_says_deploy_and_hides_no_other(yard: Yard):
+    yard.deploy("a")
+    a, b = yard.lifecycle().start()
+    assert a.outcome == "started" and (b.outcome, b.error.hint) == ("failed", "disagg deploy --host b")
+    assert exit_code([a, b]) == 1
+
+
+def test_without_a_token_nothing_is_started(yard: Yard):
+    yard.deploy("a")
+    yard.state.token_file.unlink()
+    with pytest.raises(ConfigError, match="disagg deploy makes one"):
+        yard.lifecycle().start()
+    assert yard.pid("a") is None
+
+
+def test_a_crash_at_start_is_told_with_its_log_and_not_tried_for_ever(yard: Yard):
+    yard.deploy("a", "crash")
+    (failed,) = yard.lifecycle().start(["a"])
+    assert failed.outcome == "failed" and failed.error.message == "a did not start: no weights in /models/x"
+    assert failed.error.hint == "fetch them" and any("no weights" in line for line in failed.error.log)
+    assert not supervise.status(yard.own("a"))["running"]
+
+
+def test_a_server_that_dies_without_a_word_of_its_own_is_told_with_its_last_words(yard: Yard):
+    yard.deploy("a", "die")
+    (failed,) = yard.lifecycle().start(["a"])
+    assert "Segmentation fault, as it were" in failed.error.message
+
+
+def test_a_slow_start_is_left_running_and_has_its_own_exit_code(yard: Yard):
+    yard.deploy("a", "slow")
+    results = yard.lifecycle().start(["a"], timeout_s=1)
+    assert outcomes(results) == {"a": "slow"} and exit_code(results) == 3 and yard.pid("a") is not None
+
+
+def test_a_server_that_reports_an_error_is_stopped(yard: Yard):
+    yard.deploy("a", "broken")
+    (failed,) = yard.lifecycle().start(["a"])
+    assert (failed.outcome, failed.error.message) == ("failed", "a: weights are corrupt") and yard.pid("a") is None
+
+
+def test_a_taken_port_names_its_holder(yard: Yard):
+    yard.deploy("a")
+    with socket.create_server(("127.0.0.1", yard.fleet.hosts["a"].port)):
+        (failed,) = yard.lifecycle().start(["a"])
+    assert isinstance(failed.error, PortInUse) and f"(pid {os.getpid()})" in failed.error.message
+
+
+def test_a_killed_server_is_started_again_by_its_supervisor(yard: Yard):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    before = yard.pid("a")
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: yard.states()["a"] == "healthy" and yard.pid("a") not in (None, before))
+    assert '"event": "server_ended"' in (yard.own("a") / "logs/server.log").read_text()
+
+
+def test_a_server_whose_supervisor_was_killed_is_not_called_fine(yard: Yard):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    os.kill(supervise.status(yard.own("a"))["pid"], signal.SIGKILL)
+    wait_until(lambda: not supervise.status(yard.own("a"))["running"])
+    (failed,) = yard.lifecycle().start(["a"])
+    assert "its supervisor is gone" in failed.error.message and failed.error.hint == "disagg restart --host a"
+    assert outcomes(yard.lifecycle().restart(["a"])) == {"a": "restarted"}
+
+
+def test_start_while_the_supervisor_waits_does_not_wait_with_it(yard: Yard):
+    yard.deploy("a", "crash")
+    subprocess.run(["sh", str(yard.own("a") / "current/supervise"), "start"], check=True, stdout=subprocess.DEVNULL)
+    wait_until(lambda: supervise.status(yard.own("a")).get("restarts", 0) >= 2)
+    yard.deploy("a", release="b" * 16)
+    (started,) = yard.lifecycle().start(["a"], timeout_s=20)
+    assert started.outcome == "started"
+    assert supervise.status(yard.own("a"))["restarts"] == 0, "a new supervisor, whose first delay is short again"
+
+
+def test_an_older_release_is_told_of_by_start_and_left_by_restart(yard: Yard):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    yard.deploy("a", release="b" * 16)
+    (failed,) = yard.lifecycle().start(["a"])
+    assert "still runs release aaaaaaaa, and bbbbbbbb is deployed" in failed.error.message
+    assert outcomes(yard.lifecycle().restart(["a"])) == {"a": "restarted"}
+    assert look(LocalMachine("a"), "a", None).release == "b" * 16
+
+
+def test_a_restart_rolls_and_stops_at_the_first_that_does_not_come_back(yard: Yard):
+    yard.deploy("a")
+    yard.deploy("b")
+    yard.lifecycle().start()
+    before = yard.pid("b")
+    yard.deploy("a", "crash", release="b" * 16)
+    results = yard.lifecycle().restart()
+    assert outcomes(results) == {"a": "failed", "b": "left"} and exit_code(results) == 1
+    assert results[0].error.hint.endswith("; or go back: disagg rollback --host a && disagg start --host a")
+    assert yard.pid("b") == before and yard.states()["b"] == "healthy"
+
+
+def test_a_restart_of_the_same_release_that_fails_names_no_way_back(yard: Yard):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    run = yard.own("a") / "current/run"
+    run.write_text(run.read_text().replace(" serve ", " broken "))
+    (failed,) = yard.lifecycle().restart(["a"])
+    assert failed.outcome == "failed" and "rollback" not in failed.error.hint
+    yard.deploy("a", release="b" * 16)
+    yard.lifecycle().start(["a"])
+    yard.deploy("a", "broken", release="c" * 16)
+    (failed,) = yard.lifecycle().restart(["a"])
+    assert "disagg rollback --host a" in failed.error.hint
+
+
+def test_a_rolling_restart_waits_for_health_before_the_next(yard: Yard):
+    yard.deploy("a")
+    yard.deploy("b")
+    yard.lifecycle().start()
+    yard.said.clear()
+    assert outcomes(yard.lifecycle().restart()) == {"a": "restarted", "b": "restarted"}
+    assert yard.said.index(("a", "healthy")) < yard.said.index(("b", "stopping"))
+    yard.said.clear()
+    yard.lifecycle().restart(at_once=True)
+    assert yard.said.index(("b", "stopping")) < yard.said.index(("a", "healthy"))
+
+
+@pytest.mark.parametrize("moment", ["stopping", "starting"])
+def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Yard, moment: str):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    before = yard.pid("a")
+    lifecycle = yard.lifecycle()
+
+    def interrupt(host: str, doing: str) -> None:
+        yard.said.append((host, doing))
+        if doing == moment:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.5)  # so that this thread goes on only when it is to give up
+
+    lifecycle.report = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.restart(["a"])
+    assert ("a", "starting again") in yard.said
+    wait_until(lambda: yard.states()["a"] == "healthy")
+    assert yard.pid("a") != before
+
+
+def test_a_pid_that_now_is_another_hosts_server_is_not_taken_for_ones_own(yard: Yard):
+    yard.deploy("a")
+    yard.deploy("b")
+    yard.lifecycle().start(["b"])
+    pid = yard.pid("b")
+    (yard.own("a") / "serving").write_text(f"{pid} {'a' * 16}\n")
+    supervisor = supervise.status(yard.own("b"))["pid"]
+    (yard.own("a") / "supervisor.json").write_text(f'{{"pid": {supervisor}}}')
+    assert look(LocalMachine("a"), "a", None).managers == {"process": False}
+    facts = gather(LocalMachine("a"), yard.fleet.hosts["a"])
+    assert facts.serving is not None and not facts.serving.alive
+    assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "not running"}
+    assert yard.pid("b") == pid
+
+
+def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard):
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    lifecycle = yard.lifecycle()
+
+    def interrupt(host: str, doing: str) -> None:
+        yard.said.append((host, doing))
+        if doing == "starting":
+            (yard.own("a") / "current").unlink()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.5)  # so that this thread goes on only when it is to give up
+
+    lifecycle.report = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.restart(["a"])
+    assert yard.said[-1][1].startswith("failed: a: process cannot st")
+
+
+def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard):
+    yard.deploy("a")
+    yard.deploy("b")
+    yard.lifecycle().start()
+    smaller = replace(yard.fleet, hosts={"a": yard.fleet.hosts["a"]})
+    assert outcomes(yard.lifecycle(smaller).stop(everything=True)) == {"a": "stopped", "b on a": "stopped"}
+    assert yard.pid("b") is None
+
+
+def test_a_machine_that_does_not_answer_is_that_hosts_failure_with_its_own_exit_code(yard: Yard):
+    class Gone(LocalMachine):
+        def execute(self, job):
+            raise HostUnreachable("a: no route", "ping a")
+
+    yard.deploy("b")
+    lifecycle = yard.lifecycle()
+
+    def connect(host) -> Machine:
+        return Gone("a") if host.name == "a" else LocalMachine(host.name)
+
+    lifecycle.connect = connect
+    results = lifecycle.start()
+    assert outcomes(results) == {"a": "failed", "b": "started"} and exit_code(results) == 4
+
+
+def test_the_words_of_a_run_count_while_its_manager_starts_the_next():
+    starting = '{"event": "starting", "pid": %d}'
+    lines = [starting % 1, "Segmentation fault, as it were", starting % 2]
+    assert "Segmentation fault" in start_failed("a", lines).message
+    assert "wrote nothing" in start_failed("a", lines[:1]).message

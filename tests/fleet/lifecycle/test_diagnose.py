@@ -1,0 +1,169 @@
+"""What HTTP and SSH tell together, without either."""
+
+import hashlib
+import json
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from disagg.config import EngineOptions, Fleet, Host
+from disagg.errors import Cancelled
+from disagg.fleet.facts.server import Holder, Sight
+from disagg.fleet.lifecycle.diagnose import diagnose, explained
+from disagg.fleet.lifecycle.health import HostStatus
+from disagg.fleet.machine import interruption
+from disagg.fleet.machine.base import HostUnreachable
+
+HOST = Host("spark", "10.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000, service="process")
+DEPLOYED = Sight("/home/x", current="abc", release="abc", managers={"process": True})
+TOKEN = "a-token"
+
+
+def status(state: str, why: str = "by http") -> HostStatus:
+    return HostStatus("spark", ("prefill",), "tiny", "http://10.0.0.1:8000", state, why, "ping 10.0.0.1")
+
+
+def line(event: str, **fields) -> str:
+    return json.dumps(
+        {"time": "2026-01-01T00:00:00.000Z", "level": fields.pop("level", "info"), "event": event, **fields}
+    )
+
+
+STARTING = line("starting", release="abc", pid=5)
+FAILED = line(
+    "start_failed", level="error", code="ModelError", message="/m: no config.json", hint="copy the model there"
+)
+ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2)
+
+
+@pytest.mark.parametrize(
+    ("state", "sight", "expected", "why", "mend"),
+    [
+        ("not running", Sight("/h"), "not running", "nothing is deployed there", "disagg deploy --host spark"),
+        (
+            "not running",
+            replace(DEPLOYED, managers={"process": False}),
+            "not running",
+            "SSH is fine; no server process runs there",
+            "disagg start --host spark",
+        ),
+        (
+            "not running",
+            replace(DEPLOYED, pid=5),
+            "loading",
+            "process 5 runs there but does not listen yet",
+            "disagg logs -f --host spark",
+        ),
+        (
+            "not running",
+            replace(DEPLOYED, restarts=2, log=(STARTING, FAILED, ENDED, STARTING)),
+            "failed",
+            "it ended 2 times and is tried again: /m: no config.json",
+            "copy the model there",
+        ),
+        (
+            "not running",
+            replace(DEPLOYED, managers={"process": False}, log=(STARTING, "Killed")),
+            "failed",
+            "its process ended and nothing starts it again: Killed",
+            "disagg logs --host spark; disagg start --host spark",
+        ),
+        (
+            "not running",
+            replace(DEPLOYED, ports={8000: Holder(9, "nginx")}),
+            "foreign",
+            "port 8000 there is taken by nginx (pid 9), so that its server cannot start",
+            "end that program: disagg ssh spark; or give the host another port in hosts.toml: "
+            "disagg deploy && disagg restart --host spark",
+        ),
+        (
+            "unreachable",
+            replace(DEPLOYED, pid=5),
+            "silent",
+            "process 5 runs there, but from here by http",
+            "a firewall on spark may close port 8000",
+        ),
+        (
+            "unauthorised",
+            replace(DEPLOYED, pid=5, token_digest="other"),
+            "unauthorised",
+            "its token is not the one that is here",
+            "disagg deploy --host spark && disagg restart --host spark",
+        ),
+        (
+            "unauthorised",
+            replace(DEPLOYED, pid=5, token_digest=hashlib.sha256(b"a-token\n").hexdigest()),
+            "unauthorised",
+            "it was started with an earlier token than the one that is deployed",
+            "disagg restart --host spark",
+        ),
+    ],
+)
+def test_the_machine_tells_why_and_what_mends_it(state, sight, expected, why, mend):
+    told = explained(status(state), HOST, sight, TOKEN)
+    assert (told.state, told.why, told.mend) == (expected, why, mend)
+
+
+def test_a_server_that_was_stopped_after_it_failed_before_has_not_failed():
+    log = (STARTING, FAILED, STARTING, line("ready"), line("stopped"))
+    sight = replace(DEPLOYED, managers={"process": False}, log=log)
+    assert explained(status("not running"), HOST, sight, TOKEN).state == "not running"
+
+
+def test_a_server_that_ended_because_its_model_would_not_load_has_failed():
+    log = (line("ready"), STARTING, line("loading"), line("stopped"), FAILED)
+    told = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
+    assert (told.state, told.mend) == ("failed", "copy the model there; then: disagg start --host spark")
+
+
+@pytest.mark.parametrize("end", [(), (line("loading"), line("stopped"))])
+def test_a_server_that_was_stopped_while_it_was_tried_again_has_failed(end):
+    log = (line("ready"), STARTING, FAILED, ENDED, STARTING, *end)
+    told = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
+    assert (told.state, told.mend) == ("failed", "copy the model there; then: disagg start --host spark")
+
+
+def test_what_macos_says_about_the_local_network_stays_the_remedy():
+    blocked = replace(
+        status("unreachable"), mend="System Settings > Privacy & Security > Local Network: allow this program"
+    )
+    assert "Local Network" in explained(blocked, HOST, replace(DEPLOYED, pid=5), TOKEN).mend
+
+
+def test_where_ssh_fails_too_both_are_told():
+    told = explained(
+        status("unreachable"), HOST, HostUnreachable("spark: 10.0.0.1:22 does not answer", "ping it"), TOKEN
+    )
+    assert (told.state, told.why, told.mend) == (
+        "unreachable",
+        "by http; 10.0.0.1:22 does not answer",
+        "ping it",
+    )
+
+
+def test_only_hosts_in_trouble_are_asked_and_a_machine_that_hangs_is_given_up(tmp_path):
+    given_up = threading.Event()
+    asked = []
+
+    def connect(host, seconds):
+        asked.append(host.name)
+        try:
+            interruption.sleep(20)
+        except Cancelled:
+            given_up.set()
+            raise
+        raise AssertionError("nobody ended this")
+
+    hosts = {name: replace(HOST, name=name) for name in ("well", "here", "far")}
+    hosts["here"] = replace(hosts["here"], connector="local")
+    fleet = Fleet("f", tmp_path / "hosts.toml", {}, hosts)
+    states = {"well": "healthy", "here": "not running", "far": "unreachable"}
+    statuses = [replace(status(state), host=name) for name, state in states.items()]
+    began = time.monotonic()
+    told = diagnose(fleet, statuses, TOKEN, 0.3, connect)
+    assert time.monotonic() - began < 2
+    assert asked == ["far"] and told[:2] == statuses[:2]
+    assert told[2].why == "by http; SSH did not answer within 0.3 s either"
+    assert given_up.wait(5)

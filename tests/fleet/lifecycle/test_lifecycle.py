@@ -1,0 +1,226 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from disagg.errors import FleetError, PortInUse, UsageError
+from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle.state import ProcessRecord, State
+from disagg.fleet.machine import process as local
+from tests.fleet.farm import Farm, make_fleet, wait_until
+
+
+def outcomes(results):
+    return {result.host: result.outcome for result in results}
+
+
+def test_start_brings_every_host_up_and_a_second_start_changes_nothing(farm: Farm):
+    assert outcomes(farm.lifecycle.start()) == {"a": "started", "b": "started"}
+    pids = {name: farm.state.recorded(name).pid for name in ("a", "b")}
+    assert outcomes(farm.lifecycle.start()) == {"a": "unchanged", "b": "unchanged"}
+    assert pids == {name: farm.state.recorded(name).pid for name in ("a", "b")}
+
+
+def test_servers_run_in_a_session_of_their_own_without_stdin(farm: Farm):
+    farm.lifecycle.start(["a"])
+    pid = farm.state.recorded("a").pid
+    assert os.getsid(pid) == pid
+    assert Path(f"/proc/{pid}/fd/0").readlink() == Path("/dev/null")
+
+
+def test_the_token_is_in_no_argument_and_no_environment_value(farm: Farm):
+    farm.lifecycle.start(["a"])
+    pid, token = farm.state.recorded("a").pid, farm.state.token()
+    visible = Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/environ").read_text()
+    assert token not in visible
+    assert f"DISAGG_TOKEN_FILE={farm.state.token_file}" in visible
+
+
+def test_stop_ends_the_servers_and_leaves_no_record(farm: Farm):
+    farm.lifecycle.start()
+    pids = [farm.state.recorded(name).pid for name in ("a", "b")]
+    assert outcomes(farm.lifecycle.stop()) == {"a": "stopped", "b": "stopped"}
+    assert [local.identity(pid) for pid in pids] == [None, None]
+    assert farm.state.recorded_hosts() == []
+    assert outcomes(farm.lifecycle.stop()) == {"a": "not running", "b": "not running"}
+
+
+def test_a_server_that_crashes_is_reported_with_its_last_error_and_hides_no_other(farm: Farm):
+    farm.behaviour["a"] = "crash"
+    failed, started = farm.lifecycle.start()
+    assert (failed.outcome, started.outcome) == ("failed", "started")
+    assert failed.error.message == "a did not start: no weights in /models/x"
+    assert failed.error.hint == "fetch them"
+    assert farm.state.recorded_hosts() == ["b"]
+
+
+def test_a_server_that_dies_without_a_log_line_is_reported_with_the_end_of_its_log(farm: Farm):
+    farm.behaviour["a"] = "die"
+    (failed,) = farm.lifecycle.start(["a"])
+    assert "Segmentation fault, as it were" in failed.error.message
+    assert failed.error.hint == "disagg logs --host a"
+    assert failed.error.log[-1] == "Segmentation fault, as it were"
+
+
+def test_a_server_that_loads_past_the_deadline_is_slow_and_left_running(farm: Farm):
+    farm.behaviour["a"] = "slow"
+    (slow,) = farm.lifecycle.start(["a"], timeout_s=1)
+    assert slow.outcome == "slow" and "still loads after 1 s" in slow.error.message
+    assert local.identity(farm.state.recorded("a").pid) is not None
+
+
+def test_a_server_that_listens_but_never_answers_is_slow(farm: Farm):
+    farm.behaviour["a"] = "mute"
+    (slow,) = farm.lifecycle.start(["a"], timeout_s=1)
+    assert slow.outcome == "slow"
+
+
+def test_a_server_that_reports_an_error_is_ended(farm: Farm):
+    farm.behaviour["a"] = "broken"
+    (failed,) = farm.lifecycle.start(["a"])
+    assert (failed.outcome, failed.error.message) == ("failed", "a: weights are corrupt")
+    assert failed.error.hint == "download again"
+    assert farm.state.recorded("a") is None
+
+
+def test_a_taken_port_names_the_port_and_its_holder_and_spawns_nothing(farm: Farm):
+    port = farm.fleet.hosts["a"].port
+    with socket.create_server(("127.0.0.1", port)):
+        failed, started = farm.lifecycle.start()
+    assert isinstance(failed.error, PortInUse)
+    assert f"port {port}" in failed.error.message and f"pid {os.getpid()}" in failed.error.message
+    assert started.outcome == "started" and farm.state.recorded("a") is None
+
+
+def test_a_taken_kv_port_is_found_too(farm: Farm):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        hosts = {"a": replace(farm.fleet.hosts["a"], kv_port=taken)}
+        farm.use(replace(farm.fleet, hosts=hosts))
+        (failed,) = farm.lifecycle.start()
+    assert isinstance(failed.error, PortInUse) and str(taken) in failed.error.message
+
+
+def test_stop_never_signals_a_process_that_only_has_the_recorded_pid(farm: Farm):
+    farm.state.prepare(farm.fleet)
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        farm.state.record(ProcessRecord("a", bystander.pid, "another boot:123", ""))
+        assert outcomes(farm.lifecycle.stop(["a"])) == {"a": "not running"}
+        assert bystander.poll() is None
+        assert farm.state.recorded("a") is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(farm: Farm):
+    farm.behaviour["a"] = "stubborn"
+    farm.lifecycle.start(["a"])
+    farm.lifecycle.grace_s = 0.3
+    assert outcomes(farm.lifecycle.stop(["a"])) == {"a": "killed"}
+
+
+def test_a_server_killed_from_outside_is_started_again(farm: Farm):
+    farm.lifecycle.start(["a"])
+    pid = farm.state.recorded("a").pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: local.identity(pid) is None)
+    assert outcomes(farm.lifecycle.start(["a"])) == {"a": "started"}
+    assert farm.state.log_file("a").with_name("a.log.1").exists()
+
+
+def test_a_changed_host_asks_for_a_restart_instead_of_claiming_unchanged(farm: Farm):
+    farm.lifecycle.start(["a"])
+    hosts = {name: replace(host, queue_size=5) for name, host in farm.fleet.hosts.items()}
+    changed = Lifecycle(replace(farm.fleet, hosts=hosts), farm.state, argv=farm.argv)
+    (result,) = changed.start(["a"])
+    assert result.outcome == "failed" and result.error.hint == "disagg restart --host a"
+
+
+def test_stop_also_ends_a_server_whose_host_left_the_file(farm: Farm):
+    farm.lifecycle.start()
+    smaller = replace(farm.fleet, hosts={"a": farm.fleet.hosts["a"]})
+    results = Lifecycle(smaller, farm.state, grace_s=3).stop()
+    assert outcomes(results) == {"a": "stopped", "b": "stopped"}
+
+
+def test_an_unknown_host_lists_those_there_are(farm: Farm):
+    with pytest.raises(UsageError, match=r"no host c \(it has: a, b\)"):
+        farm.lifecycle.start(["c"])
+
+
+def test_an_interrupted_start_stops_what_it_started_and_nothing_else(farm: Farm):
+    farm.lifecycle.start(["a"])
+    farm.behaviour["b"] = "slow"
+    main = threading.main_thread().ident
+    reported = threading.Event()
+    farm.lifecycle.report = lambda host, doing: reported.set() if (host, doing) == ("b", "loading") else None
+
+    def interrupt():
+        reported.wait(20)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        farm.lifecycle.start(timeout_s=60)
+    interrupter.join()
+    assert farm.state.recorded_hosts() == ["a"]
+    assert local.identity(farm.state.recorded("a").pid) is not None
+
+
+def test_two_starts_at_once_do_not_interleave(farm: Farm):
+    busy = pytest.raises(FleetError, match=r"busy: disagg start \(pid \d+, since")
+    with farm.state.locked("start"), busy, farm.state.locked("stop", timeout_s=0.2):
+        pass
+    with farm.state.locked("stop", timeout_s=0.2):
+        pass
+
+
+def test_a_python_that_does_not_exist_is_a_clear_error(tmp_path):
+    fleet = make_fleet(tmp_path, ("a",), python="/no/such/python")
+    (failed,) = Lifecycle(fleet, State.of(fleet, tmp_path / "state")).start()
+    assert failed.error.message == "cannot run /no/such/python: No such file or directory"
+
+
+def test_the_real_command_line_names_file_and_host(farm: Farm):
+    from disagg.fleet.lifecycle.local import server_argv
+
+    argv, environment = server_argv(farm.fleet, farm.fleet.hosts["a"])
+    assert argv[:3] == [sys.executable, "-P", "-m"]
+    assert argv[3:] == ["disagg.servers", "--config", str(farm.fleet.path), "--host", "a"]
+    assert "PYTHONPATH" in environment
+
+
+def test_a_server_that_cannot_be_recorded_is_ended_again(farm: Farm, monkeypatch):
+    spawned, spawn = [], local.spawn
+    monkeypatch.setattr(local, "spawn", lambda *arguments: spawned.append(spawn(*arguments)) or spawned[-1])
+    farm.state.prepare(farm.fleet)
+    (farm.state.folder / f".a.pid.{os.getpid()}").symlink_to("/dev/full")
+    (failed,) = farm.lifecycle.start(["a"])
+    assert failed.outcome == "failed" and isinstance(failed.error, FleetError)
+    assert "a.pid" in failed.error.message and "No space left on device" in failed.error.message
+    assert len(spawned) == 1 and local.identity(spawned[0]) is None
+
+
+def test_stop_says_so_where_a_record_is_damaged(farm: Farm):
+    farm.lifecycle.start(["b"])
+    (farm.state.folder / "a.pid").write_text("{")
+    a, b = farm.lifecycle.stop()
+    assert (a.outcome, b.outcome) == ("failed", "stopped") and "a.pid is damaged" in a.error.message
+    farm.state.forget("a")
+
+
+def test_a_log_that_cannot_be_written_is_an_error_of_its_host(farm: Farm):
+    farm.state.prepare(farm.fleet)
+    (farm.state.folder / "a.log.1").mkdir()
+    farm.state.log_file("a").write_text("before\n")
+    (failed,) = farm.lifecycle.start(["a"])
+    assert failed.outcome == "failed" and "cannot write" in failed.error.message and "a.log" in failed.error.message

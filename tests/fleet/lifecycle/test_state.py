@@ -1,0 +1,131 @@
+import os
+import secrets
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from disagg.errors import ConfigError, FleetError
+from disagg.fleet.lifecycle.state import ProcessRecord, State
+from tests.fleet.farm import make_fleet
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    return make_fleet(tmp_path)
+
+
+def test_the_folder_is_private_and_the_token_is_made_once(fleet, tmp_path):
+    state = State.of(fleet, tmp_path / "state")
+    state.prepare(fleet)
+    token = state.token()
+    state.prepare(fleet)
+    assert len(token) == 64 and state.token() == token
+    assert (mode(state.folder), mode(state.token_file)) == (0o700, 0o600)
+    assert [path.name for path in state.folder.iterdir()] == ["token"]
+
+
+def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(fleet, tmp_path, monkeypatch):
+    state = State.of(fleet, tmp_path / "state")
+
+    def make_while_another_does(size: int) -> str:
+        monkeypatch.undo()
+        assert state.ensure_token() == state.token()
+        return "f" * 2 * size
+
+    monkeypatch.setattr(secrets, "token_hex", make_while_another_does)
+    assert state.ensure_token() == state.token() != "f" * 64
+    assert [path.name for path in state.folder.iterdir()] == ["token"]
+
+
+def test_the_folder_follows_xdg_state_home_and_differs_per_file(fleet, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    one, two = State.of(fleet), State.of(replace(fleet, path=tmp_path / "other.toml"))
+    assert one.folder.parent == tmp_path / "xdg" / "disagg"
+    assert one.folder != two.folder and one.folder.name.startswith("test-")
+
+
+def test_a_named_token_file_is_used_and_never_made(fleet, tmp_path):
+    named = replace(fleet, token_file=tmp_path / "secret")
+    state = State.of(named, tmp_path / "state")
+    with pytest.raises(ConfigError, match=r"cannot read the fleet token from .*secret: No such file"):
+        state.prepare(named)
+    (tmp_path / "secret").write_text("s3cret-s3cret-s3cret\n")
+    (tmp_path / "secret").chmod(0o600)
+    state.prepare(named)
+    assert state.token() == "s3cret-s3cret-s3cret"
+
+
+def test_a_token_that_others_can_read_or_that_is_too_short_is_refused(fleet, tmp_path):
+    named = replace(fleet, token_file=tmp_path / "secret")
+    state = State.of(named, tmp_path / "state")
+    (tmp_path / "secret").write_text("s3cret-s3cret-s3cret\n")
+    (tmp_path / "secret").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"other users have access to .*\(chmod 600 "):
+        state.prepare(named)
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "secret").write_text("short\n")
+    with pytest.raises(ConfigError, match="no usable token"):
+        state.prepare(named)
+
+
+def test_records_survive_and_a_damaged_one_says_what_to_do(fleet, tmp_path):
+    state = State.of(fleet, tmp_path / "state")
+    state.prepare(fleet)
+    record = ProcessRecord("a", 12, "boot:34", "digest")
+    state.record(record)
+    assert state.recorded("a") == record and state.recorded_hosts() == ["a"]
+    (state.folder / "a.pid").write_text("{")
+    with pytest.raises(FleetError, match=r"damaged.*rm "):
+        state.recorded("a")
+    state.forget("a")
+    assert state.recorded("a") is None
+
+
+def test_the_last_error_of_a_log_is_found_among_other_lines(fleet, tmp_path):
+    state = State.of(fleet, tmp_path / "state")
+    state.prepare(fleet)
+    assert state.last_error("a") is None
+    lines = ['{"level": "error", "code": "PortInUse", "message": "first"}', '{"level": "error", "message": "second"}']
+    state.log_file("a").write_text("\n".join(["warning: x", *lines, '{"level": "info", "message": "bye"}', "end"]))
+    assert state.last_error("a").message == "second"
+    assert state.log_tail("a", 1) == ["end"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_no_part(fleet, tmp_path):
+    state = State.of(fleet, tmp_path / "state")
+    state.prepare(fleet)
+    part = state.folder / f".a.pid.{os.getpid()}"
+    part.symlink_to("/dev/full")
+    with pytest.raises(FleetError, match=r"cannot use .*/a\.pid .*No space left on device \(make room"):
+        state.record(ProcessRecord("a", 12, "boot:34", "digest"))
+    assert not part.is_symlink() and state.recorded("a") is None
+
+
+def test_the_lock_is_held_on_a_full_disk_too(fleet, tmp_path):
+    state = State.of(fleet, tmp_path / "state")
+    state.prepare(fleet)
+    (state.folder / "lock").symlink_to("/dev/full")
+    with state.locked("stop"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda state, fleet: state.prepare(fleet),
+        lambda state, fleet: state.locked("start").__enter__(),
+        lambda state, fleet: state.recorded("a"),
+        lambda state, fleet: state.forget("a"),
+        lambda state, fleet: state.log_tail("a"),
+    ],
+)
+def test_a_state_folder_that_cannot_be_used_is_named_with_a_way_out(fleet, tmp_path, use):
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(FleetError, match=r"cannot use .*state/test-.*XDG_STATE_HOME"):
+        use(State.of(fleet, tmp_path / "state"), fleet)

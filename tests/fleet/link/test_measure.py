@@ -1,0 +1,107 @@
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from disagg.fleet.link import Bounds, End, far_below, judge, measure, measure_all
+from disagg.fleet.link.measure import PROBE, rounds
+from disagg.fleet.machine.connect import machine
+
+SHORT = Bounds(seconds=0.5, bytes=64 << 20)
+PYTHON = "/usr/bin/python3"
+
+
+@pytest.fixture
+def ends(bed):
+    bed.need_links()
+    made = {name: End(bed.host(name), machine(bed.host(name)), PYTHON) for name in bed.hosts}
+    yield made
+    for end in made.values():
+        end.machine.close()
+
+
+def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed, ends):
+    link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT)
+    assert link.error is None and link.target == "169.254.150.102"
+    assert link.path.interface == "eth0" and link.path.source == "169.254.150.103" and not link.path.gateway
+    assert link.path.taken.speed == 10e9
+    assert 0 < link.bytes <= SHORT.bytes and link.bits_per_s > 0.2e9
+
+
+@pytest.mark.parametrize("megabit", [40, 150])
+def test_a_shaped_link_is_measured_within_fifteen_percent_and_called_far_below(bed, ends, megabit):
+    with bed.limited("mac-studio-2", megabit):
+        link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], Bounds(seconds=1.0))
+    assert link.bits_per_s == pytest.approx(megabit * 1e6, rel=0.15)
+    assert far_below(link)
+    (finding,) = judge(link, bed.host("dgx-spark-1"), bed.host("mac-studio-2"))
+    assert finding.level == "warning" and "far below the 10 Gb/s of eth0" in finding.text
+
+
+def test_only_the_kv_direction_counts(bed, ends):
+    """A link that is slow the other way only, as some direct cables are, is not called slow."""
+    shape = ["root", "tbf", "rate", "20mbit", "burst", "64kb", "latency", "50ms"]
+    bed.hosts["dgx-spark-1"].as_root("tc", "qdisc", "replace", "dev", "eth0", *shape)
+    try:
+        slow = measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT)
+        fast = measure(ends["mac-studio-2"], replace_kv(ends["dgx-spark-1"]), SHORT)
+    finally:
+        bed.hosts["dgx-spark-1"].as_root("tc", "qdisc", "del", "dev", "eth0", "root")
+    assert slow.bits_per_s < 24e6 < fast.bits_per_s
+
+
+def replace_kv(end):
+    return End(replace(end.host, kv_port=9001), end.machine, end.python)
+
+
+def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(bed, ends):
+    bed.hosts["dgx-spark-1"].as_root("ip", "route", "add", "unreachable", "169.254.150.102/32")
+    try:
+        began = time.monotonic()
+        link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT)
+    finally:
+        bed.hosts["dgx-spark-1"].as_root("ip", "route", "del", "unreachable", "169.254.150.102/32")
+    assert time.monotonic() - began < 8
+    assert link.bits_per_s is None and "cannot reach mac-studio-2 at 169.254.150.102" in link.error.message
+    assert link.error.hint == "disagg exec --host dgx-spark-1 -- ping -c 3 169.254.150.102"
+    assert measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT).error is None  # and can be measured again
+
+
+def test_a_data_address_that_the_receiver_does_not_have_is_named(ends):
+    wrong = ends["mac-studio-2"]
+    wrong = End(replace(wrong.host, data_address="10.99.0.1"), wrong.machine, wrong.python)
+    link = measure(ends["dgx-spark-1"], wrong, SHORT)
+    assert "mac-studio-2: cannot listen on 10.99.0.1" in link.error.message
+
+
+def test_links_that_share_no_machine_are_measured_at_the_same_time(bed):
+    one, two = bed.host("dgx-spark-1"), bed.host("dgx-spark-2")
+    four, three = bed.host("mac-studio-1"), bed.host("mac-studio-2")
+    assert rounds([(one, three), (two, four), (one, four), (two, three)]) == [[0, 1], [2, 3]]
+    twin = replace(two, address=one.address)
+    assert rounds([(one, three), (twin, four)]) == [[0], [1]]
+
+
+def test_several_links_come_back_in_the_order_of_their_pairs(ends):
+    pairs = [("dgx-spark-1", "mac-studio-2"), ("dgx-spark-1", "mac-studio-1"), ("dgx-spark-2", "mac-studio-1")]
+    found = measure_all([(ends[one], ends[other]) for one, other in pairs], SHORT)
+    assert [(link.sender, link.receiver) for link in found] == pairs
+    assert all(link.bits_per_s for link in found)
+
+
+def test_a_stranger_without_the_token_is_turned_away_and_the_sender_still_served():
+    """The receiver's own program: a wrong token ends that connection, not the measurement."""
+    environment = {"DISAGG_LINK_TOKEN": "ab" * 32}
+    argv = [sys.executable, "-I", str(PROBE), "receive", "127.0.0.1", "10"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        port = int(process.stdout.readline().split(":")[1].strip(" }\n"))
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b"x" * 64)
+            assert stranger.recv(1) == b""
+        send = [sys.executable, "-I", str(PROBE), "send", "127.0.0.1", str(port), "0.2", str(8 << 20)]
+        done = subprocess.run(send, capture_output=True, env=environment, text=True, check=True, timeout=20)
+        assert '"bytes": 8388608' in done.stdout
+        assert process.wait(10) == 0

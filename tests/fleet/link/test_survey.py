@@ -1,0 +1,52 @@
+from dataclasses import replace
+
+import pytest
+
+from disagg.config import load
+from disagg.errors import UsageError
+from disagg.fleet.link import Bounds, Link, Path, Surveyed, exit_code, kv_pairs, pairs_between, survey
+from disagg.fleet.machine.base import HostUnreachable
+from disagg.fleet.machine.connect import machine
+from tests.testbed.bed import HOSTS_TOML
+
+FLEET = load(HOSTS_TOML)
+SPARK, MAC = FLEET.hosts["dgx-spark-1"], FLEET.hosts["mac-studio-2"]
+SHORT = Bounds(seconds=0.5, bytes=16 << 20)
+
+
+def measured(gbits):
+    return Link(SPARK.name, MAC.name, MAC.address, Path(MAC.address), int(gbits * 1e9 / 8), 1.0)
+
+
+def test_bandwidth_that_hides_is_tokens_per_second_times_bytes_per_token():
+    """10k tok/s of Qwen3-Coder in bf16 needs 7.9 Gb/s."""
+    one = Surveyed(SPARK, MAC, (), measured(7.8643), 98304)
+    assert one.hidden_tokens_per_s == pytest.approx(10_000, rel=1e-3)
+    assert replace(one, kv_bytes_per_token=None).hidden_tokens_per_s is None
+    assert replace(one, link=None).hidden_tokens_per_s is None
+
+
+def test_one_host_chooses_its_links_and_two_hosts_the_link_between_them():
+    twin = replace(SPARK, name="dgx-spark-9")
+    fleet = replace(FLEET, hosts={**FLEET.hosts, twin.name: twin})
+    assert pairs_between(fleet, None, None) == kv_pairs(fleet)
+    assert pairs_between(fleet, None, MAC) == [(SPARK, MAC), (twin, MAC)]
+    assert pairs_between(fleet, twin, None) == [(twin, MAC)]
+    assert pairs_between(fleet, MAC, SPARK) == [(MAC, SPARK)]
+    with pytest.raises(UsageError, match="has no prefill and decode host of one model"):
+        pairs_between(replace(fleet, hosts={MAC.name: MAC}), None, None)
+
+
+def test_a_model_that_no_host_has_yet_is_sized_by_its_name(bed):
+    (one,) = survey(bed.fleet, [(bed.host("dgx-spark-1"), bed.host("mac-studio-2"))], bounds=SHORT)
+    assert one.kv_bytes_per_token == 98304 and one.hidden_tokens_per_s and exit_code([one]) == 0
+
+
+def test_every_host_that_fails_is_told_of(bed):
+    def connect(host):
+        nowhere = machine(replace(host, address="127.0.0.1", ssh_port=1))
+        return nowhere if host.name != "dgx-spark-2" else machine(host)
+
+    links = survey(bed.fleet, kv_pairs(bed.fleet), connect=connect, bounds=SHORT)
+    assert [len(one.findings) for one in links] == [2, 1]
+    assert all(isinstance(one.error, HostUnreachable) for one in links) and exit_code(links) == 4

@@ -1,0 +1,656 @@
+"""Machines over SSH, against real sshds: what works, and every way it can fail."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from disagg.config import Host
+from disagg.errors import Cancelled, FleetError
+from disagg.fleet.machine import connect
+from disagg.fleet.machine.base import (
+    MAX_OUTPUT,
+    CommandFailed,
+    HostKeyRefused,
+    HostUnreachable,
+    LoginRefused,
+    Machine,
+)
+from disagg.fleet.machine.output import Stream
+from disagg.fleet.machine.posix import Job
+from disagg.fleet.machine.ssh.connection import Timeouts
+from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution
+from tests.fleet.farm import wait_until
+from tests.testbed.bed import Bed, BedHost
+
+HOSTILE = [
+    "two words",
+    "'single' and \"double\"",
+    "; touch /tmp/owned",
+    "$(touch /tmp/owned) `id` ${HOME}",
+    "line one\nline two\n",
+    "-rf",
+    "--",
+    "",
+    "*",
+    "~root",
+    "back\\slash\\n",
+    "ünïcödé 日本語 🙂",
+    "!history & | > <",
+    "\ttab\x01control",
+]
+FAST = Timeouts(connect=1.5, banner=1.5, auth=3, channel=3, dead_link=3)
+
+Make = Callable[..., SSHMachine]
+
+
+@pytest.fixture
+def make(bed: Bed) -> Iterator[Make]:
+    """Machines that are closed when the test ends."""
+    made: list[SSHMachine] = []
+
+    def machine(name: str = "dgx-spark-1", host: Host | None = None, **options: object) -> SSHMachine:
+        made.append(SSHMachine(host or bed.host(name), **options))
+        return made[-1]
+
+    yield machine
+    for machine in made:
+        machine.close()
+
+
+@pytest.fixture
+def spark(make: Make) -> SSHMachine:
+    return make()
+
+
+@pytest.fixture
+def there(bed: Bed, spark: SSHMachine) -> Iterator[BedHost]:
+    """The host behind `spark`, with a home that is emptied afterwards."""
+    host = bed.hosts["dgx-spark-1"]
+    yield host
+    for path in host.home.iterdir():
+        if path.name != ".ssh":
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+@pytest.fixture(params=["dgx-spark-1", "mac-studio-1"])
+def machine(make: Make, request: pytest.FixtureRequest) -> SSHMachine:
+    """A Linux host, and one that looks like a Mac."""
+    return make(request.param)
+
+
+def known_hosts(bed: Bed) -> Path:
+    return bed.home / ".ssh/known_hosts"
+
+
+@pytest.fixture
+def other_known_hosts(bed: Bed) -> Iterator[Path]:
+    """known_hosts, put back as it was afterwards."""
+    path = known_hosts(bed)
+    before = path.read_text()
+    yield path
+    path.write_text(before)
+
+
+def running(there: BedHost, word: str) -> bool:
+    return any(word in line for line in there.command_lines())
+
+
+# Running
+
+
+def test_a_command_gives_its_code_and_both_streams(machine: Machine):
+    result = machine.run(["sh", "-c", "echo out; echo err >&2; exit 7"])
+    assert (result.code, result.stdout, result.stderr, result.ok) == (7, "out\n", "err\n", False)
+
+
+def test_a_connection_is_made_once(spark: SSHMachine):
+    ports = {spark.run(["sh", "-c", 'echo "$SSH_CONNECTION"']).stdout for _ in range(3)}
+    assert len(ports) == 1 and len(ports.pop().split()) == 4
+
+
+def test_hostile_values_arrive_as_themselves(machine: Machine):
+    for value in HOSTILE:
+        arguments = machine.run(["printf", "%s|", value, "end"])
+        assert arguments.stdout == f"{value}|end|"
+        script = machine.run([value, "end"], script='printf "%s|" "$@" "$VALUE"', environment={"VALUE": value})
+        assert script.stdout == f"{value}|end|{value}|"
+
+
+def test_a_nul_character_is_refused_before_anything_runs(spark: SSHMachine):
+    with pytest.raises(FleetError, match="NUL"):
+        spark.run(["echo", "a\0b"])
+
+
+def test_a_script_has_parameters_no_input_and_the_home_folder(machine: Machine):
+    result = machine.run(["one", "two words"], script='echo "$#:$2"; cat; [ "$PWD" = "$HOME" ] && echo home')
+    assert result.stdout == "2:two words\nhome\n"
+
+
+def test_a_script_with_a_syntax_error_fails_with_the_shells_words(spark: SSHMachine):
+    result = spark.run([], script="if true; then")
+    assert result.code == 2 and "yntax error" in result.stderr
+
+
+def test_the_environment_is_added_and_never_in_a_process_list(spark: SSHMachine, there: BedHost):
+    seen: list[str] = []
+    result = spark.run(
+        ["sh", "-c", 'echo started; sleep 0.3; echo "$SECRET/$HOME"'],
+        environment={"SECRET": "swordfish"},
+        on_line=lambda line: seen.extend(there.command_lines()),
+    )
+    assert result.stdout == f"started\nswordfish/{there.remote_home}\n"
+    assert seen and not any("swordfish" in line for line in seen)
+
+
+def test_a_variable_with_an_impossible_name_is_refused(spark: SSHMachine):
+    with pytest.raises(FleetError, match="no name for an environment variable"):
+        spark.run(["true"], environment={"A=$(id)": "x"})
+
+
+def test_lines_are_told_as_they_come(spark: SSHMachine):
+    told: list[tuple[str, float]] = []
+    spark.run(
+        ["sh", "-c", "echo first; echo also >&2; sleep 0.5; printf 'a\\rb\\r\\nlast'"],
+        on_line=lambda line: told.append((line, time.monotonic())),
+    )
+    assert sorted(line for line, _ in told) == ["a", "also", "b", "first", "last"]
+    times = dict(told)
+    assert times["last"] - times["first"] > 0.4
+
+
+def test_output_is_bounded_and_says_what_is_missing(spark: SSHMachine):
+    result = spark.run(["sh", "-c", "echo begin; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end"])
+    assert result.stdout.startswith("begin\nxxx") and result.stdout.endswith("xxx\nend\n")
+    assert len(result.stdout) < 2 * MAX_OUTPUT + 100
+    missing = 3000000 + len("begin\n\nend\n") - 2 * MAX_OUTPUT
+    assert f"[... {missing} bytes left out ...]" in result.stdout
+
+
+def test_what_a_login_shell_says_is_no_output(spark: SSHMachine, there: BedHost):
+    (there.home / ".bashrc").write_text("echo Welcome to spark; echo 'disk almost full' >&2\n")
+    result = spark.run(["echo", "hello"])
+    assert (result.stdout, result.stderr) == ("hello\n", "")
+
+
+def test_a_login_shell_that_runs_nothing_is_told(spark: SSHMachine, there: BedHost):
+    (there.home / ".bashrc").write_text("echo This account is closed; exit 3\n")
+    with pytest.raises(HostUnreachable, match=r"ended with code 3 .* it said: This account is closed"):
+        spark.run(["true"])
+
+
+def test_a_command_killed_by_a_signal_has_the_shells_code(spark: SSHMachine):
+    assert spark.run(["sh", "-c", "kill -SEGV $$"]).code == 128 + signal.SIGSEGV
+
+
+def test_a_command_that_is_not_there_is_code_127(machine: Machine):
+    assert machine.run(["no-such-command"]).code == 127
+
+
+def test_a_process_left_in_the_background_does_not_hold_the_command(spark: SSHMachine):
+    began = time.monotonic()
+    assert spark.run([], script="sleep 20 & echo done").stdout == "done\n"
+    assert time.monotonic() - began < 5
+
+
+def test_a_mac_has_no_setsid_and_a_short_path(make: Make, bed: Bed):
+    bed.need_links()
+    result = make("mac-studio-1").run(["sh", "-c", 'command -v setsid nproc; uname; echo "$PATH"; hostname'])
+    assert result.stdout == "Darwin\n/usr/bin:/bin:/usr/sbin:/sbin\nmac-studio-1\n"
+
+
+# Files
+
+
+def test_hostile_paths_and_contents_round_trip(machine: Machine):
+    for value in filter(None, HOSTILE):
+        name, content = value.replace("/", "_"), value.encode()
+        machine.write(f"~/{name}/{name}", content)
+        assert machine.read(f"~/{name}/{name}") == content
+        assert machine.read(f"{name}/{name}") == content
+        machine.put_tree({f"{name}/{name}": content}, f"tree/{name}")
+        assert machine.read(f"tree/{name}/{name}/{name}") == content
+        machine.run(["tree", name], script='rm -rf -- "$1" "./$2"')
+
+
+def test_every_byte_survives(machine: Machine):
+    content = bytes(range(256)) * 1000
+    machine.write("bytes", content)
+    assert machine.read("bytes") == content
+    assert machine.read("bytes", limit=5) == content[-5:]
+    machine.write("bytes", b"")
+    assert machine.read("bytes") == b""
+
+
+def test_a_file_that_is_not_there_reads_as_none(machine: Machine):
+    assert machine.read("~/nothing") is None
+    assert machine.read("/no/such/folder/file") is None
+
+
+def test_a_file_that_may_not_be_read_is_an_error(spark: SSHMachine):
+    with pytest.raises(CommandFailed, match=r"dgx-spark-1: cannot read /etc/shadow: .*Permission denied"):
+        spark.read("/etc/shadow")
+    with pytest.raises(CommandFailed, match="Is a directory"):
+        spark.read("/etc")
+
+
+def test_a_written_file_has_its_mode_and_leaves_nothing_beside_it(spark: SSHMachine, there: BedHost):
+    spark.write("conf/token", b"secret", mode=0o600)
+    spark.write("conf/token", b"other", mode=0o600)
+    spark.write("conf/tool", b"#!/bin/sh", mode=0o755)
+    assert [(p.name, p.stat().st_mode & 0o777) for p in sorted((there.home / "conf").iterdir())] == [
+        ("token", 0o600),
+        ("tool", 0o755),
+    ]
+    assert (there.home / "conf/token").read_bytes() == b"other"
+
+
+def test_a_secret_is_never_readable_by_others_while_it_is_written(spark: SSHMachine, there: BedHost, bed: Bed):
+    bed.need_links()
+    modes: set[int] = set()
+    lines: set[str] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            for path in there.home.glob(".token.part.*"):
+                try:
+                    status = path.stat()
+                except FileNotFoundError:
+                    continue
+                modes.add(status.st_mode & 0o777)
+            lines.update(there.command_lines())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with bed.limited("dgx-spark-1", 4):  # slow, so that there is something to see
+            spark.write("token", b"swordfish" * 60_000, mode=0o600)
+    finally:
+        over.set()
+        watcher.join()
+    assert modes == {0o600}
+    assert any("sh -c" in line for line in lines) and not any("swordfish" in line for line in lines)
+
+
+def test_writing_over_a_folder_is_refused(spark: SSHMachine, there: BedHost):
+    (there.home / "folder").mkdir()
+    with pytest.raises(CommandFailed, match="Is a directory"):
+        spark.write("folder", b"x")
+    assert list((there.home / "folder").iterdir()) == []
+
+
+def test_a_tree_arrives_whole_with_modes(machine: Machine, tmp_path: Path):
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\necho ran\n")
+    script.chmod(0o755)
+    big = tmp_path / "big"
+    big.write_bytes(os.urandom(3 << 20))
+    sent = machine.put_tree({"bin/run": script, "a/b/c.txt": b"deep", "big": big}, "deep/er/tree")
+    assert sent > 3 << 20
+    assert machine.run(["deep/er/tree/bin/run"]).stdout == "ran\n"
+    assert machine.read("deep/er/tree/big", limit=4 << 20) == big.read_bytes()
+    listed = machine.run([], script="cd deep/er; ls -A . tree; ls -l tree/a/b/c.txt | cut -c1-10").stdout
+    assert listed.split() == [".:", "tree", "tree:", "a", "big", "bin", "-rw-r--r--"]
+    machine.run(["rm", "-rf", "deep"])
+
+
+def test_a_large_tree_and_a_file_that_is_not_there(spark: SSHMachine, there: BedHost, tmp_path: Path):
+    large = os.urandom(20 << 20)
+    spark.put_tree({"large": large}, "tree")
+    assert (there.home / "tree/large").read_bytes() == large
+    with pytest.raises(FleetError, match=r"cannot read .*/missing: No such file"):
+        spark.put_tree({"missing": tmp_path / "missing"}, "tree")
+
+
+def test_a_tree_replaces_the_one_that_is_there(spark: SSHMachine, there: BedHost):
+    spark.put_tree({"old": b"1"}, "tree")
+    spark.put_tree({"new": b"2"}, "tree")
+    assert [path.name for path in (there.home / "tree").iterdir()] == ["new"]
+    assert sorted(path.name for path in there.home.iterdir()) == [".ssh", "tree"]
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../escape", "a/../../b", "", "."])
+def test_a_path_out_of_the_tree_is_refused(spark: SSHMachine, name: str):
+    with pytest.raises(FleetError, match="no path below a folder"):
+        spark.put_tree({name: b""}, "tree")
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(spark: SSHMachine, there: BedHost, bed: Bed):
+    bed.need_links()
+    (there.home / "small").mkdir()
+    there.as_root("mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "none", f"{there.remote_home}/small")
+    try:
+        noise = os.urandom(4 << 20)
+        with pytest.raises(CommandFailed, match="No space left on device") as caught:
+            spark.put_tree({"a": b"x", "noise": noise}, "small/tree")
+        assert caught.value.hint == "make room: disagg exec --host dgx-spark-1 -- df -h"
+        with pytest.raises(CommandFailed, match="No space left on device"):
+            spark.write("small/file", noise)
+        assert spark.run(["ls", "-A", "small"]).stdout == ""
+    finally:
+        there.as_root("umount", f"{there.remote_home}/small")
+
+
+def test_a_read_only_home_is_told(spark: SSHMachine, there: BedHost, bed: Bed):
+    bed.need_links()
+    there.as_root("mount", "-o", "remount,bind,ro", there.remote_home)
+    try:
+        for action in (lambda: spark.write("conf/f", b"x"), lambda: spark.put_tree({"a": b"x"}, "tree")):
+            with pytest.raises(CommandFailed, match="Read-only file system") as caught:
+                action()
+            assert "mounted read-only" in caught.value.hint
+    finally:
+        there.as_root("mount", "-o", "remount,bind,rw", there.remote_home)
+
+
+def test_a_folder_of_somebody_else_is_told(spark: SSHMachine, bed: Bed):
+    bed.need_links()
+    with pytest.raises(CommandFailed, match="Permission denied"):
+        spark.put_tree({"a": b"x"}, "/etc/tree")
+
+
+# What goes wrong while connecting
+
+
+def test_an_unknown_host_key_is_refused_with_its_fingerprint(make: Make, bed: Bed, other_known_hosts: Path):
+    other_known_hosts.write_text("")
+    with pytest.raises(HostKeyRefused, match="is unknown; it shows ssh-ed25519 SHA256:") as caught:
+        make().run(["true"])
+    assert caught.value.hint.startswith("disagg trust dgx-spark-1")
+    assert other_known_hosts.read_text() == ""
+
+
+def test_a_changed_host_key_is_refused_with_both_fingerprints(make: Make, bed: Bed, other_known_hosts: Path):
+    lines = other_known_hosts.read_text().splitlines()
+    names = [line.split()[0] for line in lines]
+    keys = [line.split(maxsplit=1)[1] for line in lines]
+    other_known_hosts.write_text("".join(f"{n} {k}\n" for n, k in zip(names, keys[1:] + keys[:1], strict=True)))
+    with pytest.raises(
+        HostKeyRefused, match=r"has changed from ssh-ed25519 SHA256:\S+ to ssh-ed25519 SHA256:"
+    ) as caught:
+        make().run(["true"])
+    assert f"ssh-keygen -R '{names[0]}' -f '{other_known_hosts}'" in caught.value.hint
+
+
+def test_hashed_known_hosts_are_understood(make: Make, other_known_hosts: Path):
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", other_known_hosts], check=True, capture_output=True)
+    other_known_hosts.with_name("known_hosts.old").unlink()
+    assert "169.254" not in other_known_hosts.read_text() and "127.0.0.1" not in other_known_hosts.read_text()
+    assert make().run(["true"]).ok
+
+
+def test_a_wrong_user_is_refused_with_the_command_that_mends_it(make: Make, bed: Bed):
+    host = replace(bed.host("dgx-spark-1"), user="nobody-here")
+    with pytest.raises(LoginRefused, match=r"does not let nobody-here in: 1 key tried") as caught:
+        make(host=host).run(["true"])
+    assert "ssh-copy-id" in caught.value.hint and f"nobody-here@{host.address}" in caught.value.hint
+
+
+def test_a_key_that_is_not_there_is_named(make: Make, bed: Bed):
+    host = replace(bed.host("dgx-spark-1"), key="~/.ssh/missing")
+    with pytest.raises(LoginRefused, match=r"there is no key to try; there is no .*/\.ssh/missing"):
+        make(host=host).run(["true"])
+
+
+def test_a_key_with_a_passphrase_names_ssh_add(make: Make, bed: Bed, tmp_path: Path):
+    locked = tmp_path / "locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True)
+    with pytest.raises(LoginRefused, match="has a passphrase: ssh-add"):
+        make(host=replace(bed.host("dgx-spark-1"), key=str(locked))).run(["true"])
+
+
+@pytest.fixture
+def only_passwords(bed: Bed) -> Iterator[int]:
+    """The port of an sshd that takes passwords and no keys, as a Mac's does before its disk is unlocked."""
+    there = bed.hosts["dgx-spark-1"]
+    port = 2222 if bed.real else there.port + 1
+    lines = (there.folder / "sshd_config").read_text().replace("Authentication no", "Authentication yes")
+    config = there.folder / "sshd_config.locked"
+    config.write_text(lines.replace(f"Port {there.port}", f"Port {port}") + "PubkeyAuthentication no\n")
+    sshd = shutil.which("sshd")
+    inside = ["nsenter", "-t", str(there.init), "-m", "-n", "-p"] if bed.real else []
+    with subprocess.Popen([*inside, sshd, "-D", "-f", config], stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: listens(bed.host("dgx-spark-1").address, port))
+        yield port
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+
+
+def listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_host_that_takes_only_passwords_is_called_locked(
+    make: Make, bed: Bed, only_passwords: int, other_known_hosts: Path
+):
+    host = replace(bed.host("dgx-spark-1"), ssh_port=only_passwords)
+    kind, key, *_ = (bed.hosts["dgx-spark-1"].folder / "host_key.pub").read_text().split()
+    with other_known_hosts.open("a") as file:
+        file.write(f"[{host.address}]:{only_passwords} {kind} {key}\n")
+    with pytest.raises(LoginRefused, match="a Mac that restarted with FileVault is locked") as caught:
+        make(host=host).run(["true"])
+    assert caught.value.hint.startswith("unlock it with the password: ssh -p")
+
+
+def test_a_refused_port_says_how_sshd_is_started(make: Make, bed: Bed):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    host = replace(bed.host("dgx-spark-1"), ssh_port=port)
+    with pytest.raises(HostUnreachable, match="nothing listens on") as caught:
+        make(host=host).run(["true"])
+    assert f"{host.address}:{port}" in caught.value.message
+    assert "systemctl enable --now ssh" in caught.value.hint
+
+
+def test_a_name_that_does_not_resolve_is_unreachable(make: Make, bed: Bed):
+    with pytest.raises(HostUnreachable, match=r"the name no-such-host\.invalid cannot be resolved"):
+        make(host=replace(bed.host("dgx-spark-1"), address="no-such-host.invalid")).run(["true"])
+
+
+def test_a_frozen_sshd_is_unreachable_in_bounded_time(make: Make, bed: Bed, capfd: pytest.CaptureFixture[str]):
+    began = time.monotonic()
+    with bed.hosts["dgx-spark-1"].frozen(), pytest.raises(HostUnreachable, match="its sshd says nothing"):
+        make(timeouts=FAST).run(["true"])
+    assert time.monotonic() - began < 5
+    assert capfd.readouterr() == ("", ""), "paramiko's threads print tracebacks"
+
+
+def test_a_host_without_a_link_is_unreachable_in_bounded_time(make: Make, bed: Bed):
+    bed.need_links()
+    began = time.monotonic()
+    with bed.cut("dgx-spark-1"), pytest.raises(HostUnreachable, match=r"169\.254\.150\.103:22"):
+        make(timeouts=FAST).run(["true"])
+    assert time.monotonic() - began < 5
+
+
+# What goes wrong while running
+
+
+def test_a_timeout_kills_the_whole_process_group(machine: SSHMachine, bed: Bed):
+    there = bed.hosts[machine.name]
+    began = time.monotonic()
+    with pytest.raises(FleetError, match=r"did not end within 0\.5 s and was killed; its last words:\nstarted"):
+        machine.run([], script="echo started; (sleep 4321; true) | sleep 4321", timeout=0.5)
+    assert time.monotonic() - began < 4
+    wait_until(lambda: not running(there, "sleep 4321"), 3)
+
+
+def test_a_group_that_ignores_sigterm_is_killed_all_the_same(spark: SSHMachine, there: BedHost):
+    with pytest.raises(FleetError, match="was killed"):
+        spark.run([], script="trap '' TERM; sleep 4322", timeout=0.3)
+    wait_until(lambda: not running(there, "sleep 4322"), 3)
+
+
+def test_the_connection_serves_on_after_a_timeout(spark: SSHMachine):
+    with pytest.raises(FleetError, match="was killed"):
+        spark.run(["sleep", "60"], timeout=0.2)
+    assert spark.run(["echo", "still here"], timeout=5).stdout == "still here\n"
+
+
+def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make: Make, bed: Bed):
+    bed.need_links()
+    there = bed.hosts["dgx-spark-1"]
+    machine = make(timeouts=FAST, guard_s=2)
+    cut_at: list[float] = []
+
+    def cut_when_it_runs() -> None:
+        wait_until(lambda: running(there, "sleep 4323"), 20)
+        bed.cut_link("dgx-spark-1")
+        cut_at.append(time.monotonic())
+
+    cut = threading.Thread(target=cut_when_it_runs)
+    machine.run(["true"])
+    cut.start()
+    try:
+        with pytest.raises(HostUnreachable, match="connection lost"):
+            machine.run(["sleep", "4323"], timeout=60)
+        assert time.monotonic() - cut_at[0] < 8
+        wait_until(lambda: not running(there, "sleep 4323"), 8)
+    finally:
+        cut.join()
+        bed.mend_link("dgx-spark-1")
+    assert machine.run(["echo", "back"]).stdout == "back\n"
+
+
+def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make: Make, bed: Bed, there: BedHost):
+    bed.need_links()
+    machine = make(timeouts=FAST, guard_s=2)
+    noise = os.urandom(4 << 20)
+    with bed.limited("dgx-spark-1", 8):
+        cut = threading.Thread(
+            target=lambda: (wait_until(lambda: any(there.home.glob(".tree.part.*"))), bed.cut_link("dgx-spark-1"))
+        )
+        machine.run(["true"])
+        cut.start()
+        began = time.monotonic()
+        try:
+            with pytest.raises(HostUnreachable, match="connection lost"):
+                machine.put_tree({"a": b"first", "noise": noise}, "tree")
+            assert time.monotonic() - began < 10
+            wait_until(lambda: [path.name for path in there.home.iterdir()] == [".ssh"], 8)
+        finally:
+            cut.join()
+            bed.mend_link("dgx-spark-1")
+    machine.put_tree({"a": b"first"}, "tree")
+    assert machine.read("tree/a") == b"first"
+
+
+def test_an_interrupted_upload_leaves_no_half_tree(spark: SSHMachine, there: BedHost, bed: Bed):
+    bed.need_links()
+    spark.put_tree({"version": b"old"}, "tree")
+    with bed.limited("dgx-spark-1", 8), pytest.raises(FleetError, match="was killed"):
+        spark.put_tree({"version": b"new", "noise": os.urandom(4 << 20)}, "tree", timeout=1)
+    assert sorted(path.name for path in there.home.iterdir()) == [".ssh", "tree"]
+    assert spark.read("tree/version") == b"old"
+
+
+def test_an_upload_whose_command_has_ended_reads_no_closed_file():
+    class Taking:
+        def sendall(self, data: bytes) -> None: ...
+
+    payload = io.BytesIO(b"rest")
+    payload.close()
+    job = Job(b"", Stream(), Stream(), 1.0, payload)
+    _Execution(None, Taking(), job, 0.0)._feed()
+
+
+def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: BedHost):
+    spark.run(["true"])
+    closer = threading.Thread(target=lambda: (wait_until(lambda: running(there, "sleep 4324")), spark.close()))
+    closer.start()
+    with pytest.raises(HostUnreachable, match="connection lost"):
+        spark.run(["sleep", "4324"], timeout=20)
+    closer.join()
+    wait_until(lambda: not running(there, "sleep 4324"), 5)
+
+
+def test_a_client_that_is_killed_leaves_nothing_running(bed: Bed, there: BedHost, tmp_path: Path):
+    hosts_toml = bed.write_hosts_toml(tmp_path / "hosts.toml")
+    code = "from disagg.config import load; from disagg.fleet.machine.connect import machine; "
+    code += f"host = load(__import__('pathlib').Path({str(hosts_toml)!r})).hosts['dgx-spark-1']; "
+    code += "machine(host).run(['sleep', '4325'])"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[4]) as client:
+        wait_until(lambda: running(there, "sleep 4325"))
+        client.kill()
+    wait_until(lambda: not running(there, "sleep 4325"), 5)
+
+
+# Many at once
+
+
+def test_each_keeps_the_order_and_hides_no_result_behind_an_error(bed: Bed):
+    hosts = [bed.host(name) for name in bed.hosts]
+    hosts[1] = replace(hosts[1], user="nobody-here")
+
+    def action(host: Host) -> str:
+        machine = connect.machine(host)
+        try:
+            return machine.run(["echo", host.name]).stdout
+        finally:
+            machine.close()
+
+    outcomes = connect.each(hosts, action)
+    assert [outcome.host.name for outcome in outcomes] == list(bed.hosts)
+    assert [outcome.ok for outcome in outcomes] == [True, False, True, True]
+    assert isinstance(outcomes[1].error, LoginRefused)
+    assert outcomes[2].value == f"{hosts[2].name}\n"
+
+
+def test_ctrl_c_ends_every_host_within_seconds(bed: Bed):
+    hosts = [bed.host(name) for name in bed.hosts]
+    errors: list[BaseException] = []
+
+    def action(host: Host) -> None:
+        machine = connect.machine(host)
+        try:
+            machine.run(["sleep", "4326"])
+        except Cancelled as error:
+            errors.append(error)
+            raise
+        finally:
+            machine.close()
+
+    def interrupt() -> None:
+        wait_until(lambda: all(running(host, "sleep 4326") for host in bed.hosts.values()))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        connect.each(hosts, action)
+    interrupter.join()
+    assert time.monotonic() - began < 8 and len(errors) == 4
+    wait_until(lambda: not any(running(host, "sleep 4326") for host in bed.hosts.values()), 5)
+
+
+def test_a_fault_of_the_action_is_raised_when_the_others_have_ended(bed: Bed):
+    done: list[str] = []
+
+    def action(host: Host) -> None:
+        if host.name == "dgx-spark-1":
+            raise ZeroDivisionError
+        done.append(host.name)
+
+    with pytest.raises(ZeroDivisionError):
+        connect.each([bed.host(name) for name in bed.hosts], action, limit=1)
+    assert len(done) == 3

@@ -1,0 +1,147 @@
+"""This machine through the same interface as the others."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from disagg.config import EngineOptions, Host
+from disagg.errors import Cancelled, FleetError
+from disagg.fleet.machine import connect, shell
+from disagg.fleet.machine.base import CommandFailed
+from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.output import Stream
+from disagg.fleet.machine.posix import Job
+from tests.fleet.farm import wait_until
+
+VALUE = "a 'b' \"c\" ; $(id) `id`\n-x \\ ünï\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalMachine]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    machine = LocalMachine("here")
+    yield machine
+    machine.close()
+
+
+def running(word: str) -> bool:
+    for process in psutil.process_iter():
+        try:
+            if word in " ".join(process.cmdline()):
+                return True
+        except psutil.Error:
+            continue
+    return False
+
+
+def test_a_command_has_code_streams_environment_and_hostile_values(here: LocalMachine):
+    script = 'printf "%s|" "$@" "$V"; cat; echo err >&2; exit 3'
+    result = here.run([VALUE], script=script, environment={"V": VALUE})
+    assert (result.code, result.stdout, result.stderr) == (3, f"{VALUE}|{VALUE}|", "err\n")
+
+
+def test_commands_begin_in_the_home_folder(here: LocalMachine, tmp_path: Path):
+    assert here.run(["pwd"]).stdout == f"{tmp_path}\n"
+
+
+def test_files_and_trees_round_trip(here: LocalMachine, tmp_path: Path):
+    here.write("~/conf/token", VALUE.encode(), mode=0o600)
+    assert here.read("conf/token") == VALUE.encode()
+    assert (tmp_path / "conf/token").stat().st_mode & 0o777 == 0o600
+    big = os.urandom(1 << 20)
+    here.put_tree({"a/b": b"x", "big": big}, "tree")
+    assert here.read("tree/big", limit=2 << 20) == big
+    assert here.read("tree/none") is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conf", "tree"]
+
+
+def test_a_file_is_private_from_the_moment_it_exists(
+    here: LocalMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    chmod = tools / "chmod"  # looks at the file just before its mode is set
+    chmod.write_text(f'#!/bin/sh\nls -l "$2" | cut -c1-10 >{tmp_path}/before\nexec /bin/chmod "$@"\n')
+    chmod.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    here.write("public", b"x", mode=0o644)
+    assert (tmp_path / "before").read_text() == "-rw-------\n"
+    assert (tmp_path / "public").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("script", [shell.WRITE, shell.PUT_TREE])
+def test_content_that_ends_early_changes_nothing(here: LocalMachine, tmp_path: Path, script: str):
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("file"))
+    content = whole.getvalue()
+    for length in (*range(0, len(content), 20), len(content) - 1):
+        program = shell.program(("target", "644", str(len(content))), script, takes_input=True)
+        code, _ = here.execute(Job(program, Stream(), Stream(), 10, io.BytesIO(content[:length])))
+        assert code != 0 and list(tmp_path.iterdir()) == [], f"{length} of {len(content)} bytes"
+
+
+def test_what_cannot_be_written_is_told(here: LocalMachine, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CommandFailed, match=r"here: cannot write file/below: .*(Not a directory|File exists)"):
+        here.write("file/below", b"x" * 100_000)
+
+
+def test_a_timeout_kills_the_whole_process_group(here: LocalMachine):
+    began = time.monotonic()
+    with pytest.raises(FleetError, match=r"did not end within 0\.3 s and was killed"):
+        here.run([], script="(trap '' TERM; sleep 5321) | sleep 5321", timeout=0.3)
+    assert time.monotonic() - began < 4
+    wait_until(lambda: not running("sleep 5321"))
+
+
+def test_closing_from_another_thread_ends_what_runs(here: LocalMachine):
+    closer = threading.Thread(target=lambda: (wait_until(lambda: running("sleep 5322")), here.close()))
+    closer.start()
+    assert here.run(["sleep", "5322"]).code == 128 + signal.SIGTERM
+    closer.join()
+
+
+def test_a_process_left_in_the_background_does_not_hold_the_command(here: LocalMachine):
+    result = here.run([], script="sleep 7 & echo $!")
+    assert result.seconds < 4
+    os.kill(int(result.stdout), signal.SIGKILL)
+
+
+def test_lines_are_told_as_they_come(here: LocalMachine):
+    told: list[str] = []
+    here.run([], script="echo one; echo two; printf three", on_line=told.append)
+    assert told == ["one", "two", "three"]
+
+
+def test_an_interruption_ends_local_commands_too():
+    host = Host("here", "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000, connector="local")
+    errors: list[Cancelled] = []
+
+    def action(host: Host) -> None:
+        try:
+            connect.machine(host).run(["sleep", "5323"])
+        except Cancelled as error:
+            errors.append(error)
+            raise
+
+    def interrupt() -> None:
+        wait_until(lambda: running("sleep 5323"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        connect.each([host], action)
+    interrupter.join()
+    assert len(errors) == 1 and not running("sleep 5323")

@@ -1,0 +1,112 @@
+"""Shapes from config.json files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disagg.errors import ModelError
+from disagg.planning.checkpoint import from_config, read
+from disagg.planning.shapes import SHAPES
+from tests import tiny_models
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+QWEN_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 5472,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "vocab_size": 151936,
+    "max_position_embeddings": 262144,
+    "sliding_window": None,
+    "quantization": {"bits": 8, "group_size": 64},
+}
+GPT_OSS: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), [(LLAMA, "llama-3.1-8b"), (QWEN_MOE, "qwen3-coder-30b"), (GPT_OSS, "gpt-oss-20b")]
+)
+def test_a_published_config_gives_the_catalogued_shape(config: dict[str, Any], name: str) -> None:
+    known = replace(SHAPES[name], hub_ids=())
+    if name == "gpt-oss-20b":
+        known = replace(known, weight_bits=16.0)  # the checkpoint's own; the catalogue has the MXFP4-Q8 conversion
+    assert from_config(config, name) == known
+
+
+def test_a_windowed_mistral_has_a_window_on_every_layer() -> None:
+    config = {**LLAMA, "model_type": "mistral", "sliding_window": 4096}
+    assert set(from_config(config, "m").windows) == {4096}
+    assert set(from_config({**config, "sliding_window": None}, "m").windows) == {None}
+
+
+def test_a_checkpoint_folder_is_read(tmp_path: Path) -> None:
+    model = tiny_models.make("qwen3_moe", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    shape = read(model)
+    assert (shape.name, shape.layers, shape.kv_heads) == (
+        "model",
+        config["num_hidden_layers"],
+        config["num_key_value_heads"],
+    )
+    assert read(model / "config.json") == shape
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next", "nemotron_h"])
+def test_an_architecture_that_would_be_priced_wrongly_is_refused(kind: str) -> None:
+    with pytest.raises(ModelError, match=f"does not know the architecture '{kind}'"):
+        from_config({**LLAMA, "model_type": kind}, "x")
+
+
+def test_a_mixture_with_dense_layers_in_between_is_refused() -> None:
+    with pytest.raises(ModelError, match="does not know"):
+        from_config({**QWEN_MOE, "mlp_only_layers": [0]}, "x")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"model_type": "llama"}', '{"model_type": "llama", "hidden_size": "x"}'])
+def test_a_broken_config_is_one_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read(tmp_path)
+
+
+def test_a_missing_config_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be read"):
+        read(tmp_path / "nothing")
