@@ -1,0 +1,11 @@
+"""The contract between processes: every request body, event and answer as a frozen type, with its bounds stated once.
+
+base      the base class: `to_json`, `from_json`, and the bounds of a field
+sampling  how tokens are chosen
+requests  the bodies of POST /generate, /decode and /prefill
+events    the server-sent events of their answers
+status    the answers of GET /health and GET /status
+
+Servers, inference, fleet and cli build and read these types; nobody writes their keys by hand. docs/http-api.md
+describes them, and a test compares the two.
+"""

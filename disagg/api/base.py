@@ -1,0 +1,90 @@
+"""The base of every type that crosses a process boundary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from disagg.errors import ProtocolError
+
+_MAX_QUOTED_CHARS = 60
+
+
+class InvalidValue(ValueError):
+    """A value that does not fit its type. The text names the field, the reason and the value, in one line."""
+
+
+class Contract(msgspec.Struct, frozen=True):
+    """A frozen value with a JSON form. Fields that a peer sends and this version does not know are ignored, so that
+    hosts of two versions can read each other's health; request bodies forbid them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The value as JSON types."""
+        body: dict[str, Any] = msgspec.to_builtins(self)
+        return body
+
+    @classmethod
+    def from_json(cls, body: Any) -> Self:
+        """The value that `to_json` described; InvalidValue if it does not fit."""
+        try:
+            return msgspec.convert(body, cls, strict=True)
+        except msgspec.ValidationError as error:
+            raise InvalidValue(_one_line(str(error), body)) from None
+
+    @classmethod
+    def received(cls, body: Any, sender: str) -> Self:
+        """`from_json` of what the server `sender` sent; ProtocolError if it does not fit."""
+        try:
+            return cls.from_json(body)
+        except InvalidValue as error:
+            raise ProtocolError(f"{sender} sent a malformed {cls.__name__}: {error}", "see its version") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What values a field may have. minimum, maximum: None if unbounded; exclusive_minimum: greater than `minimum`."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    exclusive_minimum: bool = False
+    description: str = ""
+
+
+def bounds(kind: type[Contract], field: str) -> Bounds:
+    """The bounds and the description that the type states for one of its fields."""
+    meta = _meta(get_type_hints(kind, include_extras=True)[field])
+    if meta is None:
+        return Bounds()
+    low = meta.gt if meta.gt is not None else meta.ge
+    return Bounds(low, meta.le, meta.gt is not None, meta.description or "")
+
+
+def _meta(hint: Any) -> msgspec.Meta | None:
+    if get_origin(hint) is Annotated:
+        return next((part for part in get_args(hint)[1:] if isinstance(part, msgspec.Meta)), None)
+    return next((meta for part in get_args(hint) if (meta := _meta(part)) is not None), None)
+
+
+def _one_line(message: str, body: Any) -> str:
+    """msgspec's "Expected `float` > 0.0 - at `$.sampling.top_p`" as "sampling.top_p: expected float > 0.0 (got 0)"."""
+    reason, _, path = message.replace("`", "").partition(" - at ")
+    place = path.removeprefix("$").removeprefix(".")
+    reason = reason[:1].lower() + reason[1:]
+    if not place:
+        return reason
+    value = repr(_value_at(body, place))
+    shown = value if len(value) <= _MAX_QUOTED_CHARS else value[: _MAX_QUOTED_CHARS - 3] + "..."
+    return f"{place}: {reason} (got {shown})"
+
+
+def _value_at(body: Any, place: str) -> Any:
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place):
+        try:
+            body = body[int(index)] if index else body[name] if isinstance(body, Mapping) else getattr(body, name)
+        except (KeyError, IndexError, TypeError, AttributeError):
+            return None
+    return body

@@ -1,0 +1,33 @@
+"""How tokens are chosen: the one place that states each parameter, its default and its bounds.
+
+CLI help, the HTTP API's validation and the engines all take them from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from disagg.api.base import Contract
+
+MAX_TOKENS = 1 << 20
+
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class Sampling(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sampling parameters of one request. The defaults are greedy."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS, description="The longest answer, in tokens.")] = 256
+    temperature: Annotated[float, Meta(ge=0, le=10, description="0 always takes the likeliest token.")] = 0.0
+    top_p: Annotated[float, Meta(gt=0, le=1, description="Sample from this share of the probability.")] = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=1 << 20, description="Sample from this many tokens; 0: all.")] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1, description="Least probability, relative to the likeliest token.")] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10, description="Over 1 makes repeats less likely.")] = 1.0
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="Makes sampling repeatable.")] | None = None
+    stop: Annotated[
+        tuple[StopString, ...], Meta(max_length=16, description="End the answer before any of these texts.")
+    ] = ()
+    logprobs: Annotated[int, Meta(ge=0, le=20, description="Likeliest alternatives to report per token.")] | None = None
+    ignore_eos: Annotated[bool, Meta(description="Go on to max_tokens (benchmarks).")] = False
