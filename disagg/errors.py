@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 
 
 class DisaggError(Exception):
-    """The root. `message`: what failed and where, one line. `hint`: how to mend it, may be empty."""
+    """The root. `message`: what failed and where, one line. `hint`: how to fix it, may be empty."""
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500

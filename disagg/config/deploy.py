@@ -48,7 +48,7 @@ def _links(table: Table, key: str, paths: bool) -> tuple[str, ...]:
 
 
 def _url_fault(url: str, otherwise: str = "") -> tuple[str, str] | None:
-    """What is wrong with a URL and how to mend it. It ends up in logs and in pip's arguments: no password in it."""
+    """What is wrong with a URL and how to fix it. It ends up in logs and in pip's arguments: no password in it."""
     wanted = f"it begins with https:// or http://{otherwise}"
     try:
         parts = urlsplit(url)

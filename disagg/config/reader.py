@@ -16,7 +16,7 @@ from disagg.errors import ConfigError
 MAX_BYTES = 1 << 20
 
 _QUOTES = 'a name with other characters than letters, digits, "-" and "_" needs quotes'
-_SYNTAX_HINTS = {  # how tomli's message begins -> how to mend it
+_SYNTAX_HINTS = {  # how tomli's message begins -> how to fix it
     "Invalid value": 'text needs quotes, as in address = "10.0.0.1"',
     "Cannot overwrite a value": "this key is given twice: keep one",
     "Duplicate inline table key": "this key is given twice: keep one",

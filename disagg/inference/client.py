@@ -66,7 +66,7 @@ class AsyncClient:
         tokens: Sequence[int] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """The whole answer. Raises a DisaggError that says what failed and how to mend it."""
+        """The whole answer. Raises a DisaggError that says what failed and how to fix it."""
         async with aclosing(self.stream(model, prompt, messages=messages, tokens=tokens, **options)) as answer:
             async for item in answer:
                 if isinstance(item, Completion):

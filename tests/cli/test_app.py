@@ -46,7 +46,7 @@ def test_commands_that_need_no_engine_import_none(arguments, code, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ConfigError("bad", "mend"), 2), (Overloaded("full"), 3), (ServerUnavailable("gone"), 4)]
+    ("error", "code"), [(ConfigError("bad", "fix it"), 2), (Overloaded("full"), 3), (ServerUnavailable("gone"), 4)]
 )
 def test_an_error_is_one_message_on_stderr_with_its_exit_code(error, code, monkeypatch, capsys):
     def fail(**arguments):

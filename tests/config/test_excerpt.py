@@ -8,14 +8,14 @@ from disagg.config.excerpt import MAX_COLUMNS, fault
 
 
 def shown(text: str, start: int, end: int) -> list[str]:
-    return fault("f", text, (start, end), "wrong", "mend it").message.split("\n")
+    return fault("f", text, (start, end), "wrong", "fix it").message.split("\n")
 
 
 def test_the_message_the_line_and_the_carets() -> None:
-    error = fault("dir/f.toml", "one\ntwo = 2\n", (4, 7), "wrong", "mend it")
+    error = fault("dir/f.toml", "one\ntwo = 2\n", (4, 7), "wrong", "fix it")
     assert error.message == "dir/f.toml:2:1: wrong\n  2 | two = 2\n    | ^^^"
-    assert error.hint == "mend it"
-    assert str(error).endswith("^^^ (mend it)")
+    assert error.hint == "fix it"
+    assert str(error).endswith("^^^ (fix it)")
 
 
 def test_a_span_over_several_lines_is_marked_to_the_end_of_its_first() -> None:

@@ -161,14 +161,14 @@ def test_a_host_whose_link_is_cut_hides_no_other(fleet: Operator):
         began = time.monotonic()
         statuses = fleet.status(4, "--timeout", 4)
         assert time.monotonic() - began < 4 + 4, "its timeout, and what the interpreter takes on a busy machine"
-    assert statuses[OTHER_PREFILL]["state"] == "unreachable" and "ping" in statuses[OTHER_PREFILL]["mend"]
+    assert statuses[OTHER_PREFILL]["state"] == "unreachable" and "ping" in statuses[OTHER_PREFILL]["hint"]
     assert [one["state"] for name, one in statuses.items() if name != OTHER_PREFILL] == ["healthy"] * 3
 
 
 def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up(fleet: Operator):
     with edited(fleet, ("max_batch = 16\nmax_kv_bytes", "max_batch = 8\nmax_kv_bytes")):
         remark = fleet.status()[DECODE]
-        assert "other hosts.toml" in remark["why"] and remark["mend"].startswith(f"disagg deploy --host {DECODE} && ")
+        assert "other hosts.toml" in remark["why"] and remark["hint"].startswith(f"disagg deploy --host {DECODE} && ")
         fleet.run("deploy", "--yes", "--host", DECODE)
         refused = fleet.run("start", "--host", DECODE, code=1).stdout
         assert "still runs release" in refused and f"disagg restart --host {DECODE}" in refused

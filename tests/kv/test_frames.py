@@ -88,8 +88,8 @@ def test_a_good_reply_carries_its_facts() -> None:
 
 def test_a_bad_reply_raises_the_error_that_was_sent() -> None:
     with pytest.raises(LayoutMismatch) as caught:
-        read_reply(frames.encode_error(LayoutMismatch("dtype differs", "mend it")))
-    assert (caught.value.message, caught.value.hint) == ("dtype differs", "mend it")
+        read_reply(frames.encode_error(LayoutMismatch("dtype differs", "fix it")))
+    assert (caught.value.message, caught.value.hint) == ("dtype differs", "fix it")
 
 
 def test_an_error_message_of_any_length_fits_a_reply() -> None:

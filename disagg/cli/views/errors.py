@@ -1,4 +1,4 @@
-"""How an error looks: what failed, then how to mend it."""
+"""How an error looks: what failed, then how to fix it."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class _Paragraph:
 
 def _trouble(finding: Finding) -> Iterator[RenderableType]:
     yield marked(finding.level, Text.assemble((f"{finding.check}: ", "bold"), finding.text))
-    if finding.mend:
-        yield _hanging(Text("→", "cyan"), Text(finding.mend, "cyan"), 4)
+    if finding.hint:
+        yield _hanging(Text("→", "cyan"), Text(finding.hint, "cyan"), 4)
 
 
 def marked(level: Level, text: RenderableType) -> RenderableType:

@@ -36,7 +36,7 @@ def health_view(statuses: Sequence[HostStatus], whole: Collection[str] = ()) -> 
     """The table, then `host: why` and `→ command` for what is not healthy or worth a remark, then footnotes. `whole`:
     the names of all hosts of the fleet; a command for all of them names none."""
     states = {status.host: status for status in statuses}
-    troubles = together([(one.host, one.why, one.mend) for one in statuses if one.why], whole)
+    troubles = together([(one.host, one.why, one.hint) for one in statuses if one.why], whole)
     told = [_remedy(host_names(one.hosts, whole), one, [states[host] for host in one.hosts]) for one in troubles]
     notes = list(_footnotes(statuses))
     return Group(_Table(statuses), *([Text(), *told] if told else []), *([Text(), *notes] if notes else []))
@@ -58,7 +58,7 @@ def health_panel(statuses: Sequence[HostStatus]) -> Panel:
 def status_line(status: HostStatus) -> str:
     """One host as one plain line, for output that is no terminal."""
     line = f"{status.host}: {status.state}"
-    return f"{line}: {status.why} -> {status.mend}" if not status.ok else f"{line} ({status.model}, {status.backend})"
+    return f"{line}: {status.why} -> {status.hint}" if not status.ok else f"{line} ({status.model}, {status.backend})"
 
 
 class _Table:
@@ -137,8 +137,8 @@ def _remedy(who: str, told: Told, statuses: Sequence[HostStatus]) -> RenderableT
     worst = next((status for status in statuses if not status.ok), None)
     style = STYLE[worst.state] if worst is not None else "yellow"
     lines = Text.assemble((f"{who}: ", f"bold {style}"), told.cause)
-    if told.mend:
-        lines.append_text(Text.assemble("\n  → ", (told.mend, "bold cyan")))
+    if told.hint:
+        lines.append_text(Text.assemble("\n  → ", (told.hint, "bold cyan")))
     return lines
 
 

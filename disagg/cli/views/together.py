@@ -20,17 +20,17 @@ class Told:
 
     hosts: tuple[str, ...]
     cause: str
-    mend: str
+    hint: str
 
 
 def together(troubles: Iterable[tuple[str, str, str]], whole: Collection[str]) -> list[Told]:
     """(host, cause, remedy) of each host in trouble, those that differ in the host's name only as one, in the order
     of their first. `whole`: all names of the fleet; a command that means all of them names none."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for host, cause, mend in troubles:
-        alike = cause.removeprefix(f"{host}: "), mend.replace(f" --host {host}", _HOSTS)
+    for host, cause, hint in troubles:
+        alike = cause.removeprefix(f"{host}: "), hint.replace(f" --host {host}", _HOSTS)
         groups.setdefault(alike, []).append(host)
-    return [Told(tuple(hosts), cause, _for(mend, hosts, whole)) for (cause, mend), hosts in groups.items()]
+    return [Told(tuple(hosts), cause, _for(hint, hosts, whole)) for (cause, hint), hosts in groups.items()]
 
 
 def host_names(hosts: Collection[str], whole: Collection[str]) -> str:
@@ -43,8 +43,8 @@ def host_options(hosts: Collection[str], whole: Collection[str]) -> str:
     return "" if set(hosts) == set(whole) else "".join(f" --host {host}" for host in hosts)
 
 
-def _for(mend: str, hosts: Collection[str], whole: Collection[str]) -> str:
-    return mend.replace(_HOSTS, host_options(hosts, whole))
+def _for(hint: str, hosts: Collection[str], whole: Collection[str]) -> str:
+    return hint.replace(_HOSTS, host_options(hosts, whole))
 
 
 def error_views(errors: Iterable[tuple[str, DisaggError]], whole: Collection[str]) -> Iterator[RenderableType]:
@@ -56,4 +56,4 @@ def error_views(errors: Iterable[tuple[str, DisaggError]], whole: Collection[str
         if len(told.hosts) == 1:
             yield error_view(originals[told.hosts[0]])
         else:
-            yield error_view(DisaggError(f"{host_names(told.hosts, whole)}: {told.cause}", told.mend))
+            yield error_view(DisaggError(f"{host_names(told.hosts, whole)}: {told.cause}", told.hint))

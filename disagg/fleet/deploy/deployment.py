@@ -174,4 +174,4 @@ def _reported(outcome: Outcome[HostReport]) -> HostReport:
 
 def _refused(plan: Plan) -> Refused:
     causes = "; ".join(refusal.cause for refusal in plan.refusals)
-    return Refused(f"{plan.host}: {causes}", "; ".join(refusal.mend for refusal in plan.refusals))
+    return Refused(f"{plan.host}: {causes}", "; ".join(refusal.hint for refusal in plan.refusals))

@@ -49,10 +49,10 @@ def rollback(host: Host, facts: Facts) -> Plan:
     """Back to the release before the current one."""
     target = facts.previous
     if not target or target not in facts.own_releases:
-        mend = f"disagg deploy --host {host.name}"
+        hint = f"disagg deploy --host {host.name}"
         if facts.current:
-            mend = f"only the current one is there; check out the code you want, then: {mend}"
-        return refused(host, Refusal("there is no release to go back to", mend))
+            hint = f"only the current one is there; check out the code you want, then: {hint}"
+        return refused(host, Refusal("there is no release to go back to", hint))
     environment = facts.environment_of(target)
     if not facts.environments.get(environment):
         cause = f"release {target} needs the environment {environment or '(unknown)'}, which is gone"

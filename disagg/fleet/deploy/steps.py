@@ -61,7 +61,7 @@ class Refusal:
     """Why a host cannot be deployed, and what mends it."""
 
     cause: str
-    mend: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Plan:
             "host": self.host,
             "release": self.release,
             "steps": [step.to_json() for step in self.steps],
-            "refusals": [{"cause": refusal.cause, "mend": refusal.mend} for refusal in self.refusals],
+            "refusals": [{"cause": refusal.cause, "hint": refusal.hint} for refusal in self.refusals],
             "needs": self.needs,
             "notes": list(self.notes),
         }

@@ -1,4 +1,4 @@
-"""What is wrong with one host, and how to mend it. Pure: from what was read to findings."""
+"""What is wrong with one host, and how to fix it. Pure: from what was read to findings."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _server(seen: Examined, status: HostStatus | None) -> Iterator[Finding]:
     elif status.state in ("loading", "draining"):
         yield note("server", status.why, "disagg status --watch")
     else:
-        yield fault("server", status.why, status.mend)
+        yield fault("server", status.why, status.hint)
 
 
 def _local_network(seen: Examined) -> Iterator[Finding]:

@@ -83,15 +83,15 @@ def versions(hosts: Sequence[Examined], statuses: Mapping[str, HostStatus]) -> I
     running = {one.host.name: statuses[one.host.name] for one in hosts if one.host.name in statuses}
     said = {name: status.version for name, status in running.items() if status.version}
     found = {name: text for one in hosts if (text := said.get(name := one.host.name, one.vitals.version))}
-    mend = "disagg deploy && disagg restart"
+    hint = "disagg deploy && disagg restart"
     if len(set(found.values())) > 1:
-        yield fault("versions", f"disagg differs: {_grouped(found)}", mend)
+        yield fault("versions", f"disagg differs: {_grouped(found)}", hint)
     elif found:
         yield ok("versions", f"disagg {next(iter(found.values()))} on {_count(len(found), 'host')}")
     for package in sorted({name for status in running.values() for name in status.versions}):
         there = {name: status.versions[package] for name, status in running.items() if package in status.versions}
         if len(set(there.values())) > 1:
-            yield warning("versions", f"{package} differs: {_grouped(there)}", mend)
+            yield warning("versions", f"{package} differs: {_grouped(there)}", hint)
 
 
 def clocks(hosts: Sequence[Examined]) -> Iterator[Finding]:

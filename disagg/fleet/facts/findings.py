@@ -12,12 +12,12 @@ work."""
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check`: what was looked at, one word or two. `text`: the cause; short where all is well. `mend`: a command."""
+    """`check`: what was looked at, one word or two. `text`: the cause; short where all is well. `hint`: a command."""
 
     check: str
     level: Level
     text: str
-    mend: str = ""
+    hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -27,13 +27,13 @@ def ok(check: str, text: str) -> Finding:
     return Finding(check, "ok", text)
 
 
-def note(check: str, text: str, mend: str = "") -> Finding:
-    return Finding(check, "note", text, mend)
+def note(check: str, text: str, hint: str = "") -> Finding:
+    return Finding(check, "note", text, hint)
 
 
-def warning(check: str, text: str, mend: str) -> Finding:
-    return Finding(check, "warning", text, mend)
+def warning(check: str, text: str, hint: str) -> Finding:
+    return Finding(check, "warning", text, hint)
 
 
-def fault(check: str, text: str, mend: str) -> Finding:
-    return Finding(check, "fault", text, mend)
+def fault(check: str, text: str, hint: str) -> Finding:
+    return Finding(check, "fault", text, hint)

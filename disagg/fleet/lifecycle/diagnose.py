@@ -75,19 +75,19 @@ def explained(status: HostStatus, host: Host, seen: Sight | DisaggError, token: 
     """What HTTP and SSH tell together."""
     if isinstance(seen, DisaggError):
         words = seen.message.removeprefix(f"{host.name}: ")
-        return replace(status, why=f"{status.why}; {words}", mend=seen.hint or status.mend)
+        return replace(status, why=f"{status.why}; {words}", hint=seen.hint or status.hint)
     status = replace(status, restarts=seen.restarts, release=status.release or seen.release or None)
     if not seen.current:
         return replace(
-            status, state="not running", why="nothing is deployed there", mend=f"disagg deploy --host {host.name}"
+            status, state="not running", why="nothing is deployed there", hint=f"disagg deploy --host {host.name}"
         )
     if status.state == "unauthorised":
         return _token(status, host, seen, token)
     if (intruder := seen.intruder) is not None:
         port, holder = intruder
         why = f"port {port} there is taken by {holder}, so that its server cannot start"
-        mend = f"end that program: disagg ssh {host.name}; or give the host another port in hosts.toml: disagg deploy"
-        return replace(status, state="foreign", why=why, mend=f"{mend} && disagg restart --host {host.name}")
+        hint = f"end that program: disagg ssh {host.name}; or give the host another port in hosts.toml: disagg deploy"
+        return replace(status, state="foreign", why=why, hint=f"{hint} && disagg restart --host {host.name}")
     if seen.pid is not None:
         return _alive(replace(status, pid=seen.pid), host)
     return _dead(status, host, seen)
@@ -97,24 +97,24 @@ def _token(status: HostStatus, host: Host, seen: Sight, token: str | None) -> Ho
     ours = hashlib.sha256(f"{token}\n".encode()).hexdigest() if token else None
     restart = f"disagg restart --host {host.name}"
     if ours == seen.token_digest:
-        return replace(status, why="it was started with an earlier token than the one that is deployed", mend=restart)
+        return replace(status, why="it was started with an earlier token than the one that is deployed", hint=restart)
     why = "its token is not the one that is here" if ours else "there is no token here"
-    return replace(status, why=why, mend=f"disagg deploy --host {host.name} && {restart}")
+    return replace(status, why=why, hint=f"disagg deploy --host {host.name} && {restart}")
 
 
 def _alive(status: HostStatus, host: Host) -> HostStatus:
     if status.state == "not running":
         why = f"process {status.pid} runs there but does not listen yet"
-        return replace(status, state="loading", why=why, mend=f"disagg logs -f --host {host.name}")
+        return replace(status, state="loading", why=why, hint=f"disagg logs -f --host {host.name}")
     if status.state == "silent":
         why = f"process {status.pid} runs there; {status.why}: it loads, or hangs"
-        return replace(status, why=why, mend=f"disagg logs -f --host {host.name}")
+        return replace(status, why=why, hint=f"disagg logs -f --host {host.name}")
     if status.state == "unreachable":
         why = f"process {status.pid} runs there, but from here {status.why}"
-        mend = (
-            status.mend if "Local Network" in status.mend else f"a firewall on {host.name} may close port {host.port}"
+        hint = (
+            status.hint if "Local Network" in status.hint else f"a firewall on {host.name} may close port {host.port}"
         )
-        return replace(status, state="silent", why=why, mend=mend)
+        return replace(status, state="silent", why=why, hint=hint)
     return status
 
 
@@ -123,13 +123,13 @@ def _dead(status: HostStatus, host: Host, seen: Sight) -> HostStatus:
     last = since_start(seen.log)
     # A server that failed to start may have been tried again, and stopped in mid-start: that is no ordinary stop.
     if not seen.kept and (not last or stopped(last)) and not never_started(seen.log):
-        return replace(status, state="not running", why="SSH is fine; no server process runs there", mend=start)
+        return replace(status, state="not running", why="SSH is fine; no server process runs there", hint=start)
     lines = since_ready(seen.log)  # the last run may have been cut short before it said anything
     error = last_error(lines)
     words = error.message if error is not None else last_words(lines) or "it logged no reason"
     hint = error.hint if error is not None else ""
     if seen.kept:
         times = f"{seen.restarts} times" if seen.restarts > 1 else "once"
-        return replace(status, state="failed", why=f"it ended {times} and is tried again: {words}", mend=hint or logs)
+        return replace(status, state="failed", why=f"it ended {times} and is tried again: {words}", hint=hint or logs)
     why = f"its process ended and nothing starts it again: {words}"
-    return replace(status, state="failed", why=why, mend=f"{hint}; then: {start}" if hint else f"{logs}; {start}")
+    return replace(status, state="failed", why=why, hint=f"{hint}; then: {start}" if hint else f"{logs}; {start}")

@@ -46,7 +46,7 @@ class HostStatus:
     """One server as seen from this machine. Bytes, seconds; None where the server does not say.
 
     `device`: its name, `cpu_percent` of the whole machine (0 to 100), and `utilisation` of the accelerator (0 to 1)
-    where the server knows it. `why` and `mend` are empty for a healthy host, but for what is worth a remark. `kept`:
+    where the server knows it. `why` and `hint` are empty for a healthy host, but for what is worth a remark. `kept`:
     started again by itself after a crash, and after a reboot; `restarts`: how often that was, None where nobody was
     asked.
     """
@@ -57,7 +57,7 @@ class HostStatus:
     url: str
     state: HealthState
     why: str = ""
-    mend: str = ""
+    hint: str = ""
     backend: str | None = None
     version: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -163,15 +163,15 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
             f", and says only that it is {answer['status']}" if isinstance(answer, dict) and "status" in answer else ""
         )
         why = f"{host.url} does not take the token in {state.token_file}{told}"
-        mend = "put the same token file on both machines, or stop a server that another fleet file started"
-        return replace(blank, state="unauthorised", why=why, mend=mend)
+        hint = "put the same token file on both machines, or stop a server that another fleet file started"
+        return replace(blank, state="unauthorised", why=why, hint=hint)
     if answer is None or "status" not in answer:
         holder = f": {local.port_holder(host.port)}" if host.connector == "local" else ""
         return replace(
             blank,
             state="foreign",
             why=f"port {host.port} answers, but not as a disagg server{holder}",
-            mend=f"stop that process, or give {host.name} another port in hosts.toml",
+            hint=f"stop that process, or give {host.name} another port in hosts.toml",
         )
     return _judge(_filled(blank, answer), host, state, answer)
 
@@ -204,18 +204,18 @@ def _judge(status: HostStatus, host: Host, state: State, answer: Mapping[str, An
             status,
             state="foreign",
             why=f"{host.url} is {served[0]} serving {served[1]}, not {host.name} serving {host.model}",
-            mend="stop that server, or correct address and port in hosts.toml",
+            hint="stop that server, or correct address and port in hosts.toml",
         )
     if answer["status"] == "ok":
         return replace(status, state="healthy")
     if answer["status"] == "loading":
-        return replace(status, state="loading", why="the model is still loading", mend="disagg status --watch")
+        return replace(status, state="loading", why="the model is still loading", hint="disagg status --watch")
     if answer["status"] == "draining":
-        return replace(status, state="draining", why="it is shutting down", mend=_start_command(host, "start"))
+        return replace(status, state="draining", why="it is shutting down", hint=_start_command(host, "start"))
     error = answer.get("error") or {}
     why = str(error.get("message") or f"it reports status {answer['status']!r} and no reason")
-    mend = str(error.get("hint") or f"read its log: {_log(host, state)}")
-    return replace(status, state="failed", why=why, mend=mend)
+    hint = str(error.get("hint") or f"read its log: {_log(host, state)}")
+    return replace(status, state="failed", why=why, hint=hint)
 
 
 def _silent(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
@@ -223,7 +223,7 @@ def _silent(blank: HostStatus, host: Host, state: State, error: OSError, timeout
     try:
         recorded = _recorded(blank, host, state, error, timeout_s) if host.connector == "local" else None
     except FleetError as damaged:  # what is remembered of this host is no trouble of the others
-        return replace(blank, state="failed", why=damaged.message, mend=damaged.hint)
+        return replace(blank, state="failed", why=damaged.message, hint=damaged.hint)
     return recorded or _unanswered(blank, host, error, timeout_s)
 
 
@@ -236,7 +236,7 @@ def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeo
         return _running(replace(blank, pid=record.pid), error, timeout_s)
     logged = state.last_error(host.name)
     why = f"its process ended by itself: {logged.message if logged else 'see ' + _log(host, state)}"
-    return replace(blank, state="failed", why=why, mend=_start_command(host, "start"))
+    return replace(blank, state="failed", why=why, hint=_start_command(host, "start"))
 
 
 def _unanswered(blank: HostStatus, host: Host, error: OSError, timeout_s: float) -> HostStatus:
@@ -244,25 +244,25 @@ def _unanswered(blank: HostStatus, host: Host, error: OSError, timeout_s: float)
     where = f"{host.address}:{host.port}"
     if isinstance(error, (Mute, ConnectionResetError, BrokenPipeError)):
         why = f"{where} takes connections, but did not answer within {timeout_s:g} s"
-        return replace(blank, state="silent", why=why, mend=_start_command(host, "restart"))
+        return replace(blank, state="silent", why=why, hint=_start_command(host, "restart"))
     if isinstance(error, ConnectionRefusedError):
-        mend = _start_command(host, "start")
-        return replace(blank, state="not running", why=f"nothing listens on {where}", mend=mend)
+        hint = _start_command(host, "start")
+        return replace(blank, state="not running", why=f"nothing listens on {where}", hint=hint)
     if isinstance(error, TimeoutError) and error.errno is None:
         why = f"{where} did not answer within {timeout_s:g} s"
-        return replace(blank, state="unreachable", why=why, mend=_network_hint(host, None))
+        return replace(blank, state="unreachable", why=why, hint=_network_hint(host, None))
     code = None if isinstance(error, socket.gaierror) else error.errno
     why = f"{where}: {error.strerror or error}"
-    return replace(blank, state="unreachable", why=why, mend=_network_hint(host, code))
+    return replace(blank, state="unreachable", why=why, hint=_network_hint(host, code))
 
 
 def _running(status: HostStatus, error: OSError, timeout_s: float) -> HostStatus:
     """The same, of a host whose process was started here and lives."""
     if isinstance(error, ConnectionRefusedError):
         why = f"process {status.pid} runs but does not listen yet"
-        return replace(status, state="loading", why=why, mend="disagg status --watch")
+        return replace(status, state="loading", why=why, hint="disagg status --watch")
     why = f"process {status.pid} runs but did not answer within {timeout_s:g} s"
-    return replace(status, state="silent", why=why, mend=f"disagg restart --host {status.host}")
+    return replace(status, state="silent", why=why, hint=f"disagg restart --host {status.host}")
 
 
 def _network_hint(host: Host, code: int | None) -> str:
@@ -296,8 +296,8 @@ def _flag_skew(statuses: Sequence[HostStatus]) -> list[HostStatus]:
         if not differing:
             return status
         why = f"its {' and '.join(differing)} of {status.model} differs from {reference.host}'s"
-        mend = "put the same disagg and the same revision of the model on both hosts: disagg deploy && disagg restart"
-        return replace(status, state="failed", why=why, mend=mend)
+        hint = "put the same disagg and the same revision of the model on both hosts: disagg deploy && disagg restart"
+        return replace(status, state="failed", why=why, hint=hint)
 
     return [judged(status) for status in statuses]
 
@@ -316,6 +316,6 @@ def _remarked(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
             return status
         why = f"it runs with other {' and other '.join(other)} than what is here"
         restart = _start_command(host, "restart")
-        return replace(status, why=why, mend=f"disagg deploy --host {host.name} && {restart}" if deployed else restart)
+        return replace(status, why=why, hint=f"disagg deploy --host {host.name} && {restart}" if deployed else restart)
 
     return [remarked(status) for status in statuses]

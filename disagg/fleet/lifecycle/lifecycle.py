@@ -246,7 +246,7 @@ class Lifecycle:
             return HostResult(host.name, outcome, seconds)
         if _undecided(host, status):
             return HostResult(host.name, "slow", seconds, _slow(host, status, seconds))
-        error = StartFailed(f"{host.name}: {status.why}", status.mend)
+        error = StartFailed(f"{host.name}: {status.why}", status.hint)
         error.log = tuple(server.last_lines())
         return HostResult(host.name, "failed", seconds, error)
 
@@ -329,5 +329,5 @@ def _slow(host: Host, status: HostStatus, seconds: float) -> FleetError:
     hint = f"disagg status --watch, or disagg logs -f --host {host.name}"
     if status.state == "unreachable":
         message = f"{host.name} runs, but cannot be reached from here: {status.why}; it was left running"
-        return FleetError(message, status.mend)
+        return FleetError(message, status.hint)
     return FleetError(f"{host.name} still loads after {seconds:.0f} s; it was left running", hint)

@@ -1,4 +1,4 @@
-"""What is wrong with a link, how to mend it, and how much prefill it can hide. Pure."""
+"""What is wrong with a link, how to fix it, and how much prefill it can hide. Pure."""
 
 from __future__ import annotations
 

@@ -115,12 +115,12 @@ class ShellMachine(ABC):
     def _require(self, result: Result, what: str) -> None:
         if not result.ok:
             words = last_lines(result.stderr, _WORDS) or f"exit code {result.code}"
-            error = CommandFailed(f"{self.name}: {what}: {words}", _mend(words, self.name))
+            error = CommandFailed(f"{self.name}: {what}: {words}", _hint(words, self.name))
             error.result = result
             raise error
 
 
-def _mend(words: str, host: str) -> str:
+def _hint(words: str, host: str) -> str:
     """The command that mends what these words of a system tool complain about."""
     for sign, hint in (
         ("No space left", f"make room: disagg exec --host {host} -- df -h"),

@@ -29,7 +29,7 @@ REPORTS = [
         "mac-studio-2",
         "failed",
         Plan("mac-studio-2", HASH, steps("environment")),
-        error=CommandFailed("mac-studio-2: exit code 1:\nno index [here]\nin step 1 of 1: do environment", "mend it"),
+        error=CommandFailed("mac-studio-2: exit code 1:\nno index [here]\nin step 1 of 1: do environment", "fix it"),
     ),
 ]
 
@@ -48,7 +48,7 @@ def test_the_end_is_one_row_per_host_then_failures_then_what_to_do() -> None:
     assert rows["dgx-spark-1"] == ["changed", "01234567", "2", "2.0", "KiB", "1.50", "s"]
     assert rows["dgx-spark-2"][:2] == ["unchanged", "01234567"]
     assert rows["mac-studio-2"][0] == "failed"
-    assert text.index("no index [here]") < text.index("hint: mend it") < text.index("1 changed, 1 unchanged")
+    assert text.index("no index [here]") < text.index("hint: fix it") < text.index("1 changed, 1 unchanged")
     assert "1 failed" in text
     assert text.rstrip().endswith("next: disagg restart --host dgx-spark-1")
 

@@ -54,9 +54,7 @@ def healthy(name="dgx-spark-1", **changed) -> HostStatus:
     return HostStatus(name, ("prefill",), "qwen3-coder:30b", "", "healthy", **{**values, **changed})
 
 
-DOWN = HostStatus(
-    "mac-studio-1", ("decode", "gateway"), "gpt-oss:120b", "", "not running", "nothing listens", "mend it"
-)
+DOWN = HostStatus("mac-studio-1", ("decode", "gateway"), "gpt-oss:120b", "", "not running", "nothing listens", "fix it")
 
 
 @WIDTHS
@@ -66,7 +64,7 @@ def test_health_names_every_host_in_full_and_what_mends_it(width):
         assert word in text
     for number in ("16", "12", "7.0 GiB", "42% CPU", "101 GiB", "128 GiB", "14d 6h"):
         assert number in text
-    assert "mac-studio-1: nothing listens\n  → mend it" in text
+    assert "mac-studio-1: nothing listens\n  → fix it" in text
 
 
 def test_health_shows_the_accelerators_use_where_a_server_knows_it():
@@ -130,7 +128,7 @@ def test_failed_starts_with_the_same_cause_are_told_once():
 
 
 def test_a_status_line_is_one_line():
-    assert status_line(DOWN) == "mac-studio-1: not running: nothing listens -> mend it"
+    assert status_line(DOWN) == "mac-studio-1: not running: nothing listens -> fix it"
     assert status_line(healthy()) == "dgx-spark-1: healthy (qwen3-coder:30b, transformers/cuda)"
 
 
@@ -238,7 +236,7 @@ def test_health_remarks_last_errors_and_what_survives_no_reboot(width):
     text = shown(
         health_view(
             [
-                healthy(why="it runs with other code than what is here", mend="disagg deploy --host dgx-spark-1"),
+                healthy(why="it runs with other code than what is here", hint="disagg deploy --host dgx-spark-1"),
                 healthy(
                     "mac-studio-1", kept="crash", version="0.1.0", device={"cpu_percent": 35.2, "utilisation": None}
                 ),

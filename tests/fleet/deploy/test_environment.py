@@ -105,7 +105,7 @@ def test_an_index_without_encryption_is_trusted_because_hosts_toml_names_it() ->
 
 
 @pytest.mark.parametrize(
-    ("host", "changes", "deploy", "cause", "mend"),
+    ("host", "changes", "deploy", "cause", "hint"),
     [
         (spark(), {"pythons": ()}, Deploy(), "there is no Python 3.11 or newer", "sudo apt install python3"),
         (spark(), {"pythons": (), "os": "Darwin"}, Deploy(), "there is no Python 3.11", "brew install python@3.12"),
@@ -142,15 +142,15 @@ def test_an_index_without_encryption_is_trusted_because_hosts_toml_names_it() ->
     ],
 )
 def test_a_host_without_a_usable_python_is_refused_with_its_mend(
-    host: Host, changes: dict[str, object], deploy: Deploy, cause: str, mend: str
+    host: Host, changes: dict[str, object], deploy: Deploy, cause: str, hint: str
 ) -> None:
     refusal = refused(host, facts("spark_bare", **changes), deploy)
     assert cause in refusal.cause
-    assert mend in refusal.mend
+    assert hint in refusal.hint
 
 
 def test_missing_wheels_are_named_with_the_kind_of_machine_they_are_for(tmp_path: Path) -> None:
     refusal = refused(spark(), facts("spark_bare"), Deploy(wheels=tmp_path))
     assert f"{tmp_path} has no wheel of anyio==4.16.0, torch==2.13.0 for cp312 on linux aarch64" in refusal.cause
-    assert "pip download -d wheels -c disagg/fleet/constraints.txt '.[prefill]'" in refusal.mend
-    assert refusal.mend.endswith(f"copy them to {tmp_path}")
+    assert "pip download -d wheels -c disagg/fleet/constraints.txt '.[prefill]'" in refusal.hint
+    assert refusal.hint.endswith(f"copy them to {tmp_path}")

@@ -49,7 +49,7 @@ def test_doctor_sees_environment_token_version_and_that_nothing_serves(disagg, b
         assert found["python"]["text"].startswith("env ")
         assert found["token"]["text"] == "0600"
         assert found["model"]["level"] == "ok"
-        assert found["server"]["mend"] == f"disagg start --host {host['host']}"
+        assert found["server"]["hint"] == f"disagg start --host {host['host']}"
     (pair,) = body["pairs"]
     assert {one["check"]: one["level"] for one in pair["findings"]}["model"] == "ok"
     assert "hides" in [one["check"] for one in pair["findings"]]
@@ -65,7 +65,7 @@ def test_a_token_that_others_can_read_is_found_and_the_named_command_mends_it(di
         return next(one for one in body["hosts"][0]["findings"] if one["check"] == "token")
 
     assert finding()["level"] == "fault"
-    words = finding()["mend"].split()
+    words = finding()["hint"].split()
     assert words[0] == "disagg"
     assert disagg(*words[1:])[0] == 0
     assert finding()["level"] == "ok"

@@ -169,7 +169,7 @@ def test_what_the_service_needs_is_told_from_what_it_serves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "name", "changes", "cause", "mend"),
+    ("host", "name", "changes", "cause", "hint"),
     [
         (spark(), "spark_bare", {"os": "FreeBSD"}, "neither Linux nor macOS", "disagg serves on those two"),
         (spark(), "spark_bare", {"writable": False}, "/home/nvidia is read-only", "read-write"),
@@ -184,18 +184,18 @@ def test_what_the_service_needs_is_told_from_what_it_serves() -> None:
     ],
 )
 def test_a_host_that_cannot_serve_is_refused_with_its_mend(
-    host: Host, name: str, changes: dict[str, object], cause: str, mend: str
+    host: Host, name: str, changes: dict[str, object], cause: str, hint: str
 ) -> None:
     found = facts(name, host.name, **changes)
     matching = [refusal for refusal in planning.refusals(host, found) if cause in refusal.cause]
     assert len(matching) == 1
-    assert mend in matching[0].mend
+    assert hint in matching[0].hint
 
 
 def test_a_lingering_user_whose_systemd_is_silent_is_refused() -> None:
     found = facts("spark_bare")
     silent = replace(found, systemd=replace(found.systemd, usable=False))
-    assert "sudo systemctl start user@1000.service" in planning.refusals(spark(), silent)[0].mend
+    assert "sudo systemctl start user@1000.service" in planning.refusals(spark(), silent)[0].hint
 
 
 def test_too_little_disk_is_refused_before_anything_is_sent() -> None:
@@ -219,10 +219,10 @@ def test_rollback_switches_to_the_previous_release_and_nothing_else() -> None:
 
 def test_rollback_without_a_whole_previous_release_is_refused() -> None:
     refusal = planning.rollback(spark(), facts("spark_bare")).refusals[0]
-    assert "no release to go back to" in refusal.cause and refusal.mend == "disagg deploy --host dgx-spark-1"
+    assert "no release to go back to" in refusal.cause and refusal.hint == "disagg deploy --host dgx-spark-1"
     found = facts("spark_deployed")
     only = planning.rollback(spark(), replace(found, previous="")).refusals[0]
-    assert "only the current one is there" in only.mend, "deploying alone would change nothing"
+    assert "only the current one is there" in only.hint, "deploying alone would change nothing"
     gone = replace(found, environments={"a" * 16: True})
     assert f"environment {'b' * 16}, which is gone" in planning.rollback(spark(), gone).refusals[0].cause
 

@@ -36,8 +36,8 @@ def test_bare_hosts_are_examined_and_their_links_measured(bed, patient):
     for report in diagnosis.hosts:
         checks = {finding.check: finding for finding in report.findings}
         assert checks["ssh"].level == checks["python"].level == checks["disk"].level == "ok"
-        assert checks["disagg"].mend == f"disagg deploy --host {report.host.name}"
-        assert checks["model"].level == "warning" and checks["model"].mend.startswith("disagg deploy")
+        assert checks["disagg"].hint == f"disagg deploy --host {report.host.name}"
+        assert checks["model"].level == "warning" and checks["model"].hint.startswith("disagg deploy")
     assert [(one.prefill.name, one.decode.name) for one in diagnosis.pairs] == [
         ("dgx-spark-1", "mac-studio-2"),
         ("dgx-spark-2", "mac-studio-1"),
@@ -67,7 +67,7 @@ def test_a_host_that_is_cut_off_hides_nothing_of_the_others(bed, patient):
         diagnosis = patient()
     assert diagnosis.exit_code == 4
     lost = of(diagnosis, "mac-studio-2")["ssh"]
-    assert lost.level == "fault" and lost.mend == "ping 169.254.150.102"
+    assert lost.level == "fault" and lost.hint == "ping 169.254.150.102"
     assert of(diagnosis, "dgx-spark-1")["ssh"].level == "ok"
     broken, whole = diagnosis.pairs
     assert broken.link is None and whole.link.bits_per_s
@@ -89,7 +89,7 @@ def test_a_changed_host_key_is_a_fault_that_names_both_keys_and_the_way_out(bed,
     assert isinstance(report.error, HostKeyRefused) and diagnosis.exit_code == 4
     (finding,) = report.findings
     assert finding.check == "host key" and "has changed" in finding.text
-    assert "ssh-keygen -R" in finding.mend and "disagg trust dgx-spark-1" in finding.mend
+    assert "ssh-keygen -R" in finding.hint and "disagg trust dgx-spark-1" in finding.hint
 
 
 def test_a_frozen_sshd_is_told_from_a_dead_machine(bed, patient):

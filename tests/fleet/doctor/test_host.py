@@ -19,8 +19,8 @@ def found(seen, health="healthy", **changes):
 
 
 def ill(seen, health="healthy", **changes):
-    """What is not well: (check, level, text, mend)."""
-    return [(one.check, one.level, one.text, one.mend) for one in found(seen, health, **changes) if one.level != "ok"]
+    """What is not well: (check, level, text, hint)."""
+    return [(one.check, one.level, one.text, one.hint) for one in found(seen, health, **changes) if one.level != "ok"]
 
 
 def only(seen, health="healthy", **changes):
@@ -51,21 +51,21 @@ def test_every_trouble_names_a_command():
         model=Held("x/y", "absent"),
     )
     assert len(ill(sick)) == 6
-    assert all(mend for _, _, _, mend in ill(sick))
+    assert all(hint for _, _, _, hint in ill(sick))
 
 
 # python
 
 
-@pytest.mark.parametrize(("pythons", "text", "mend"), [
+@pytest.mark.parametrize(("pythons", "text", "hint"), [
     ((), "there is no python", "apt install python3 python3-venv"),
     ((Python("/usr/bin/python3", (3, 10, 12)),), "/usr/bin/python3 is 3.10.12, older than 3.11", "apt install"),
     ((Python("/usr/bin/python3", (3, 12, 3), False),), "/usr/bin/python3 has no venv module", "python3.12-venv"),
 ])  # fmt: skip
-def test_a_python_that_cannot_serve_is_a_fault(pythons, text, mend):
+def test_a_python_that_cannot_serve_is_a_fault(pythons, text, hint):
     check, level, said, command = only(spark(facts={"pythons": pythons, "environments": {}}))
     assert (check, level, said) == ("python", "fault", text)
-    assert mend in command and command.startswith("disagg ssh dgx-spark-1 -- ")
+    assert hint in command and command.startswith("disagg ssh dgx-spark-1 -- ")
 
 
 def test_uv_makes_up_for_a_missing_python():
@@ -81,9 +81,9 @@ def test_a_python_of_hosts_toml_that_does_not_run_is_named():
 
 
 def test_little_disk_is_a_warning_with_what_shows_the_large_folders():
-    check, level, text, mend = only(spark(facts={"disk_free": 5 * GIB}))
+    check, level, text, hint = only(spark(facts={"disk_free": 5 * GIB}))
     assert (check, level, text) == ("disk", "warning", "5 GiB free in /home/ubuntu")
-    assert "du -sh" in mend
+    assert "du -sh" in hint
 
 
 def test_a_home_that_cannot_be_written_to_is_a_fault():
@@ -119,16 +119,16 @@ def test_a_model_larger_than_the_cards_own_memory_is_a_fault():
 
 
 def test_a_missing_driver_is_a_fault_with_the_package_that_brings_it():
-    check, level, text, mend = only(spark(vitals={"smi": "", "gpus": (), "devices": ("pci",)}))
+    check, level, text, hint = only(spark(vitals={"smi": "", "gpus": (), "devices": ("pci",)}))
     assert (check, level) == ("gpu", "fault")
     assert text == "there is an NVIDIA card and no driver: nvidia-smi is missing"
-    assert mend.startswith('disagg ssh dgx-spark-1 -- "sudo apt install nvidia-driver-580-open"')
+    assert hint.startswith('disagg ssh dgx-spark-1 -- "sudo apt install nvidia-driver-580-open"')
 
 
 def test_a_driver_that_does_not_talk_to_its_card_is_told_in_its_own_words():
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
-    check, level, text, mend = only(spark(vitals={"gpus": (), "smi_failed": words}))
-    assert (check, level, text) == ("gpu", "fault", f"nvidia-smi: {words}") and mend.startswith("restart")
+    check, level, text, hint = only(spark(vitals={"gpus": (), "smi_failed": words}))
+    assert (check, level, text) == ("gpu", "fault", f"nvidia-smi: {words}") and hint.startswith("restart")
 
 
 def test_a_driver_that_is_too_old_is_a_fault():
@@ -153,11 +153,11 @@ def test_a_prefill_host_on_the_cpu_needs_no_card():
 
 def test_a_model_over_the_wired_limit_is_a_warning_with_both_ways_to_raise_it():
     seen = mac(facts={"memory": 128 * GIB}, vitals={"wired_limit": 49152})
-    check, level, text, mend = only(seen)
+    check, level, text, hint = only(seen)
     assert (check, level) == ("wired limit", "warning")
     assert text == "the GPU may wire 48 GiB, and qwen3-coder:30b with max_kv_bytes takes 64 GiB"
-    assert "wired_limit_mb = 69632 in [hosts.mac-studio-2]" in mend
-    assert "disagg ssh mac-studio-2 -- sudo sysctl iogpu.wired_limit_mb=69632" in mend
+    assert "wired_limit_mb = 69632 in [hosts.mac-studio-2]" in hint
+    assert "disagg ssh mac-studio-2 -- sudo sysctl iogpu.wired_limit_mb=69632" in hint
 
 
 def test_zero_means_three_quarters_of_memory():
@@ -167,9 +167,9 @@ def test_zero_means_three_quarters_of_memory():
 
 
 def test_a_limit_that_was_not_set_after_the_reboot_is_named_with_its_daemon():
-    check, level, text, mend = only(mac(host={"wired_limit_mb": 110000}))
+    check, level, text, hint = only(mac(host={"wired_limit_mb": 110000}))
     assert (check, level, text) == ("wired limit", "warning", "iogpu.wired_limit_mb is 0, not the 110000 of hosts.toml")
-    assert "system/disagg.mac-studio-2.wired-limit" in mend
+    assert "system/disagg.mac-studio-2.wired-limit" in hint
 
 
 def test_a_model_that_no_limit_makes_fit_needs_a_smaller_kv_cache():
@@ -184,9 +184,9 @@ def test_a_model_that_no_limit_makes_fit_needs_a_smaller_kv_cache():
 
 def test_a_missing_model_is_pulled():
     need = Need(spark().host, "Qwen/Qwen3")
-    check, level, text, mend = only(spark(model=Held("Qwen/Qwen3", "absent"), need=need))
+    check, level, text, hint = only(spark(model=Held("Qwen/Qwen3", "absent"), need=need))
     assert (check, level, text) == ("model", "fault", "Qwen/Qwen3 is not there")
-    assert mend == "disagg models pull 'qwen3-coder:30b' --host dgx-spark-1"
+    assert hint == "disagg models pull 'qwen3-coder:30b' --host dgx-spark-1"
 
 
 def test_half_a_model_says_what_lacks():
@@ -195,9 +195,9 @@ def test_half_a_model_says_what_lacks():
 
 
 def test_services_that_end_with_the_login_are_a_warning():
-    check, level, _, mend = only(spark(facts={"systemd": Systemd(255, True, False)}))
+    check, level, _, hint = only(spark(facts={"systemd": Systemd(255, True, False)}))
     assert (check, level) == ("service", "warning")
-    assert mend == "disagg ssh dgx-spark-1 -- sudo loginctl enable-linger ubuntu"
+    assert hint == "disagg ssh dgx-spark-1 -- sudo loginctl enable-linger ubuntu"
 
 
 def test_a_silent_systemd_and_a_missing_launchd_are_faults():
@@ -229,35 +229,35 @@ def test_a_deployment_that_was_broken_off_before_its_token_is_no_fault_of_the_to
 
 
 def test_an_older_release_that_still_runs_is_to_be_restarted():
-    check, level, text, mend = only(spark(facts={"serving": Serving(1, "b" * 16, True)}))
-    assert (check, level, mend) == ("disagg", "warning", "disagg restart --host dgx-spark-1")
+    check, level, text, hint = only(spark(facts={"serving": Serving(1, "b" * 16, True)}))
+    assert (check, level, hint) == ("disagg", "warning", "disagg restart --host dgx-spark-1")
     assert text == f"release {'b' * 8} still runs, and {RELEASE[:8]} is deployed"
 
 
 def test_a_server_that_does_not_run_is_to_be_started():
-    check, level, _, mend = only(spark(), "not running")
-    assert (check, level, mend) == ("server", "warning", "disagg start --host dgx-spark-1")
+    check, level, _, hint = only(spark(), "not running")
+    assert (check, level, hint) == ("server", "warning", "disagg start --host dgx-spark-1")
 
 
 def test_a_kv_port_that_another_program_has_is_a_fault():
-    check, level, text, mend = only(mac(facts={"listening": (9001,)}), "not running")
-    assert (check, level) == ("server", "fault") and "kv_port 9001" in text and "lsof" in mend
+    check, level, text, hint = only(mac(facts={"listening": (9001,)}), "not running")
+    assert (check, level) == ("server", "fault") and "kv_port 9001" in text and "lsof" in hint
 
 
 def test_a_server_that_failed_says_why():
-    assert only(spark(), "failed", why="out of memory", mend="disagg logs")[:3] == ("server", "fault", "out of memory")
+    assert only(spark(), "failed", why="out of memory", hint="disagg logs")[:3] == ("server", "fault", "out of memory")
 
 
 # macOS
 
 
 def test_a_server_that_is_denied_the_local_network_is_told_from_a_broken_link():
-    check, level, text, mend = only(mac(vitals={"errno_65": 7}))
+    check, level, text, hint = only(mac(vitals={"errno_65": 7}))
     assert (check, level) == ("local network", "fault")
     assert "Local Network Privacy denies them to the server" in text and "7 times" in text
-    assert "System Settings > Privacy & Security > Local Network" in mend
-    check, level, text, mend = only(mac(vitals={"errno_65": 7}, reach={"169.254.150.103 22": 65}))
-    assert text == "no route from here to 169.254.150.103 (errno 65)" and "ping" in mend
+    assert "System Settings > Privacy & Security > Local Network" in hint
+    check, level, text, hint = only(mac(vitals={"errno_65": 7}, reach={"169.254.150.103 22": 65}))
+    assert text == "no route from here to 169.254.150.103 (errno 65)" and "ping" in hint
 
 
 def test_a_plain_process_that_is_denied_the_network_is_to_become_a_daemon():

@@ -125,10 +125,10 @@ def test_clocks_that_agree_are_one_line():
 def test_a_clock_that_is_off_is_named_with_the_command_of_its_system():
     (linux,) = clocks(ticking(spark=4.2, mac=0.0))
     assert (linux.level, linux.text) == ("warning", "dgx-spark-1 is 4.2 s ahead of this machine")
-    assert linux.mend == "disagg ssh dgx-spark-1 -- sudo timedatectl set-ntp true"
+    assert linux.hint == "disagg ssh dgx-spark-1 -- sudo timedatectl set-ntp true"
     (macos,) = clocks(ticking(spark=0.0, mac=-3600.0))
     assert (macos.level, macos.text) == ("fault", "mac-studio-2 is 60 min behind this machine")
-    assert macos.mend == "disagg ssh mac-studio-2 -- sudo sntp -sS time.apple.com"
+    assert macos.hint == "disagg ssh mac-studio-2 -- sudo sntp -sS time.apple.com"
 
 
 def test_where_all_hosts_are_off_alike_it_is_this_machine():

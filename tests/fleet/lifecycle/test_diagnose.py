@@ -39,7 +39,7 @@ ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2
 
 
 @pytest.mark.parametrize(
-    ("state", "sight", "expected", "why", "mend"),
+    ("state", "sight", "expected", "why", "hint"),
     [
         ("not running", Sight("/h"), "not running", "nothing is deployed there", "disagg deploy --host spark"),
         (
@@ -101,9 +101,9 @@ ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2
         ),
     ],
 )
-def test_the_machine_tells_why_and_what_mends_it(state, sight, expected, why, mend):
+def test_the_machine_tells_why_and_what_mends_it(state, sight, expected, why, hint):
     told = explained(status(state), HOST, sight, TOKEN)
-    assert (told.state, told.why, told.mend) == (expected, why, mend)
+    assert (told.state, told.why, told.hint) == (expected, why, hint)
 
 
 def test_a_server_that_was_stopped_after_it_failed_before_has_not_failed():
@@ -115,28 +115,28 @@ def test_a_server_that_was_stopped_after_it_failed_before_has_not_failed():
 def test_a_server_that_ended_because_its_model_would_not_load_has_failed():
     log = (line("ready"), STARTING, line("loading"), line("stopped"), FAILED)
     told = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
-    assert (told.state, told.mend) == ("failed", "copy the model there; then: disagg start --host spark")
+    assert (told.state, told.hint) == ("failed", "copy the model there; then: disagg start --host spark")
 
 
 @pytest.mark.parametrize("end", [(), (line("loading"), line("stopped"))])
 def test_a_server_that_was_stopped_while_it_was_tried_again_has_failed(end):
     log = (line("ready"), STARTING, FAILED, ENDED, STARTING, *end)
     told = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
-    assert (told.state, told.mend) == ("failed", "copy the model there; then: disagg start --host spark")
+    assert (told.state, told.hint) == ("failed", "copy the model there; then: disagg start --host spark")
 
 
 def test_what_macos_says_about_the_local_network_stays_the_remedy():
     blocked = replace(
-        status("unreachable"), mend="System Settings > Privacy & Security > Local Network: allow this program"
+        status("unreachable"), hint="System Settings > Privacy & Security > Local Network: allow this program"
     )
-    assert "Local Network" in explained(blocked, HOST, replace(DEPLOYED, pid=5), TOKEN).mend
+    assert "Local Network" in explained(blocked, HOST, replace(DEPLOYED, pid=5), TOKEN).hint
 
 
 def test_where_ssh_fails_too_both_are_told():
     told = explained(
         status("unreachable"), HOST, HostUnreachable("spark: 10.0.0.1:22 does not answer", "ping it"), TOKEN
     )
-    assert (told.state, told.why, told.mend) == (
+    assert (told.state, told.why, told.hint) == (
         "unreachable",
         "by http; 10.0.0.1:22 does not answer",
         "ping it",

@@ -38,12 +38,12 @@ def test_a_healthy_fleet_tells_what_its_servers_say(farm: Farm):
     a = statuses["a"]
     assert (a.queue, a.running, a.kv_bytes, a.backend, a.version) == (1, 2, 3 << 20, "fake/cpu", "0.1.0")
     assert a.memory["total"] == 128 << 30 and a.device["cpu_percent"] == 25.0 and a.counters["requests"] == 7
-    assert a.why == "" and a.mend == ""
+    assert a.why == "" and a.hint == ""
 
 
 def test_a_host_that_was_never_started_names_the_command(prepared: Farm):
     a = states(prepared)["a"]
-    assert (a.state, a.mend) == ("not running", "disagg start --host a")
+    assert (a.state, a.hint) == ("not running", "disagg start --host a")
     assert a.why == f"nothing listens on 127.0.0.1:{prepared.fleet.hosts['a'].port}"
     assert exit_code([a]) == 3
 
@@ -56,7 +56,7 @@ def test_a_loading_and_a_broken_server_say_why(farm: Farm):
     ).start()  # a failed start would end it, and here it must go on
     wait_until(lambda: states(farm)["a"].why == "the model is still loading")
     wait_until(lambda: states(farm)["b"].state == "failed")
-    assert (states(farm)["b"].why, states(farm)["b"].mend) == ("weights are corrupt", "download again")
+    assert (states(farm)["b"].why, states(farm)["b"].hint) == ("weights are corrupt", "download again")
     assert exit_code(list(states(farm).values())) == 3
 
 
@@ -68,14 +68,14 @@ def test_a_server_killed_from_outside_is_failed_with_its_last_error(farm: Farm):
     assert states(farm)["a"].why.startswith("its process ended by itself: see ")
     farm.state.log_file("a").write_text('{"level": "error", "code": "ModelError", "message": "out of memory"}\n')
     assert states(farm)["a"].why == "its process ended by itself: out of memory"
-    assert states(farm)["a"].mend == "disagg start --host a"
+    assert states(farm)["a"].hint == "disagg start --host a"
 
 
 def test_a_process_that_runs_but_does_not_answer_is_silent(farm: Farm):
     farm.behaviour["a"] = "mute"
     farm.lifecycle.start(["a"], timeout_s=0)
     wait_until(lambda: states(farm, timeout_s=0.3)["a"].state == "silent")
-    assert states(farm, timeout_s=0.3)["a"].mend == "disagg restart --host a"
+    assert states(farm, timeout_s=0.3)["a"].hint == "disagg restart --host a"
 
 
 def test_a_machine_that_takes_the_connection_and_says_nothing_is_silent_in_bounded_time(prepared: Farm):
@@ -90,7 +90,7 @@ def test_a_name_that_does_not_resolve_is_unreachable(prepared: Farm):
     prepared.use(replace(prepared.fleet, hosts={"a": far}))
     prepared.state.prepare(prepared.fleet)
     a = states(prepared)["a"]
-    assert (a.state, a.mend) == ("unreachable", "ping no-such-host.invalid")
+    assert (a.state, a.hint) == ("unreachable", "ping no-such-host.invalid")
 
 
 def test_another_program_on_the_port_is_named(prepared: Farm):
@@ -128,7 +128,7 @@ def test_a_server_of_another_host_on_the_port_is_foreign(farm: Farm):
 def test_a_server_that_refuses_the_token_is_unauthorised(farm: Farm):
     farm.lifecycle.start(["a"])
     a = poll(farm.fleet, "another token", farm.state, ["a"])[0]
-    assert a.state == "unauthorised" and "put the same token file on both machines" in a.mend
+    assert a.state == "unauthorised" and "put the same token file on both machines" in a.hint
 
 
 def test_a_loading_server_that_does_not_take_the_token_is_unauthorised_and_not_foreign(farm: Farm):
@@ -138,7 +138,7 @@ def test_a_loading_server_that_does_not_take_the_token_is_unauthorised_and_not_f
     for token in ("another token", None):
         a = poll(farm.fleet, token, farm.state, ["a"])[0]
         assert a.state == "unauthorised" and "says only that it is loading" in a.why
-        assert "put the same token file" in a.mend
+        assert "put the same token file" in a.hint
 
 
 def keys(body: object) -> object:
@@ -180,7 +180,7 @@ def test_errno_65_of_macos_names_its_local_network_setting(prepared: Farm, monke
     monkeypatch.setattr(health, "get", blocked)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(sysname="Darwin"))
     a = states(prepared)["a"]
-    assert a.state == "unreachable" and "No route to host" in a.why and "Local Network" in a.mend
+    assert a.state == "unreachable" and "No route to host" in a.why and "Local Network" in a.hint
 
 
 def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(farm: Farm, monkeypatch: pytest.MonkeyPatch):
@@ -198,7 +198,7 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(farm: Far
     told["code"] = "another"
     a = states(farm)["a"]
     assert (a.state, a.why) == ("healthy", "it runs with other code than what is here")
-    assert a.mend == "disagg restart --host a" and exit_code([a]) == 0
+    assert a.hint == "disagg restart --host a" and exit_code([a]) == 0
     told["config"] = "another"
     assert states(farm)["a"].why == "it runs with other code and other hosts.toml than what is here"
 
@@ -209,4 +209,4 @@ def test_a_damaged_record_is_the_trouble_of_its_own_host(farm: Farm):
     seen = states(farm)
     (farm.state.folder / "a.pid").unlink()
     assert (seen["a"].state, seen["b"].state) == ("failed", "healthy")
-    assert "a.pid is damaged" in seen["a"].why and "rm " in seen["a"].mend
+    assert "a.pid is damaged" in seen["a"].why and "rm " in seen["a"].hint

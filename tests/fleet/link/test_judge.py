@@ -33,7 +33,7 @@ def test_a_link_far_below_its_interface_is_a_warning_with_the_command_that_shows
     (finding,) = judge(link(0.94), SPARK, MAC)
     assert finding.level == "warning"
     assert finding.text == "940 Mb/s, far below the 10 Gb/s of enP7s7 (9%)"
-    assert finding.mend.endswith("disagg exec --host dgx-spark-1 -- ip -s link show enP7s7")
+    assert finding.hint.endswith("disagg exec --host dgx-spark-1 -- ip -s link show enP7s7")
 
 
 @pytest.mark.parametrize(("gbits", "interface", "far"), [
@@ -51,7 +51,7 @@ def test_far_below_is_less_than_six_tenths_of_what_one_stream_can_take(gbits, in
 def test_wifi_is_named_and_a_wired_network_asked_for():
     (finding,) = judge(link(0.3, interface=WIFI), SPARK, MAC)
     assert finding.level == "warning" and "wlP9s9, which is Wi-Fi" in finding.text
-    assert "data_address" in finding.mend
+    assert "data_address" in finding.hint
 
 
 def test_a_vpn_is_named():
@@ -74,7 +74,7 @@ def test_a_faster_interface_that_is_not_used_is_worth_a_note():
     fast = Interface("enP2p1s0f0np0", "wired", 200e9, 9000, ("10.7.0.1/24",))
     found = judge(link(others=(fast,)), SPARK, MAC)
     assert levels(found) == ["ok", "note"]
-    assert "enP2p1s0f0np0 with 200 Gb/s" in found[1].text and "data_address in [hosts.mac-studio-2]" in found[1].mend
+    assert "enP2p1s0f0np0 with 200 Gb/s" in found[1].text and "data_address in [hosts.mac-studio-2]" in found[1].hint
 
 
 def test_a_faster_interface_without_an_address_is_not_a_way():
@@ -84,7 +84,7 @@ def test_a_faster_interface_without_an_address_is_not_a_way():
 
 def test_what_kept_it_from_being_measured_is_the_only_finding():
     found = judge(link(error=PeerLost("no answer", "ping it")), SPARK, MAC)
-    assert [(one.level, one.text, one.mend) for one in found] == [("fault", "no answer", "ping it")]
+    assert [(one.level, one.text, one.hint) for one in found] == [("fault", "no answer", "ping it")]
 
 
 def test_no_route_is_a_fault():
