@@ -18,7 +18,7 @@ from urllib.error import URLError
 from benchmarks.peers.answers import Answer, Events, post_all, read_disagg, read_openai
 from disagg import AsyncClient
 from disagg.config import Fleet, load
-from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.ports import free_ports
 from disagg.fleet.lifecycle.state import State
 from disagg.inference.types import Completion
@@ -111,7 +111,7 @@ def fleet_server(model: Path, folder: Path) -> Iterator[FleetServer]:
     hosts.write_text(_HOSTS.format(model=model, ports=free_ports(["127.0.0.1"] * 3, set())))
     fleet = load(hosts)
     state = State.of(fleet, folder / "state")
-    lifecycle = Lifecycle(fleet, state)
+    lifecycle = FleetServers(fleet, state)
     try:
         for result in lifecycle.start(timeout_s=START_S):
             if result.error is not None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from disagg.cli.asking import Answer
     from disagg.config import Fleet
     from disagg.errors import DisaggError
+    from disagg.fleet.lifecycle.fleet_servers import FleetServers, ServerResult
     from disagg.fleet.lifecycle.health import HostStatus
-    from disagg.fleet.lifecycle.lifecycle import HostResult, Lifecycle
     from disagg.fleet.lifecycle.state import State
 
 PROMPT = '''class Account:
@@ -133,11 +133,11 @@ def _running(config: Path | None, folder: Path, timeout: float) -> Iterator[tupl
 
 
 @contextmanager
-def _stopped_after(fleet: Fleet, state: State) -> Iterator[Lifecycle]:
+def _stopped_after(fleet: Fleet, state: State) -> Iterator[FleetServers]:
     from disagg.cli.views.progress import Progress
-    from disagg.fleet.lifecycle import lifecycle
+    from disagg.fleet.lifecycle import fleet_servers
 
-    servers = lifecycle.Lifecycle(fleet, state, report=Progress(stderr()).report, grace_s=_GRACE_S)
+    servers = fleet_servers.FleetServers(fleet, state, report=Progress(stderr()).report, grace_s=_GRACE_S)
     try:
         yield servers
     finally:
@@ -145,7 +145,7 @@ def _stopped_after(fleet: Fleet, state: State) -> Iterator[Lifecycle]:
             servers.stop()
 
 
-def _first_error(results: Sequence[HostResult], timeout: float) -> DisaggError | None:
+def _first_error(results: Sequence[ServerResult], timeout: float) -> DisaggError | None:
     """The first host's error. A slow one is not left running here, as its own words would have it."""
     from disagg.errors import FleetError
 

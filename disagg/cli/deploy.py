@@ -16,7 +16,7 @@ from disagg.cli.fleet import Hosts
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host, Role
-    from disagg.fleet.deploy.deployment import Decide, HostReport
+    from disagg.fleet.deploy.deployment import Decide, DeployResult
     from disagg.fleet.deploy.steps import Plan
     from disagg.fleet.facts.host import Facts
 
@@ -153,7 +153,7 @@ def _deploying(fleet: Fleet, dry: bool) -> Decide:
     return deciding(Here.of(fleet, token))
 
 
-def _plan_only(hosts: Sequence[Host], decide: Decide) -> list[HostReport]:
+def _plan_only(hosts: Sequence[Host], decide: Decide) -> list[DeployResult]:
     from disagg.fleet.deploy.deployment import Deployment
 
     with stderr().status("reading facts …"), Deployment(hosts, decide, "plan") as deployment:
@@ -168,7 +168,7 @@ def _run(
     question: str | None = None,
     keep_going: bool = True,
     break_lock: bool = False,
-) -> list[HostReport]:
+) -> list[DeployResult]:
     """Plan and carry out, with progress on stderr. `question`: the verb to ask with, where there is a terminal."""
     from disagg.cli.views.deploy import Progress, plan_view
     from disagg.cli.views.units import counted
@@ -191,7 +191,7 @@ def _run(
             return deployment.carry_out(planned, break_lock)
 
 
-def _show_plan(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
+def _show_plan(fleet: Fleet, reports: list[DeployResult], as_json: bool) -> None:
     from disagg.cli.views.deploy import plan_view
     from disagg.fleet.deploy.deployment import exit_code
 
@@ -204,7 +204,7 @@ def _show_plan(fleet: Fleet, reports: list[HostReport], as_json: bool) -> None:
 
 def _finish(
     fleet: Fleet,
-    reports: list[HostReport],
+    reports: list[DeployResult],
     as_json: bool,
     words: Mapping[str, str] = MappingProxyType({}),
     note: str = "",
@@ -223,7 +223,7 @@ def _finish(
     raise typer.Exit(exit_code(reports))
 
 
-def _print_json(fleet: Fleet, reports: list[HostReport]) -> None:
+def _print_json(fleet: Fleet, reports: list[DeployResult]) -> None:
     body = {
         "fleet": fleet.name,
         "ok": all(report.ok for report in reports),

@@ -10,7 +10,7 @@ from disagg.cli.completion import complete_host
 from disagg.cli.context import Settings, settings, stderr, stdout, told_when_interrupted
 
 if TYPE_CHECKING:
-    from disagg.fleet.lifecycle.lifecycle import HostResult, Lifecycle
+    from disagg.fleet.lifecycle.fleet_servers import FleetServers, ServerResult
 
 Hosts = Annotated[
     list[str] | None,
@@ -68,18 +68,18 @@ def restart(
     _finish(lifecycle, results)
 
 
-def _lifecycle(chosen: Settings) -> Lifecycle:
+def _lifecycle(chosen: Settings) -> FleetServers:
     from disagg.cli.views.progress import Progress
-    from disagg.fleet.lifecycle.lifecycle import Lifecycle
+    from disagg.fleet.lifecycle.fleet_servers import FleetServers
     from disagg.fleet.lifecycle.state import State
 
     fleet = chosen.fleet()
-    return Lifecycle(fleet, State.of(fleet), report=Progress(stderr()).report)
+    return FleetServers(fleet, State.of(fleet), report=Progress(stderr()).report)
 
 
-def _finish(lifecycle: Lifecycle, results: list[HostResult]) -> None:
+def _finish(lifecycle: FleetServers, results: list[ServerResult]) -> None:
     from disagg.cli.views.progress import results_view
-    from disagg.fleet.lifecycle.lifecycle import exit_code
+    from disagg.fleet.lifecycle.fleet_servers import exit_code
 
     stdout().print(results_view(results, tuple(lifecycle.fleet.hosts)))
     raise typer.Exit(exit_code(results))

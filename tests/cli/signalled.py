@@ -13,8 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from disagg.cli.app import main
-from disagg.fleet.lifecycle import lifecycle
-from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle import fleet_servers
+from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.machine import process as local
 from disagg.inference import client
 from tests.cli.answers import FakeClient
@@ -45,6 +45,6 @@ def spawn(*arguments):
 
 
 real_spawn, local.spawn = local.spawn, spawn
-lifecycle.Lifecycle = functools.partial(Lifecycle, argv=argv)
+fleet_servers.FleetServers = functools.partial(FleetServers, argv=argv)
 client.AsyncClient = Signalled
 sys.exit(main(sys.argv[3:]))

@@ -13,8 +13,8 @@ import pytest
 import disagg
 from disagg.config import Fleet, load
 from disagg.errors import ServerUnavailable
-from disagg.fleet.lifecycle import lifecycle, ports
-from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle import fleet_servers, ports
+from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.ports import on_free_ports
 from disagg.fleet.machine import process as local
 from disagg.inference import client
@@ -52,7 +52,7 @@ def farm(monkeypatch):
         return stage.pids[-1]
 
     monkeypatch.setattr(local, "spawn", spawn)
-    monkeypatch.setattr(lifecycle, "Lifecycle", functools.partial(Lifecycle, argv=stage.argv))
+    monkeypatch.setattr(fleet_servers, "FleetServers", functools.partial(FleetServers, argv=stage.argv))
     monkeypatch.setattr(client, "AsyncClient", Client)
     return stage
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from disagg.fleet.deploy.deployment import Deployment, HostReport
+from disagg.fleet.deploy.deployment import Deployment, DeployResult
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from tests.cli.commandline import ROOT, run, write_fleet
 from tests.testbed.bed import Bed
@@ -60,7 +60,7 @@ def test_an_interruption_tells_what_that_command_leaves(tmp_path, capsys, monkey
 
     step = Step("x", "do x", "/x", "done", RunScript("", ()))
     monkeypatch.setattr(
-        Deployment, "plan", lambda self: [HostReport("prefill-1", "planned", Plan("prefill-1", "", (step,)))]
+        Deployment, "plan", lambda self: [DeployResult("prefill-1", "planned", Plan("prefill-1", "", (step,)))]
     )
     monkeypatch.setattr(Deployment, "carry_out", interrupted)
     path = write_fleet(tmp_path, connector="ssh")

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from disagg.config import load
-from disagg.fleet.lifecycle import lifecycle
-from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle import fleet_servers
+from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
 from tests.cli.commandline import ROOT, run, write_fleet
@@ -26,7 +26,7 @@ def behaviour(monkeypatch):
         how = chosen.get(host.name, "serve")
         return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
 
-    monkeypatch.setattr(lifecycle, "Lifecycle", functools.partial(Lifecycle, argv=argv))
+    monkeypatch.setattr(fleet_servers, "FleetServers", functools.partial(FleetServers, argv=argv))
     return chosen
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from disagg.config import EngineOptions, Fleet, Host, Model
-from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 
 FAKE = Path(__file__).with_name("fake_server.py")
@@ -50,7 +50,7 @@ class Farm:
     def use(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.state = State.of(fleet, self.folder / "state")
-        self.lifecycle = Lifecycle(fleet, self.state, argv=self.argv, grace_s=3)
+        self.lifecycle = FleetServers(fleet, self.state, argv=self.argv, grace_s=3)
 
     def argv(self, fleet: Fleet, host: Host) -> tuple[list[str], dict[str, str]]:
         behaviour = self.behaviour.get(host.name, "serve")

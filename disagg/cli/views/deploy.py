@@ -18,22 +18,22 @@ from disagg.cli.views.stream import printable
 from disagg.cli.views.together import error_views, host_options
 from disagg.cli.views.units import counted, seconds, size
 from disagg.fleet.deploy.apply import Event
-from disagg.fleet.deploy.deployment import HostReport
+from disagg.fleet.deploy.deployment import DeployResult
 
 _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
 
 
-def plan_view(reports: Sequence[HostReport], whole: Collection[str] = ()) -> RenderableType:
+def plan_view(reports: Sequence[DeployResult], whole: Collection[str] = ()) -> RenderableType:
     """Every host's steps, or why there are none. `whole`: all names of the fleet."""
     steps = [line for report in reports for line in _plan_lines(report)]
     return Group(*steps, *_errors(reports, whole), Text(), _summary(reports))
 
 
-def _errors(reports: Sequence[HostReport], whole: Collection[str]) -> Iterator[RenderableType]:
+def _errors(reports: Sequence[DeployResult], whole: Collection[str]) -> Iterator[RenderableType]:
     return error_views([(report.host, report.error) for report in reports if report.error is not None], whole)
 
 
-def _plan_lines(report: HostReport) -> Iterator[RenderableType]:
+def _plan_lines(report: DeployResult) -> Iterator[RenderableType]:
     plan = report.plan
     release = f"  release {plan.release}" if plan is not None and plan.release else ""
     if report.error is not None:
@@ -49,7 +49,7 @@ def _plan_lines(report: HostReport) -> Iterator[RenderableType]:
 
 
 def reports_view(
-    reports: Sequence[HostReport],
+    reports: Sequence[DeployResult],
     whole: Collection[str] = (),
     pulling: Collection[str] = (),
     words: Mapping[str, str] = MappingProxyType({}),
@@ -72,7 +72,7 @@ def reports_view(
     return Group(table, *_errors(reports, whole), Text(), summary, *_next(reports, whole, pulling))
 
 
-def _row(report: HostReport, words: Mapping[str, str]) -> tuple[RenderableType, ...]:
+def _row(report: DeployResult, words: Mapping[str, str]) -> tuple[RenderableType, ...]:
     plan = report.plan
     changed = report.result == "changed"
     return (
@@ -85,14 +85,14 @@ def _row(report: HostReport, words: Mapping[str, str]) -> tuple[RenderableType, 
     )
 
 
-def _summary(reports: Sequence[HostReport], words: Mapping[str, str] = MappingProxyType({})) -> Text:
+def _summary(reports: Sequence[DeployResult], words: Mapping[str, str] = MappingProxyType({})) -> Text:
     """`2 changed, 1 unchanged, 1 failed`."""
     counts: Counter[str] = Counter(report.result for report in reports)
     parts = [Text(f"{counts[one]} {words.get(one, one)}", style) for one, style in _STYLE.items() if counts[one]]
     return Text(", ").join(parts)
 
 
-def _next(reports: Sequence[HostReport], whole: Collection[str], pulling: Collection[str]) -> Iterator[Text]:
+def _next(reports: Sequence[DeployResult], whole: Collection[str], pulling: Collection[str]) -> Iterator[Text]:
     """The command that makes what was deployed serve."""
     done = [report for report in reports if report.result in ("changed", "unchanged") and report.plan is not None]
     for needs in ("start", "restart"):

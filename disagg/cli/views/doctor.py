@@ -9,7 +9,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from disagg.cli.views.findings import finding_lines, marked
-from disagg.fleet.doctor.examine import Diagnosis, HostReport, PairReport
+from disagg.fleet.doctor.examine import Diagnosis, HostFindings, PairFindings
 
 
 def doctor_view(diagnosis: Diagnosis) -> RenderableType:
@@ -27,7 +27,7 @@ def doctor_view(diagnosis: Diagnosis) -> RenderableType:
     return Group(*parts, _verdict(diagnosis))
 
 
-def _host(report: HostReport) -> Iterator[RenderableType]:
+def _host(report: HostFindings) -> Iterator[RenderableType]:
     host = report.host
     yield _header(host.name, f"{host.address}  {', '.join(host.roles)}  {host.model}")
     yield from finding_lines(report.findings)
@@ -37,7 +37,7 @@ def _header(title: str, rest: str) -> RenderableType:
     return Rule(Text.assemble((title, "bold"), (f"  {rest}" if rest else "", "dim")), align="left", style="dim")
 
 
-def _pair(report: PairReport) -> Iterator[RenderableType]:
+def _pair(report: PairFindings) -> Iterator[RenderableType]:
     yield Text.assemble((f"{report.prefill.name} → {report.decode.name}", "bold"), (f"  {report.prefill.model}", "dim"))
     if report.link is None and not report.findings:
         yield marked("note", Text("not measured: one of them could not be examined"))

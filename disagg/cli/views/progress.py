@@ -17,7 +17,7 @@ from disagg.cli.views.together import error_views
 from disagg.cli.views.units import counted, seconds
 from disagg.errors import DisaggError
 from disagg.fleet.lifecycle.base import StartFailed
-from disagg.fleet.lifecycle.lifecycle import HostResult
+from disagg.fleet.lifecycle.fleet_servers import ServerResult
 
 _STYLE = {
     **dict.fromkeys(("started", "restarted", "unchanged", "stopped"), "green"),
@@ -43,7 +43,7 @@ class Progress:
                     self._console.print(Text.assemble((f"{host}: ", "bold"), (f"{doing}{end}", "dim")))
 
 
-def results_view(results: Sequence[HostResult], whole: Collection[str] = ()) -> RenderableType:
+def results_view(results: Sequence[ServerResult], whole: Collection[str] = ()) -> RenderableType:
     """One row per host, then each failure with the end of its log and its remedy. `whole`: all names of the fleet."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("host", style="bold", overflow="fold")

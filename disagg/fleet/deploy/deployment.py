@@ -33,7 +33,7 @@ class Refused(FleetError):
 
 
 @dataclass(frozen=True, slots=True)
-class HostReport:
+class DeployResult:
     """What became of one host. `error` where the result is failed. `sent`: bytes. `plan`: None where facts lack."""
 
     host: str
@@ -93,7 +93,7 @@ def deciding(here: Here) -> Decide:
     return decide
 
 
-def exit_code(reports: Sequence[HostReport]) -> int:
+def exit_code(reports: Sequence[DeployResult]) -> int:
     """0 if all went well, 4 if a host cannot be reached, else 1."""
     codes = {report.error.exit_code for report in reports if report.error is not None}
     return 0 if not codes else 4 if 4 in codes else 1
@@ -122,29 +122,29 @@ class Deployment:
             for one in self._machines.values():
                 closing.callback(one.close)
 
-    def plan(self) -> list[HostReport]:
+    def plan(self) -> list[DeployResult]:
         """Each host's plan; nothing is changed anywhere."""
 
-        def look(host: Host) -> HostReport:
+        def look(host: Host) -> DeployResult:
             plan = self._plan(host)
             if plan.refusals:
-                return HostReport(host.name, "failed", plan, error=_refused(plan))
-            return HostReport(host.name, "planned" if plan.steps else "unchanged", plan)
+                return DeployResult(host.name, "failed", plan, error=_refused(plan))
+            return DeployResult(host.name, "planned" if plan.steps else "unchanged", plan)
 
         return [_reported(outcome) for outcome in each(self.hosts, look)]
 
-    def carry_out(self, planned: Sequence[HostReport], break_lock: bool = False) -> list[HostReport]:
+    def carry_out(self, planned: Sequence[DeployResult], break_lock: bool = False) -> list[DeployResult]:
         """Carry out what is planned; reports of hosts that failed or need nothing pass unchanged."""
         pending = {report.host for report in planned if report.result == "planned"}
 
-        def change(host: Host) -> HostReport:
+        def change(host: Host) -> DeployResult:
             where = self._machine(host)
             with locked(where, self._homes[host.name], self.why, break_lock):
                 plan = self._plan(host)  # what was seen before the lock may be another command's half
                 if plan.refusals:
-                    return HostReport(host.name, "failed", plan, error=_refused(plan))
+                    return DeployResult(host.name, "failed", plan, error=_refused(plan))
                 sent = apply(where, plan, self.report)
-            return HostReport(host.name, "changed" if plan.steps else "unchanged", plan, sent=sent)
+            return DeployResult(host.name, "changed" if plan.steps else "unchanged", plan, sent=sent)
 
         changing = [host for host in self.hosts if host.name in pending]
         before = {report.host: report for report in planned}
@@ -166,10 +166,10 @@ class Deployment:
             return self._machines[host.name]
 
 
-def _reported(outcome: Outcome[HostReport]) -> HostReport:
+def _reported(outcome: Outcome[DeployResult]) -> DeployResult:
     if outcome.value is not None:
         return replace(outcome.value, seconds=outcome.seconds)
-    return HostReport(outcome.host.name, "failed", seconds=outcome.seconds, error=outcome.error)
+    return DeployResult(outcome.host.name, "failed", seconds=outcome.seconds, error=outcome.error)
 
 
 def _refused(plan: Plan) -> Refused:

@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class HostReport:
+class HostFindings:
     """One host's findings. `error` where it could not be examined at all."""
 
     host: Host
@@ -42,7 +42,7 @@ class HostReport:
 
 
 @dataclass(frozen=True, slots=True)
-class PairReport:
+class PairFindings:
     """One KV link's findings; `link` is None where it was not measured."""
 
     prefill: Host
@@ -63,8 +63,8 @@ class PairReport:
 class Diagnosis:
     """All that was found; `fleet`: what is about several hosts."""
 
-    hosts: tuple[HostReport, ...]
-    pairs: tuple[PairReport, ...]
+    hosts: tuple[HostFindings, ...]
+    pairs: tuple[PairFindings, ...]
     fleet: tuple[Finding, ...]
 
     @property
@@ -154,7 +154,7 @@ def _links(
     ]
 
 
-def _host(fleet: Fleet, outcome: Outcome[Examined], statuses: dict[str, HostStatus], token: str | None) -> HostReport:
+def _host(fleet: Fleet, outcome: Outcome[Examined], statuses: dict[str, HostStatus], token: str | None) -> HostFindings:
     host = outcome.host
     if outcome.value is None:
         error = outcome.error
@@ -162,9 +162,9 @@ def _host(fleet: Fleet, outcome: Outcome[Examined], statuses: dict[str, HostStat
         kinds: tuple[tuple[type[DisaggError], str], ...]
         kinds = ((HostKeyRefused, "host key"), (LoginRefused, "login"), (HostUnreachable, "ssh"))
         check = next((name for kind, name in kinds if isinstance(error, kind)), "facts")
-        return HostReport(host, (fault(check, error.message.removeprefix(f"{host.name}: "), error.hint),), error)
+        return HostFindings(host, (fault(check, error.message.removeprefix(f"{host.name}: "), error.hint),), error)
     model = fleet.models[host.model]
-    return HostReport(host, tuple(about_host.findings(outcome.value, model, statuses.get(host.name), token)))
+    return HostFindings(host, tuple(about_host.findings(outcome.value, model, statuses.get(host.name), token)))
 
 
 def _pair(
@@ -172,7 +172,7 @@ def _pair(
     measured: tuple[Host, Host, Link | DisaggError | None],
     seen: dict[str, Examined],
     statuses: dict[str, HostStatus],
-) -> PairReport:
+) -> PairFindings:
     prefill, decode, link = measured
     findings: list[Finding] = []
     if isinstance(link, DisaggError):
@@ -184,4 +184,4 @@ def _pair(
         if isinstance(link, Link):
             findings += about_pair.hides(link, fleet.models[prefill.model], *ends)
         findings += about_pair.same_model(*ends, statuses)
-    return PairReport(prefill, decode, tuple(findings), link if isinstance(link, Link) else None)
+    return PairFindings(prefill, decode, tuple(findings), link if isinstance(link, Link) else None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from disagg.config import Fleet, Host, load
 from disagg.config.words import toml_key, toml_string
 from disagg.errors import DisaggError, FleetError
-from disagg.fleet.lifecycle.lifecycle import HostResult, Lifecycle, Report
+from disagg.fleet.lifecycle.fleet_servers import FleetServers, Report, ServerResult
 from disagg.fleet.lifecycle.ports import free_ports
 from disagg.fleet.lifecycle.state import State
 from disagg.planning.sizing import hardware_of, size_source
@@ -62,7 +62,7 @@ def running_simulated(
     with tempfile.TemporaryDirectory(prefix="disagg-simulated-") as folder:
         copy = simulated_fleet(fleet, Path(folder), devices)
         state = State.of(copy, Path(folder) / "state")
-        lifecycle = Lifecycle(copy, state, report=report, grace_s=GRACE_S)
+        lifecycle = FleetServers(copy, state, report=report, grace_s=GRACE_S)
         try:
             if (error := _first_error(lifecycle.start(timeout_s=timeout_s), timeout_s)) is not None:
                 raise error
@@ -72,7 +72,7 @@ def running_simulated(
                 lifecycle.stop()
 
 
-def _first_error(results: Sequence[HostResult], timeout_s: float) -> DisaggError | None:
+def _first_error(results: Sequence[ServerResult], timeout_s: float) -> DisaggError | None:
     """A slow host is not left running here, as its own words would have it."""
     for result in results:
         if result.outcome == "slow":

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from disagg.cli.views.deploy import Progress, plan_view, reports_view
 from disagg.fleet.deploy.apply import Event
-from disagg.fleet.deploy.deployment import HostReport, Refused
+from disagg.fleet.deploy.deployment import DeployResult, Refused
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from disagg.fleet.machine.base import CommandFailed
 
@@ -20,12 +20,12 @@ def steps(*names: str) -> tuple[Step, ...]:
 
 
 REPORTS = [
-    HostReport(
+    DeployResult(
         "dgx-spark-1", "changed", Plan("dgx-spark-1", HASH, steps("release", "switch"), needs="restart"), 1.5, 2048
     ),
-    HostReport("dgx-spark-2", "unchanged", Plan("dgx-spark-2", HASH, needs="")),
-    HostReport("mac-studio-1", "planned", Plan("mac-studio-1", HASH, steps("token"), notes=("mind [this]",))),
-    HostReport(
+    DeployResult("dgx-spark-2", "unchanged", Plan("dgx-spark-2", HASH, needs="")),
+    DeployResult("mac-studio-1", "planned", Plan("mac-studio-1", HASH, steps("token"), notes=("mind [this]",))),
+    DeployResult(
         "mac-studio-2",
         "failed",
         Plan("mac-studio-2", HASH, steps("environment")),
@@ -61,7 +61,7 @@ def test_hosts_are_not_listed_where_the_whole_fleet_needs_the_same() -> None:
 
 def test_a_model_that_is_not_carried_is_to_be_pulled_before_the_start() -> None:
     names = ["a", "b"]
-    new = [HostReport(name, "changed", Plan(name, HASH, steps("release"), needs="start")) for name in names]
+    new = [DeployResult(name, "changed", Plan(name, HASH, steps("release"), needs="start")) for name in names]
     assert "next: disagg start\n" in shown(reports_view(new, names))
     assert "next: disagg models pull && disagg start\n" in shown(reports_view(new, names, pulling=names))
     assert "next: disagg models pull --host b && disagg start\n" in shown(reports_view(new, names, pulling=["b"]))
@@ -71,7 +71,7 @@ def test_a_model_that_is_not_carried_is_to_be_pulled_before_the_start() -> None:
 def test_hosts_with_the_same_fault_are_told_of_once() -> None:
     names = ["a", "b", "c"]
     failed = [
-        HostReport(name, "failed", error=Refused(f"{name}: nothing there", f"disagg deploy --host {name}"))
+        DeployResult(name, "failed", error=Refused(f"{name}: nothing there", f"disagg deploy --host {name}"))
         for name in names[:2]
     ]
     for view in (plan_view, reports_view):
@@ -87,7 +87,7 @@ def test_uninstalling_has_words_of_its_own() -> None:
 
 
 def test_one_step_is_not_called_steps() -> None:
-    assert "  1 step  release" in shown(plan_view([HostReport("h", "planned", Plan("h", HASH, steps("token")))]))
+    assert "  1 step  release" in shown(plan_view([DeployResult("h", "planned", Plan("h", HASH, steps("token")))]))
 
 
 def test_a_plan_shows_each_hosts_steps_and_notes() -> None:
@@ -99,7 +99,7 @@ def test_a_plan_shows_each_hosts_steps_and_notes() -> None:
 
 
 def test_a_refusal_is_told_with_its_mend() -> None:
-    refused = HostReport("h", "failed", Plan("h", ""), error=Refused("h: there is no Python", "brew install python"))
+    refused = DeployResult("h", "failed", Plan("h", ""), error=Refused("h: there is no Python", "brew install python"))
     for view in (plan_view([refused]), reports_view([refused])):
         text = shown(view)
         assert "there is no Python" in text and "brew install python" in text

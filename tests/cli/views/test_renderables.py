@@ -20,8 +20,8 @@ from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.config import EngineOptions, Host
 from disagg.errors import DisaggError, PortInUse
 from disagg.fleet.lifecycle.base import StartFailed
+from disagg.fleet.lifecycle.fleet_servers import ServerResult
 from disagg.fleet.lifecycle.health import HostStatus
-from disagg.fleet.lifecycle.lifecycle import HostResult
 from disagg.fleet.lifecycle.logs import Line
 from disagg.fleet.machine.connect import Outcome
 from disagg.fleet.models.inventory import Held
@@ -121,7 +121,7 @@ def test_a_watched_fleet_says_when_it_was_looked_at():
 
 def test_failed_starts_with_the_same_cause_are_told_once():
     errors = [DisaggError(f"{name}: nothing is deployed there", f"disagg deploy --host {name}") for name in "ab"]
-    results = [HostResult(name, "failed", 0.1, error) for name, error in zip("ab", errors, strict=True)]
+    results = [ServerResult(name, "failed", 0.1, error) for name, error in zip("ab", errors, strict=True)]
     assert shown(results_view(results, "ab")).endswith(
         "\n\nerror: all hosts: nothing is deployed there\n hint: disagg deploy\n"
     )
@@ -197,7 +197,7 @@ def test_markup_and_control_characters_of_a_model_do_nothing():
 
 def test_results_and_errors_show_the_remedy():
     error = PortInUse("port 1 is in use by python (pid 2)", "stop it")
-    text = shown(results_view([HostResult("a", "started", 3.2), HostResult("b", "failed", 1, error)]))
+    text = shown(results_view([ServerResult("a", "started", 3.2), ServerResult("b", "failed", 1, error)]))
     assert "3.20 s" in text and "error: port 1 is in use by python (pid 2)\n hint: stop it" in text
     assert shown(error_view(DisaggError("just this"))) == "error: just this\n"
 
@@ -257,7 +257,7 @@ def test_a_failed_start_shows_the_end_of_its_log_above_the_error():
         '{"time": "2026-01-01T00:00:00.000Z", "level": "error", "event": "start_failed", "message": "no"}',
         "boom\x1b[2J",
     )
-    text = shown(results_view([HostResult("spark", "failed", 1.0, error), HostResult("other", "left")]))
+    text = shown(results_view([ServerResult("spark", "failed", 1.0, error), ServerResult("other", "left")]))
     assert "the last 2 lines of spark's log:\n  start_failed message=no\n  boom\ufffd[2J\nerror: spark did not" in text
     assert "left" in text
 

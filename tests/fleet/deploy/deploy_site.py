@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from disagg.config import Fleet, Host, load
 from disagg.fleet.deploy import scripts
-from disagg.fleet.deploy.deployment import Deployment, HostReport, deciding
+from disagg.fleet.deploy.deployment import Deployment, DeployResult, deciding
 from disagg.fleet.deploy.release import Here
 from disagg.fleet.deploy.requirements import Needed
 from disagg.fleet.facts.host import Facts, gather
@@ -131,7 +131,7 @@ class Site:
     def deployment(self, connect: Callable[[Host], Machine] = lambda host: LocalMachine(host.name)) -> Deployment:
         return Deployment([self.host], deciding(self.here), "deploy", connect=connect)
 
-    def deploy(self, machine: Machine | None = None, break_lock: bool = False) -> HostReport:
+    def deploy(self, machine: Machine | None = None, break_lock: bool = False) -> DeployResult:
         connect = (lambda host: machine) if machine is not None else (lambda host: LocalMachine(host.name))
         with self.deployment(connect) as deployment:
             return deployment.carry_out(deployment.plan(), break_lock)[0]

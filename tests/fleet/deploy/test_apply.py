@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from disagg.errors import Cancelled, FleetError
-from disagg.fleet.deploy.deployment import Decide, Deployment, HostReport, Refused, exit_code
+from disagg.fleet.deploy.deployment import Decide, Deployment, DeployResult, Refused, exit_code
 from disagg.fleet.deploy.lock import Holder, Locked, locked
 from disagg.fleet.deploy.plan import rollback, uninstall
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
@@ -289,7 +289,7 @@ def test_a_lock_is_given_back_also_after_an_interruption(site: Site) -> None:
     assert not (site.own / "lock").exists()
 
 
-def run(site: Site, decide: Decide, why: str) -> HostReport:
+def run(site: Site, decide: Decide, why: str) -> DeployResult:
     with Deployment([site.host], decide, why, connect=lambda host: LocalMachine(host.name)) as deployment:
         return deployment.carry_out(deployment.plan())[0]
 

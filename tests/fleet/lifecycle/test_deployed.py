@@ -23,8 +23,8 @@ from disagg.fleet.facts.host import gather
 from disagg.fleet.facts.layout import Layout
 from disagg.fleet.facts.server import look
 from disagg.fleet.lifecycle.base import start_failed
+from disagg.fleet.lifecycle.fleet_servers import FleetServers, ServerResult, exit_code
 from disagg.fleet.lifecycle.health import poll
-from disagg.fleet.lifecycle.lifecycle import HostResult, Lifecycle, exit_code
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.base import HostUnreachable, Machine
 from disagg.fleet.machine.local import LocalMachine
@@ -43,9 +43,9 @@ class Yard:
         self.state.ensure_token()
         self.said: list[tuple[str, str]] = []
 
-    def lifecycle(self, fleet: Fleet | None = None) -> Lifecycle:
+    def lifecycle(self, fleet: Fleet | None = None) -> FleetServers:
         told = lambda host, doing: self.said.append((host, doing))  # noqa: E731
-        return Lifecycle(fleet or self.fleet, self.state, report=told, connect=lambda host: LocalMachine(host.name))
+        return FleetServers(fleet or self.fleet, self.state, report=told, connect=lambda host: LocalMachine(host.name))
 
     def own(self, name: str) -> Path:
         return self.home / ".disagg/hosts" / name
@@ -82,7 +82,7 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
         supervise.stop(folder)
 
 
-def outcomes(results: list[HostResult]) -> dict[str, str]:
+def outcomes(results: list[ServerResult]) -> dict[str, str]:
     return {result.host: result.outcome for result in results}
 
 

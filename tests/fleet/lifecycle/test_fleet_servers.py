@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from disagg.errors import FleetError, PortInUse, UsageError
-from disagg.fleet.lifecycle.lifecycle import Lifecycle
+from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
 from tests.fleet.farm import Farm, make_fleet, wait_until
@@ -139,7 +139,7 @@ def test_a_server_killed_from_outside_is_started_again(farm: Farm):
 def test_a_changed_host_asks_for_a_restart_instead_of_claiming_unchanged(farm: Farm):
     farm.lifecycle.start(["a"])
     hosts = {name: replace(host, queue_size=5) for name, host in farm.fleet.hosts.items()}
-    changed = Lifecycle(replace(farm.fleet, hosts=hosts), farm.state, argv=farm.argv)
+    changed = FleetServers(replace(farm.fleet, hosts=hosts), farm.state, argv=farm.argv)
     (result,) = changed.start(["a"])
     assert result.outcome == "failed" and result.error.hint == "disagg restart --host a"
 
@@ -147,7 +147,7 @@ def test_a_changed_host_asks_for_a_restart_instead_of_claiming_unchanged(farm: F
 def test_stop_also_ends_a_server_whose_host_left_the_file(farm: Farm):
     farm.lifecycle.start()
     smaller = replace(farm.fleet, hosts={"a": farm.fleet.hosts["a"]})
-    results = Lifecycle(smaller, farm.state, grace_s=3).stop()
+    results = FleetServers(smaller, farm.state, grace_s=3).stop()
     assert outcomes(results) == {"a": "stopped", "b": "stopped"}
 
 
@@ -186,7 +186,7 @@ def test_two_starts_at_once_do_not_interleave(farm: Farm):
 
 def test_a_python_that_does_not_exist_is_a_clear_error(tmp_path):
     fleet = make_fleet(tmp_path, ("a",), python="/no/such/python")
-    (failed,) = Lifecycle(fleet, State.of(fleet, tmp_path / "state")).start()
+    (failed,) = FleetServers(fleet, State.of(fleet, tmp_path / "state")).start()
     assert failed.error.message == "cannot run /no/such/python: No such file or directory"
 
 

@@ -38,7 +38,7 @@ _UNSEEN = ("not running", "unreachable")
 
 
 @dataclass(frozen=True, slots=True)
-class HostResult:
+class ServerResult:
     """What became of one host. `error` where the outcome is failed or slow."""
 
     host: str
@@ -55,7 +55,7 @@ Report = Callable[[str, str], None]
 """Told (host, what it does now) from several threads at once."""
 
 
-def exit_code(results: Sequence[HostResult]) -> int:
+def exit_code(results: Sequence[ServerResult]) -> int:
     """0: all as asked; 4: a machine does not answer; 1: a host failed; 3: nothing worse than a slow start."""
     if any(isinstance(result.error, HostUnreachable) for result in results):
         return 4
@@ -65,7 +65,7 @@ def exit_code(results: Sequence[HostResult]) -> int:
 
 
 @dataclass(slots=True)
-class Lifecycle:
+class FleetServers:
     """Starts and stops a fleet's servers. `argv` says how a local host is served; `connect` how others are reached."""
 
     fleet: Fleet
@@ -78,7 +78,7 @@ class Lifecycle:
     _down: list[Host] = field(default_factory=list)
     _guard: Lock = field(default_factory=Lock)
 
-    def start(self, names: Sequence[str] = (), timeout_s: float = 300.0) -> list[HostResult]:
+    def start(self, names: Sequence[str] = (), timeout_s: float = 300.0) -> list[ServerResult]:
         """Start every named host that does not run, and wait until each is healthy, failed or slow.
 
         An interruption stops what this call started.
@@ -93,19 +93,19 @@ class Lifecycle:
                 self._undo(self._begun, self._stop)
                 raise
 
-    def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[HostResult]:
+    def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[ServerResult]:
         """Stop every named host; without names also local servers that hosts.toml no longer lists. `everything`: also
         whatever else disagg runs on the machines of these hosts."""
         hosts = select_hosts(self.fleet, names)
         if not any(host.connector != "local" for host in hosts) and not self.state.exists():
-            return [HostResult(host.name, "not running") for host in hosts]
+            return [ServerResult(host.name, "not running") for host in hosts]
         with self.state.locked("stop"):
             results = self._all(hosts, self._stop)
             if not names:
                 results += [self._stop_orphan(n) for n in self.state.recorded_hosts() if n not in self.fleet.hosts]
             return results + (self._stop_strangers(hosts) if everything else [])
 
-    def restart(self, names: Sequence[str] = (), timeout_s: float = 300.0, at_once: bool = False) -> list[HostResult]:
+    def restart(self, names: Sequence[str] = (), timeout_s: float = 300.0, at_once: bool = False) -> list[ServerResult]:
         """Stop and start every named host, one after the other within a model (`at_once`: all at the same time), each
         with so much time to be healthy. Hosts that do not run are started.
 
@@ -129,7 +129,7 @@ class Lifecycle:
         done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
         return [done[host.name] for host in hosts]
 
-    def _undo(self, hosts: Sequence[Host], action: Callable[[Server], HostResult]) -> None:
+    def _undo(self, hosts: Sequence[Host], action: Callable[[Server], ServerResult]) -> None:
         """After an interruption, whose command reports no results: what fails is told at once."""
         for result in self._all(list(hosts), action):
             if result.error is not None:
@@ -147,27 +147,27 @@ class Lifecycle:
 
     # Many hosts
 
-    def _all(self, hosts: Sequence[Host], action: Callable[[Server], HostResult]) -> list[HostResult]:
+    def _all(self, hosts: Sequence[Host], action: Callable[[Server], ServerResult]) -> list[ServerResult]:
         return [
-            outcome.value or HostResult(outcome.host.name, "failed", outcome.seconds, outcome.error)
+            outcome.value or ServerResult(outcome.host.name, "failed", outcome.seconds, outcome.error)
             for outcome in each(hosts, lambda host: self._one(host, action))
         ]
 
-    def _one(self, host: Host, action: Callable[[Server], HostResult]) -> HostResult:
+    def _one(self, host: Host, action: Callable[[Server], ServerResult]) -> ServerResult:
         """The action on one host; its DisaggError is its result."""
         began = time.monotonic()
         try:
             with self._server(host) as server:
                 return action(server)
         except DisaggError as error:
-            return HostResult(host.name, "failed", time.monotonic() - began, error)
+            return ServerResult(host.name, "failed", time.monotonic() - began, error)
 
-    def _row(self, hosts: Sequence[Host], timeout_s: float) -> list[HostResult]:
+    def _row(self, hosts: Sequence[Host], timeout_s: float) -> list[ServerResult]:
         """Restart one after the other, up to the first that does not come back."""
-        results: list[HostResult] = []
+        results: list[ServerResult] = []
         for host in hosts:
             if results and not results[-1].ok:
-                results.append(HostResult(host.name, "left"))
+                results.append(ServerResult(host.name, "left"))
             else:
                 results.append(self._one(host, lambda server: self._restart(server, timeout_s)))
         return results
@@ -185,7 +185,7 @@ class Lifecycle:
 
     # One host
 
-    def _start(self, server: Server, timeout_s: float) -> HostResult:
+    def _start(self, server: Server, timeout_s: float) -> ServerResult:
         host, seen = server.host, server.look()
         if seen.stale:
             raise FleetError(f"{host.name} {seen.stale}", f"disagg restart --host {host.name}")
@@ -195,7 +195,7 @@ class Lifecycle:
             self._begun.append(host)
         return self._launch(server, "started", timeout_s)
 
-    def _restart(self, server: Server, timeout_s: float) -> HostResult:
+    def _restart(self, server: Server, timeout_s: float) -> ServerResult:
         seen = server.look()
         if seen.pid is None:
             return self._launch(server, "started", timeout_s)
@@ -218,13 +218,13 @@ class Lifecycle:
         with self._guard:
             self._down = [other for other in self._down if other != host]
 
-    def _bring_back(self, server: Server) -> HostResult:
+    def _bring_back(self, server: Server) -> ServerResult:
         self.report(server.host.name, "starting again")
         server.stop()  # where the interruption came while it was stopping
         server.start()
-        return HostResult(server.host.name, "restarted")
+        return ServerResult(server.host.name, "restarted")
 
-    def _launch(self, server: Server, outcome: Outcome, timeout_s: float) -> HostResult:
+    def _launch(self, server: Server, outcome: Outcome, timeout_s: float) -> ServerResult:
         self.report(server.host.name, "starting")
         try:
             server.start()
@@ -238,17 +238,17 @@ class Lifecycle:
             server.stop()
         return result
 
-    def _until_healthy(self, server: Server, outcome: Outcome, timeout_s: float) -> HostResult:
+    def _until_healthy(self, server: Server, outcome: Outcome, timeout_s: float) -> ServerResult:
         began = time.monotonic()
         status = self._await_health(server, began + timeout_s)
         host, seconds = server.host, time.monotonic() - began
         if status.state == "healthy":
-            return HostResult(host.name, outcome, seconds)
+            return ServerResult(host.name, outcome, seconds)
         if _undecided(host, status):
-            return HostResult(host.name, "slow", seconds, _slow(host, status, seconds))
+            return ServerResult(host.name, "slow", seconds, _slow(host, status, seconds))
         error = StartFailed(f"{host.name}: {status.why}", status.hint)
         error.log = tuple(server.last_lines())
-        return HostResult(host.name, "failed", seconds, error)
+        return ServerResult(host.name, "failed", seconds, error)
 
     def _await_health(self, server: Server, deadline: float) -> HostStatus:
         """Poll until the server is healthy or has failed; at the deadline, how it was last seen."""
@@ -264,7 +264,7 @@ class Lifecycle:
             interruption.sleep(pause)
             pause = min(0.5, pause * 1.5)
 
-    def _stop(self, server: Server) -> HostResult:
+    def _stop(self, server: Server) -> ServerResult:
         began = time.monotonic()
         try:
             running = server.look().pid is not None
@@ -274,27 +274,27 @@ class Lifecycle:
             if server.host.connector == "local":  # its record is damaged: it may run
                 raise
             # Nothing is deployed there: then nothing runs.
-            return HostResult(server.host.name, "not running")
+            return ServerResult(server.host.name, "not running")
         if running:
             self.report(server.host.name, "stopping")
         killed = server.stop()
         outcome: Outcome = "killed" if killed else "stopped" if running else "not running"
-        return HostResult(server.host.name, outcome, time.monotonic() - began if running else 0.0)
+        return ServerResult(server.host.name, outcome, time.monotonic() - began if running else 0.0)
 
     # Servers of no host of this fleet
 
-    def _stop_orphan(self, name: str) -> HostResult:
+    def _stop_orphan(self, name: str) -> ServerResult:
         began = time.monotonic()
         try:
             killed = end_recorded(self.state, name, self.grace_s)
         except DisaggError as error:
-            return HostResult(name, "failed", time.monotonic() - began, error)
-        return HostResult(name, "killed" if killed else "stopped", time.monotonic() - began)
+            return ServerResult(name, "failed", time.monotonic() - began, error)
+        return ServerResult(name, "killed" if killed else "stopped", time.monotonic() - began)
 
-    def _stop_strangers(self, hosts: Sequence[Host]) -> list[HostResult]:
+    def _stop_strangers(self, hosts: Sequence[Host]) -> list[ServerResult]:
         """Stop what else is deployed on these machines, named `NAME on HOST`."""
 
-        def stop(host: Host) -> list[HostResult]:
+        def stop(host: Host) -> list[ServerResult]:
             machine = self.connect(host)
             try:
                 strangers = [name for name in hosts_there(machine) if name not in self.fleet.hosts]
@@ -306,13 +306,13 @@ class Lifecycle:
         # A machine that does not answer has been told of already.
         return [result for outcome in outcomes for result in outcome.value or ()]
 
-    def _stop_stranger(self, machine: Machine, name: str, host: Host) -> HostResult:
+    def _stop_stranger(self, machine: Machine, name: str, host: Host) -> ServerResult:
         began, shown = time.monotonic(), f"{name} on {host.name}"
         try:
             stop_there(machine, name)
         except DisaggError as error:
-            return HostResult(shown, "failed", time.monotonic() - began, error)
-        return HostResult(shown, "stopped", time.monotonic() - began)
+            return ServerResult(shown, "failed", time.monotonic() - began, error)
+        return ServerResult(shown, "stopped", time.monotonic() - began)
 
 
 def _or_back(hint: str, host: Host) -> str:
