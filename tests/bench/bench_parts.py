@@ -27,7 +27,9 @@ def metrics(ttft: float = 0.1, e2e: float = 0.5, prompt: int = 100, output: int 
     return cli_metrics("tiny", **{**values, **changed})
 
 
-def record(ttft: float = 0.1, e2e: float = 0.5, index: int = 0, itl: Iterable[float] = (0.1,) * 4, **changed) -> Record:
+def record(
+    ttft: float = 0.1, e2e: float = 0.5, index: int = 0, itl: Iterable[float] = (0.1,) * 4, **changed: Any
+) -> Record:
     return Record(index, 0.0, 0.0, metrics(ttft, e2e, **changed), tuple(itl))
 
 

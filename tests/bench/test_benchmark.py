@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,7 @@ from disagg.bench.load import Watch
 from disagg.bench.plan import Load
 from disagg.bench.records import MODES
 from disagg.bench.workloads import RandomTokens, Trace
-from disagg.config import load
+from disagg.config import Fleet, load
 from disagg.errors import ServerUnavailable, UsageError
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import tiny_models
@@ -25,13 +28,13 @@ from tests.simulated import write_simulated
 
 
 @pytest.fixture
-def fleet(tmp_path):
+def fleet(tmp_path: Path) -> Fleet:
     (tmp_path / "model").mkdir()
     return load(write_hosts(tmp_path, {"tiny": tmp_path / "model"}, context=2048))
 
 
 @pytest.fixture
-def decode_only(tmp_path):
+def decode_only(tmp_path: Path) -> Fleet:
     path = write_hosts(tmp_path, {"tiny": tmp_path})
     text = path.read_text()
     begin, end = text.index("[hosts.tiny-prefill]"), text.index("[hosts.tiny-decode]")
@@ -39,7 +42,7 @@ def decode_only(tmp_path):
     return load(path)
 
 
-def trace_file(folder, *lengths: int):
+def trace_file(folder: Path, *lengths: int) -> Path:
     path = folder / "trace.jsonl"
     rows = [
         {"timestamp": 100 * n, "input_length": length, "output_length": 4, "hash_ids": list(range(-(-length // 512)))}
@@ -49,40 +52,40 @@ def trace_file(folder, *lengths: int):
     return path
 
 
-def test_by_default_all_modes_run_the_usual_lengths_that_fit(fleet):
+def test_by_default_all_modes_run_the_usual_lengths_that_fit(fleet: Fleet) -> None:
     plan, workload, left_out = prepare(fleet, Order("tiny"), 640)
     assert plan.modes == MODES and plan.requests == 10 and left_out == 0
     assert plan.points == (point(128, 64), point(512, 64))
     assert workload == RandomTokens(640)
 
 
-def test_a_sweep_is_every_combination(fleet):
+def test_a_sweep_is_every_combination(fleet: Fleet) -> None:
     order = Order("tiny", prompt_tokens=(10, 20), output_tokens=(1, 2), rates=(0.5, 2.0))
     plan, _, _ = prepare(fleet, order, 640)
     assert len(set(plan.points)) == len(plan.points) == 8
     assert {p.load for p in plan.points} == {Load(rate=0.5), Load(rate=2.0)}
 
 
-def test_without_a_prefill_host_only_the_decode_host_is_measured(decode_only):
+def test_without_a_prefill_host_only_the_decode_host_is_measured(decode_only: Fleet) -> None:
     assert prepare(decode_only, Order("tiny"), 640)[0].modes == ("decode-alone",)
     with pytest.raises(UsageError, match="no prefill host serves tiny: disagg cannot run"):
         prepare(decode_only, Order("tiny", modes=("disagg",)), 640)
 
 
-def test_enough_requests_are_made_to_reach_the_concurrency(fleet):
+def test_enough_requests_are_made_to_reach_the_concurrency(fleet: Fleet) -> None:
     assert prepare(fleet, Order("tiny", concurrency=(16,)), 640)[0].requests == 32
     with pytest.raises(UsageError, match="4 requests never reach a concurrency of 16"):
         prepare(fleet, Order("tiny", concurrency=(16,), requests=4), 640)
 
 
-def test_a_trace_runs_at_its_own_times_and_tells_what_does_not_fit(fleet, tmp_path):
+def test_a_trace_runs_at_its_own_times_and_tells_what_does_not_fit(fleet: Fleet, tmp_path: Path) -> None:
     order = Order("tiny", kind="mooncake", file=trace_file(tmp_path, 600, 5000, 300))
     plan, workload, left_out = prepare(fleet, order, 640)
     assert isinstance(workload, Trace) and [row.input_length for row in workload.rows] == [600, 300]
     assert (plan.requests, left_out, plan.points) == (2, 1, (point(None, None, concurrency=None),))
 
 
-def test_texts_have_their_own_prompt_lengths_and_the_stated_output_length(fleet, tmp_path):
+def test_texts_have_their_own_prompt_lengths_and_the_stated_output_length(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("x = 1")
     plan, _, _ = prepare(fleet, Order("tiny", kind="prompts", file=path, output_tokens=(5,)), 640)
@@ -99,7 +102,9 @@ def test_texts_have_their_own_prompt_lengths_and_the_stated_output_length(fleet,
         ({"requests": 90_000}, "over 100,000"),
     ],
 )
-def test_an_order_that_cannot_be_carried_out_is_refused_before_the_first_request(changed, message, fleet):
+def test_an_order_that_cannot_be_carried_out_is_refused_before_the_first_request(
+    changed: dict[str, Any], message: str, fleet: Fleet
+) -> None:
     with pytest.raises(UsageError, match=message):
         prepare(fleet, Order("tiny", **changed), 640)
 
@@ -113,20 +118,24 @@ def test_an_order_that_cannot_be_carried_out_is_refused_before_the_first_request
         ({"kind": "mooncake"}, "no request of .* fits the context"),
     ],
 )
-def test_an_option_that_a_file_leaves_no_room_for_is_refused(changed, message, fleet, tmp_path):
+def test_an_option_that_a_file_leaves_no_room_for_is_refused(
+    changed: dict[str, Any], message: str, fleet: Fleet, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=message):
         prepare(fleet, Order("tiny", file=trace_file(tmp_path, 5000), **changed), 640)
 
 
-async def test_the_vocabulary_is_what_the_servers_say(tiny_fleet: RunningFleet):
+async def test_the_vocabulary_is_what_the_servers_say(tiny_fleet: RunningFleet) -> None:
     assert await vocabulary(tiny_fleet.fleet, "tiny", TOKEN) == tiny_models.VOCAB
 
 
-async def test_a_simulated_fleet_says_what_it_played_and_this_machines_power_is_not_its(tmp_path, monkeypatch):
+async def test_a_simulated_fleet_says_what_it_played_and_this_machines_power_is_not_its(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     @contextmanager
-    def sampled(power, roles):
+    def sampled(power: Any, roles: Any) -> Iterator[Any]:
         asked.append(roles)
         yield power
 
@@ -138,12 +147,12 @@ async def test_a_simulated_fleet_says_what_it_played_and_this_machines_power_is_
     assert result.to_json()["simulated"] and result.cells[0].figures["completed"] == 1
 
 
-async def test_a_fleet_that_is_down_is_one_clear_error(fleet):
+async def test_a_fleet_that_is_down_is_one_clear_error(fleet: Fleet) -> None:
     with pytest.raises(ServerUnavailable, match="no server answers at"):
         await vocabulary(fleet, "tiny", TOKEN)
 
 
-async def test_a_host_that_is_down_leaves_no_question_to_the_others_behind(fleet):
+async def test_a_host_that_is_down_leaves_no_question_to_the_others_behind(fleet: Fleet) -> None:
     hosts = fleet.serving("tiny", "decode")
     with socket.create_server((hosts[0].address, hosts[0].port)):  # takes the question, and never answers
         with pytest.raises(ServerUnavailable, match="no server answers at"):
@@ -153,12 +162,12 @@ async def test_a_host_that_is_down_leaves_no_question_to_the_others_behind(fleet
 
 
 @pytest.fixture
-def order(tiny_fleet: RunningFleet, monkeypatch):
+def order(tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tiny_fleet.folder / "token"))
     return Order("alias-of-tiny", prompt_tokens=(32, 256), output_tokens=(4,), requests=5, watts={"decode": 100.0})
 
 
-async def test_a_run_on_a_real_fleet_has_figures_for_every_mode_and_point(tiny_fleet: RunningFleet, order):
+async def test_a_run_on_a_real_fleet_has_figures_for_every_mode_and_point(tiny_fleet: RunningFleet, order: Any) -> None:
     result = await benchmark(tiny_fleet.fleet, order, Watch())
     body = json.loads(json.dumps(result.to_json()))
     assert [(one["mode"], one["prompt_tokens"]) for one in body["results"]] == [
@@ -175,14 +184,14 @@ async def test_a_run_on_a_real_fleet_has_figures_for_every_mode_and_point(tiny_f
     assert list(body["verdict"]["headlines"]) == ["output 4, concurrency 1"]
 
 
-async def test_the_longest_a_run_may_take_ends_it_and_is_said(tiny_fleet: RunningFleet, order):
+async def test_the_longest_a_run_may_take_ends_it_and_is_said(tiny_fleet: RunningFleet, order: Any) -> None:
     long = Order("tiny", prompt_tokens=(1000,), output_tokens=(900,), requests=50, max_duration=0.5)
     result = await benchmark(tiny_fleet.fleet, long, Watch())
     assert result.stopped == "after 0.5 s, as asked"
     assert sum(len(cell.records) for cell in result.cells) < 150
 
 
-async def test_a_trace_plays_on_a_real_fleet(tiny_fleet: RunningFleet, order, tmp_path):
+async def test_a_trace_plays_on_a_real_fleet(tiny_fleet: RunningFleet, order: Any, tmp_path: Path) -> None:
     trace = Order("tiny", kind="mooncake", file=trace_file(tmp_path, 600, 700, 30, 800))
     result = await benchmark(tiny_fleet.fleet, trace, Watch())
     for cell in result.cells:
@@ -191,7 +200,7 @@ async def test_a_trace_plays_on_a_real_fleet(tiny_fleet: RunningFleet, order, tm
         assert {record.metrics.completion_tokens for record in cell.records} == {4}
 
 
-async def test_texts_are_counted_by_the_servers(tiny_fleet: RunningFleet, order, tmp_path):
+async def test_texts_are_counted_by_the_servers(tiny_fleet: RunningFleet, order: Any, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "def f(x):"}\n{"prompt": "return x", "output_tokens": 2}\n')
     texts = Order("tiny", kind="prompts", file=path, modes=("decode-alone",), output_tokens=(3,), requests=2, warmup=0)

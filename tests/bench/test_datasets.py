@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ ROW = {"timestamp": 0, "input_length": 700, "output_length": 10, "hash_ids": [0,
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path) -> Callable[..., Path]:
     def write(content: str, name: str = "file.jsonl") -> Path:
         path = tmp_path / name
         path.write_text(content)
@@ -29,29 +31,29 @@ def lines(*rows: object) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_a_text_file_is_one_prompt_as_it_is(file):
+def test_a_text_file_is_one_prompt_as_it_is(file: Callable[..., Path]) -> None:
     assert read_prompts(file("  def f():\n\n    pass\n", "prompt.txt")) == [TextItem("  def f():\n\n    pass\n")]
 
 
-def test_a_jsonl_file_has_a_prompt_a_line_and_blank_lines_are_nothing(file):
+def test_a_jsonl_file_has_a_prompt_a_line_and_blank_lines_are_nothing(file: Callable[..., Path]) -> None:
     text = lines({"prompt": "a"}) + "\n" + lines({"prompt": "b", "output_tokens": 3})
     assert read_prompts(file(text)) == [TextItem("a"), TextItem("b", 3)]
 
 
-def test_sharegpt_gives_the_first_human_turn_of_answered_conversations(file):
+def test_sharegpt_gives_the_first_human_turn_of_answered_conversations(file: Callable[..., Path]) -> None:
     late = [{"from": "gpt", "value": "x"}, *TURNS]
     body = [{"id": "1", "conversations": TURNS}, {"conversations": TURNS[:1]}, {"conversations": late}]
     assert read_sharegpt(file(json.dumps(body, indent=1), "s.json")) == [TextItem("hi")]
 
 
-def test_reading_stops_once_there_are_enough(file):
+def test_reading_stops_once_there_are_enough(file: Callable[..., Path]) -> None:
     path = file(lines({"prompt": "a"}, {"prompt": "b"}) + "broken")
     assert len(read_prompts(path, limit=2)) == 2
     text = json.dumps([{"conversations": TURNS}] * 2)[:-1] + ", broken"
     assert len(read_sharegpt(file(text, "s.json"), limit=2)) == 2
 
 
-def test_a_mooncake_trace_is_read_row_by_row(file):
+def test_a_mooncake_trace_is_read_row_by_row(file: Callable[..., Path]) -> None:
     path = file(lines(ROW, {**ROW, "timestamp": 27482, "input_length": 512, "hash_ids": [0]}))
     assert read_mooncake(path) == [TraceRow(0, 700, 10, (0, 1)), TraceRow(27482, 512, 10, (0,))]
 
@@ -80,7 +82,9 @@ def test_a_mooncake_trace_is_read_row_by_row(file):
         (read_sharegpt, "[" * 100_000, "1:2", "nested too deeply"),
     ],
 )
-def test_a_fault_is_shown_with_file_line_and_column(read, content, where, message, file):
+def test_a_fault_is_shown_with_file_line_and_column(
+    read: Any, content: Any, where: str, message: str, file: Callable[..., Path]
+) -> None:
     path = file(content)
     with pytest.raises(ConfigError) as caught:
         read(path)
@@ -88,17 +92,17 @@ def test_a_fault_is_shown_with_file_line_and_column(read, content, where, messag
 
 
 @pytest.mark.parametrize(("read", "content"), [(read_prompts, ""), (read_mooncake, "\n\n"), (read_sharegpt, "[]")])
-def test_a_file_without_requests_says_so(read, content, file):
+def test_a_file_without_requests_says_so(read: Any, content: str, file: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="holds no request"):
         read(file(content))
 
 
-def test_an_empty_prompt_file_says_so(file):
+def test_an_empty_prompt_file_says_so(file: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="is empty"):
         read_prompts(file(" \n", "prompt.txt"))
 
 
-def test_files_that_cannot_be_read_are_one_clear_error(tmp_path, monkeypatch):
+def test_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "latin").write_bytes(b"\xff")
     (tmp_path / "big").write_text("x" * 100)
     for name, message in (("none", "No such file"), (".", "Is a directory"), ("latin", "is not UTF-8")):

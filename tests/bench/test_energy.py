@@ -6,6 +6,8 @@ import stat
 import sys
 import types
 from collections import deque
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +17,11 @@ from tests.bench.bench_parts import record
 from tests.fleets import wait_until
 
 
-def turn(mode, began=0.0, ended=10.0):
+def turn(mode: Any, began: float = 0.0, ended: float = 10.0) -> Any:
     return Played(0, mode, warmup=False, began=began, ended=ended, records=(record(),))
 
 
-def test_stated_watts_times_the_turns_time_over_the_requests():
+def test_stated_watts_times_the_turns_time_over_the_requests() -> None:
     power = Power(stated={"prefill": 240.0, "decode": 180.0})
     turns = [turn("disagg"), turn("disagg", 20.0, 25.0)]
     assert power.per_request("disagg", turns, 3) == {"joules_per_request": 420 * 15 / 3, "energy_source": "stated"}
@@ -27,20 +29,20 @@ def test_stated_watts_times_the_turns_time_over_the_requests():
     assert power.per_request("prefill-alone", [turn("prefill-alone")], 5)["joules_per_request"] == 480
 
 
-def test_half_a_fleets_power_gives_no_figure_for_the_hand_off():
+def test_half_a_fleets_power_gives_no_figure_for_the_hand_off() -> None:
     power = Power(stated={"decode": 180.0})
     assert power.per_request("disagg", [turn("disagg")], 3)["joules_per_request"] is None
     assert power.per_request("decode-alone", [turn("decode-alone")], 3)["energy_source"] == "stated"
 
 
-def test_without_completed_requests_there_is_no_energy_per_request():
+def test_without_completed_requests_there_is_no_energy_per_request() -> None:
     assert Power(stated={"decode": 1.0}).per_request("decode-alone", [turn("decode-alone")], 0) == {
         "joules_per_request": None,
         "energy_source": None,
     }
 
 
-def test_what_was_read_goes_before_what_was_stated_and_a_mixture_is_named():
+def test_what_was_read_goes_before_what_was_stated_and_a_mixture_is_named() -> None:
     samples = {"prefill": deque([(-1.0, 100.0), (11.0, 100.0)])}
     power = Power(stated={"prefill": 240.0, "decode": 180.0}, samples=samples)
     assert power.per_request("prefill-alone", [turn("prefill-alone")], 1) == {
@@ -50,7 +52,7 @@ def test_what_was_read_goes_before_what_was_stated_and_a_mixture_is_named():
     assert power.per_request("disagg", [turn("disagg")], 1)["energy_source"] == "measured and stated"
 
 
-def test_mean_power_is_linear_between_samples():
+def test_mean_power_is_linear_between_samples() -> None:
     samples = [(0.0, 100.0), (10.0, 200.0), (20.0, 200.0)]
     assert mean_watts(samples, 0.0, 10.0) == pytest.approx(150)
     assert mean_watts(samples, 5.0, 15.0) == pytest.approx((175 * 5 + 200 * 5) / 10)
@@ -58,7 +60,7 @@ def test_mean_power_is_linear_between_samples():
 
 
 @pytest.mark.parametrize("span", [(-1.0, 5.0), (5.0, 21.0), (5.0, 5.0)])
-def test_samples_that_do_not_reach_over_the_turn_give_nothing(span):
+def test_samples_that_do_not_reach_over_the_turn_give_nothing(span: tuple[float, ...]) -> None:
     assert mean_watts([(0.0, 100.0), (20.0, 100.0)], *span) is None
 
 
@@ -73,11 +75,11 @@ def test_samples_that_do_not_reach_over_the_turn_give_nothing(span):
         ("not json", None),
     ],
 )
-def test_macmons_lines_are_read_tolerantly(line, watts):
+def test_macmons_lines_are_read_tolerantly(line: str, watts: float | None) -> None:
     assert macmon_watts(line) == watts
 
 
-def test_macmon_is_read_as_a_process_and_ended_with_the_run(tmp_path, monkeypatch):
+def test_macmon_is_read_as_a_process_and_ended_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "macmon"
     loop = "while True:\n    print('{\"sys_power\": 55.0}', flush=True)\n    time.sleep(0.05)\n"
     script = f"#!{sys.executable}\nimport time\n{loop}"
@@ -90,7 +92,7 @@ def test_macmon_is_read_as_a_process_and_ended_with_the_run(tmp_path, monkeypatc
     assert {watts for _, watts in power.samples["decode"]} == {55.0}
 
 
-def test_nvml_is_the_sum_over_the_gpus(monkeypatch):
+def test_nvml_is_the_sum_over_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no GPU here: a module with NVML's names stands in for it."""
     nvml = types.ModuleType("pynvml")
     calls: list[str] = []
@@ -108,7 +110,7 @@ def test_nvml_is_the_sum_over_the_gpus(monkeypatch):
     assert calls == ["init", "shutdown"]
 
 
-def test_a_machine_without_meters_is_left_to_what_was_stated(monkeypatch, tmp_path):
+def test_a_machine_without_meters_is_left_to_what_was_stated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     power = Power()

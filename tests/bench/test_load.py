@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +26,7 @@ from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
 WORKLOAD = RandomTokens(tiny_models.VOCAB)
 
 
-async def play(fleet: RunningFleet, made, watch: Watch | None = None, timeout: float = 60.0):
+async def play(fleet: RunningFleet, made: Any, watch: Watch | None = None, timeout: float = 60.0) -> Any:
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
         return await run(client.stream, "tiny", made, WORKLOAD, watch or Watch(), timeout=timeout)
 
@@ -32,7 +35,7 @@ def totals(fleet: RunningFleet) -> Counter[str]:
     return Counter(fleet.status("tiny-decode")["counters"]) + Counter(fleet.status("tiny-prefill")["counters"])
 
 
-async def test_exactly_the_asked_for_tokens_reach_the_servers_and_come_back(tiny_fleet: RunningFleet):
+async def test_exactly_the_asked_for_tokens_reach_the_servers_and_come_back(tiny_fleet: RunningFleet) -> None:
     before = totals(tiny_fleet)
     played = await play(tiny_fleet, plan((point(77, 9),), requests=3, warmup=0))
     after = totals(tiny_fleet)
@@ -45,14 +48,14 @@ async def test_exactly_the_asked_for_tokens_reach_the_servers_and_come_back(tiny
     assert after["completion_tokens"] - before["completion_tokens"] == 9 * 9
 
 
-async def test_each_mode_runs_where_it_says(tiny_fleet: RunningFleet):
+async def test_each_mode_runs_where_it_says(tiny_fleet: RunningFleet) -> None:
     played = await play(tiny_fleet, plan((point(40, 3),), requests=1, warmup=0))
     methods = {turn.mode: turn.records[0].metrics.method for turn in played}
     assert methods == {"disagg": "disaggregated", "decode-alone": "decode-alone", "prefill-alone": "prefill-alone"}
     assert played[0].records[0].metrics.decode_computed_tokens == 1
 
 
-async def test_gaps_and_parts_agree_with_the_whole(tiny_fleet: RunningFleet):
+async def test_gaps_and_parts_agree_with_the_whole(tiny_fleet: RunningFleet) -> None:
     played = await play(tiny_fleet, plan((point(60, 8),), requests=4, warmup=1))
     for record in (record for turn in played if not turn.warmup for record in turn.records):
         metrics = record.metrics
@@ -60,7 +63,7 @@ async def test_gaps_and_parts_agree_with_the_whole(tiny_fleet: RunningFleet):
         assert metrics.ttft_parts.total == pytest.approx(metrics.ttft)
 
 
-async def test_concurrency_keeps_that_many_under_way(tiny_fleet: RunningFleet):
+async def test_concurrency_keeps_that_many_under_way(tiny_fleet: RunningFleet) -> None:
     made = plan((point(60, 6, concurrency=3),), modes=("decode-alone",), requests=9, rounds=1, warmup=0)
     (turn,) = await play(tiny_fleet, made)
     events = sorted(event for r in turn.records for event in ((r.sent, 1), (r.sent + r.metrics.total_time, -1)))
@@ -71,7 +74,7 @@ async def test_concurrency_keeps_that_many_under_way(tiny_fleet: RunningFleet):
     assert most == 3 and len(turn.records) == 9
 
 
-async def test_requests_are_sent_when_the_seed_says(tiny_fleet: RunningFleet):
+async def test_requests_are_sent_when_the_seed_says(tiny_fleet: RunningFleet) -> None:
     made = plan((point(20, 2, concurrency=None, rate=20.0),), modes=("disagg",), requests=8, rounds=1, warmup=0, seed=5)
     (turn,) = await play(tiny_fleet, made)
     times = arrival_times(made, made.points[0].load)
@@ -81,7 +84,7 @@ async def test_requests_are_sent_when_the_seed_says(tiny_fleet: RunningFleet):
     assert len(turn.records) == 8
 
 
-async def test_stopping_keeps_what_had_ended_and_leaves_nothing_on_the_servers(tiny_fleet: RunningFleet):
+async def test_stopping_keeps_what_had_ended_and_leaves_nothing_on_the_servers(tiny_fleet: RunningFleet) -> None:
     watch = Watch()
     watch.changed = lambda: watch.end("enough") if watch.done == 2 else None
     made = plan((point(1500, 400),), modes=("disagg",), requests=50, warmup=0)
@@ -95,7 +98,7 @@ async def test_stopping_keeps_what_had_ended_and_leaves_nothing_on_the_servers(t
     wait_until(idle, 20, "the servers to be idle")
 
 
-async def test_requests_cut_off_by_a_stop_are_unfinished_not_failed(tiny_fleet: RunningFleet):
+async def test_requests_cut_off_by_a_stop_are_unfinished_not_failed(tiny_fleet: RunningFleet) -> None:
     watch = Watch()
     made = plan((point(1000, 1000, concurrency=2),), modes=("decode-alone",), requests=4, rounds=1, warmup=0)
     asyncio.get_running_loop().call_later(0.3, watch.end, "time is up")
@@ -103,7 +106,7 @@ async def test_requests_cut_off_by_a_stop_are_unfinished_not_failed(tiny_fleet: 
     assert turn.unfinished == 2 and turn.records == () and not watch.failures
 
 
-async def test_a_request_over_its_deadline_is_a_counted_failure(tiny_fleet: RunningFleet):
+async def test_a_request_over_its_deadline_is_a_counted_failure(tiny_fleet: RunningFleet) -> None:
     made = plan((point(500, 1000),), modes=("decode-alone",), requests=2, warmup=0)
     watch = Watch()
     played = await play(tiny_fleet, made, watch, timeout=0.2)
@@ -112,7 +115,7 @@ async def test_a_request_over_its_deadline_is_a_counted_failure(tiny_fleet: Runn
 
 
 @pytest.mark.timeout(180)
-async def test_when_the_prefill_host_dies_midway_every_request_is_still_accounted_for(tmp_path):
+async def test_when_the_prefill_host_dies_midway_every_request_is_still_accounted_for(tmp_path: Path) -> None:
     model = tiny_models.make("qwen3", tmp_path / "model")
     with running(write_hosts(tmp_path, {"tiny": model}, context=2048)) as fleet:
         watch = Watch()
@@ -140,7 +143,7 @@ class Answering:
         self.prompt, self.output, self.error = prompt, output, error
         self.closed = 0
 
-    async def stream(self, model, **request):
+    async def stream(self, model: Any, **request: Any) -> AsyncIterator[Any]:
         try:
             await asyncio.sleep(0)
             if self.error:
@@ -151,39 +154,39 @@ class Answering:
             self.closed += 1
 
 
-async def fake(answering: Answering, watch: Watch | None = None, **changed):
+async def fake(answering: Answering, watch: Watch | None = None, **changed: Any) -> Any:
     made = plan((point(5, 2),), **{"modes": ("disagg",), "requests": 2, "warmup": 0, **changed})
     return await run(answering.stream, "tiny", made, WORKLOAD, watch or Watch(), timeout=5)
 
 
-async def test_tokens_that_arrive_together_are_no_time_apart():
+async def test_tokens_that_arrive_together_are_no_time_apart() -> None:
     played = await fake(Answering())
     assert played[0].records[0].itl == (0.0,)
 
 
-async def test_an_answer_of_the_wrong_length_is_a_failure_since_no_figure_of_it_would_hold():
+async def test_an_answer_of_the_wrong_length_is_a_failure_since_no_figure_of_it_would_hold() -> None:
     played = await fake(Answering(prompt=5, output=1))
     record = played[0].records[0]
     assert record.error == "WrongTokenCount" and record.metrics is None
     assert record.message == "5 prompt and 1 output tokens instead of 5 and 2"
 
 
-async def test_refused_requests_are_neither_dropped_nor_sent_again():
+async def test_refused_requests_are_neither_dropped_nor_sent_again() -> None:
     answering, watch = Answering(error=Overloaded("full")), Watch()
     played = await fake(answering, watch)
     assert [record.error for turn in played for record in turn.records] == ["Overloaded"] * 2
     assert answering.closed == 2 and watch.failures == {"Overloaded": 2}
 
 
-async def test_a_bug_is_not_taken_for_a_failed_request():
+async def test_a_bug_is_not_taken_for_a_failed_request() -> None:
     with pytest.raises(ZeroDivisionError):
         await fake(Answering(error=ZeroDivisionError()))
 
 
-async def test_a_bug_ends_the_run_at_once_and_closes_the_requests_beside_it():
+async def test_a_bug_ends_the_run_at_once_and_closes_the_requests_beside_it() -> None:
     closed = []
 
-    async def stream(model, *, tokens, **request):
+    async def stream(model: Any, *, tokens: Any, **request: Any) -> AsyncIterator[Any]:
         try:
             if len(closed) or not stream.hanging:
                 stream.hanging = True
@@ -201,13 +204,13 @@ async def test_a_bug_ends_the_run_at_once_and_closes_the_requests_beside_it():
     assert len(closed) >= 2
 
 
-async def test_progress_reaches_its_whole():
+async def test_progress_reaches_its_whole() -> None:
     watch = Watch()
     await fake(Answering(), watch, requests=3, warmup=2)
     assert watch.done == 5 and watch.work == watch.total_work == 5 * 7
 
 
-async def test_a_stopped_run_begins_no_further_turn():
+async def test_a_stopped_run_begins_no_further_turn() -> None:
     watch = Watch()
     watch.end("before it began")
     watch.end("later")

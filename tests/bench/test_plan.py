@@ -13,19 +13,19 @@ from disagg.bench.records import MODES
 from tests.bench.bench_parts import plan, point
 
 
-def test_one_request_at_a_time_the_modes_take_turns_request_by_request():
+def test_one_request_at_a_time_the_modes_take_turns_request_by_request() -> None:
     found = [turn for turn in turns(plan((point(),), requests=4)) if not turn.warmup]
     assert [turn.mode for turn in found] == list(MODES) * 4
     assert [(turn.first, turn.count) for turn in found if turn.mode == "disagg"] == [(0, 1), (1, 1), (2, 1), (3, 1)]
 
 
-def test_warm_up_comes_first_for_every_mode_with_prompts_of_its_own():
+def test_warm_up_comes_first_for_every_mode_with_prompts_of_its_own() -> None:
     first = list(itertools.islice(turns(plan((point(),), requests=4, warmup=2)), 3))
     assert [(turn.mode, turn.warmup, turn.first, turn.count) for turn in first] == [(m, True, 4, 2) for m in MODES]
 
 
 @pytest.mark.parametrize(("requests", "concurrency", "rounds"), [(64, 4, 4), (8, 4, 1), (17, 4, 2), (5, 5, 1)])
-def test_a_turn_is_long_enough_to_reach_its_concurrency(requests, concurrency, rounds):
+def test_a_turn_is_long_enough_to_reach_its_concurrency(requests: int, concurrency: int, rounds: int) -> None:
     made = plan((point(concurrency=concurrency),), requests=requests, warmup=0)
     mine = [turn for turn in turns(made) if turn.mode == "disagg"]
     assert len(mine) == rounds
@@ -33,7 +33,7 @@ def test_a_turn_is_long_enough_to_reach_its_concurrency(requests, concurrency, r
     assert [index for turn in mine for index in range(turn.first, turn.first + turn.count)] == list(range(requests))
 
 
-def test_every_mode_runs_the_same_requests_at_every_point():
+def test_every_mode_runs_the_same_requests_at_every_point() -> None:
     made = plan((point(64), point(128), point(concurrency=3)), requests=12)
     for number, mode in itertools.product(range(3), MODES):
         mine = [turn for turn in turns(made) if (turn.point, turn.mode, turn.warmup) == (number, mode, False)]
@@ -41,20 +41,20 @@ def test_every_mode_runs_the_same_requests_at_every_point():
     assert sum(turn.count for turn in turns(made)) == made.total
 
 
-def test_arrivals_are_the_same_for_a_seed_and_differ_between_seeds():
+def test_arrivals_are_the_same_for_a_seed_and_differ_between_seeds() -> None:
     made = plan((), requests=50, seed=1)
     load = Load(rate=2.0)
     assert arrival_times(made, load) == arrival_times(plan((), requests=50, seed=1), load)
     assert arrival_times(made, load) != arrival_times(plan((), requests=50, seed=2), load)
 
 
-def test_the_mean_rate_is_exactly_the_stated_one():
+def test_the_mean_rate_is_exactly_the_stated_one() -> None:
     times = arrival_times(plan((), requests=40), Load(rate=8.0))
     assert times == sorted(times) and times[-1] == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(("burstiness", "expected"), [(1.0, 1.0), (0.25, 2.0), (16.0, 0.25)])
-def test_burstiness_is_the_shape_of_gamma_gaps(burstiness, expected):
+def test_burstiness_is_the_shape_of_gamma_gaps(burstiness: float, expected: float) -> None:
     """The coefficient of variation of gamma gaps is 1 / sqrt(shape): 1 is Poisson."""
     assert expected == 1 / math.sqrt(burstiness)
     times = arrival_times(plan((), requests=20_000, burstiness=burstiness), Load(rate=10.0))
@@ -62,7 +62,7 @@ def test_burstiness_is_the_shape_of_gamma_gaps(burstiness, expected):
     assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(expected, rel=0.06)
 
 
-def test_all_modes_meet_the_same_arrivals_and_rounds_keep_the_gaps():
+def test_all_modes_meet_the_same_arrivals_and_rounds_keep_the_gaps() -> None:
     made = plan((point(concurrency=None, rate=5.0),), requests=20, warmup=0)
     times = arrival_times(made, made.points[0].load)
     by_mode = {mode: [turn for turn in turns(made) if turn.mode == mode] for mode in MODES}
@@ -72,6 +72,6 @@ def test_all_modes_meet_the_same_arrivals_and_rounds_keep_the_gaps():
     assert list(ends) == pytest.approx([times[turn.first + turn.count - 1] for turn in by_mode["disagg"]])
 
 
-def test_a_traces_own_times_begin_with_its_first_request():
+def test_a_traces_own_times_begin_with_its_first_request() -> None:
     made = plan((point(None, None, concurrency=None),), requests=3, rounds=1, warmup=0)
     assert [turn.offsets for turn in turns(made, (5.0, 6.0, 9.0))] == [(0.0, 1.0, 4.0)] * 3

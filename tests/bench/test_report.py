@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -27,18 +28,18 @@ class Strict(HTMLParser):
         self.seen: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.seen.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs):
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
         self.seen.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         assert self.open and self.open.pop() == tag
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         self.text += data
 
 
@@ -55,7 +56,7 @@ def full() -> Result:
     return result({128: (1.0, 0.8, 0.5), 512: (1.0, 1.6, 1.4)}, loads=(1, 4), limits={"ttft": 600.0})
 
 
-def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(full):
+def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(full: Result) -> None:
     html = page(full)
     tags = parsed(html).seen
     assert not re.search(r"https?:|//[a-z]|url\(|@import", html)
@@ -65,12 +66,12 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(full):
     ]
 
 
-def test_the_page_has_light_and_dark_colours(full):
+def test_the_page_has_light_and_dark_colours(full: Result) -> None:
     html = page(full)
     assert "prefers-color-scheme: dark" in html and "color-scheme: light dark" in html
 
 
-def test_the_page_has_every_plot_and_the_verdict(full):
+def test_the_page_has_every_plot_and_the_verdict(full: Result) -> None:
     html = page(full)
     text = parsed(html).text
     for title in ("Time to first token", "Time to the whole answer", "Where TTFT goes", "hidden and exposed"):
@@ -81,14 +82,14 @@ def test_the_page_has_every_plot_and_the_verdict(full):
     assert "wins over prefill-alone from ≈" in text and "TPOT" in text and "stated" in text
 
 
-def test_every_colour_class_of_a_plot_is_defined(full):
+def test_every_colour_class_of_a_plot_is_defined(full: Result) -> None:
     html = page(full)
     used = set(re.findall(r'class="(?:bar|line|band) ([a-z_-]+)"', html))
     assert used >= {"disagg", "prefill", "hidden", "exposed_transfer"}
     assert all(f".{name} {{ color:" in html for name in used)
 
 
-def test_failed_attempts_are_in_the_legend_only_where_there_were_some(full):
+def test_failed_attempts_are_in_the_legend_only_where_there_were_some(full: Result) -> None:
     assert "failed" not in page(full).split("</style>")[1]
     made = plan((point(),))
     parts = TTFTParts(failed_attempts=0.01, prefill=0.09)
@@ -99,7 +100,7 @@ def test_failed_attempts_are_in_the_legend_only_where_there_were_some(full):
     assert "</i>failed attempts</span>" in html and ">failed_attempts<" not in html
 
 
-def test_names_from_elsewhere_are_escaped(full):
+def test_names_from_elsewhere_are_escaped(full: Result) -> None:
     from dataclasses import replace
 
     html = page(replace(full, model="<script>alert(1)</script>", stopped="<b>"))
@@ -107,7 +108,7 @@ def test_names_from_elsewhere_are_escaped(full):
     parsed(html)
 
 
-def test_a_run_without_one_completed_request_still_makes_a_page():
+def test_a_run_without_one_completed_request_still_makes_a_page() -> None:
     made = plan((point(),))
     played = [
         Played(
@@ -123,14 +124,14 @@ def test_a_run_without_one_completed_request_still_makes_a_page():
     assert "Stopped: interrupted; 2 requests under way are not counted." in text
 
 
-def test_one_length_one_mode_and_one_token_are_enough_for_a_page():
+def test_one_length_one_mode_and_one_token_are_enough_for_a_page() -> None:
     made = plan((point(64, 1),), modes=("decode-alone",))
     one = record(0.1, 0.1, itl=(), output=1, method="decode-alone")
     cells = gather(made, [Played(0, "decode-alone", warmup=False, began=0.0, ended=1.0, records=(one,))], Power(), {})
     parsed(page(Result("test", "tiny", "random", "today", made, cells, judge(cells))))
 
 
-def test_dots_lie_where_the_axes_say():
+def test_dots_lie_where_the_axes_say() -> None:
     x = axis("x", [100, 400], str, "lengths")
     y = axis("y", [10.0, 1000.0], str, "log")
     svg = line_chart([Line("disagg", [Dot(100, 10.0, "a"), Dot(400, 1000.0, "b")])], x, y, [Mark(200, "half")])
@@ -140,7 +141,7 @@ def test_dots_lie_where_the_axes_say():
     assert mark == pytest.approx((places[0][0] + places[1][0]) / 2, abs=0.2)
 
 
-def test_words_in_a_picture_are_escaped():
+def test_words_in_a_picture_are_escaped() -> None:
     bars = bar_chart([Bar("<a>", [("a", 1.0, "<tip>")], "<b>")], str)
     lines = line_chart(
         [Line("a", [Dot(1, 1, "<tip>", label="<c>")])], *[axis("<x>", [1.0, 2.0], str, "log")] * 2, [Mark(1, "<m>")]
@@ -150,7 +151,7 @@ def test_words_in_a_picture_are_escaped():
         parsed(picture)
 
 
-def test_bars_are_as_long_as_their_values():
+def test_bars_are_as_long_as_their_values() -> None:
     svg = bar_chart([Bar("one", [("a", 10.0, ""), ("b", 30.0, "")], "40"), Bar("two", [("a", 20.0, "")], "20")], str)
     widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="20"', svg)]
     assert widths[1] == pytest.approx(3 * widths[0], rel=0.01) and widths[2] == pytest.approx(2 * widths[0], rel=0.01)
@@ -158,7 +159,7 @@ def test_bars_are_as_long_as_their_values():
 
 @pytest.mark.parametrize("values", [[0.001], [5.0, 5.0], [1e-3, 1e5], [99.0, 101.0]])
 @pytest.mark.parametrize("scale", ["log", "linear", "lengths"])
-def test_an_axis_holds_all_its_values_and_few_ticks(values, scale):
+def test_an_axis_holds_all_its_values_and_few_ticks(values: list[float], scale: str) -> None:
     made = axis("x", values, str, scale)
     assert made.low <= min(values) and made.high >= max(values) and len(made.ticks) <= 12
     assert all(0 <= made.place(value, 0, 100) <= 100 for value in values)
@@ -177,5 +178,5 @@ def test_an_axis_holds_all_its_values_and_few_ticks(values, scale):
         (123_456, "123 s"),
     ],
 )
-def test_times_are_short_words(value, text):
+def test_times_are_short_words(value: float | int | None, text: str) -> None:
     assert ms(value) == text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from disagg.bench.energy import Power
@@ -13,42 +15,42 @@ from tests.bench.bench_parts import plan, point, record, result
 JITTER = (0.98, 0.99, 1.0, 1.0, 1.01, 1.02)
 
 
-def samples(length: int, disagg: float, decode: float, prefill: float, jitter=JITTER) -> Samples:
+def samples(length: int, disagg: float, decode: float, prefill: float, jitter: Any = JITTER) -> Samples:
     by_mode = zip(MODES, (disagg, decode, prefill), strict=True)
     return Samples(length, {mode: [value * scale for scale in jitter] for mode, value in by_mode})
 
 
-def headline(latencies, **changed) -> str:
+def headline(latencies: Any, **changed: Any) -> str:
     (one,) = result(latencies, **changed).verdict.headlines.values()
     return one.text
 
 
-def test_the_crossover_is_where_the_line_between_two_gains_meets_zero():
+def test_the_crossover_is_where_the_line_between_two_gains_meets_zero() -> None:
     assert crossover([(100, -1.0), (300, 1.0)]) == 200
     assert crossover([(100, -3.0), (200, -1.0), (400, 3.0), (800, 9.0)]) == 250
 
 
 @pytest.mark.parametrize("gains", [[], [(100, 1.0)], [(100, 1.0), (200, 2.0)], [(100, -1.0), (200, -2.0)]])
-def test_without_a_change_of_sign_there_is_no_crossover(gains):
+def test_without_a_change_of_sign_there_is_no_crossover(gains: list[Any]) -> None:
     assert crossover(gains) is None
 
 
-def test_gains_that_come_and_go_have_no_crossover():
+def test_gains_that_come_and_go_have_no_crossover() -> None:
     assert crossover([(100, -1.0), (200, 1.0), (400, -1.0)]) is None
     assert crossover([(100, 1.0), (200, -1.0)]) is None
 
 
-def test_winning_everywhere_is_said_with_its_range():
+def test_winning_everywhere_is_said_with_its_range() -> None:
     text = headline({128: (1.0, 2.0, 1.5), 512: (1.0, 3.0, 2.0)})
     assert text == "Disaggregation wins at every prompt length measured: 1.50 to 3.00 times the speed of one machine."
 
 
-def test_losing_to_one_machine_everywhere_is_losing():
+def test_losing_to_one_machine_everywhere_is_losing() -> None:
     text = headline({128: (1.0, 0.5, 3.0), 512: (1.0, 0.8, 3.0)})
     assert text == "Disaggregation loses: the decode machine alone is faster at every prompt length measured."
 
 
-def test_the_headline_names_the_later_of_the_two_crossovers():
+def test_the_headline_names_the_later_of_the_two_crossovers() -> None:
     latencies = {100: (1.0, 0.8, 0.5), 300: (1.0, 1.2, 0.8), 500: (1.0, 1.6, 1.2)}
     made = result(latencies).verdict
     assert [round(one.crossover) for one in made.series if one.metric == "e2el"] == [200, 400]
@@ -57,7 +59,7 @@ def test_the_headline_names_the_later_of_the_two_crossovers():
     assert found.text == "Disaggregation wins from about 400 prompt tokens; below, one machine is faster."
 
 
-def test_noise_is_not_called_a_win():
+def test_noise_is_not_called_a_win() -> None:
     wide = (0.5, 0.7, 0.9, 1.1, 1.4, 1.9)
     series = compare("here", "e2el", "decode-alone", [samples(100, 1.0, 1.05, 1.0, wide)])
     (comparison,) = series.comparisons
@@ -68,7 +70,7 @@ def test_noise_is_not_called_a_win():
     )
 
 
-def test_no_crossover_is_read_out_of_noise():
+def test_no_crossover_is_read_out_of_noise() -> None:
     wide = (0.5, 0.7, 0.9, 1.1, 1.4, 1.9)
     series = compare(
         "here", "e2el", "decode-alone", [samples(n, 1.0, 1.0 + g, 1.0, wide) for n, g in ((1, -0.1), (9, 0.1))]
@@ -77,13 +79,13 @@ def test_no_crossover_is_read_out_of_noise():
     assert series.crossover is None
 
 
-def test_few_requests_decide_nothing_however_far_apart():
+def test_few_requests_decide_nothing_however_far_apart() -> None:
     series = compare("here", "ttft", "decode-alone", [samples(100, 1.0, 9.0, 1.0, (1.0, 1.01))])
     assert series.comparisons[0].decision == "undecided"
     assert "it takes 5 completed requests in each mode, and there are 2" in series.sentences[0]
 
 
-def test_a_sentence_says_where_it_loses_from_where_it_wins_and_by_how_much():
+def test_a_sentence_says_where_it_loses_from_where_it_wins_and_by_how_much() -> None:
     series = compare("here", "e2el", "decode-alone", [samples(100, 1.0, 0.8, 1.0), samples(300, 1.0, 1.2, 1.0)])
     assert series.sentences == (
         "Against the decode machine alone, the whole answer comes later at 100 prompt tokens (1.25 times as long at "
@@ -91,7 +93,7 @@ def test_a_sentence_says_where_it_loses_from_where_it_wins_and_by_how_much():
     )
 
 
-def test_a_mixed_picture_is_told_length_by_length():
+def test_a_mixed_picture_is_told_length_by_length() -> None:
     text = headline({100: (1.0, 2.0, 2.0), 200: (1.0, 0.5, 2.0), 400: (1.0, 2.0, 1.0)})
     assert text == (
         "Disaggregation wins at 100 prompt tokens, loses to a machine alone at 200 prompt tokens, "
@@ -99,18 +101,18 @@ def test_a_mixed_picture_is_told_length_by_length():
     )
 
 
-def test_without_a_machine_alone_there_is_no_verdict():
+def test_without_a_machine_alone_there_is_no_verdict() -> None:
     cells = [cell for cell in result({100: (1.0, 2.0, 2.0)}).cells if cell.mode == "disagg"]
     (found,) = judge(cells).headlines.values()
     assert found.decision == "undecided" and found.text.startswith("No verdict")
 
 
-def test_loads_are_judged_apart():
+def test_loads_are_judged_apart() -> None:
     made = result({100: (1.0, 2.0, 2.0)}, loads=(1, 4))
     assert list(made.verdict.headlines) == ["output 5, concurrency 1", "output 5, concurrency 4"]
 
 
-def test_requests_that_fell_back_have_no_say():
+def test_requests_that_fell_back_have_no_say() -> None:
     quick = [record(0.1, 0.2, method="decode-alone") for _ in range(6)]
     fallen = [record(0.1, 9.0, method="fallback") for _ in range(6)]
     played = [
@@ -123,7 +125,7 @@ def test_requests_that_fell_back_have_no_say():
     assert found.decision == "undecided" and found.text.startswith("No verdict")
 
 
-def test_the_json_has_every_comparison_with_its_decision():
+def test_the_json_has_every_comparison_with_its_decision() -> None:
     body = result({100: (1.0, 0.8, 0.5), 300: (1.0, 1.2, 1.5)}).verdict.to_json()
     first = body["series"][0]
     assert (first["metric"], first["against"]) == ("e2el", "decode-alone")
@@ -132,7 +134,7 @@ def test_the_json_has_every_comparison_with_its_decision():
     assert first["comparisons"][0]["speedup"]["value"] == pytest.approx(0.8)
 
 
-def test_what_is_open_everywhere_for_one_reason_is_said_once():
+def test_what_is_open_everywhere_for_one_reason_is_said_once() -> None:
     few = [samples(length, 1.0, 2.0, 1.5, JITTER[:4]) for length in (128, 512)]
     assert verdict({"here": {"e2el": few, "ttft": few}}).sentences("here") == [
         "Neither the whole answer nor the first token is decided at any prompt length: "

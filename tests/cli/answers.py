@@ -1,7 +1,10 @@
 """Completions to show, and a client that streams them without any server."""
 
+from __future__ import annotations
+
 import asyncio
-from typing import ClassVar
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
 
 from disagg.errors import UnknownModel
 from disagg.inference.metrics import Metrics, TTFTParts
@@ -10,7 +13,7 @@ from disagg.inference.types import Chunk, Completion, TokenLogprob
 TEXT = "\n    return fibonacci(n - 1)\n"
 
 
-def metrics(model: str, **changed) -> Metrics:
+def metrics(model: str, **changed: Any) -> Metrics:
     parts = TTFTParts(0.0, 0.0021, 0.0008, 0.0213, 0.0011, 0.0006, 0.0042, 0.0009)
     values = {
         "method": "disaggregated",
@@ -34,7 +37,7 @@ def metrics(model: str, **changed) -> Metrics:
     return Metrics(model=model, **{**values, **changed})
 
 
-def completion(model: str, warnings: tuple[str, ...] = (), text: str = TEXT, **changed) -> Completion:
+def completion(model: str, warnings: tuple[str, ...] = (), text: str = TEXT, **changed: Any) -> Completion:
     tokens = (TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.0))),)
     return Completion(text, tokens, "length", metrics(model, **changed), warnings)
 
@@ -46,16 +49,16 @@ class FakeClient:
     on_stream = staticmethod(lambda model: None)
     text = TEXT
 
-    def __init__(self, fleet, *, token=None):
+    def __init__(self, fleet: Any, *, token: Any = None) -> None:
         self.token = token
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> Any:
         return self
 
-    async def __aexit__(self, *exc):
+    async def __aexit__(self, *exc: Any) -> None:
         return None
 
-    async def stream(self, model, prompt=None, **options):
+    async def stream(self, model: Any, prompt: Any = None, **options: Any) -> AsyncIterator[Any]:
         FakeClient.requests.append({"model": model, "prompt": prompt, **options})
         await asyncio.sleep(0)
         if model == "unknown":

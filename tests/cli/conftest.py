@@ -1,8 +1,12 @@
+from __future__ import annotations
+
+from pathlib import Path
+
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def plain_terminal(monkeypatch, tmp_path):
+def plain_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """80 columns without colour, and state folders of the test's own."""
     for name in ("DISAGG_CONFIG", "DISAGG_TOKEN_FILE", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)

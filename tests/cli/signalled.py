@@ -4,11 +4,15 @@
 when a stream is closed. A signal inside the test process itself would interrupt pytest wherever it stands.
 """
 
+from __future__ import annotations
+
 import asyncio
 import functools
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -24,7 +28,7 @@ NUMBER, PIDS = int(sys.argv[1]), Path(sys.argv[2])
 
 
 class Signalled(FakeClient):
-    async def stream(self, model, prompt=None, **options):
+    async def stream(self, model: Any, prompt: Any = None, **options: Any) -> AsyncIterator[Any]:
         try:
             os.kill(os.getpid(), NUMBER)
             await asyncio.sleep(30)
@@ -33,11 +37,11 @@ class Signalled(FakeClient):
             sys.stderr.write(f"closed {model}\n")
 
 
-def argv(fleet, host):
+def argv(fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), "serve"], {}
 
 
-def spawn(*arguments):
+def spawn(*arguments: Any) -> int:
     pid = real_spawn(*arguments)
     with PIDS.open("a") as pids:
         pids.write(f"{pid}\n")

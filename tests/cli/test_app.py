@@ -1,9 +1,12 @@
+from __future__ import annotations
+
 import errno
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +34,9 @@ def modules_after(arguments: list[str]) -> tuple[int, set[str]]:
     ("arguments", "code"),
     [(["--help"], 0), (["start"], 1), (["status"], 3), (["stop"], 0), (["init", "--path", "new.toml"], 0)],
 )
-def test_commands_that_need_no_engine_import_none(arguments, code, tmp_path, monkeypatch):
+def test_commands_that_need_no_engine_import_none(
+    arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_fleet(tmp_path)
     text = path.read_text().replace('connector = "local"', 'connector = "local"\npython = "/no/such/python"')
     path.write_text(text)
@@ -48,8 +53,10 @@ def test_commands_that_need_no_engine_import_none(arguments, code, tmp_path, mon
 @pytest.mark.parametrize(
     ("error", "code"), [(ConfigError("bad", "fix it"), 2), (Overloaded("full"), 3), (ServerUnavailable("gone"), 4)]
 )
-def test_an_error_is_one_message_on_stderr_with_its_exit_code(error, code, monkeypatch, capsys):
-    def fail(**arguments):
+def test_an_error_is_one_message_on_stderr_with_its_exit_code(
+    error: Any, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**arguments: Any) -> None:
         raise error
 
     monkeypatch.setattr(app, "app", fail)
@@ -59,8 +66,10 @@ def test_an_error_is_one_message_on_stderr_with_its_exit_code(error, code, monke
     assert err == f"error: {error.message}\n" + (f" hint: {error.hint}\n" if error.hint else "")
 
 
-def test_markup_in_an_error_is_shown_as_it_is(monkeypatch, capsys):
-    def fail(**arguments):
+def test_markup_in_an_error_is_shown_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**arguments: Any) -> None:
         raise ConfigError("hosts.toml: [hosts.a] is wrong [bold]")
 
     monkeypatch.setattr(app, "app", fail)
@@ -68,8 +77,8 @@ def test_markup_in_an_error_is_shown_as_it_is(monkeypatch, capsys):
     assert "[hosts.a] is wrong [bold]" in capsys.readouterr().err
 
 
-def test_an_interruption_exits_130(monkeypatch):
-    def interrupted(**arguments):
+def test_an_interruption_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**arguments: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(app, "app", interrupted)
@@ -77,17 +86,19 @@ def test_an_interruption_exits_130(monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["generate", "--max-tokens", "0", "x"], ["--nonsense"]])
-def test_a_wrong_command_line_exits_2(arguments, capsys):
+def test_a_wrong_command_line_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 2
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_version(capsys):
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"disagg {disagg.__version__}\n"
 
 
-def test_a_missing_file_says_where_it_was_looked_for(tmp_path, monkeypatch, capsys):
+def test_a_missing_file_says_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("status") == 2
     assert "there is no hosts.toml" in capsys.readouterr().err
@@ -95,13 +106,13 @@ def test_a_missing_file_says_where_it_was_looked_for(tmp_path, monkeypatch, caps
     assert "there is no nope.toml" in capsys.readouterr().err
 
 
-def test_a_malformed_file_exits_2_with_line_and_column(tmp_path, capsys):
+def test_a_malformed_file_exits_2_with_line_and_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "hosts.toml").write_text("[fleet\n")
     assert run("--config", tmp_path / "hosts.toml", "status") == 2
     assert "hosts.toml:1:" in capsys.readouterr().err
 
 
-def test_output_into_a_closed_pipe_is_no_traceback(tmp_path, monkeypatch):
+def test_output_into_a_closed_pipe_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = f"{sys.executable} -m disagg.cli.app status --json --host prefill-1 | true"
     monkeypatch.setenv("DISAGG_CONFIG", str(write_fleet(tmp_path)))
     monkeypatch.setenv("PYTHONPATH", ROOT)
@@ -109,8 +120,8 @@ def test_output_into_a_closed_pipe_is_no_traceback(tmp_path, monkeypatch):
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
-def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch):
-    def fail(**arguments):
+def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "some file")
 
     monkeypatch.setattr(app, "app", fail)
@@ -118,7 +129,7 @@ def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch):
         app.main(["anything"])
 
 
-def test_ctrl_c_during_the_imports_ends_quietly():
+def test_ctrl_c_during_the_imports_ends_quietly() -> None:
     script = (
         "import os, signal, sys\nimport disagg.cli\n"
         "class Interrupting:\n"
@@ -130,12 +141,12 @@ def test_ctrl_c_during_the_imports_ends_quietly():
     assert done.returncode == 130 and done.stderr == ""
 
 
-def test_the_program_is_the_entry_point_that_catches_it():
+def test_the_program_is_the_entry_point_that_catches_it() -> None:
     with (Path(ROOT) / "pyproject.toml").open("rb") as file:
         assert tomllib.load(file)["project"]["scripts"] == {"disagg": "disagg.cli:main"}
 
 
-def test_help_texts_are_filled_and_name_arguments_as_the_usage_does(capsys):
+def test_help_texts_are_filled_and_name_arguments_as_the_usage_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("deploy", "--help") == 0
     assert "the host keeps its current release, and the next run goes on" in capsys.readouterr().out
     for command, usage in (
@@ -149,7 +160,7 @@ def test_help_texts_are_filled_and_name_arguments_as_the_usage_does(capsys):
         assert usage in capsys.readouterr().out
 
 
-def test_the_commands_are_listed_in_the_order_of_a_first_use(capsys):
+def test_the_commands_are_listed_in_the_order_of_a_first_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     listed = re.findall(r"^│ ([a-z][a-z-]*) ", capsys.readouterr().out, re.MULTILINE)
     journey = ["demo", "init", "trust", "plan", "deploy", "start", "status"]

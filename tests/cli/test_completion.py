@@ -1,7 +1,11 @@
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +13,7 @@ from tests.cli.commandline import ROOT
 from tests.testbed.bed import HOSTS_TOML
 
 
-def complete(line, cwd, **environment):
+def complete(line: str, cwd: Path, **environment: Any) -> list[str]:
     """What bash would offer behind this line."""
     words = line.split(" ")
     variables = {
@@ -26,7 +30,7 @@ def complete(line, cwd, **environment):
     return done.stdout.split()
 
 
-def test_host_names_are_offered_behind_host(tmp_path):
+def test_host_names_are_offered_behind_host(tmp_path: Path) -> None:
     there = {"DISAGG_CONFIG": str(HOSTS_TOML)}
     names = ["dgx-spark-1", "dgx-spark-2", "mac-studio-1", "mac-studio-2"]
     assert complete("disagg status --host ", tmp_path, **there) == names
@@ -34,32 +38,32 @@ def test_host_names_are_offered_behind_host(tmp_path):
     assert complete("disagg ssh dgx", tmp_path, **there) == names[:2]
 
 
-def test_models_are_offered_by_alias_and_name(tmp_path):
+def test_models_are_offered_by_alias_and_name(tmp_path: Path) -> None:
     there = {"DISAGG_CONFIG": str(HOSTS_TOML)}
     assert complete("disagg generate -m q", tmp_path, **there) == ["qwen", "qwen3-coder", "qwen3-coder:30b"]
     assert complete("disagg bench -m gpt", tmp_path, **there) == ["gpt-oss", "gpt-oss:120b"]
     assert complete("disagg models pull gpt", tmp_path, **there) == ["gpt-oss", "gpt-oss:120b"]
 
 
-def test_config_of_the_command_line_counts(tmp_path):
+def test_config_of_the_command_line_counts(tmp_path: Path) -> None:
     assert complete(f"disagg --config {HOSTS_TOML} ssh mac-studio-1", tmp_path) == ["mac-studio-1"]
 
 
 @pytest.mark.parametrize("text", [None, "[hosts\nbroken = ", ""])
-def test_a_missing_or_broken_file_offers_nothing_and_says_nothing(tmp_path, text):
+def test_a_missing_or_broken_file_offers_nothing_and_says_nothing(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "hosts.toml").write_text(text)
     assert complete("disagg status --host ", tmp_path) == []
 
 
-def test_the_script_for_the_shell_can_be_shown(tmp_path):
+def test_the_script_for_the_shell_can_be_shown(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", "from disagg.cli.app import main; main()", "--show-completion", "bash"]
     environment = {**os.environ, "PYTHONPATH": ROOT}
     done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=30)
     assert done.returncode == 0 and "complete -o default" in done.stdout
 
 
-def test_completing_loads_no_framework_ssh_or_http(tmp_path):
+def test_completing_loads_no_framework_ssh_or_http(tmp_path: Path) -> None:
     code = (
         "import sys, atexit\n"
         "heavy = ('fabric', 'httpx', 'torch')\n"

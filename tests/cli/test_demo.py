@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import contextlib
 import functools
 import json
@@ -5,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,20 +38,20 @@ class Stage:
     fleets: list[Fleet] = field(default_factory=list)
     client: type[FakeClient] = FakeClient
 
-    def argv(self, fleet, host):
+    def argv(self, fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:
         self.fleets.append(fleet)
         how = self.behaviour.get(host.name, "serve")
         return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
 
 
 @pytest.fixture
-def farm(monkeypatch):
+def farm(monkeypatch: pytest.MonkeyPatch) -> Stage:
     class Client(FakeClient):
         pass
 
     stage, real_spawn = Stage(client=Client), local.spawn
 
-    def spawn(*arguments):
+    def spawn(*arguments: Any) -> int:
         stage.pids.append(real_spawn(*arguments))
         return stage.pids[-1]
 
@@ -57,11 +61,13 @@ def farm(monkeypatch):
     return stage
 
 
-def nothing_left(farm) -> bool:
+def nothing_left(farm: Any) -> bool:
     return bool(farm.pids) and all(local.identity(pid) is None for pid in farm.pids)
 
 
-def test_the_demo_shows_answers_costs_and_health_and_stops_everything(farm, capsys, tmp_path):
+def test_the_demo_shows_answers_costs_and_health_and_stops_everything(
+    farm: Stage, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     svg = tmp_path / "demo.svg"
     assert run("demo", "--svg", svg) == 0
     out, err = capsys.readouterr()
@@ -73,7 +79,7 @@ def test_the_demo_shows_answers_costs_and_health_and_stops_everything(farm, caps
     assert svg.read_text().startswith("<svg") and "speedup" in svg.read_text()
 
 
-def test_json_is_one_object_on_stdout(farm, capsys):
+def test_json_is_one_object_on_stdout(farm: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("demo", "--json", "--prompt", "x") == 0
     body = json.loads(capsys.readouterr().out)
     assert body["prompt"] == "x" and [r["model"] for r in body["together"]] == ["qwen3-demo", "gpt-oss-demo"]
@@ -83,15 +89,15 @@ def test_json_is_one_object_on_stdout(farm, capsys):
     )
 
 
-def test_a_server_that_does_not_start_stops_all_the_others(farm, capsys):
+def test_a_server_that_does_not_start_stops_all_the_others(farm: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     farm.behaviour["decode-2"] = "crash"
     assert run("demo") == 1
     assert "error: decode-2 did not start: no weights in /models/x" in capsys.readouterr().err
     assert nothing_left(farm) and len(farm.pids) == 4
 
 
-def test_a_request_that_fails_stops_everything(farm, capsys):
-    def fail(model):
+def test_a_request_that_fails_stops_everything(farm: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(model: Any) -> None:
         raise ServerUnavailable("Decode server unavailable - request failed")
 
     farm.client.on_stream = staticmethod(fail)
@@ -100,7 +106,7 @@ def test_a_request_that_fails_stops_everything(farm, capsys):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_stops_everything(tmp_path, number, code):
+def test_a_signal_stops_everything(tmp_path: Path, number: Any, code: int) -> None:
     pids = tmp_path / "pids"
     demo = subprocess.run(
         [sys.executable, str(SIGNALLED), str(number.value), str(pids), "demo"],
@@ -115,7 +121,7 @@ def test_a_signal_stops_everything(tmp_path, number, code):
     assert len(spawned) == 4 and all(local.identity(pid) is None for pid in spawned)
 
 
-def test_ports_that_are_taken_are_replaced(farm, capsys, tmp_path):
+def test_ports_that_are_taken_are_replaced(farm: Stage, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     packaged = load(Path(disagg.__file__).parent / "demo" / "hosts.toml")
     port = packaged.hosts["prefill-1"].port
     with contextlib.ExitStack() as stack:
@@ -129,7 +135,9 @@ def test_ports_that_are_taken_are_replaced(farm, capsys, tmp_path):
     assert used.models == packaged.models
 
 
-def test_a_fleet_given_by_config_keeps_its_ports(farm, tmp_path, capsys):
+def test_a_fleet_given_by_config_keeps_its_ports(
+    farm: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_fleet(tmp_path)
     taken = load(path).hosts["prefill-1"].port
     with socket.create_server(("127.0.0.1", taken)):
@@ -138,17 +146,17 @@ def test_a_fleet_given_by_config_keeps_its_ports(farm, tmp_path, capsys):
     assert all(local.identity(pid) is None for pid in farm.pids)
 
 
-def test_free_ports_leave_the_fleet_alone_where_none_is_taken(tmp_path):
+def test_free_ports_leave_the_fleet_alone_where_none_is_taken(tmp_path: Path) -> None:
     fleet = load(write_fleet(tmp_path))
     assert on_free_ports(fleet, tmp_path) == (fleet, {})
 
 
-def test_an_empty_prompt_starts_nothing(farm, capsys):
+def test_an_empty_prompt_starts_nothing(farm: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("demo", "--prompt", "") == 2
     assert farm.pids == [] and "is empty" in capsys.readouterr().err
 
 
-def test_a_server_that_loads_too_long_is_said_to_be_stopped(farm, capsys):
+def test_a_server_that_loads_too_long_is_said_to_be_stopped(farm: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     farm.behaviour["decode-2"] = "slow"
     assert run("demo", "--timeout", "1") == 1
     err = capsys.readouterr().err
@@ -163,8 +171,8 @@ class Thief:
     def __init__(self, times: int) -> None:
         self.times, self.held, self.stolen = times, contextlib.ExitStack(), []
 
-    def after(self, choose):
-        def chosen(*arguments, **options):
+    def after(self, choose: Any) -> Callable[..., Any]:
+        def chosen(*arguments: Any, **options: Any) -> Any:
             fleet, moved = choose(*arguments, **options)
             if len(self.stolen) < self.times:
                 host = fleet.hosts["prefill-2"]
@@ -176,7 +184,9 @@ class Thief:
 
 
 @pytest.mark.parametrize(("times", "code"), [(1, 0), (2, 0), (3, 1)])
-def test_a_port_lost_to_another_program_moves_the_demo_elsewhere_twice(farm, monkeypatch, capsys, times, code):
+def test_a_port_lost_to_another_program_moves_the_demo_elsewhere_twice(
+    farm: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], times: int, code: int
+) -> None:
     thief = Thief(times)
     monkeypatch.setattr(ports, "on_free_ports", thief.after(ports.on_free_ports))
     with thief.held:
@@ -187,7 +197,9 @@ def test_a_port_lost_to_another_program_moves_the_demo_elsewhere_twice(farm, mon
     assert nothing_left(farm)
 
 
-def test_a_server_that_meets_anothers_on_its_port_moves_the_demo_too(farm, monkeypatch, capsys):
+def test_a_server_that_meets_anothers_on_its_port_moves_the_demo_too(
+    farm: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The other one listens only after the look at the port, so no PortInUse tells of it."""
     thief = Thief(1)
     monkeypatch.setattr(ports, "on_free_ports", thief.after(ports.on_free_ports))
@@ -197,7 +209,7 @@ def test_a_server_that_meets_anothers_on_its_port_moves_the_demo_too(farm, monke
     assert "trying again on other ports" in capsys.readouterr().err and nothing_left(farm)
 
 
-def test_moving_everywhere_keeps_no_port(tmp_path):
+def test_moving_everywhere_keeps_no_port(tmp_path: Path) -> None:
     fleet = load(write_fleet(tmp_path))
     (tmp_path / "copy").mkdir()
     other, moved = on_free_ports(fleet, tmp_path / "copy", everywhere=True)

@@ -1,11 +1,15 @@
 """plan, deploy, rollback, uninstall from the command line; what they do on hosts is tested in tests/fleet/deploy."""
 
+from __future__ import annotations
+
 import os
 import pty
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +20,9 @@ from tests.testbed.bed import Bed
 
 
 @pytest.mark.parametrize("command", [("plan",), ("deploy",), ("rollback",), ("uninstall", "--yes")])
-def test_a_fleet_of_local_hosts_has_nothing_to_deploy(tmp_path, capsys, command) -> None:
+def test_a_fleet_of_local_hosts_has_nothing_to_deploy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
     path = write_fleet(tmp_path)
     assert run("--config", path, *command) == 2
     said = capsys.readouterr().err
@@ -24,20 +30,22 @@ def test_a_fleet_of_local_hosts_has_nothing_to_deploy(tmp_path, capsys, command)
     assert "disagg start" in said
 
 
-def test_a_host_that_is_not_in_the_file_is_a_usage_error(tmp_path, capsys) -> None:
+def test_a_host_that_is_not_in_the_file_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_fleet(tmp_path, connector="ssh")
     assert run("--config", path, "deploy", "--host", "nobody") == 2
     assert "has no host nobody" in capsys.readouterr().err
 
 
-def test_uninstall_does_not_go_on_unasked(tmp_path, capsys) -> None:
+def test_uninstall_does_not_go_on_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_fleet(tmp_path, connector="ssh")
     for arguments in (("uninstall",), ("uninstall", "--json")):
         assert run("--config", path, *arguments) == 2
         assert "--yes" in capsys.readouterr().err
 
 
-def test_a_dry_run_makes_no_token_here(tmp_path, capsys, monkeypatch) -> None:
+def test_a_dry_run_makes_no_token_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
     path = write_fleet(tmp_path, connector="ssh")
@@ -54,8 +62,10 @@ def test_a_dry_run_makes_no_token_here(tmp_path, capsys, monkeypatch) -> None:
         ("uninstall", "what is not removed yet is still there; `disagg uninstall` goes on"),
     ],
 )
-def test_an_interruption_tells_what_that_command_leaves(tmp_path, capsys, monkeypatch, command, told) -> None:
-    def interrupted(*_):
+def test_an_interruption_tells_what_that_command_leaves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, told: str
+) -> None:
+    def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     step = Step("x", "do x", "/x", "done", RunScript("", ()))
@@ -70,7 +80,9 @@ def test_an_interruption_tells_what_that_command_leaves(tmp_path, capsys, monkey
 
 
 @pytest.mark.parametrize(("typed", "code", "told"), [("n\n", 1, ""), ("", 1, ""), (None, 130, "interrupted: ")])
-def test_at_the_question_no_is_1_and_ctrl_c_130(bed: Bed, tmp_path, typed, code, told) -> None:
+def test_at_the_question_no_is_1_and_ctrl_c_130(
+    bed: Bed, tmp_path: Path, typed: str | None, code: int, told: str
+) -> None:
     config = bed.write_hosts_toml(tmp_path / "hosts.toml")
     own = f'service = "process"\npython = "{sys.executable}"\nsite_packages = true\n'
     text = config.read_text().replace('service = "process"\n', own)

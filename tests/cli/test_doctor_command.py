@@ -1,10 +1,18 @@
+from __future__ import annotations
+
 import json
 import re
+from pathlib import Path
+
+import pytest
 
 from tests.cli.commandline import run
+from tests.testbed.bed import Bed
 
 
-def test_doctor_shows_each_host_its_links_and_a_verdict_within_80_columns(bed, tmp_path, capsys):
+def test_doctor_shows_each_host_its_links_and_a_verdict_within_80_columns(
+    bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bed.need_links()
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     code = run("--config", path, "doctor", "--host", "dgx-spark-1")
@@ -17,7 +25,9 @@ def test_doctor_shows_each_host_its_links_and_a_verdict_within_80_columns(bed, t
     assert re.search(r"\d+ warnings? on 1 host", out)
 
 
-def test_doctor_json_is_one_object_and_nothing_else(bed, tmp_path, capsys):
+def test_doctor_json_is_one_object_and_nothing_else(
+    bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bed.need_links()
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     with bed.cut("mac-studio-2"):
@@ -33,6 +43,8 @@ def test_doctor_json_is_one_object_and_nothing_else(bed, tmp_path, capsys):
     assert body["pairs"][0]["link"] is None and body["pairs"][1]["link"]["bits_per_s"] > 0
 
 
-def test_a_host_that_there_is_not_is_a_usage_error(bed, tmp_path, capsys):
+def test_a_host_that_there_is_not_is_a_usage_error(
+    bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     assert run("--config", path, "doctor", "--host", "nobody") == 2

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import functools
 import itertools
 import json
@@ -5,6 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +23,11 @@ from tests.fleet.farm import FAKE, wait_until
 
 
 @pytest.fixture
-def behaviour(monkeypatch):
+def behaviour(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Serve with fakes; behaviour per host."""
     chosen: dict[str, str] = {}
 
-    def argv(fleet, host):
+    def argv(fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:
         how = chosen.get(host.name, "serve")
         return [sys.executable, str(FAKE), host.name, host.model, host.address, str(host.port), how], {}
 
@@ -31,7 +36,7 @@ def behaviour(monkeypatch):
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path: Path) -> Iterator[Path]:
     path = write_fleet(tmp_path)
     yield path
     state = State.of(load(path))
@@ -40,7 +45,7 @@ def config(tmp_path):
         local.end(record.pid, record.identity, grace_s=0.2)
 
 
-def test_start_status_restart_stop(config, behaviour, capsys):
+def test_start_status_restart_stop(config: Path, behaviour: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "start") == 0
     assert "prefill-1   started" in capsys.readouterr().out
     assert run("--config", config, "start") == 0
@@ -56,13 +61,15 @@ def test_start_status_restart_stop(config, behaviour, capsys):
     assert run("--config", config, "status") == 3
 
 
-def test_status_before_any_start_says_how_to_start(config, capsys):
+def test_status_before_any_start_says_how_to_start(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "status") == 3
     out = capsys.readouterr().out
     assert "not running" in out and "→ disagg start --host prefill-1" in out
 
 
-def test_status_json_is_clean_and_tells_the_same(config, behaviour, capsys):
+def test_status_json_is_clean_and_tells_the_same(
+    config: Path, behaviour: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     run("--config", config, "start", "--host", "prefill-1")
     capsys.readouterr()
     assert run("--config", config, "status", "--json") == 3
@@ -72,7 +79,7 @@ def test_status_json_is_clean_and_tells_the_same(config, behaviour, capsys):
     assert run("--config", config, "status", "--json", "--host", "prefill-1") == 0
 
 
-def test_status_of_a_machine_that_does_not_answer_exits_4(tmp_path, capsys):
+def test_status_of_a_machine_that_does_not_answer_exits_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_fleet(tmp_path, connector="ssh")
     path.write_text(path.read_text().replace('"127.0.0.1"', '"no-such-host.invalid"'))
     assert run("--config", path, "status") == 4
@@ -80,12 +87,14 @@ def test_status_of_a_machine_that_does_not_answer_exits_4(tmp_path, capsys):
     assert "unreachable" in out and "no-such-host.invalid" in out and "→" in out
 
 
-def test_status_of_an_unknown_host_exits_2(config, capsys):
+def test_status_of_an_unknown_host_exits_2(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "status", "--host", "nobody") == 2
     assert "it has: prefill-1, decode-1" in capsys.readouterr().err
 
 
-def test_a_host_that_fails_to_start_exits_1_and_the_other_is_reported(config, behaviour, capsys):
+def test_a_host_that_fails_to_start_exits_1_and_the_other_is_reported(
+    config: Path, behaviour: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     behaviour["decode-1"] = "crash"
     assert run("--config", config, "start") == 1
     out = capsys.readouterr().out
@@ -93,12 +102,16 @@ def test_a_host_that_fails_to_start_exits_1_and_the_other_is_reported(config, be
     assert "error: decode-1 did not start: no weights in /models/x" in out and "hint: fetch them" in out
 
 
-def test_start_on_hosts_before_any_deployment_says_that_deploying_makes_the_token(tmp_path, capsys):
+def test_start_on_hosts_before_any_deployment_says_that_deploying_makes_the_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("--config", write_fleet(tmp_path, connector="ssh"), "start") == 2
     assert "disagg deploy makes one" in capsys.readouterr().err
 
 
-def test_watch_without_a_terminal_prints_a_line_per_change_until_interrupted(config, behaviour, tmp_path):
+def test_watch_without_a_terminal_prints_a_line_per_change_until_interrupted(
+    config: Path, behaviour: dict[str, str], tmp_path: Path
+) -> None:
     output = tmp_path / "watched"
     environment = {**os.environ, "PYTHONPATH": ROOT}
     with output.open("w") as out:
@@ -121,11 +134,17 @@ def test_watch_without_a_terminal_prints_a_line_per_change_until_interrupted(con
     assert all(one != other for one, other in itertools.pairwise(changes))
 
 
-def test_watch_and_json_exclude_each_other(config, capsys):
+def test_watch_and_json_exclude_each_other(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "status", "--watch", "--json") == 2
 
 
-def test_a_state_folder_that_is_a_file_is_no_traceback(config, behaviour, tmp_path, monkeypatch, capsys):
+def test_a_state_folder_that_is_a_file_is_no_traceback(
+    config: Path,
+    behaviour: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     assert run("--config", config, "start") == 1

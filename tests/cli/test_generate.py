@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import contextlib
 import io
 import json
@@ -7,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,7 @@ from tests.cli.commandline import run, write_fleet
 
 
 @pytest.fixture(autouse=True)
-def fake_client(monkeypatch):
+def fake_client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     class Fresh(FakeClient):
         pass
 
@@ -27,16 +30,16 @@ def fake_client(monkeypatch):
 
 
 @pytest.fixture
-def one(tmp_path):
+def one(tmp_path: Path) -> Path:
     return write_fleet(tmp_path)
 
 
 @pytest.fixture
-def two(tmp_path):
+def two(tmp_path: Path) -> Path:
     return write_fleet(tmp_path, ("tiny", "other"))
 
 
-def test_the_text_goes_to_stdout_and_the_metrics_to_stderr(one, capsys):
+def test_the_text_goes_to_stdout_and_the_metrics_to_stderr(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", one, "generate", "def fibonacci(n):") == 0
     out, err = capsys.readouterr()
     assert out == TEXT
@@ -44,7 +47,7 @@ def test_the_text_goes_to_stdout_and_the_metrics_to_stderr(one, capsys):
     assert all(len(line) <= 80 for line in err.splitlines())
 
 
-def test_every_option_reaches_the_request(one):
+def test_every_option_reaches_the_request(one: Path) -> None:
     sampling = "--max-tokens 3 --temperature 0.5 --top-p 0.9 --top-k 4 --min-p 0.1 --repetition-penalty 1.1 --seed 7"
     rest = ["--stop", "a", "--stop", "b", "--logprobs", "2", "--timeout", "9", "--alone", "prefill", "--json"]
     assert run("--config", one, "generate", "-m", "tiny-alias", *sampling.split(), *rest, "x") == 0
@@ -67,13 +70,13 @@ def test_every_option_reaches_the_request(one):
     ]
 
 
-def test_chat_sends_the_prompt_as_a_users_message(one):
+def test_chat_sends_the_prompt_as_a_users_message(one: Path) -> None:
     run("--config", one, "generate", "--chat", "hello")
     assert FakeClient.requests[0]["messages"] == [{"role": "user", "content": "hello"}]
     assert FakeClient.requests[0]["prompt"] is None
 
 
-def test_json_is_one_object_on_stdout(two, capsys):
+def test_json_is_one_object_on_stdout(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "--json", "x") == 0
     out, err = capsys.readouterr()
     results = json.loads(out)["results"]
@@ -82,14 +85,16 @@ def test_json_is_one_object_on_stdout(two, capsys):
     assert results[0]["text"] == TEXT and results[0]["metrics"]["decode_computed_tokens"] == 1
 
 
-def test_several_models_print_each_text_under_a_header(two, capsys):
+def test_several_models_print_each_text_under_a_header(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "x") == 0
     out = capsys.readouterr().out
     assert f"== tiny ==\n{TEXT}\n" in out and f"== other ==\n{TEXT}\n" in out
 
 
-def test_one_models_failure_leaves_the_others_answer(two, fake_client, capsys):
-    def fail(model):
+def test_one_models_failure_leaves_the_others_answer(
+    two: Path, fake_client: type[FakeClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(model: Any) -> None:
         if model == "tiny":
             raise Overloaded("the queue of tiny is full", "try again in 1 s")
 
@@ -99,8 +104,10 @@ def test_one_models_failure_leaves_the_others_answer(two, fake_client, capsys):
     assert "== other ==" in out and "error: the queue of tiny is full\n hint: try again in 1 s" in err
 
 
-def test_a_failed_models_error_is_in_the_json(two, fake_client, capsys):
-    def fail(model):
+def test_a_failed_models_error_is_in_the_json(
+    two: Path, fake_client: type[FakeClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(model: Any) -> None:
         if model == "tiny":
             raise Overloaded("full")
 
@@ -110,18 +117,20 @@ def test_a_failed_models_error_is_in_the_json(two, fake_client, capsys):
     assert results[0] == {"model": "tiny", "error": {"code": "Overloaded", "message": "full", "hint": ""}}
 
 
-def test_which_model_must_be_said_where_there_are_several(two, capsys):
+def test_which_model_must_be_said_where_there_are_several(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", two, "generate", "x") == 2
     assert "which model? hosts.toml has tiny, other" in capsys.readouterr().err
 
 
-def test_an_unknown_model_lists_those_there_are(two, capsys):
+def test_an_unknown_model_lists_those_there_are(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", two, "generate", "-m", "nope", "x") == 2
     err = capsys.readouterr().err
     assert "tiny" in err and "other" in err and FakeClient.requests == []
 
 
-def test_the_prompt_comes_from_a_file_or_stdin_as_it_is(one, tmp_path, monkeypatch):
+def test_the_prompt_comes_from_a_file_or_stdin_as_it_is(
+    one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "prompt").write_text("from a file\n")
     run("--config", one, "generate", "-f", tmp_path / "prompt")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("from stdin é\n".encode())))
@@ -143,13 +152,20 @@ def test_the_prompt_comes_from_a_file_or_stdin_as_it_is(one, tmp_path, monkeypat
         (b"", ["x", "--logprobs", "2"], "--logprobs shows its numbers in JSON only"),
     ],
 )
-def test_a_prompt_that_cannot_be_used_is_one_clear_error(content, arguments, message, one, monkeypatch, capsys):  # noqa: PLR0917
+def test_a_prompt_that_cannot_be_used_is_one_clear_error(
+    content: bytes,
+    arguments: list[Any],
+    message: str,
+    one: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     assert run("--config", one, "generate", *arguments) == 2
     assert message in capsys.readouterr().err and FakeClient.requests == []
 
 
-def test_an_interruption_ends_the_stream_and_exits_130(one, tmp_path):
+def test_an_interruption_ends_the_stream_and_exits_130(one: Path, tmp_path: Path) -> None:
     signalled = str(Path(__file__).with_name("signalled.py"))
     command = [sys.executable, signalled, str(signal.SIGINT.value), str(tmp_path / "pids"), "--config", str(one)]
     done = subprocess.run([*command, "generate", "x"], check=False, capture_output=True, text=True, timeout=60)
@@ -157,7 +173,9 @@ def test_an_interruption_ends_the_stream_and_exits_130(one, tmp_path):
     assert "closed tiny" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_terminal_gets_panels_and_no_control_characters(two, fake_client, monkeypatch):
+def test_a_terminal_gets_panels_and_no_control_characters(
+    two: Path, fake_client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_client.text = "safe \x1b]0;title\x07 text"
     reader, writer = pty.openpty()
     with os.fdopen(writer, "w") as terminal:
@@ -170,7 +188,9 @@ def test_a_terminal_gets_panels_and_no_control_characters(two, fake_client, monk
 
 
 @pytest.mark.parametrize("models", [["-m", "tiny"], ["-m", "tiny", "-m", "other"], ["-m", "tiny", "--json"]])
-def test_a_reader_that_goes_away_ends_it_without_a_word(two, models, monkeypatch, capsys):
+def test_a_reader_that_goes_away_ends_it_without_a_word(
+    two: Path, models: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     pipe = os.fdopen(writing, "w")
@@ -182,14 +202,18 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(two, models, monkeypatch
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["generate", "--json", "x"], ["status"], ["status", "--json"]])
-def test_a_full_disk_behind_stdout_is_one_clear_error(one, command, monkeypatch, capsys):
+def test_a_full_disk_behind_stdout_is_one_clear_error(
+    one: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert run("--config", one, *command) == 1
     assert capsys.readouterr().err.startswith("error: cannot write the output: No space left on device\n hint: ")
 
 
-def test_so_it_is_with_more_than_a_buffer_takes(one, fake_client, monkeypatch, capsys):
+def test_so_it_is_with_more_than_a_buffer_takes(
+    one: Path, fake_client: type[FakeClient], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake_client.text = "x" * 100_000
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)

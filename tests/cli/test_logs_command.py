@@ -1,5 +1,8 @@
+from __future__ import annotations
+
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +12,7 @@ from tests.cli.commandline import run, write_fleet
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path: Path) -> Path:
     path = write_fleet(tmp_path)
     state = State.of(load(path))
     state.folder.mkdir(parents=True)
@@ -20,20 +23,22 @@ def config(tmp_path):
     return path
 
 
-def test_all_hosts_are_shown_oldest_first(config, capsys):
+def test_all_hosts_are_shown_oldest_first(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "logs") == 0
     first, second = capsys.readouterr().out.splitlines()
     assert "prefill-1 ready" in first and "decode-1  ready" in second
 
 
-def test_since_and_host_narrow_it(config, capsys):
+def test_since_and_host_narrow_it(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "logs", "--since", "10m") == 0
     assert "prefill-1" not in capsys.readouterr().out
     assert run("--config", config, "logs", "--host", "prefill-1") == 0
     assert "decode-1" not in capsys.readouterr().out
 
 
-def test_a_host_without_a_log_exits_1_after_the_others_were_shown(config, capsys):
+def test_a_host_without_a_log_exits_1_after_the_others_were_shown(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     State.of(load(config)).log_file("prefill-1").unlink()
     assert run("--config", config, "logs") == 1
     shown = capsys.readouterr()
@@ -41,6 +46,6 @@ def test_a_host_without_a_log_exits_1_after_the_others_were_shown(config, capsys
 
 
 @pytest.mark.parametrize("since", ["ten minutes", "10", "-5m", "5w"])
-def test_a_time_that_is_not_understood_exits_2(config, since, capsys):
+def test_a_time_that_is_not_understood_exits_2(config: Path, since: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", config, "logs", f"--since={since}") == 2
     assert "30s, 10m, 2h, 1d" in capsys.readouterr().err

@@ -1,10 +1,15 @@
+from __future__ import annotations
+
 import json
+from pathlib import Path
+
+import pytest
 
 from tests.cli.commandline import run
-from tests.testbed.bed import HOSTS_TOML
+from tests.testbed.bed import HOSTS_TOML, Bed
 
 
-def test_list_shows_every_host_within_80_columns(bed, tmp_path, capsys):
+def test_list_shows_every_host_within_80_columns(bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bed.need_links()
     assert run("--config", HOSTS_TOML, "models", "list") == 0
     out = capsys.readouterr().out
@@ -12,14 +17,16 @@ def test_list_shows_every_host_within_80_columns(bed, tmp_path, capsys):
     assert out.count("absent") == 4 and "Qwen/Qwen3-Coder-30B-A3B-Instruct" in out
 
 
-def test_pull_on_bare_hosts_says_to_deploy_them_first(bed, capsys):
+def test_pull_on_bare_hosts_says_to_deploy_them_first(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     bed.need_links()
     assert run("--config", HOSTS_TOML, "models", "pull", "gpt-oss") == 1
     out = capsys.readouterr().out
     assert out.count("failed") == 2 and "disagg deploy --host dgx-spark-2" in out
 
 
-def test_a_host_that_is_cut_off_keeps_no_other_from_being_listed(bed, tmp_path, capsys):
+def test_a_host_that_is_cut_off_keeps_no_other_from_being_listed(
+    bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bed.need_links()
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     with bed.cut("mac-studio-2"):
@@ -29,7 +36,9 @@ def test_a_host_that_is_cut_off_keeps_no_other_from_being_listed(bed, tmp_path, 
     assert [one["host"] for one in body["hosts"]] == ["dgx-spark-1", "dgx-spark-2", "mac-studio-1"]
 
 
-def test_rm_wants_to_be_told_what_and_wants_an_answer(bed, tmp_path, capsys):
+def test_rm_wants_to_be_told_what_and_wants_an_answer(
+    bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     assert run("--config", path, "models", "rm", "--yes") == 2
     assert "which model?" in capsys.readouterr().err
@@ -37,7 +46,9 @@ def test_rm_wants_to_be_told_what_and_wants_an_answer(bed, tmp_path, capsys):
     assert "--yes answers" in capsys.readouterr().err
 
 
-def test_an_unknown_model_is_refused_with_those_there_are(bed, tmp_path, capsys):
+def test_an_unknown_model_is_refused_with_those_there_are(
+    bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     assert run("--config", path, "models", "pull", "llama") == 2
     assert "there are qwen3-coder:30b" in capsys.readouterr().err

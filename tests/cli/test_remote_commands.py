@@ -1,28 +1,31 @@
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from disagg.errors import UsageError
 from disagg.fleet.machine.ssh.command import ssh_command
 from tests.cli.commandline import ROOT, run
-from tests.testbed.bed import HOSTS_TOML
+from tests.testbed.bed import HOSTS_TOML, Bed
 
 
-def test_exec_runs_everywhere_and_marks_each_line_with_its_host(bed, capsys):
+def test_exec_runs_everywhere_and_marks_each_line_with_its_host(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     bed.need_links()
     assert run("--config", HOSTS_TOML, "exec", "--", "hostname; echo 'a  b'") == 0
     lines = capsys.readouterr().out.splitlines()
     assert sorted(lines) == sorted(f"{name:<12} │ {text}" for name in bed.hosts for text in (name, "a  b"))
 
 
-def test_exec_gives_several_words_to_no_shell(bed, capsys):
+def test_exec_gives_several_words_to_no_shell(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", HOSTS_TOML, "exec", "--host", "dgx-spark-1", "--", "echo", "$(id)", "x  y") == 0
     assert capsys.readouterr().out == "dgx-spark-1 │ $(id) x  y\n"
 
 
-def test_exec_fails_where_one_host_fails_and_the_others_finish(bed, capsys):
+def test_exec_fails_where_one_host_fails_and_the_others_finish(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     bed.need_links()
     assert (
         run("--config", HOSTS_TOML, "exec", "--role", "decode", "--", "hostname; test $(hostname) = mac-studio-1") == 1
@@ -32,25 +35,27 @@ def test_exec_fails_where_one_host_fails_and_the_others_finish(bed, capsys):
     assert captured.err == "mac-studio-2: exit code 1\n"
 
 
-def test_exec_tells_a_host_that_cannot_be_reached_by_its_exit_code(bed, capsys):
+def test_exec_tells_a_host_that_cannot_be_reached_by_its_exit_code(
+    bed: Bed, capsys: pytest.CaptureFixture[str]
+) -> None:
     bed.need_links()
     with bed.cut("dgx-spark-2"):
         assert run("--config", HOSTS_TOML, "exec", "--role", "prefill", "--", "true") == 4
     assert "dgx-spark-2" in capsys.readouterr().err
 
 
-def test_exec_ends_what_takes_too_long(bed, capsys):
+def test_exec_ends_what_takes_too_long(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--config", HOSTS_TOML, "exec", "--host", "dgx-spark-1", "--timeout", "1", "--", "sleep", "60")
     assert run(*argv) == 1
     assert "did not end within 1 s and was killed" in capsys.readouterr().err
     assert not [line for line in bed.hosts["dgx-spark-1"].command_lines() if line.startswith("sleep 60")]
 
 
-def test_a_role_that_there_is_not_is_a_usage_error(capsys):
+def test_a_role_that_there_is_not_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", HOSTS_TOML, "exec", "--role", "cook", "--", "true") == 2
 
 
-def _run(argv):
+def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 30}
     return subprocess.run(argv, check=False, env={**os.environ, "PYTHONPATH": ROOT}, **options)
 
@@ -59,20 +64,20 @@ def _run(argv):
     (["echo", "a  b", "$(id -un)"], "a  b $(id -un)\n"),
     (["hostname | tr a-z A-Z"], "MAC-STUDIO-1\n"),
 ])  # fmt: skip
-def test_ssh_reaches_the_host_with_its_user_keys_and_known_hosts(bed, words, out):
+def test_ssh_reaches_the_host_with_its_user_keys_and_known_hosts(bed: Bed, words: list[str], out: str) -> None:
     bed.need_links()
     argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(HOSTS_TOML), "ssh", "mac-studio-1", "--", *words]
     done = _run(argv)
     assert (done.returncode, done.stdout) == (0, out), done.stderr
 
 
-def test_ssh_passes_the_commands_exit_code_on(bed):
+def test_ssh_passes_the_commands_exit_code_on(bed: Bed) -> None:
     bed.need_links()
     argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(HOSTS_TOML), "ssh", "mac-studio-1", "--", "exit 7"]
     assert _run(argv).returncode == 7
 
 
-def test_ssh_says_what_hosts_toml_says_before_ssh_config(bed, tmp_path):
+def test_ssh_says_what_hosts_toml_says_before_ssh_config(bed: Bed, tmp_path: Path) -> None:
     from dataclasses import replace
 
     key = tmp_path / "key"
@@ -84,7 +89,7 @@ def test_ssh_says_what_hosts_toml_says_before_ssh_config(bed, tmp_path):
     assert argv[-3:] == ["--", "169.254.150.103", "ls 'a b'"]
 
 
-def test_ssh_to_this_machine_is_a_usage_error(bed):
+def test_ssh_to_this_machine_is_a_usage_error(bed: Bed) -> None:
     from dataclasses import replace
 
     with pytest.raises(UsageError, match="is this machine"):

@@ -35,14 +35,14 @@ def waiting(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_command_that_is_ended_gives_back_what_it_holds_and_its_code_tells_the_signal(number: int, code: int):
+def test_a_command_that_is_ended_gives_back_what_it_holds_and_its_code_tells_the_signal(number: int, code: int) -> None:
     process = waiting()
     process.send_signal(number)
     said, _ = process.communicate(timeout=30)
     assert (said, process.returncode) == ("given back\n", code)
 
 
-def test_a_closed_terminal_does_not_end_a_command_under_nohup():
+def test_a_closed_terminal_does_not_end_a_command_under_nohup() -> None:
     process = waiting("nohup")
     process.send_signal(signal.SIGHUP)
     time.sleep(0.3)  # a signal that is ignored leaves nothing to wait for

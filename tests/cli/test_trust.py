@@ -36,7 +36,9 @@ def fingerprint(bed: Bed, name: str) -> str:
     return subprocess.run(["ssh-keygen", "-lf", key], check=True, capture_output=True, text=True).stdout.split()[1]
 
 
-def test_yes_adds_exactly_what_ssh_needs(bed: Bed, config: Path, known: Path, capsys: pytest.CaptureFixture[str]):
+def test_yes_adds_exactly_what_ssh_needs(
+    bed: Bed, config: Path, known: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = sorted(known.read_text().split("\n"))
     known.write_text("")
     assert run("trust", "--yes") == 0
@@ -51,7 +53,7 @@ def test_yes_adds_exactly_what_ssh_needs(bed: Bed, config: Path, known: Path, ca
 
 def test_without_a_terminal_nothing_is_added(
     bed: Bed, config: Path, known: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     known.write_text("")
     assert run("trust", "dgx-spark-1") == 2
     shown = capsys.readouterr()
@@ -61,7 +63,7 @@ def test_without_a_terminal_nothing_is_added(
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
-def test_at_a_terminal_a_person_decides(bed: Bed, config: Path, known: Path, answer: str, code: int):
+def test_at_a_terminal_a_person_decides(bed: Bed, config: Path, known: Path, answer: str, code: int) -> None:
     known.write_text("")
     ended, out = at_a_terminal(f"{answer}\n", "trust", "mac-studio-1")
     assert ended == code
@@ -69,7 +71,7 @@ def test_at_a_terminal_a_person_decides(bed: Bed, config: Path, known: Path, ans
     assert bool(known.read_text()) == (code == 0)
 
 
-def test_a_no_is_for_that_host_only(bed: Bed, config: Path, known: Path):
+def test_a_no_is_for_that_host_only(bed: Bed, config: Path, known: Path) -> None:
     known.write_text("")
     code, out = at_a_terminal("n\ny\n", "trust", "dgx-spark-1", "mac-studio-1")
     assert code == 1
@@ -93,7 +95,7 @@ def at_a_terminal(typed: str, *arguments: str) -> tuple[int, str]:
 
 def test_a_fingerprint_is_in_one_piece_at_80_columns(
     bed: Bed, config: Path, known: Path, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     known.write_text("")
     assert run("trust", "--yes") == 0
     out = capsys.readouterr().out.splitlines()
@@ -103,7 +105,7 @@ def test_a_fingerprint_is_in_one_piece_at_80_columns(
 
 def test_a_changed_key_is_refused_and_the_others_are_handled(
     bed: Bed, config: Path, known: Path, capsys: pytest.CaptureFixture[str]
-):
+) -> None:
     lines = known.read_text().splitlines()
     name = lines[0].split()[0]
     wrong = lines[1].split(maxsplit=1)[1]
@@ -117,5 +119,5 @@ def test_a_changed_key_is_refused_and_the_others_are_handled(
     assert known.read_text().startswith(f"{name} {wrong}\n") and known.read_text().count(name) == 1
 
 
-def test_an_unknown_host_is_a_usage_error(config: Path):
+def test_an_unknown_host_is_a_usage_error(config: Path) -> None:
     assert run("trust", "nobody") == 2

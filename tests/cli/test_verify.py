@@ -1,6 +1,10 @@
+from __future__ import annotations
+
 import json
 import sys
-from typing import get_args
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
@@ -25,11 +29,11 @@ RESULT = {
 
 
 @pytest.fixture
-def verifier(tmp_path, monkeypatch):
+def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A program in the verifier's place: `verifier(body)` makes it print that; its argv goes to a file."""
     script, seen = tmp_path / "fake_verify.py", tmp_path / "argv"
 
-    def prints(body, exit_code: int = 0, stderr: str = "", before: str = ""):
+    def prints(body: Any, exit_code: int = 0, stderr: str = "", before: str = "") -> Path:
         text = body if isinstance(body, str) else json.dumps(body)
         script.write_text(
             f"import sys\nopen({str(seen)!r}, 'w').write(repr(sys.argv[1:]))\n{before}\n"
@@ -41,7 +45,9 @@ def verifier(tmp_path, monkeypatch):
     return prints
 
 
-def test_a_folder_is_verified_and_shown(verifier, tmp_path, capsys):
+def test_a_folder_is_verified_and_shown(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = verifier(RESULT, stderr="a framework warns")
     assert (
         run("verify", tmp_path, "--prompt-tokens", 6000, "--max-tokens", 64, "--chunk", 100, "--dtype", "float32") == 0
@@ -53,14 +59,16 @@ def test_a_folder_is_verified_and_shown(verifier, tmp_path, capsys):
     assert eval(seen.read_text()) == ["disagg.verify", str(tmp_path), str(tmp_path), *options]
 
 
-def test_a_name_stands_for_its_sources(verifier, tmp_path):
+def test_a_name_stands_for_its_sources(verifier: Callable[..., Path], tmp_path: Path) -> None:
     seen, path = verifier(RESULT), write_fleet(tmp_path)
     assert run("--config", path, "verify", "tiny-alias", "--json") == 0
     weights = str(tmp_path / "weights")
     assert eval(seen.read_text()) == ["disagg.verify", weights, weights, "--context", "2048"]
 
 
-def test_a_refusal_is_an_object_on_stdout_too(verifier, tmp_path, capsys):
+def test_a_refusal_is_an_object_on_stdout_too(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     error = {"code": "PreflightRefused", "message": "mlx-lm ignores the window", "hint": ""}
     verifier({"error": error, "ok": False}, exit_code=3)
     assert run("verify", tmp_path, "--json") == 3
@@ -68,13 +76,17 @@ def test_a_refusal_is_an_object_on_stdout_too(verifier, tmp_path, capsys):
     assert json.loads(out) == {"error": error, "ok": False} and "mlx-lm ignores the window" in err
 
 
-def test_json_is_the_verifiers_own(verifier, tmp_path, capsys):
+def test_json_is_the_verifiers_own(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     verifier(RESULT)
     assert run("verify", tmp_path, "--json") == 0
     assert json.loads(capsys.readouterr().out) == RESULT
 
 
-def test_a_difference_exits_1_and_is_shown(verifier, tmp_path, capsys):
+def test_a_difference_exits_1_and_is_shown(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     differs = {**SAME, "equal_tokens": 31, "first_divergence": 31}
     verifier({**RESULT, "handoff_vs_prefill": differs, "wrong_kv_changes_output": False, "ok": False}, exit_code=1)
     assert run("verify", tmp_path) == 1
@@ -82,14 +94,18 @@ def test_a_difference_exits_1_and_is_shown(verifier, tmp_path, capsys):
     assert "31 equal" in out and "✘ not the same answer" in out and "proves nothing" in out
 
 
-def test_a_prompt_of_one_token_has_no_control_and_is_no_failure(verifier, tmp_path, capsys):
+def test_a_prompt_of_one_token_has_no_control_and_is_no_failure(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     verifier({**RESULT, "prompt_tokens": 1, "wrong_kv_changes_output": None})
     assert run("verify", tmp_path, "--prompt-tokens", 1) == 0
     out = capsys.readouterr().out
     assert "no control: a prompt of one token needs no KV" in out and "proves nothing" not in out
 
 
-def test_an_unknown_dtype_is_a_usage_error_with_the_choices(verifier, tmp_path, capsys):
+def test_an_unknown_dtype_is_a_usage_error_with_the_choices(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = verifier(RESULT)
     assert run("verify", tmp_path, "--dtype", "float23") == 2
     err = capsys.readouterr().err
@@ -97,31 +113,41 @@ def test_an_unknown_dtype_is_a_usage_error_with_the_choices(verifier, tmp_path, 
     assert {str(name) for name in DTypeName} == set(get_args(DType))
 
 
-def test_the_verifiers_error_is_ours(verifier, tmp_path, capsys):
+def test_the_verifiers_error_is_ours(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     verifier({"error": {"code": "PreflightRefused", "message": "mlx-lm ignores the window", "hint": "use x"}}, 3)
     assert run("verify", tmp_path) == 3
     assert "error: mlx-lm ignores the window\n hint: use x\n" in capsys.readouterr().err
 
 
-def test_a_verifier_that_dies_shows_its_last_words(verifier, tmp_path, capsys):
+def test_a_verifier_that_dies_shows_its_last_words(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     verifier("", exit_code=9, stderr="Killed by the kernel\n")
     assert run("verify", tmp_path) == 1
     assert "ended with code 9 and no result" in (err := capsys.readouterr().err) and "Killed by the kernel" in err
 
 
-def test_a_verifier_that_hangs_is_ended_at_the_timeout(verifier, tmp_path, capsys):
+def test_a_verifier_that_hangs_is_ended_at_the_timeout(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     verifier(RESULT, before="import time; time.sleep(60)")
     assert run("verify", tmp_path, "--timeout", "1") == 1
     assert "no result after 1 s" in capsys.readouterr().err
 
 
-def test_an_unknown_model_starts_no_engine(verifier, tmp_path, capsys):
+def test_an_unknown_model_starts_no_engine(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = verifier(RESULT)
     assert run("--config", write_fleet(tmp_path), "verify", "nope") == 2
     assert "tiny" in capsys.readouterr().err and not seen.exists()
 
 
-def test_a_model_that_only_one_engine_can_load_cannot_be_verified(verifier, tmp_path, capsys):
+def test_a_model_that_only_one_engine_can_load_cannot_be_verified(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_fleet(tmp_path)
     text = path.read_text().replace('mlx = "./weights"\n', "")
     path.write_text(text[: text.index("[hosts.decode-1]")])
@@ -130,7 +156,9 @@ def test_a_model_that_only_one_engine_can_load_cannot_be_verified(verifier, tmp_
 
 
 @pytest.mark.parametrize("path", ["weights/nope", "./nope", "/no/such/folder", "~nobody"])
-def test_a_path_that_is_not_there_is_no_unknown_model(verifier, tmp_path, capsys, path):
+def test_a_path_that_is_not_there_is_no_unknown_model(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
     seen = verifier(RESULT)
     assert run("--config", write_fleet(tmp_path), "verify", path) == 2
     assert f"no such folder: {path}" in capsys.readouterr().err and not seen.exists()

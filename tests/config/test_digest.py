@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ def fleet(host: Host = HOST, **model: object) -> Fleet:
     )
 
 
-def test_a_hosts_own_file_has_the_same_digest(tmp_path: Path):
+def test_a_hosts_own_file_has_the_same_digest(tmp_path: Path) -> None:
     path = tmp_path / "hosts.toml"
     path.write_text(render(fleet(), ["a"], {"m": {"transformers": "/home/x/m"}}))
     there = load(path)
@@ -25,12 +27,12 @@ def test_a_hosts_own_file_has_the_same_digest(tmp_path: Path):
 @pytest.mark.parametrize(
     "change", [{"port": 8001}, {"queue_size": 1}, {"engine": EngineOptions("transformers", threads=2)}]
 )
-def test_what_the_server_heeds_changes_it(change: dict):
+def test_what_the_server_heeds_changes_it(change: dict) -> None:
     changed = replace(HOST, **change)
     assert served_digest(fleet(changed), changed) != served_digest(fleet(), HOST)
     assert served_digest(fleet(context=50), HOST) != served_digest(fleet(), HOST)
 
 
-def test_how_a_machine_is_reached_does_not(tmp_path: Path):
+def test_how_a_machine_is_reached_does_not(tmp_path: Path) -> None:
     changed = replace(HOST, user="x", ssh_port=23, key="/k", python="/p")
     assert served_digest(fleet(changed), changed) == served_digest(fleet(), HOST)

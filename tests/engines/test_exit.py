@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import subprocess
 import sys
 
@@ -10,6 +12,6 @@ leave(7)
 """
 
 
-def test_leaving_waits_for_no_thread_and_loses_no_output():
+def test_leaving_waits_for_no_thread_and_loses_no_output() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (7, "said\n", "")

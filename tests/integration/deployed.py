@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def operator(bed: Bed, folder: Path) -> Operator:
 
 
 @contextmanager
-def edited(operator: Operator, *changes: tuple[str, str]):
+def edited(operator: Operator, *changes: tuple[str, str]) -> Iterator[None]:
     """Within, hosts.toml with these texts replaced."""
     before = operator.config.read_text()
     text = before

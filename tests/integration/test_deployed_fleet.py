@@ -67,7 +67,7 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_four_bare_hosts_answer_two_models_at_once(fleet: Operator):
+def test_four_bare_hosts_answer_two_models_at_once(fleet: Operator) -> None:
     statuses = fleet.status()
     assert {one["state"] for one in statuses.values()} == {"healthy"} and len(statuses) == 4
     assert {one["why"] for one in statuses.values()} == {""}, "code and hosts.toml are those of this checkout"
@@ -78,13 +78,13 @@ def test_four_bare_hosts_answer_two_models_at_once(fleet: Operator):
     assert all(one["metrics"]["decode_computed_tokens"] == 1 and one["text"] for one in results)
 
 
-def test_the_screen_fits_80_columns_and_tells_what_a_plain_process_does_not_do(fleet: Operator):
+def test_the_screen_fits_80_columns_and_tells_what_a_plain_process_does_not_do(fleet: Operator) -> None:
     shown = fleet.run("status").stdout
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert all(name in shown for name in fleet.bed.hosts) and "not after a reboot" in " ".join(shown.split())
 
 
-def test_a_healthy_fleet_is_looked_at_without_ssh(fleet: Operator):
+def test_a_healthy_fleet_is_looked_at_without_ssh(fleet: Operator) -> None:
     code = "import sys; sys.argv[1:1] = ['--config', sys.argv.pop(1)]; from disagg.cli.app import app\n"
     code += "try: app()\nfinally: print('SSH' if 'paramiko' in sys.modules or 'fabric' in sys.modules else 'no SSH')"
     argv = fleet.argv("status")
@@ -98,7 +98,7 @@ def test_a_healthy_fleet_is_looked_at_without_ssh(fleet: Operator):
     assert done.stdout.splitlines()[-1] == "no SSH"
 
 
-def test_looking_at_a_healthy_fleet_takes_half_a_second_beyond_the_interpreter(fleet: Operator):
+def test_looking_at_a_healthy_fleet_takes_half_a_second_beyond_the_interpreter(fleet: Operator) -> None:
     """In CPU time, which other work on this machine does not stretch; the servers answer in milliseconds."""
     empty = statistics.median(cpu_seconds([sys.executable, "-c", "pass"], fleet) for _ in range(3))
     status = statistics.median(cpu_seconds(fleet.argv("status"), fleet) for _ in range(5))
@@ -113,7 +113,7 @@ def cpu_seconds(argv: list[str], fleet: Operator) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def test_a_hand_off_is_rehearsed_between_two_hosts_in_what_is_deployed_there(fleet: Operator):
+def test_a_hand_off_is_rehearsed_between_two_hosts_in_what_is_deployed_there(fleet: Operator) -> None:
     where = ("--from", PREFILL, "--to", DECODE, "--tokens", "64", "--rounds", "1")
     report = json.loads(fleet.run("bench", "handoff", *where, "--json", timeout=PATIENCE_S).stdout)
     assert (report["from"], report["to"]) == (PREFILL, DECODE)
@@ -123,13 +123,13 @@ def test_a_hand_off_is_rehearsed_between_two_hosts_in_what_is_deployed_there(fle
     assert f"{PREFILL}: " in told and "nonsense" in told
 
 
-def test_starting_again_changes_nothing(fleet: Operator):
+def test_starting_again_changes_nothing(fleet: Operator) -> None:
     before = {name: server_pid(fleet.bed, name) for name in fleet.bed.hosts}
     assert fleet.run("start").stdout.count("unchanged") == 4
     assert before == {name: server_pid(fleet.bed, name) for name in fleet.bed.hosts}
 
 
-def test_a_killed_server_comes_back_by_itself_and_the_log_says_so(fleet: Operator):
+def test_a_killed_server_comes_back_by_itself_and_the_log_says_so(fleet: Operator) -> None:
     before = server_pid(fleet.bed, DECODE)
     argv = fleet.argv("logs", "-f", "-n", "1", "--host", DECODE)
     lines: list[str] = []
@@ -149,14 +149,14 @@ def test_a_killed_server_comes_back_by_itself_and_the_log_says_so(fleet: Operato
     assert fleet.status()[DECODE]["state"] == "healthy"
 
 
-def test_logs_of_all_hosts_are_one_stream_in_order_of_time(fleet: Operator):
+def test_logs_of_all_hosts_are_one_stream_in_order_of_time(fleet: Operator) -> None:
     shown = fleet.run("logs", "-n", "20").stdout.splitlines()
     times = [match[0] for line in shown if (match := re.match(r"\d\d:\d\d:\d\d\.\d{3}", line))]
     assert times == sorted(times) and all(any(name in line for line in shown) for name in fleet.bed.hosts)
     assert fleet.run("logs", "--since", "1s", "--host", PREFILL).stdout == ""
 
 
-def test_a_host_whose_link_is_cut_hides_no_other(fleet: Operator):
+def test_a_host_whose_link_is_cut_hides_no_other(fleet: Operator) -> None:
     with fleet.bed.cut(OTHER_PREFILL):
         began = time.monotonic()
         statuses = fleet.status(4, "--timeout", 4)
@@ -165,7 +165,7 @@ def test_a_host_whose_link_is_cut_hides_no_other(fleet: Operator):
     assert [one["state"] for name, one in statuses.items() if name != OTHER_PREFILL] == ["healthy"] * 3
 
 
-def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up(fleet: Operator):
+def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up(fleet: Operator) -> None:
     with edited(fleet, ("max_batch = 16\nmax_kv_bytes", "max_batch = 8\nmax_kv_bytes")):
         remark = fleet.status()[DECODE]
         assert "other hosts.toml" in remark["why"] and remark["hint"].startswith(f"disagg deploy --host {DECODE} && ")
@@ -179,7 +179,7 @@ def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up(
     fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S)
 
 
-def test_a_service_that_crashes_at_start_is_reported_with_its_log_and_not_left_crashing(fleet: Operator):
+def test_a_service_that_crashes_at_start_is_reported_with_its_log_and_not_left_crashing(fleet: Operator) -> None:
     model = next((fleet.bed.hosts[DECODE].home / ".disagg/models/carried").glob("*/config.json"))
     content = model.read_text()
     model.write_text("{ broken")
@@ -195,7 +195,7 @@ def test_a_service_that_crashes_at_start_is_reported_with_its_log_and_not_left_c
         model.write_text(content)
 
 
-def test_a_port_that_another_program_has_is_named_with_the_program(fleet: Operator):
+def test_a_port_that_another_program_has_is_named_with_the_program(fleet: Operator) -> None:
     fleet.run("stop", "--host", PREFILL)
     listener = ["python3", "-c", "import socket, time; s = socket.create_server(('0.0.0.0', 8000)); time.sleep(600)"]
     host = fleet.bed.hosts[PREFILL]
@@ -231,7 +231,7 @@ def _listens(address: str, port: int) -> bool:
     return True
 
 
-def test_a_server_that_never_becomes_healthy_is_slow_and_left_running(fleet: Operator):
+def test_a_server_that_never_becomes_healthy_is_slow_and_left_running(fleet: Operator) -> None:
     slow = fleet.run("start", "--host", PREFILL, "--timeout", 0, code=3).stdout
     assert "slow" in slow and "it was left running" in " ".join(slow.split())
     loading = fleet.status(3, "--host", PREFILL)[PREFILL]
@@ -239,7 +239,7 @@ def test_a_server_that_never_becomes_healthy_is_slow_and_left_running(fleet: Ope
     assert "started" in fleet.run("start", "--timeout", PATIENCE_S).stdout, "the one that crashed has its model again"
 
 
-def test_another_token_is_found_out(fleet: Operator):
+def test_another_token_is_found_out(fleet: Operator) -> None:
     token = next((fleet.folder / "state/disagg").glob("*/token"))
     content = token.read_text()
     token.write_text("another-token-for-this-test\n")
@@ -250,7 +250,7 @@ def test_another_token_is_found_out(fleet: Operator):
     assert status["state"] == "unauthorised" and status["why"] == "its token is not the one that is here"
 
 
-def test_stop_leaves_no_process_on_any_host_also_of_hosts_that_left_the_file(fleet: Operator):
+def test_stop_leaves_no_process_on_any_host_also_of_hosts_that_left_the_file(fleet: Operator) -> None:
     renamed = "mac-studio-9"
     with edited(
         fleet, (f"[hosts.{DECODE}]", f"[hosts.{renamed}]"), (f"[hosts.{DECODE}.engine]", f"[hosts.{renamed}.engine]")

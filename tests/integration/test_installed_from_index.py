@@ -86,7 +86,7 @@ def hosts_toml(bed: Bed, index: str) -> str:
     return HOSTS.format(index=index) + "".join(hosts)
 
 
-def test_two_bare_hosts_answer_with_what_the_index_gave_them(fleet: Operator):
+def test_two_bare_hosts_answer_with_what_the_index_gave_them(fleet: Operator) -> None:
     assert {name: one["state"] for name, one in fleet.status().items()} == {PREFILL: "healthy", DECODE: "healthy"}
     prompt = ("generate", "-m", "tiny", "--max-tokens", "8", "--json", "def fibonacci(n):")
     (result,) = json.loads(fleet.run(*prompt).stdout)["results"]
@@ -95,7 +95,7 @@ def test_two_bare_hosts_answer_with_what_the_index_gave_them(fleet: Operator):
 
 
 @pytest.mark.parametrize(("name", "library"), [(PREFILL, "torch/lib/libtorch_cpu.so"), (DECODE, "mlx/lib/libmlx.so")])
-def test_a_server_has_loaded_its_own_environment_and_nothing_else(fleet: Operator, name: str, library: str):
+def test_a_server_has_loaded_its_own_environment_and_nothing_else(fleet: Operator, name: str, library: str) -> None:
     host = fleet.bed.hosts[name]
     environment = (host.home / ".disagg/hosts" / name / "current/environment").read_text().strip()
     (server,) = (one for one in host.processes() if "disagg.servers" in _command(one))
@@ -113,7 +113,7 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_a_second_deploy_finds_all_there_and_writes_nothing(fleet: Operator):
+def test_a_second_deploy_finds_all_there_and_writes_nothing(fleet: Operator) -> None:
     fleet.run("stop")  # a server writes its log
     homes = [fleet.bed.hosts[name].home for name in (PREFILL, DECODE)]
     before = stamps(*homes)
@@ -128,7 +128,9 @@ def stamps(*folders: Path) -> dict[str, tuple[int, int, int]]:
     return {str(path): (s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for path in paths for s in (path.lstat(),)}
 
 
-def test_a_changed_line_of_code_sends_the_package_alone_and_a_rollback_goes_back(fleet: Operator, tmp_path: Path):
+def test_a_changed_line_of_code_sends_the_package_alone_and_a_rollback_goes_back(
+    fleet: Operator, tmp_path: Path
+) -> None:
     deployed = fleet.bed.hosts[PREFILL].home / ".disagg/hosts" / PREFILL
     first = (deployed / "current").resolve()
     environment = deployed.parents[1] / "envs" / (first / "environment").read_text().strip()

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,7 @@ async def test_steps_that_came_while_the_loop_was_busy_come_together_in_one_even
 async def test_tokens_behind_a_stop_string_in_one_event_are_not_part_of_the_answer() -> None:
     answer = Answer(ByteTokenizer(256).stream(["b"]))
 
-    async def steps():  # type: ignore[no-untyped-def]
+    async def steps() -> AsyncIterator[Any]:
         yield [(token(letter), TIMING, float(at)) for at, letter in enumerate("xabcd", 1)]
 
     ((_, data),) = [event async for event in answer.events(steps())]

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import pytest
 
 from disagg.servers import gpu
@@ -8,16 +10,16 @@ IOREG = '+-o AGXAccelerator\n  "PerformanceStatistics" = {"Tiler Utilization %"=
 @pytest.mark.parametrize(
     ("text", "share"), [("17\n", 0.17), ("17\n93\n", 0.93), (IOREG, 0.42), ("[N/A]\n", None), ("", None)]
 )
-def test_both_tools_are_read(text: str, share: float | None):
+def test_both_tools_are_read(text: str, share: float | None) -> None:
     assert gpu.parse(text) == share
 
 
-def test_a_cpu_and_a_machine_without_the_tool_tell_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_a_cpu_and_a_machine_without_the_tool_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gpu._COMMANDS, "cuda", ("no-such-tool",))
     assert gpu.utilisation("transformers/cpu") is None and gpu.utilisation("transformers/cuda:1") is None
 
 
-def test_the_tool_is_asked_once_a_second_and_not_waited_for_when_it_hangs(monkeypatch: pytest.MonkeyPatch):
+def test_the_tool_is_asked_once_a_second_and_not_waited_for_when_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_known", {})
     monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sh", "-c", "echo 50"))
     assert gpu.utilisation("transformers/cuda") == 0.5

@@ -1,6 +1,10 @@
+from __future__ import annotations
+
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +15,7 @@ KEY = "0123456789abcdef"
 
 
 @pytest.fixture
-def listener():
+def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener
 
@@ -24,7 +28,7 @@ def knock(listener: socket.socket, key: str) -> socket.socket:
     return door.knock("127.0.0.1", port(listener), key)
 
 
-def test_the_holder_of_the_key_gets_the_connection_with_nothing_read_beyond_the_key(listener):
+def test_the_holder_of_the_key_gets_the_connection_with_nothing_read_beyond_the_key(listener: socket.socket) -> None:
     with knock(listener, KEY) as here:
         here.sendall(b"and on")
         with door.admit(listener, KEY, 5.0) as there:
@@ -32,14 +36,18 @@ def test_the_holder_of_the_key_gets_the_connection_with_nothing_read_beyond_the_
 
 
 @pytest.mark.parametrize("said", ["x" * len(KEY), KEY[:-1], "", "nonsense\n" * 1000])
-def test_a_stranger_in_front_is_turned_away_and_the_holder_of_the_key_gets_in(listener, said):
+def test_a_stranger_in_front_is_turned_away_and_the_holder_of_the_key_gets_in(
+    listener: socket.socket, said: Any
+) -> None:
     with knock(listener, said) as stranger:
         stranger.shutdown(socket.SHUT_WR)
         with knock(listener, KEY) as here, door.admit(listener, KEY, 5.0) as there:
             assert there.getpeername() == here.getsockname()
 
 
-def test_a_silent_or_dripping_stranger_costs_a_bounded_time(listener, monkeypatch):
+def test_a_silent_or_dripping_stranger_costs_a_bounded_time(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(door, "_KNOCK_S", 0.3)
     stop = threading.Event()
 
@@ -62,12 +70,12 @@ def test_a_silent_or_dripping_stranger_costs_a_bounded_time(listener, monkeypatc
         assert silent.fileno() >= 0
 
 
-def test_where_nobody_has_the_key_it_ends(listener):
+def test_where_nobody_has_the_key_it_ends(listener: socket.socket) -> None:
     with knock(listener, "wrong"), pytest.raises(PeerLost, match=r"key came within 0\.2 s"):
         door.admit(listener, KEY, 0.2)
 
 
-def test_a_port_where_nobody_listens_is_a_lost_peer():
+def test_a_port_where_nobody_listens_is_a_lost_peer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed = port(listener)
     with pytest.raises(PeerLost, match="cannot connect"):

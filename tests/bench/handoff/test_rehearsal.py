@@ -1,10 +1,13 @@
 """Two real processes, a real connection, real torch tensors and mlx caches; small ones."""
 
+from __future__ import annotations
+
 import json
 import os
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -17,11 +20,11 @@ ROWS = 2 * 100 + 16
 
 
 @pytest.fixture(scope="module")
-def figures():
+def figures() -> Any:
     return rehearsal.rehearse(rehearsal.here("prefill end"), rehearsal.here("decode end"), ORDER)
 
 
-def test_every_way_moved_the_same_bytes_and_was_timed_in_every_round(figures):
+def test_every_way_moved_the_same_bytes_and_was_timed_in_every_round(figures: Any) -> None:
     assert figures["bytes"] == ROWS * 2 * 2 * 8 * 2
     assert (figures["rounds"], figures["device"]) == (2, "cpu")
     assert set(figures["ways"]) == {"handoff", "raw_socket", "base64_json"}
@@ -30,13 +33,13 @@ def test_every_way_moved_the_same_bytes_and_was_timed_in_every_round(figures):
         assert way["sender_cpu_s_per_gb"] > 0
 
 
-def test_the_ratios_are_those_of_the_rates(figures):
+def test_the_ratios_are_those_of_the_rates(figures: Any) -> None:
     assert figures["ratio_to_raw"] == pytest.approx(figures["handoff_gb_s"] / figures["raw_socket_gb_s"])
     assert figures["handoff_gb_s"] == figures["ways"]["handoff"]["gb_s"]
     assert figures["ratio_to_base64_json"] == pytest.approx(figures["handoff_gb_s"] / figures["base64_json_gb_s"])
 
 
-def test_a_device_that_is_not_there_is_told_with_the_end_that_lacks_it():
+def test_a_device_that_is_not_there_is_told_with_the_end_that_lacks_it() -> None:
     order = Order((None,), 1, 8, "float32", 4, 1, "nonsense", 60.0)
     with pytest.raises(DisaggError, match=r"prefill end: .*nonsense"):
         rehearsal.rehearse(rehearsal.here("prefill end"), rehearsal.here("decode end"), order)
@@ -51,7 +54,7 @@ def play(end: str, **order: object) -> subprocess.Popen[str]:
 SMALL = {"windows": [None], "kv_heads": 1, "head_dim": 8, "dtype": "float32", "tokens": 4, "rounds": 1}
 
 
-def test_only_the_one_with_the_token_is_let_in_and_strangers_do_no_harm():
+def test_only_the_one_with_the_token_is_let_in_and_strangers_do_no_harm() -> None:
     with play("receive", token="right", host="127.0.0.1", **SMALL) as receiver:
         assert receiver.stdout is not None
         port = json.loads(receiver.stdout.readline())["port"]
@@ -68,7 +71,7 @@ def test_only_the_one_with_the_token_is_let_in_and_strangers_do_no_harm():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", '{"token": "t", "surprise": 1}'])
-def test_an_order_that_is_none_is_refused(text):
+def test_an_order_that_is_none_is_refused(text: str) -> None:
     environment = {**os.environ, "DISAGG_REHEARSAL": text}
     argv = [sys.executable, "-m", "disagg.bench.handoff", "receive"]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=60)

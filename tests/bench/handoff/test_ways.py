@@ -1,7 +1,11 @@
 """The ways by themselves, both ends in one process."""
 
+from __future__ import annotations
+
 import socket
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import numpy
@@ -20,13 +24,13 @@ SHAPE = Shape(layout_of([None], 1, 8, "float32"), 4)
 
 
 @pytest.fixture
-def receiver():
+def receiver() -> Iterator[JSONReceiver]:
     receiver = JSONReceiver(SHAPE, "127.0.0.1")
     yield receiver
     receiver.close()
 
 
-def test_the_http_way_takes_nothing_from_a_stranger(receiver):
+def test_the_http_way_takes_nothing_from_a_stranger(receiver: JSONReceiver) -> None:
     offer = receiver.offer()
     receiver.accept()
     url = f"http://127.0.0.1:{offer['port']}/layer"
@@ -41,7 +45,7 @@ def test_the_http_way_takes_nothing_from_a_stranger(receiver):
     assert len(receiver.receive()) == 2
 
 
-def test_an_http_server_that_refuses_is_a_lost_peer(receiver):
+def test_an_http_server_that_refuses_is_a_lost_peer(receiver: JSONReceiver) -> None:
     sender = JSONSender(SHAPE, SyntheticKV(SHAPE.layout, SHAPE.tokens, "cpu"))
     sender.prepare({**receiver.offer(), "key": "wrong"})
     with pytest.raises(PeerLost, match="401"):
@@ -49,7 +53,7 @@ def test_an_http_server_that_refuses_is_a_lost_peer(receiver):
     sender.close()
 
 
-def test_a_ticket_lasts_for_a_whole_turn_over_a_slow_link(monkeypatch):
+def test_a_ticket_lasts_for_a_whole_turn_over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
     receiver, deadlines = HandoffReceiver(SHAPE, "127.0.0.1"), []
     issue = receiver._tickets.issue
     monkeypatch.setattr(
@@ -74,20 +78,20 @@ class Forgetful:
         self._source = source
         self._memory = [numpy.array(tensor) for tensor in source.flat()]
 
-    def offer(self):
+    def offer(self) -> dict[Any, Any]:
         return {}
 
-    def prepare(self, offer) -> None: ...
+    def prepare(self, offer: Any) -> None: ...
 
     def accept(self) -> None: ...
 
     def send(self) -> None: ...
 
-    def receive(self):
+    def receive(self) -> Any:
         return self._memory
 
 
-def test_bytes_that_came_once_do_not_pass_for_bytes_that_came_again():
+def test_bytes_that_came_once_do_not_pass_for_bytes_that_came_again() -> None:
     source = SyntheticKV(SHAPE.layout, SHAPE.tokens, "cpu")
     way, digest = Forgetful(source), run._digest(source.flat())
     ends = connected()
@@ -106,7 +110,7 @@ def test_bytes_that_came_once_do_not_pass_for_bytes_that_came_again():
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b"\xff\xfe\n", b"{}"])
-def test_words_that_are_none_are_a_lost_peer(line):
+def test_words_that_are_none_are_a_lost_peer(line: bytes) -> None:
     ends = connected()
     with ends[0], Control(ends[1]) as there:
         ends[0].sendall(line)

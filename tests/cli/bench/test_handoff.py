@@ -1,5 +1,7 @@
 """`disagg bench handoff` on this machine; between hosts it runs in tests/integration."""
 
+from __future__ import annotations
+
 import json
 
 import pytest
@@ -9,7 +11,7 @@ from tests.cli.commandline import run
 SMALL = ("bench", "handoff", "--shape", "llama-3.1-8b", "--tokens", 64, "--rounds", 1)
 
 
-def test_json_has_the_rates_and_their_ratio(capsys):
+def test_json_has_the_rates_and_their_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL, "--json") == 0
     body = json.loads(capsys.readouterr().out)
     assert {"handoff_gb_s", "raw_socket_gb_s", "base64_json_gb_s", "ratio_to_raw"} <= set(body)
@@ -17,7 +19,7 @@ def test_json_has_the_rates_and_their_ratio(capsys):
     assert (body["from"], body["to"], body["shape"]) == ("this machine", "this machine", "llama-3.1-8b")
 
 
-def test_the_table_fits_80_columns_and_says_that_no_model_ran(capsys):
+def test_the_table_fits_80_columns_and_says_that_no_model_ran(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
@@ -32,11 +34,13 @@ def test_the_table_fits_80_columns_and_says_that_no_model_ran(capsys):
         (("--from", "nobody", "--to", "nobody"), "nobody"),
     ],
 )
-def test_a_mistake_is_told_before_anything_runs(arguments, message, capsys):
+def test_a_mistake_is_told_before_anything_runs(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("bench", "handoff", *arguments) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_path_that_is_not_there_is_called_a_file_and_no_shape(capsys):
+def test_a_path_that_is_not_there_is_called_a_file_and_no_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "handoff", "--shape", "/no/such/config.json") == 3
     assert "/no/such/config.json: cannot be read" in capsys.readouterr().err

@@ -1,7 +1,11 @@
 """`disagg bench link` on four machines behind SSH, whose links are shaped and cut, and on this one."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,22 +13,23 @@ from disagg.config import load
 from disagg.fleet.link import hidden_tokens_per_s
 from tests.cli.commandline import run
 from tests.simulated import ROW_BYTES, write_simulated
+from tests.testbed.bed import Bed
 
 
 @pytest.fixture
-def measured(bed, tmp_path, capsys):
+def measured(bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """Run `disagg bench link ARGUMENTS` on the bed; exit code and what it printed."""
     bed.need_links()
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
 
-    def measure(*arguments):
+    def measure(*arguments: Any) -> tuple[int, str]:
         code = run("--config", path, "bench", "link", *arguments)
         return code, capsys.readouterr().out
 
     return measure
 
 
-def test_every_kv_link_is_a_row_within_80_columns(measured):
+def test_every_kv_link_is_a_row_within_80_columns(measured: Callable[..., tuple[int, str]]) -> None:
     code, out = measured()
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     rows = [line.split() for line in out.splitlines() if line.startswith("dgx-")]
@@ -35,7 +40,9 @@ def test_every_kv_link_is_a_row_within_80_columns(measured):
     assert "KV per token of qwen3-coder:30b: 4.0 KiB" in out
 
 
-def test_json_tells_the_rate_the_way_the_round_trip_and_what_the_link_hides(measured):
+def test_json_tells_the_rate_the_way_the_round_trip_and_what_the_link_hides(
+    measured: Callable[..., tuple[int, str]],
+) -> None:
     code, out = measured("--from", "dgx-spark-1", "--json")
     body = json.loads(out)
     (link,) = body["links"]
@@ -46,7 +53,9 @@ def test_json_tells_the_rate_the_way_the_round_trip_and_what_the_link_hides(meas
     assert link["kv_bytes_per_token"] > 0 and link["hidden_tokens_per_s"] == pytest.approx(expected)
 
 
-def test_a_slow_link_is_a_warning_with_the_command_that_mends_it_and_exit_code_0(bed, measured):
+def test_a_slow_link_is_a_warning_with_the_command_that_mends_it_and_exit_code_0(
+    bed: Bed, measured: Callable[..., tuple[int, str]]
+) -> None:
     with bed.limited("mac-studio-2", 40):
         code, out = measured("--to", "mac-studio-2")
     said = " ".join(out.split())
@@ -54,7 +63,9 @@ def test_a_slow_link_is_a_warning_with_the_command_that_mends_it_and_exit_code_0
     assert "far below the 10 Gb/s of eth0" in said and "→ look for errors and drops: disagg exec --host" in said
 
 
-def test_a_link_that_is_cut_where_kv_goes_is_a_fault_and_hides_no_other(bed, measured):
+def test_a_link_that_is_cut_where_kv_goes_is_a_fault_and_hides_no_other(
+    bed: Bed, measured: Callable[..., tuple[int, str]]
+) -> None:
     bed.hosts["dgx-spark-1"].as_root("ip", "route", "add", "unreachable", "169.254.150.102/32")
     try:
         code, out = measured("--json")
@@ -65,13 +76,13 @@ def test_a_link_that_is_cut_where_kv_goes_is_a_fault_and_hides_no_other(bed, mea
     assert well["error"] is None and well["bits_per_s"] > 0
 
 
-def test_a_host_that_does_not_answer_is_exit_code_4(bed, measured):
+def test_a_host_that_does_not_answer_is_exit_code_4(bed: Bed, measured: Callable[..., tuple[int, str]]) -> None:
     with bed.cut("mac-studio-2"):
         code, out = measured()
     assert code == 4 and "✘ fault" in out and "ssh: mac-studio-2" in out and "✔ ok" in out
 
 
-def test_any_two_hosts_can_be_measured_and_it_says_where_no_kv_goes(measured):
+def test_any_two_hosts_can_be_measured_and_it_says_where_no_kv_goes(measured: Callable[..., tuple[int, str]]) -> None:
     code, out = measured("--from", "dgx-spark-2", "--to", "dgx-spark-1", "--json")
     (link,) = json.loads(out)["links"]
     assert code == 0 and link["bits_per_s"] > 0 and link["hidden_tokens_per_s"] is None
@@ -90,12 +101,16 @@ def test_any_two_hosts_can_be_measured_and_it_says_where_no_kv_goes(measured):
         (["--from", "m-decode", "--to", "m-decode"], "m-decode has no link to itself"),
     ],
 )
-def test_hosts_without_such_a_link_are_a_usage_error(arguments, message, tmp_path, capsys):
+def test_hosts_without_such_a_link_are_a_usage_error(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("--config", write_simulated(tmp_path), "bench", "link", *arguments) == 2
     assert message in capsys.readouterr().err
 
 
-def test_two_hosts_on_this_machine_are_measured_over_loopback(tmp_path: Path, capsys):
+def test_two_hosts_on_this_machine_are_measured_over_loopback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_simulated(tmp_path)
     assert run("--config", path, "bench", "link", "--json") == 0
     (link,) = json.loads(capsys.readouterr().out)["links"]

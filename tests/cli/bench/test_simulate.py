@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,7 +35,7 @@ def servers(folder: Path) -> list[int]:
 
 
 @pytest.fixture
-def temporary(tmp_path, monkeypatch):
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where temporary folders are made in this test. No server of it is left at the end."""
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -45,7 +47,7 @@ def temporary(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def started(temporary, tmp_path):
+def started(temporary: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start `disagg bench --simulate ARGUMENTS` as a process of its own; its stderr goes to tmp_path/stderr."""
     path, processes = write_simulated(tmp_path), []
 
@@ -63,7 +65,9 @@ def started(temporary, tmp_path):
         process.communicate()
 
 
-def test_the_shipped_fleet_is_played_here_and_everything_says_so(temporary, tmp_path, capsys):
+def test_the_shipped_fleet_is_played_here_and_everything_says_so(
+    temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = ["--json", tmp_path / "r.json", "--report", tmp_path / "r.html"]
     assert run("--config", HOSTS_TOML, "bench", "--simulate", "-m", "qwen", *SMALL, *files) == 0
     out, err = capsys.readouterr()
@@ -79,7 +83,7 @@ def test_the_shipped_fleet_is_played_here_and_everything_says_so(temporary, tmp_
     assert not servers(temporary) and not list(temporary.iterdir())
 
 
-def test_other_machines_may_be_played(temporary, tmp_path, capsys):
+def test_other_machines_may_be_played(temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     devices = ["--prefill-device", "dgx-spark", "--decode-device", "m3-ultra", "--mode", "disagg", "--json", "-"]
     assert run("--config", write_simulated(tmp_path), "bench", "--simulate", *SMALL, *devices) == 0
     body = json.loads(capsys.readouterr().out)
@@ -94,7 +98,9 @@ def test_other_machines_may_be_played(temporary, tmp_path, capsys):
         ([signal.SIGTERM] * 3, 143),
     ],
 )
-def test_an_interruption_ends_the_servers_however_often_it_comes(signals, code, started, temporary, tmp_path):
+def test_an_interruption_ends_the_servers_however_often_it_comes(
+    signals: Any, code: int, started: Callable[..., subprocess.Popen[str]], temporary: Path, tmp_path: Path
+) -> None:
     process = started(*LONG, "--json", "-")
     wait_until(lambda: "simulated: measuring" in (tmp_path / "stderr").read_text(), 60, "the run to begin")
     assert len(servers(temporary)) == 2
@@ -108,7 +114,9 @@ def test_an_interruption_ends_the_servers_however_often_it_comes(signals, code, 
     assert "Traceback" not in (tmp_path / "stderr").read_text()
 
 
-def test_a_second_sigterm_on_the_heels_of_the_first_leaves_no_server(started, temporary, tmp_path):
+def test_a_second_sigterm_on_the_heels_of_the_first_leaves_no_server(
+    started: Callable[..., subprocess.Popen[str]], temporary: Path, tmp_path: Path
+) -> None:
     process = started(*LONG)
     wait_until(lambda: "simulated: measuring" in (tmp_path / "stderr").read_text(), 60, "the run to begin")
     process.terminate()
@@ -118,7 +126,7 @@ def test_a_second_sigterm_on_the_heels_of_the_first_leaves_no_server(started, te
     assert process.returncode == 143 and not servers(temporary)
 
 
-def test_a_terminal_that_is_closed_leaves_no_server(temporary, tmp_path):
+def test_a_terminal_that_is_closed_leaves_no_server(temporary: Path, tmp_path: Path) -> None:
     master, slave = os.openpty()
     path = write_simulated(tmp_path)
     command = [sys.executable, "-m", "disagg.cli.app", "--config", str(path), "bench", "--simulate", *LONG]
@@ -140,7 +148,9 @@ def test_a_terminal_that_is_closed_leaves_no_server(temporary, tmp_path):
     assert not list(temporary.iterdir())
 
 
-def test_sigterm_while_the_servers_start_ends_them(started, temporary, tmp_path):
+def test_sigterm_while_the_servers_start_ends_them(
+    started: Callable[..., subprocess.Popen[str]], temporary: Path, tmp_path: Path
+) -> None:
     process = started(*LONG)
     wait_until(lambda: servers(temporary), 60, "a server")
     process.terminate()
@@ -155,12 +165,14 @@ def test_sigterm_while_the_servers_start_ends_them(started, temporary, tmp_path)
         (["--simulate", "--decode-device", "abacus"], "error: no device 'abacus' is known"),
     ],
 )
-def test_devices_that_cannot_be_played_are_a_usage_error(arguments, message, tmp_path, capsys):
+def test_devices_that_cannot_be_played_are_a_usage_error(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("--config", write_simulated(tmp_path), "bench", *arguments) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_host_whose_machine_is_unknown_is_asked_about(tmp_path, capsys):
+def test_a_host_whose_machine_is_unknown_is_asked_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = HOSTS_TOML.read_text().replace('hardware = "m4-max"\n', "")
     (tmp_path / "hosts.toml").write_text(text)
     assert run("--config", tmp_path / "hosts.toml", "bench", "--simulate", "-m", "qwen") == 2

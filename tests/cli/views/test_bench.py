@@ -27,14 +27,14 @@ def shown(made: Result, width: int = 80) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_every_figure_is_whole_at_this_width(width):
+def test_every_figure_is_whole_at_this_width(width: int) -> None:
     text = shown(result({128: (1.0, 0.8, 0.5), 32768: (100.0, 160.0, 140.0)}, limits={"ttft": 600.0}), width)
     for word in ("32,768", "decode-alone", "prefill-alone", "6/6", "500 ms", "100 s", "1.60x", "goodput", "stated"):
         assert word in text
     assert "…" not in text
 
 
-def test_the_parts_of_ttft_are_whole_where_an_attempt_failed_too():
+def test_the_parts_of_ttft_are_whole_where_an_attempt_failed_too() -> None:
     parts = TTFTParts(failed_attempts=0.011, queue=0.0006, tokenise=0.0009, prefill=0.3, first_step=0.0039)
     records = (record(0.335, prompt=32768, ttft_parts=parts),)
     cells = gather(plan((point(32768),)), [Played(0, "disagg", False, 0.0, 1.0, records)], Power(), {})
@@ -44,7 +44,7 @@ def test_the_parts_of_ttft_are_whole_where_an_attempt_failed_too():
     assert "11 ms" in row and "0.6 ms" in row and "3.9 ms" in row
 
 
-def test_every_word_of_the_tables_has_its_formula_in_the_footnote():
+def test_every_word_of_the_tables_has_its_formula_in_the_footnote() -> None:
     text = shown(result({128: (1.0, 0.8, 0.5)}, limits={"ttft": 600.0}))
     for word in (
         "TTFT:",
@@ -61,12 +61,12 @@ def test_every_word_of_the_tables_has_its_formula_in_the_footnote():
         assert word in text
 
 
-def test_the_verdict_comes_with_each_load_named():
+def test_the_verdict_comes_with_each_load_named() -> None:
     text = shown(result({128: (1.0, 2.0, 1.5)}, loads=(1, 4)))
     assert text.count("Disaggregation wins at every prompt") == 2 and "output 5, concurrency 4:" in text
 
 
-def test_what_fell_back_failed_or_was_left_out_is_said():
+def test_what_fell_back_failed_or_was_left_out_is_said() -> None:
     made = plan((point(),))
     records = (
         record(method="fallback"),
@@ -82,12 +82,12 @@ def test_what_fell_back_failed_or_was_left_out_is_said():
     assert "1 of prompt 100 · output 5 · concurrency 1 fell back" in text
 
 
-def test_a_run_without_any_request_still_has_a_view():
+def test_a_run_without_any_request_still_has_a_view() -> None:
     made = replace(result({128: (1.0, 2.0, 1.5)}), cells=(), verdict=judge(()), stopped="interrupted")
     assert "No verdict: nothing was completed." in shown(made)
 
 
-def test_without_a_terminal_there_is_one_line_per_point():
+def test_without_a_terminal_there_is_one_line_per_point() -> None:
     console, watch = Console(file=io.StringIO(), width=80), Watch()
     with live(watch, console):
         for mode in ("disagg", "decode-alone", "warming up disagg"):
@@ -96,7 +96,7 @@ def test_without_a_terminal_there_is_one_line_per_point():
     assert console.file.getvalue() == "measuring prompt 1 · output 2 …\n"
 
 
-def test_on_a_terminal_progress_shows_the_share_done_and_what_failed():
+def test_on_a_terminal_progress_shows_the_share_done_and_what_failed() -> None:
     console, watch = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), Watch()
     with live(watch, console):
         watch.total_work, watch.work, watch.doing = 100, 42, "disagg · prompt 1"
@@ -106,7 +106,7 @@ def test_on_a_terminal_progress_shows_the_share_done_and_what_failed():
     assert "42%" in text and "disagg · prompt 1" in text and "3 failed" in text and "ETA" in text
 
 
-def test_the_live_line_leaves_room_for_an_interrupt_and_shows_the_whole_time_left():
+def test_the_live_line_leaves_room_for_an_interrupt_and_shows_the_whole_time_left() -> None:
     console, watch = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), Watch()
     with live(watch, console, simulated=True):
         watch.total_work, watch.work = 100, 42

@@ -1,8 +1,11 @@
 """Every view at 80 and at 120 columns: nothing is cut, and the numbers people look for are there."""
 
+from __future__ import annotations
+
 import io
 import re
 import time
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -33,7 +36,7 @@ NONE = "nothing is deployed there"
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
 
 
-def shown(view, width: int = 80) -> str:
+def shown(view: Any, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, height=30, color_system=None)
     console.print(view)
     text = console.file.getvalue()
@@ -41,7 +44,7 @@ def shown(view, width: int = 80) -> str:
     return text
 
 
-def healthy(name="dgx-spark-1", **changed) -> HostStatus:
+def healthy(name: str = "dgx-spark-1", **changed: Any) -> HostStatus:
     values = {
         "backend": "transformers/cuda",
         "queue": 12,
@@ -58,7 +61,7 @@ DOWN = HostStatus("mac-studio-1", ("decode", "gateway"), "gpt-oss:120b", "", "no
 
 
 @WIDTHS
-def test_health_names_every_host_in_full_and_what_mends_it(width):
+def test_health_names_every_host_in_full_and_what_mends_it(width: Any) -> None:
     text = shown(health_view([healthy(), DOWN]), width)
     for word in ("dgx-spark-1", "mac-studio-1", "qwen3-coder:30b", "transformers/cuda", "not running", "gateway"):
         assert word in text
@@ -67,17 +70,17 @@ def test_health_names_every_host_in_full_and_what_mends_it(width):
     assert "mac-studio-1: nothing listens\n  → fix it" in text
 
 
-def test_health_shows_the_accelerators_use_where_a_server_knows_it():
+def test_health_shows_the_accelerators_use_where_a_server_knows_it() -> None:
     text = shown(health_view([healthy(device={"cpu_percent": 3.0, "utilisation": 0.87})]))
     assert "87% GPU" in text and "CPU" not in text
 
 
-def test_health_of_a_server_that_says_little_shows_dashes():
+def test_health_of_a_server_that_says_little_shows_dashes() -> None:
     text = shown(health_panel([healthy(queue=None, kv_bytes=None, memory={}, device={}, uptime_s=None)]))
     assert "–" in text and "None" not in text and "1 of 1 healthy" in text
 
 
-def test_kv_that_was_quantised_on_the_wire_is_called_so_and_exact_kv_is_not():
+def test_kv_that_was_quantised_on_the_wire_is_called_so_and_exact_kv_is_not() -> None:
     for view in (model_panel, lambda answer: metrics_view([answer])):
         assert "int8 on the wire" in shown(view(completion("qwen3-demo", kv_wire="int8-g64")))
         assert "on the wire" not in shown(view(completion("qwen3-demo", kv_wire="as-is")))
@@ -86,14 +89,14 @@ def test_kv_that_was_quantised_on_the_wire_is_called_so_and_exact_kv_is_not():
 
 
 @pytest.mark.parametrize("width", [40, 50, 71])
-def test_in_a_narrow_terminal_names_are_still_words(width):
+def test_in_a_narrow_terminal_names_are_still_words(width: int) -> None:
     text = shown(health_view([healthy(version="0.1.0"), DOWN]), width)
     for word in ("dgx-spark-1 ", "mac-studio-1 ", "healthy", "not running", "14d 6h"):
         assert any(word in line for line in text.splitlines()), word
     assert len(text.splitlines()) < 20
 
 
-def test_the_same_cause_on_several_hosts_is_told_once_with_one_command():
+def test_the_same_cause_on_several_hosts_is_told_once_with_one_command() -> None:
     names = ["a", "b", "c"]
     down = [
         HostStatus(
@@ -108,18 +111,18 @@ def test_the_same_cause_on_several_hosts_is_told_once_with_one_command():
     assert "c: no memory\n  → disagg logs --host c" in shown(health_view([*down[:2], other], names))
 
 
-def test_where_all_are_plain_processes_the_footnote_is_short_and_of_those_that_run():
+def test_where_all_are_plain_processes_the_footnote_is_short_and_of_those_that_run() -> None:
     text = shown(health_view([healthy("a", kept="crash"), healthy("b", kept="crash")]))
     assert "\nAll run as plain processes: they come back after a crash, not after a reboot\n" in text
     down = HostStatus("a", ("decode",), "m", "", "not running", "x", "y", kept="crash")
     assert "reboot" not in shown(health_view([down]))
 
 
-def test_a_watched_fleet_says_when_it_was_looked_at():
+def test_a_watched_fleet_says_when_it_was_looked_at() -> None:
     assert re.search(r"\n\d\d:\d\d:\d\d, again every 2 s; Ctrl-C ends\n", shown(watch_view([healthy()], (), 2.0)))
 
 
-def test_failed_starts_with_the_same_cause_are_told_once():
+def test_failed_starts_with_the_same_cause_are_told_once() -> None:
     errors = [DisaggError(f"{name}: nothing is deployed there", f"disagg deploy --host {name}") for name in "ab"]
     results = [ServerResult(name, "failed", 0.1, error) for name, error in zip("ab", errors, strict=True)]
     assert shown(results_view(results, "ab")).endswith(
@@ -127,13 +130,13 @@ def test_failed_starts_with_the_same_cause_are_told_once():
     )
 
 
-def test_a_status_line_is_one_line():
+def test_a_status_line_is_one_line() -> None:
     assert status_line(DOWN) == "mac-studio-1: not running: nothing listens -> fix it"
     assert status_line(healthy()) == "dgx-spark-1: healthy (qwen3-coder:30b, transformers/cuda)"
 
 
 @WIDTHS
-def test_the_model_panel_shows_seconds_and_speeds_and_the_parts_of_ttft(width):
+def test_the_model_panel_shows_seconds_and_speeds_and_the_parts_of_ttft(width: Any) -> None:
     text = shown(model_panel(completion("qwen3-demo")), width)
     for piece in ("21 ms", "329 tok/s", "431 ms", "295 tok/s", "463 ms", "TTFT  31 ms", "1 of 7", "1.2 MiB"):
         assert piece in text
@@ -141,12 +144,12 @@ def test_the_model_panel_shows_seconds_and_speeds_and_the_parts_of_ttft(width):
         assert part in text
 
 
-def test_the_ttft_bar_is_always_as_long_as_the_whole():
+def test_the_ttft_bar_is_always_as_long_as_the_whole() -> None:
     even = completion("m")
     assert shown(model_panel(even)).count("█") == 36
 
 
-def test_a_request_without_handoff_says_so_and_shows_its_warnings():
+def test_a_request_without_handoff_says_so_and_shows_its_warnings() -> None:
     alone = completion("m", ("Using fallback mode - slower performance",), method="fallback", kv_bytes=0)
     for view in (model_panel(alone), metrics_view([alone])):
         text = shown(view)
@@ -154,14 +157,14 @@ def test_a_request_without_handoff_says_so_and_shows_its_warnings():
 
 
 @WIDTHS
-def test_the_metrics_table_has_a_row_per_model_and_its_formulas(width):
+def test_the_metrics_table_has_a_row_per_model_and_its_formulas(width: Any) -> None:
     text = shown(metrics_view([completion("qwen3-demo"), completion("gpt-oss-demo")]), width)
     assert "qwen3-demo" in text and "gpt-oss-demo" in text and "prefill-1 → decode-1" in text
     assert "prompt tokens / prefill time" in text
 
 
 @WIDTHS
-def test_the_combined_panel_compares_parallel_with_sequential(width):
+def test_the_combined_panel_compares_parallel_with_sequential(width: Any) -> None:
     comparison = Comparison(0.52, {"a": 0.47, "b": 0.45}, 256, same_text=True)
     text = shown(combined_panel(comparison), width)
     for piece in ("520 ms", "920 ms", "1.77 x", "492 tok/s", "1.11 x", "a 470 ms + b 450 ms", "the same answers"):
@@ -170,7 +173,7 @@ def test_the_combined_panel_compares_parallel_with_sequential(width):
     assert "Exposed: end of prefill" in shown(footnote(), width)
 
 
-def test_answers_stand_side_by_side_where_there_is_room():
+def test_answers_stand_side_by_side_where_there_is_room() -> None:
     answers = [Answer("one", "text one", completion=completion("one")), Answer("two", "text two")]
     wide, narrow = shown(final_view("p", answers, 120), 120), shown(final_view("p", answers, 80))
     assert any("one ─" in line and "two ─" in line for line in wide.splitlines())
@@ -179,30 +182,30 @@ def test_answers_stand_side_by_side_where_there_is_room():
 
 
 @WIDTHS
-def test_a_live_view_keeps_to_the_screen_and_shows_the_latest_lines(width):
+def test_a_live_view_keeps_to_the_screen_and_shows_the_latest_lines(width: Any) -> None:
     text = "\n".join(f"line {number}" for number in range(200))
     live = shown(LiveView("prompt", [Answer("one", text, 7), Answer("two", text)]), width)
     assert len(live.splitlines()) <= 28 and "line 199" in live and "line 0\n" not in live and "7 tokens" in live
 
 
-def test_a_failed_answer_shows_its_error():
+def test_a_failed_answer_shows_its_error() -> None:
     assert "the queue is full" in shown(LiveView("p", [Answer("one", error=DisaggError("the queue is full"))]))
 
 
-def test_markup_and_control_characters_of_a_model_do_nothing():
+def test_markup_and_control_characters_of_a_model_do_nothing() -> None:
     assert printable("a\x1b[2J\tb\nc\x9b") == "a\ufffd[2J\tb\nc\ufffd"
     text = shown(final_view("p", [Answer("one", "[bold]x[/bold]")], 80))
     assert "[bold]x[/bold]" in text
 
 
-def test_results_and_errors_show_the_remedy():
+def test_results_and_errors_show_the_remedy() -> None:
     error = PortInUse("port 1 is in use by python (pid 2)", "stop it")
     text = shown(results_view([ServerResult("a", "started", 3.2), ServerResult("b", "failed", 1, error)]))
     assert "3.20 s" in text and "error: port 1 is in use by python (pid 2)\n hint: stop it" in text
     assert shown(error_view(DisaggError("just this"))) == "error: just this\n"
 
 
-def test_progress_prints_a_line_per_change():
+def test_progress_prints_a_line_per_change() -> None:
     console = Console(file=io.StringIO(), width=80)
     progress = Progress(console)
     for state in ("starting", "loading", "loading", "healthy"):
@@ -214,7 +217,7 @@ def test_progress_prints_a_line_per_change():
     ("value", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 20, "3.0 MiB"), (128 << 30, "128 GiB"), (None, "–")],
 )
-def test_sizes(value, text):
+def test_sizes(value: int | None, text: str) -> None:
     assert units.size(value) == text
 
 
@@ -222,17 +225,17 @@ def test_sizes(value, text):
     ("value", "text"),
     [(0, "0.0 ms"), (0.0008, "0.8 ms"), (0.042, "42 ms"), (0.9996, "1.00 s"), (9.996, "10.0 s"), (120, "120 s")],
 )
-def test_durations(value, text):
+def test_durations(value: float, text: str) -> None:
     assert units.seconds(value) == text
 
 
-def test_speeds_and_uptimes():
+def test_speeds_and_uptimes() -> None:
     assert [units.speed(v) for v in (0, 12.34, 1234.5)] == ["– tok/s", "12.3 tok/s", "1,234 tok/s"]
     assert [units.uptime(v) for v in (5, 300, 12000, 360000)] == ["5s", "5m", "3h 20m", "4d 4h"]
 
 
 @WIDTHS
-def test_health_remarks_last_errors_and_what_survives_no_reboot(width):
+def test_health_remarks_last_errors_and_what_survives_no_reboot(width: Any) -> None:
     text = shown(
         health_view(
             [
@@ -251,7 +254,7 @@ def test_health_remarks_last_errors_and_what_survives_no_reboot(width):
     assert "mac-studio-1: plain process: it comes back after a crash, not after a reboot" in " ".join(text.split())
 
 
-def test_a_failed_start_shows_the_end_of_its_log_above_the_error():
+def test_a_failed_start_shows_the_end_of_its_log_above_the_error() -> None:
     error = StartFailed("spark did not start: no weights", "fetch them")
     error.log = (
         '{"time": "2026-01-01T00:00:00.000Z", "level": "error", "event": "start_failed", "message": "no"}',
@@ -262,7 +265,7 @@ def test_a_failed_start_shows_the_end_of_its_log_above_the_error():
     assert "left" in text
 
 
-def test_log_lines_show_time_host_event_fields_and_traceback():
+def test_log_lines_show_time_host_event_fields_and_traceback() -> None:
     view = LogView(["a", "spark"])
     said = {"level": "error", "event": "internal_error", "n": 1, "who": "x y", "traceback": "Traceback\nboom"}
     text = shown(view.line(Line("a", 1767225605.25, "", said)))
@@ -279,7 +282,7 @@ def test_log_lines_show_time_host_event_fields_and_traceback():
     assert "trying again" in shown(view.line(Line("a", 1.0, "connection lost; trying again", notice=True)))
 
 
-def test_removed_models_are_told_with_the_way_back():
+def test_removed_models_are_told_with_the_way_back() -> None:
     gone = [
         Outcome(Host(name, "10.0.0.1", ("decode",), "m", EngineOptions("mlx"), 8001, kv_port=9001), 0.1, value=1 << 20)
         for name in ("a", "b")
@@ -290,7 +293,7 @@ def test_removed_models_are_told_with_the_way_back():
     assert shown(removed_view([], {})) == "nothing to remove\n"
 
 
-def test_in_a_narrow_terminal_the_hosts_of_models_keep_their_names():
+def test_in_a_narrow_terminal_the_hosts_of_models_keep_their_names() -> None:
     host = Host("mac-studio-1", "10.0.0.1", ("decode",), "gpt-oss:120b", EngineOptions("mlx"), 8001, kv_port=9001)
     source = "mlx-community/gpt-oss-120b-MXFP4-Q8"
     stock = Stock(Need(host, source), {source: Held(source, "complete", 3 << 30, revision="0123456789")})

@@ -136,3 +136,7 @@ def _bytes(tensor: torch.Tensor, rows: range) -> Any:
 def prompt(length: int, seed: int = 1) -> list[int]:
     """Random token ids, no special tokens."""
     return [int(t) for t in np.random.default_rng(seed).integers(8, VOCAB, length)]
+
+
+Engines = Callable[[str], MLXDecodeEngine]  # architecture -> engine: what the fixture `mlx_engine` is
+References = Callable[[str], Reference]  # architecture -> transformers on it: what the fixture `reference` is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -26,14 +27,14 @@ LAYERS = (LayerLayout("full", HEADS, KEY, VALUE), LayerLayout("sliding", HEADS, 
 RNG = np.random.default_rng(0)
 
 
-def model(*kinds):
+def model(*kinds: Any) -> Any:
     return SimpleNamespace(make_cache=lambda: [kind() for kind in kinds])
 
 
 MODEL = model(KVCache, lambda: RotatingKVCache(WINDOW))
 
 
-def kv_of(tokens: int, dtype: str = "float32", layers=LAYERS) -> ReceivedKV:
+def kv_of(tokens: int, dtype: str = "float32", layers: Any = LAYERS) -> ReceivedKV:
     layout = Layout(layers, dtype)
     keys, values = [], []
     for layer in layers:
@@ -44,7 +45,7 @@ def kv_of(tokens: int, dtype: str = "float32", layers=LAYERS) -> ReceivedKV:
 
 
 @pytest.mark.parametrize("tokens", [1, WINDOW - 1, WINDOW, WINDOW + 1, 5 * WINDOW])
-def test_offsets_rows_and_write_index_are_exact(tokens):
+def test_offsets_rows_and_write_index_are_exact(tokens: Any) -> None:
     kv = kv_of(tokens)
 
     full, sliding = mlx_cache.build(MODEL, kv)
@@ -59,7 +60,7 @@ def test_offsets_rows_and_write_index_are_exact(tokens):
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", mx.uint32), ("float16", mx.uint16), ("bfloat16", mx.uint16)])
-def test_every_bit_arrives_in_every_dtype(dtype, bits):
+def test_every_bit_arrives_in_every_dtype(dtype: str, bits: Any) -> None:
     kv = kv_of(7, dtype)
 
     full, _ = mlx_cache.build(MODEL, kv)
@@ -69,7 +70,7 @@ def test_every_bit_arrives_in_every_dtype(dtype, bits):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_quantised_kv_becomes_what_mlx_makes_of_the_exact_kv(dtype):
+def test_quantised_kv_becomes_what_mlx_makes_of_the_exact_kv(dtype: str) -> None:
     layers = (LayerLayout("full", HEADS, 64, 40), LayerLayout("sliding", HEADS, 128, 64, window=WINDOW))
     layout, tokens = Layout(layers, dtype), 2 * WINDOW
     arena = Arenas(mlx_cache.allocate).take(Placement.of(layout, tokens, wire=INT8).nbytes)
@@ -92,13 +93,13 @@ def test_quantised_kv_becomes_what_mlx_makes_of_the_exact_kv(dtype):
         assert bytes(memoryview(array.view(mx.uint8))) == bytes(memoryview(want.view(mx.uint8)))
 
 
-def test_no_tokens_make_fresh_caches():
+def test_no_tokens_make_fresh_caches() -> None:
     full, sliding = mlx_cache.build(MODEL, kv_of(0))
 
     assert full.empty() and sliding.empty()
 
 
-def test_the_caches_are_views_of_the_received_bytes_and_nothing_is_copied():
+def test_the_caches_are_views_of_the_received_bytes_and_nothing_is_copied() -> None:
     kv = kv_of(500)
     before = mx.get_active_memory()
     full, _ = mlx_cache.build(MODEL, kv)
@@ -108,7 +109,7 @@ def test_the_caches_are_views_of_the_received_bytes_and_nothing_is_copied():
     assert not np.array(full.keys).any()
 
 
-def test_a_token_on_top_of_the_caches_leaves_the_received_bytes_as_they_were():
+def test_a_token_on_top_of_the_caches_leaves_the_received_bytes_as_they_were() -> None:
     kv = kv_of(2 * WINDOW)
     before = kv.arena.data.tobytes()
     for cache, layer in zip(mlx_cache.build(MODEL, kv), LAYERS, strict=True):
@@ -119,26 +120,26 @@ def test_a_token_on_top_of_the_caches_leaves_the_received_bytes_as_they_were():
     assert kv.arena.data.tobytes() == before
 
 
-def test_memory_may_be_larger_than_the_longest_dimension_of_an_array():
+def test_memory_may_be_larger_than_the_longest_dimension_of_an_array() -> None:
     memory = mlx_cache.allocate((1 << 31) + 1)
 
     assert memory.nbytes > 1 << 31
     assert not memoryview(memory).readonly
 
 
-def test_released_kv_makes_no_caches():
+def test_released_kv_makes_no_caches() -> None:
     kv = kv_of(5)
     kv.release()
     with pytest.raises(LayoutMismatch, match="released"):
         mlx_cache.build(MODEL, kv)
 
 
-def test_memory_that_mlx_does_not_have_is_a_memory_error():
+def test_memory_that_mlx_does_not_have_is_a_memory_error() -> None:
     with pytest.raises(MemoryError):
         mlx_cache.allocate(1 << 60)
 
 
-def test_memory_for_many_transfers_leaves_no_thread_behind_for_each():
+def test_memory_for_many_transfers_leaves_no_thread_behind_for_each() -> None:
     def threads() -> int:
         return psutil.Process().num_threads()
 
@@ -154,7 +155,7 @@ def test_memory_for_many_transfers_leaves_no_thread_behind_for_each():
     assert threads() - before < 20  # the few that make memory for all, whatever the number of transfers
 
 
-def test_states_become_an_arrays_cache():
+def test_states_become_an_arrays_cache() -> None:
     layers = (LayerLayout("state", states=(StateTensor((3, 4)), StateTensor((2, 2), "bfloat16"))),)
     states = [RNG.normal(size=12).astype(np.float32).view(np.uint8), np.arange(8, dtype=np.uint8)]
     nothing = [np.zeros(0, np.uint8)]
@@ -167,7 +168,7 @@ def test_states_become_an_arrays_cache():
     assert np.array_equal(np.array(cache.cache[0]).reshape(-1), states[0].view(np.float32))
 
 
-def test_kv_that_does_not_fit_the_model_is_refused_by_layer():
+def test_kv_that_does_not_fit_the_model_is_refused_by_layer() -> None:
     with pytest.raises(LayoutMismatch, match="the KV has 2 layers, the model 1"):
         mlx_cache.build(model(KVCache), kv_of(5))
     with pytest.raises(LayoutMismatch, match="layer 1: the KV holds 16 of 20 tokens, mlx-lm's KVCache needs 20"):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -20,8 +22,8 @@ from disagg.engines.mlx import groups as mlx_groups
 from disagg.engines.mlx import loop as mlx_loop
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
-from tests.engines.mlx.mlx_parts import Collector, held_up, prompt, start, until
-from tests.tiny_models import VOCAB
+from tests.engines.mlx.mlx_parts import Collector, Engines, References, held_up, prompt, start, until
+from tests.tiny_models import VOCAB, TinyModel
 
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=32, max_batch=4)
 WARM = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 24}
@@ -32,7 +34,7 @@ def idle(engine: MLXDecodeEngine) -> bool:
 
 
 @pytest.fixture(scope="module")
-def engine(tiny):
+def engine(tiny: TinyModel) -> Iterator[MLXDecodeEngine]:
     """A small batch of its own, idle after every test."""
     engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
     yield engine
@@ -40,12 +42,12 @@ def engine(tiny):
 
 
 @pytest.fixture(autouse=True)
-def left_idle(engine):
+def left_idle(engine: MLXDecodeEngine) -> Iterator[None]:
     yield
     until(lambda: idle(engine))
 
 
-def test_an_answer_ends_at_max_tokens_with_one_call_per_step(engine):
+def test_an_answer_ends_at_max_tokens_with_one_call_per_step(engine: MLXDecodeEngine) -> None:
     collector = start(engine, prompt(20), max_tokens=7)
 
     assert len(collector.result()) == 7
@@ -54,13 +56,15 @@ def test_an_answer_ends_at_max_tokens_with_one_call_per_step(engine):
 
 
 @pytest.fixture
-def after_step(engine):
+def after_step(engine: MLXDecodeEngine) -> Iterator[Callable[..., None]]:
     """Sets what the engine calls after each step."""
     yield engine.after_step
     engine.after_step(lambda: None)
 
 
-def test_the_end_of_a_step_is_told_once_when_all_listeners_have_had_its_tokens(engine, after_step):
+def test_the_end_of_a_step_is_told_once_when_all_listeners_have_had_its_tokens(
+    engine: MLXDecodeEngine, after_step: Callable[..., None]
+) -> None:
     seen: list[list[int]] = []
     with held_up(engine):
         collectors = [start(engine, prompt(20 + i), max_tokens=6) for i in range(3)]
@@ -72,8 +76,10 @@ def test_the_end_of_a_step_is_told_once_when_all_listeners_have_had_its_tokens(e
     assert seen == [[n] * 3 for n in range(1, 7)]
 
 
-def test_where_the_end_of_a_step_cannot_be_told_its_requests_fail_and_the_engine_goes_on(engine, after_step):
-    def fail():
+def test_where_the_end_of_a_step_cannot_be_told_its_requests_fail_and_the_engine_goes_on(
+    engine: MLXDecodeEngine, after_step: Callable[..., None]
+) -> None:
+    def fail() -> None:
         raise RuntimeError("the event loop is closed")
 
     after_step(fail)
@@ -84,7 +90,7 @@ def test_where_the_end_of_a_step_cannot_be_told_its_requests_fail_and_the_engine
 
 
 @pytest.fixture
-def eos_engine(tiny, engine):
+def eos_engine(tiny: TinyModel, engine: MLXDecodeEngine) -> Iterator[tuple[MLXDecodeEngine, list[int]]]:
     """An engine whose end-of-sequence token is the 5th that the model says to prompt(20)."""
     greedy = start(engine, prompt(20), max_tokens=8).result()
     assert greedy[4] not in greedy[:4]
@@ -96,7 +102,9 @@ def eos_engine(tiny, engine):
     ending.close()
 
 
-def test_an_end_of_sequence_token_stops_the_answer_unless_it_is_ignored(eos_engine):
+def test_an_end_of_sequence_token_stops_the_answer_unless_it_is_ignored(
+    eos_engine: tuple[MLXDecodeEngine, list[int]],
+) -> None:
     engine, greedy = eos_engine
     stopped = start(engine, prompt(20), max_tokens=8, ignore_eos=False)
     ignored = start(engine, prompt(20), max_tokens=8)
@@ -106,7 +114,7 @@ def test_an_end_of_sequence_token_stops_the_answer_unless_it_is_ignored(eos_engi
     assert ignored.result() == greedy
 
 
-def test_the_moments_of_a_request_are_in_order(engine, reference):
+def test_the_moments_of_a_request_are_in_order(engine: MLXDecodeEngine, reference: References) -> None:
     tokens = prompt(50)
     before = time.monotonic()
     collector = start(engine, tokens, reference("llama").kv(tokens[:-1], engine.info.layout), max_tokens=5)
@@ -118,7 +126,9 @@ def test_the_moments_of_a_request_are_in_order(engine, reference):
     assert timing.first_token < collector.finished
 
 
-def test_waiting_for_a_busy_thread_is_over_when_a_request_starts_and_no_part_of_its_ingest(engine, reference):
+def test_waiting_for_a_busy_thread_is_over_when_a_request_starts_and_no_part_of_its_ingest(
+    engine: MLXDecodeEngine, reference: References
+) -> None:
     tokens = prompt(50)
     kv = reference("llama").kv(tokens[:-1], engine.info.layout)
     with held_up(engine):
@@ -130,7 +140,9 @@ def test_waiting_for_a_busy_thread_is_over_when_a_request_starts_and_no_part_of_
     assert timing.submitted <= released <= timing.started <= timing.ingested
 
 
-def test_the_model_itself_sees_one_prompt_token_after_a_hand_off_and_all_of_them_alone(engine, reference, monkeypatch):
+def test_the_model_itself_sees_one_prompt_token_after_a_hand_off_and_all_of_them_alone(
+    engine: MLXDecodeEngine, reference: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine's counter against the shapes that really go into the model. Generation runs one step ahead: an
     answer of n tokens takes the last prompt token and n generated ones."""
     model = engine._loop._prepared.model
@@ -149,7 +161,7 @@ def test_the_model_itself_sees_one_prompt_token_after_a_hand_off_and_all_of_them
     assert sum(fed) - 3 == alone.timing.computed_prompt_tokens == 75
 
 
-def test_seeds_reproduce_an_answer_whatever_runs_beside_it(engine):
+def test_seeds_reproduce_an_answer_whatever_runs_beside_it(engine: MLXDecodeEngine) -> None:
     by_itself = start(engine, prompt(20), seed=11, **WARM).result()
     neighbours = [start(engine, prompt(9 + i, seed=i), seed=i, max_tokens=40, temperature=1.3) for i in range(2)]
     for neighbour in neighbours:
@@ -162,7 +174,7 @@ def test_seeds_reproduce_an_answer_whatever_runs_beside_it(engine):
         neighbour.result()
 
 
-def test_greedy_and_sampled_requests_share_a_batch_without_disturbing_each_other(engine):
+def test_greedy_and_sampled_requests_share_a_batch_without_disturbing_each_other(engine: MLXDecodeEngine) -> None:
     alone = start(engine, prompt(20), max_tokens=24).result()
     sampled = start(engine, prompt(30), seed=1, **WARM)
     greedy = start(engine, prompt(20), max_tokens=24)
@@ -171,7 +183,9 @@ def test_greedy_and_sampled_requests_share_a_batch_without_disturbing_each_other
     assert sampled.result() != alone
 
 
-def test_log_probabilities_are_the_models_own_even_under_a_penalty(engine, reference):
+def test_log_probabilities_are_the_models_own_even_under_a_penalty(
+    engine: MLXDecodeEngine, reference: References
+) -> None:
     tokens = prompt(20)
     for penalty in (1.0, 1.4):
         collector = start(engine, tokens, max_tokens=6, logprobs=3, repetition_penalty=penalty)
@@ -184,7 +198,7 @@ def test_log_probabilities_are_the_models_own_even_under_a_penalty(engine, refer
             assert [p for _, p in token.top] == pytest.approx(np.sort(row)[:-4:-1].tolist(), abs=1e-3)
 
 
-def test_a_repetition_penalty_keeps_tokens_from_coming_back(engine):
+def test_a_repetition_penalty_keeps_tokens_from_coming_back(engine: MLXDecodeEngine) -> None:
     plain = start(engine, prompt(20), max_tokens=40).result()
     strict = start(engine, prompt(20), max_tokens=40, repetition_penalty=50.0).result()
 
@@ -192,14 +206,16 @@ def test_a_repetition_penalty_keeps_tokens_from_coming_back(engine):
     assert len(set(strict)) == 40
 
 
-def test_more_requests_than_places_wait_their_turn(engine):
+def test_more_requests_than_places_wait_their_turn(engine: MLXDecodeEngine) -> None:
     collectors = [start(engine, prompt(10 + i, seed=i), max_tokens=12) for i in range(11)]
     answers = [collector.result() for collector in collectors]
 
     assert answers == [start(engine, prompt(10 + i, seed=i), max_tokens=12).result() for i in range(11)]
 
 
-def test_kv_bytes_count_the_engines_own_caches_and_not_what_its_receiver_counts(engine, reference):
+def test_kv_bytes_count_the_engines_own_caches_and_not_what_its_receiver_counts(
+    engine: MLXDecodeEngine, reference: References
+) -> None:
     tokens = prompt(100)
     kv = reference("llama").kv(tokens[:-1], engine.info.layout)
     with held_up(engine):
@@ -212,7 +228,7 @@ def test_kv_bytes_count_the_engines_own_caches_and_not_what_its_receiver_counts(
     assert idle(engine), "everything is let go before the last token is handed out"
 
 
-def test_cancelling_at_random_moments_leaves_nothing_behind(engine, reference):
+def test_cancelling_at_random_moments_leaves_nothing_behind(engine: MLXDecodeEngine, reference: References) -> None:
     rng = random.Random(3)
     layout, torch_model = engine.info.layout, reference("llama")
     prompts = [prompt(length, seed=length) for length in (1, 3, 40, 90, 200)]
@@ -235,10 +251,12 @@ def test_cancelling_at_random_moments_leaves_nothing_behind(engine, reference):
     assert len(start(engine, prompts[2], kvs[2], max_tokens=5).result()) == 5
 
 
-def test_a_token_computed_while_its_request_was_cancelled_is_not_handed_out(engine, monkeypatch):
+def test_a_token_computed_while_its_request_was_cancelled_is_not_handed_out(
+    engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     collector, step = Collector(), engine._loop._batch.step
 
-    def step_then_cancel():
+    def step_then_cancel() -> Any:
         handed_out = step()
         if len(collector.tokens) == 2:
             engine.cancel("late")
@@ -252,7 +270,7 @@ def test_a_token_computed_while_its_request_was_cancelled_is_not_handed_out(engi
     assert len(collector.tokens) == 2
 
 
-def test_cancelling_one_request_does_not_change_its_neighbours(engine):
+def test_cancelling_one_request_does_not_change_its_neighbours(engine: MLXDecodeEngine) -> None:
     expected = start(engine, prompt(30), max_tokens=30).result()
     doomed = Collector()
     engine.submit(DecodeRequest("doomed", prompt(90), Sampling(max_tokens=300, ignore_eos=True)), doomed)
@@ -263,9 +281,9 @@ def test_cancelling_one_request_does_not_change_its_neighbours(engine):
     assert survivor.result() == expected
 
 
-def test_a_listener_may_cancel_its_own_request(engine):
+def test_a_listener_may_cancel_its_own_request(engine: MLXDecodeEngine) -> None:
     class Quitter(Collector):
-        def on_tokens(self, tokens, timing):
+        def on_tokens(self, tokens: Any, timing: Any) -> None:
             super().on_tokens(tokens, timing)
             engine.cancel("quitter")
 
@@ -276,9 +294,11 @@ def test_a_listener_may_cancel_its_own_request(engine):
     assert len(quitter.tokens) == 1
 
 
-def test_a_listener_that_fails_loses_its_own_request_only(engine, caplog):
+def test_a_listener_that_fails_loses_its_own_request_only(
+    engine: MLXDecodeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     class Broken(Collector):
-        def on_tokens(self, tokens, timing):
+        def on_tokens(self, tokens: Any, timing: Any) -> None:
             raise OSError("broken pipe")
 
     neighbour = start(engine, prompt(20), max_tokens=20)
@@ -288,11 +308,13 @@ def test_a_listener_that_fails_loses_its_own_request_only(engine, caplog):
     until(lambda: "the listener of request broken failed" in caplog.text)
 
 
-def test_a_failing_step_fails_the_batch_with_a_clear_error_and_the_engine_goes_on(engine, monkeypatch):
+def test_a_failing_step_fails_the_batch_with_a_clear_error_and_the_engine_goes_on(
+    engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = engine._loop._prepared.model
     original, failing = type(model).__call__, threading.Event()
 
-    def call(self, x, **kw):
+    def call(self, x: Any, **kw: Any) -> Any:
         if failing.is_set():
             failing.clear()
             raise RuntimeError("out of memory")
@@ -311,7 +333,9 @@ def test_a_failing_step_fails_the_batch_with_a_clear_error_and_the_engine_goes_o
     assert start(engine, prompt(20), max_tokens=10).result() == expected
 
 
-def test_requests_that_cannot_be_run_are_refused_at_once(engine, monkeypatch):
+def test_requests_that_cannot_be_run_are_refused_at_once(
+    engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RequestError, match="the prompt is empty"):
         start(engine, [])
     with pytest.raises(RequestError, match="temperature is -1"):
@@ -327,20 +351,20 @@ def test_requests_that_cannot_be_run_are_refused_at_once(engine, monkeypatch):
     engine.cancel("never heard of")
 
 
-def test_logits_are_asked_for_within_the_prompt(engine):
+def test_logits_are_asked_for_within_the_prompt(engine: MLXDecodeEngine) -> None:
     with pytest.raises(RequestError, match="the last 4 of 3 tokens"):
         engine.logits([9, 10, 11], 4)
     assert np.array(engine.logits([9, 10, 11], 3)).shape == (3, VOCAB)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss_yarn"])
-def test_warm_up_runs_both_ways_and_leaves_nothing(architecture, mlx_engine):
+def test_warm_up_runs_both_ways_and_leaves_nothing(architecture: str, mlx_engine: Engines) -> None:
     mlx_engine(architecture).warm_up()
 
     assert idle(mlx_engine(architecture))
 
 
-def test_closing_ends_what_runs_with_cancelled_and_refuses_what_comes(tiny):
+def test_closing_ends_what_runs_with_cancelled_and_refuses_what_comes(tiny: TinyModel) -> None:
     engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
     running = [start(engine, prompt(20), max_tokens=5000) for _ in range(6)]
     assert running[0].first.wait(30)
@@ -358,18 +382,20 @@ def test_closing_ends_what_runs_with_cancelled_and_refuses_what_comes(tiny):
 
 
 @pytest.fixture
-def mortal(tiny):
+def mortal(tiny: TinyModel) -> Iterator[MLXDecodeEngine]:
     """An engine to break."""
     engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
     yield engine
     engine.close()
 
 
-def break_down(*_, **__):
+def break_down(*_: Any, **__: Any) -> None:
     raise SystemExit("the end")
 
 
-def test_a_thread_that_dies_fails_what_it_took_and_what_runs_and_says_so_ever_after(mortal, monkeypatch, caplog):
+def test_a_thread_that_dies_fails_what_it_took_and_what_runs_and_says_so_ever_after(
+    mortal: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     running = start(mortal, prompt(20), max_tokens=5000)
     assert running.first.wait(30) and mortal.alive
     with held_up(mortal):  # commands that lie behind the one that ends the thread
@@ -390,10 +416,10 @@ def test_a_thread_that_dies_fails_what_it_took_and_what_runs_and_says_so_ever_af
         mortal.logits([9], 1)
 
 
-def test_a_failing_command_fails_by_itself(engine, monkeypatch):
+def test_a_failing_command_fails_by_itself(engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     build = engine._loop._batch.build
 
-    def fail(job):
+    def fail(job: Any) -> Any:
         if job.id == "unlucky":
             raise RuntimeError("no memory")
         return build(job)
@@ -411,11 +437,13 @@ def test_a_failing_command_fails_by_itself(engine, monkeypatch):
     assert neighbour.result() == expected and engine.alive
 
 
-def raise_bad_cache(*_):
+def raise_bad_cache(*_: Any) -> None:
     raise RuntimeError("bad cache")
 
 
-def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_engine_goes_on(engine, monkeypatch):
+def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_engine_goes_on(
+    engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     collectors = {name: Collector() for name in ("leaving", "staying")}
     for name, collector in collectors.items():
         engine.submit(DecodeRequest(name, prompt(20), Sampling(max_tokens=5000, ignore_eos=True)), collector)
@@ -429,11 +457,13 @@ def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_en
     assert len(start(engine, prompt(20), max_tokens=3).result()) == 3 and engine.alive
 
 
-def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(engine, monkeypatch):
+def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(
+    engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mlx_loop, "_READING_STEPS", 1 << 30)  # measured when the short answer ends, not before
 
     class Breaking(Collector):
-        def on_tokens(self, tokens, timing):
+        def on_tokens(self, tokens: Any, timing: Any) -> None:
             super().on_tokens(tokens, timing)
             monkeypatch.setattr(BatchGenerator, "prompt_cache_nbytes", property(raise_bad_cache))
 
@@ -447,7 +477,9 @@ def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(en
     assert len(start(engine, prompt(20), max_tokens=3).result()) == 3 and engine.alive
 
 
-def test_prompts_side_by_side_share_one_chunk_per_step(engine, monkeypatch):
+def test_prompts_side_by_side_share_one_chunk_per_step(
+    engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = engine._loop._prepared.model
     fed: list[int] = []
     original = type(model).__call__
@@ -466,13 +498,13 @@ def test_prompts_side_by_side_share_one_chunk_per_step(engine, monkeypatch):
     assert [collector.timing.computed_prompt_tokens for collector in collectors] == [100, 101, 102, 103]
 
 
-def test_mlx_keeps_no_more_freed_buffers_than_it_may(tiny):
+def test_mlx_keeps_no_more_freed_buffers_than_it_may(tiny: TinyModel) -> None:
     usual = mx.set_cache_limit(64 << 30)  # as on a Mac
     MLXDecodeEngine(tiny("llama"), 8192, OPTIONS).close()
     assert mx.set_cache_limit(usual) == mlx_batch._MAX_CACHE_BYTES
 
 
-def test_the_engine_says_what_it_is(mlx_engine):
+def test_the_engine_says_what_it_is(mlx_engine: Engines) -> None:
     info = mlx_engine("qwen3_moe").info
 
     assert info.backend == "mlx/cpu"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Any
 
 import pytest
 from mlx_lm.generate import BatchGenerator
@@ -13,14 +15,17 @@ from disagg.engines.base import DecodeRequest, Sampling
 from disagg.engines.mlx import groups as mlx_groups
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import ModelError
-from tests.engines.mlx.mlx_parts import Collector, held_up, prompt, start, until
+from disagg.kv.layout import Layout
+from disagg.kv.received import ReceivedKV
+from tests.engines.mlx.mlx_parts import Collector, References, held_up, prompt, start, until
+from tests.tiny_models import TinyModel
 
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=256, max_batch=6)
 LENGTHS = (3, 1200, 5, 1300, 40, 2600)
 
 
 @pytest.fixture
-def engine(tiny, monkeypatch):
+def engine(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[MLXDecodeEngine]:
     """An engine to which a pass costs only its weights: 695 tokens of padding."""
     monkeypatch.setattr(mlx_groups, "_LAYER_BYTES", 0)
     engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
@@ -30,16 +35,16 @@ def engine(tiny, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def kv_of(reference):
+def kv_of(reference: References) -> Callable[[int, Layout], ReceivedKV]:
     """The KV of all but the last of so many prompt tokens."""
     return lru_cache(lambda length, layout: reference("llama").kv(prompt(length, seed=length)[:-1], layout))
 
 
 @pytest.fixture
-def submit(engine, kv_of):
+def submit(engine: MLXDecodeEngine, kv_of: Callable[[int, Layout], ReceivedKV]) -> Callable[..., Collector]:
     """Start a request of so many prompt tokens over handed-over KV."""
 
-    def submit(length: int, *, id: str | None = None, **sampling) -> Collector:
+    def submit(length: int, *, id: str | None = None, **sampling: Any) -> Collector:
         tokens = prompt(length, seed=length)
         kv = kv_of(length, engine.info.layout)
         if id is None:
@@ -51,17 +56,19 @@ def submit(engine, kv_of):
     return submit
 
 
-def groups(engine) -> list[list[int]]:
+def groups(engine: Any) -> list[list[int]]:
     """Prompt lengths by group, as the engine's own thread sees them."""
     batch = engine._loop._batch
     return engine._loop.call(lambda _: [[row.context for row in group.rows] for group in batch._groups])
 
 
-def sizes(engine) -> list[int]:
+def sizes(engine: Any) -> list[int]:
     return [len(group) for group in groups(engine)]
 
 
-def test_sequences_of_unlike_lengths_answer_as_they_do_alone(engine, submit, reference):
+def test_sequences_of_unlike_lengths_answer_as_they_do_alone(
+    engine: MLXDecodeEngine, submit: Callable[..., Collector], reference: References
+) -> None:
     with held_up(engine):
         handed_over = [submit(length, max_tokens=40) for length in LENGTHS[:4]]
         computed = [start(engine, prompt(length, seed=length), max_tokens=40) for length in LENGTHS[4:]]
@@ -71,7 +78,9 @@ def test_sequences_of_unlike_lengths_answer_as_they_do_alone(engine, submit, ref
         assert collector.result() == reference("llama").greedy(prompt(length, seed=length), 40)
 
 
-def test_a_long_sequence_costs_the_short_ones_no_padding(engine, submit):
+def test_a_long_sequence_costs_the_short_ones_no_padding(
+    engine: MLXDecodeEngine, submit: Callable[..., Collector]
+) -> None:
     with held_up(engine):
         long = submit(2600, max_tokens=100)
         shorts = [submit(5 + i, max_tokens=100) for i in range(5)]
@@ -84,7 +93,7 @@ def test_a_long_sequence_costs_the_short_ones_no_padding(engine, submit):
         assert len(collector.result()) == 100
 
 
-def test_every_group_takes_one_step_per_turn(engine, submit):
+def test_every_group_takes_one_step_per_turn(engine: MLXDecodeEngine, submit: Callable[..., Collector]) -> None:
     with held_up(engine):
         long, short = submit(2600, max_tokens=150), submit(5, max_tokens=150)
     assert long.first.wait(30) and short.first.wait(30)
@@ -94,7 +103,9 @@ def test_every_group_takes_one_step_per_turn(engine, submit):
     assert len(long.result()) == len(short.result()) == 150
 
 
-def test_one_bound_holds_over_all_groups_and_whoever_waits_is_counted(engine, submit):
+def test_one_bound_holds_over_all_groups_and_whoever_waits_is_counted(
+    engine: MLXDecodeEngine, submit: Callable[..., Collector]
+) -> None:
     with held_up(engine):
         running = [submit(length, max_tokens=400) for length in LENGTHS]
     for collector in running:
@@ -113,7 +124,9 @@ def test_one_bound_holds_over_all_groups_and_whoever_waits_is_counted(engine, su
         assert len(collector.result()) == 400
 
 
-def test_a_group_goes_with_its_last_sequence_whether_that_ends_or_is_cancelled(engine, submit):
+def test_a_group_goes_with_its_last_sequence_whether_that_ends_or_is_cancelled(
+    engine: MLXDecodeEngine, submit: Callable[..., Collector]
+) -> None:
     with held_up(engine):
         short, middle = submit(5, max_tokens=400), submit(1200, max_tokens=20)
         submit(2600, id="long", max_tokens=400)
@@ -127,13 +140,15 @@ def test_a_group_goes_with_its_last_sequence_whether_that_ends_or_is_cancelled(e
     assert len(short.result()) == 400
 
 
-def test_a_failing_step_of_one_group_fails_all_and_whoever_waits_and_the_engine_goes_on(engine, submit, monkeypatch):
+def test_a_failing_step_of_one_group_fails_all_and_whoever_waits_and_the_engine_goes_on(
+    engine: MLXDecodeEngine, submit: Callable[..., Collector], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with held_up(engine):
         running = [submit(length, max_tokens=2000) for length in (*LENGTHS, 9)]
     for collector in running[:6]:
         assert collector.first.wait(30)
 
-    def fail(*_):
+    def fail(*_: Any) -> None:
         monkeypatch.undo()
         raise RuntimeError("out of memory")
 
@@ -144,7 +159,9 @@ def test_a_failing_step_of_one_group_fails_all_and_whoever_waits_and_the_engine_
     assert len(submit(20, max_tokens=3).result()) == 3
 
 
-def test_prompts_in_several_groups_share_one_chunk_per_step(engine, monkeypatch):
+def test_prompts_in_several_groups_share_one_chunk_per_step(
+    engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = engine._loop._prepared.model
     fed: list[int] = []
     original = type(model).__call__
@@ -157,7 +174,9 @@ def test_prompts_in_several_groups_share_one_chunk_per_step(engine, monkeypatch)
     assert side_by_side.count(OPTIONS.chunk_tokens // 2) >= 10
 
 
-def test_memory_stays_wired_until_the_last_group_and_the_batch_are_gone(engine, monkeypatch):
+def test_memory_stays_wired_until_the_last_group_and_the_batch_are_gone(
+    engine: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every generator puts back the limit it found. On a machine without a GPU a number stands for the limit."""
     limit = [0]
 

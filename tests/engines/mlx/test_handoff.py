@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from disagg.engines.base import DecodeRequest, Sampling
 from disagg.kv.received import ReceivedKV
-from tests.engines.mlx.mlx_parts import Collector, prompt, start
+from tests.engines.mlx.mlx_parts import Collector, Engines, References, prompt, start
 from tests.tiny_models import ARCHITECTURES, WINDOW
 
 SERVED = [name for name in ARCHITECTURES if name != "mistral_windowed"]  # mlx-lm ignores that window
@@ -18,7 +19,9 @@ LENGTHS = (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + 2, 3 * WINDOW + 7)
 
 
 @pytest.mark.parametrize("architecture", SERVED)
-def test_a_handed_over_prompt_gives_the_tokens_of_both_frameworks_alone(architecture, mlx_engine, reference):
+def test_a_handed_over_prompt_gives_the_tokens_of_both_frameworks_alone(
+    architecture: Any, mlx_engine: Engines, reference: References
+) -> None:
     engine, torch_model = mlx_engine(architecture), reference(architecture)
     tokens = prompt(200)
 
@@ -34,7 +37,9 @@ def test_a_handed_over_prompt_gives_the_tokens_of_both_frameworks_alone(architec
 
 
 @pytest.mark.parametrize("architecture", SERVED)
-def test_the_kv_of_another_prompt_changes_the_answer(architecture, mlx_engine, reference):
+def test_the_kv_of_another_prompt_changes_the_answer(
+    architecture: Any, mlx_engine: Engines, reference: References
+) -> None:
     engine, torch_model = mlx_engine(architecture), reference(architecture)
     tokens, other = prompt(200), prompt(200, seed=2)
     right = start(engine, tokens, torch_model.kv(tokens[:-1], engine.info.layout))
@@ -45,7 +50,9 @@ def test_the_kv_of_another_prompt_changes_the_answer(architecture, mlx_engine, r
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("architecture", WINDOWED)
-def test_prompts_around_the_window_hand_over_exactly(architecture, length, mlx_engine, reference):
+def test_prompts_around_the_window_hand_over_exactly(
+    architecture: Any, length: Any, mlx_engine: Engines, reference: References
+) -> None:
     engine, torch_model = mlx_engine(architecture), reference(architecture)
     tokens = prompt(length, seed=length)
 
@@ -56,7 +63,9 @@ def test_prompts_around_the_window_hand_over_exactly(architecture, length, mlx_e
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "gpt_oss_yarn"])
-def test_requests_of_mixed_length_may_join_a_running_batch_at_any_step(architecture, mlx_engine, reference):
+def test_requests_of_mixed_length_may_join_a_running_batch_at_any_step(
+    architecture: str, mlx_engine: Engines, reference: References
+) -> None:
     engine, torch_model = mlx_engine(architecture), reference(architecture)
     prompts = [prompt(length, seed=length) for length in (150, 5, WINDOW, 1, 97, 33)]
     running = []
@@ -77,7 +86,7 @@ class Scribbler(Collector):
         super().__init__()
         self._kv = kv
 
-    def on_tokens(self, tokens, timing) -> None:
+    def on_tokens(self, tokens: Any, timing: Any) -> None:
         if self._kv.arena is not None:
             self._kv.arena.data[:] = 0x3F
             self._kv.release()
@@ -85,7 +94,9 @@ class Scribbler(Collector):
 
 
 @pytest.mark.parametrize("architecture", SERVED)
-def test_by_the_first_token_the_received_memory_may_be_written_over(architecture, mlx_engine, reference):
+def test_by_the_first_token_the_received_memory_may_be_written_over(
+    architecture: Any, mlx_engine: Engines, reference: References
+) -> None:
     engine, torch_model = mlx_engine(architecture), reference(architecture)
     prompts = [prompt(length, seed=length) for length in (97, 200, 2 * WINDOW)]
     running = [start(engine, prompt(300), max_tokens=24)]  # its prompt is still being read as they join
@@ -100,7 +111,9 @@ def test_by_the_first_token_the_received_memory_may_be_written_over(architecture
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "gemma3_text"])
-def test_requests_may_join_while_a_long_prompt_is_still_being_computed(architecture, mlx_engine, reference):
+def test_requests_may_join_while_a_long_prompt_is_still_being_computed(
+    architecture: str, mlx_engine: Engines, reference: References
+) -> None:
     engine, torch_model = mlx_engine(architecture), reference(architecture)
     long = prompt(700)  # fifteen chunks
     short = [prompt(length, seed=length) for length in (20, 150)]
@@ -115,7 +128,7 @@ def test_requests_may_join_while_a_long_prompt_is_still_being_computed(architect
     assert [c.timing.computed_prompt_tokens for c in (alone, *joined)] == [700, 1, 1]
 
 
-def test_a_repetition_penalty_knows_the_handed_over_prompt(mlx_engine, reference):
+def test_a_repetition_penalty_knows_the_handed_over_prompt(mlx_engine: Engines, reference: References) -> None:
     engine, tokens = mlx_engine("llama"), prompt(80)
     kv = reference("llama").kv(tokens[:-1], engine.info.layout)
     penalised = start(engine, tokens, kv, repetition_penalty=1.5, max_tokens=32).result()
@@ -124,7 +137,7 @@ def test_a_repetition_penalty_knows_the_handed_over_prompt(mlx_engine, reference
     assert penalised != start(engine, tokens, max_tokens=32).result()
 
 
-def test_logits_over_handed_over_kv_are_those_of_the_whole_pass(mlx_engine, reference):
+def test_logits_over_handed_over_kv_are_those_of_the_whole_pass(mlx_engine: Engines, reference: References) -> None:
     engine, torch_model = mlx_engine("gpt_oss_yarn"), reference("gpt_oss_yarn")
     tokens = prompt(180)
 
@@ -134,7 +147,7 @@ def test_logits_over_handed_over_kv_are_those_of_the_whole_pass(mlx_engine, refe
     assert np.abs(np.array(over_kv) - np.array(engine.logits(tokens, 5))).max() < 1e-3
 
 
-def test_kv_of_another_length_or_layout_is_refused(mlx_engine, reference):
+def test_kv_of_another_length_or_layout_is_refused(mlx_engine: Engines, reference: References) -> None:
     from disagg.errors import LayoutMismatch
 
     engine, torch_model = mlx_engine("llama"), reference("llama")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,21 +17,23 @@ from disagg.config import EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.load import flat_config, load, select_device, transposed_experts
 from disagg.errors import ModelError
-from tests.engines.mlx.mlx_parts import prompt, start
-from tests.tiny_models import ARCHITECTURES
+from tests.engines.mlx.mlx_parts import Engines, prompt, start
+from tests.tiny_models import ARCHITECTURES, TinyModel
 
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu")
 NESTED = ["llama3", "qwen3_moe", "phi3", "gpt_oss_yarn", "gemma3_text", "glm4_moe", "smollm3", "cohere2"]
 
 
 @pytest.fixture
-def copy(tiny, tmp_path):
+def copy(tiny: TinyModel, tmp_path: Path) -> Callable[[str], Path]:
     """A private copy of a checkpoint, to be damaged."""
     return lambda architecture: shutil.copytree(tiny(architecture), tmp_path / architecture)
 
 
 @pytest.mark.parametrize("architecture", NESTED)
-def test_a_checkpoint_with_nested_rope_parameters_loads_as_its_flat_form(architecture, copy, mlx_engine):
+def test_a_checkpoint_with_nested_rope_parameters_loads_as_its_flat_form(
+    architecture: Any, copy: Callable[[str], Path], mlx_engine: Engines
+) -> None:
     folder = copy(architecture)
     AutoConfig.from_pretrained(folder).save_pretrained(folder)  # the form transformers >= 5 writes
     assert "rope_theta" not in json.loads((folder / "config.json").read_text())
@@ -43,13 +48,13 @@ def test_a_checkpoint_with_nested_rope_parameters_loads_as_its_flat_form(archite
 
 
 @pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if "gpt_oss" not in a])
-def test_a_hub_config_is_not_touched(architecture, tiny):
+def test_a_hub_config_is_not_touched(architecture: Any, tiny: TinyModel) -> None:
     config = json.loads((tiny(architecture) / "config.json").read_text())
 
     assert flat_config(config) == {}
 
 
-def test_float_experts_are_transposed_and_packed_ones_pass_untouched():
+def test_float_experts_are_transposed_and_packed_ones_pass_untouched() -> None:
     weights = {
         "model.layers.0.mlp.experts.gate_up_proj": mx.arange(24).reshape(2, 3, 4),
         "model.layers.0.mlp.experts.gate_up_proj_bias": mx.zeros((2, 4)),
@@ -65,7 +70,7 @@ def test_float_experts_are_transposed_and_packed_ones_pass_untouched():
     assert mended == {name: array for name, array in weights.items() if not name.endswith("gate_up_proj")}
 
 
-def packed(folder):
+def packed(folder: Path) -> dict[str, Any]:
     """Rewrite a float gpt_oss checkpoint as the hub's: experts in MXFP4. Returns the float weights they stand for."""
     weights, rounded = mx.load(str(folder / "model.safetensors")), {}
     for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
@@ -81,7 +86,9 @@ def packed(folder):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_hub_checkpoint_with_mxfp4_experts_loads_packed_and_answers_like_its_weights(dtype, copy, tiny, tmp_path):
+def test_a_hub_checkpoint_with_mxfp4_experts_loads_packed_and_answers_like_its_weights(
+    dtype: str, copy: Callable[[str], Path], tiny: TinyModel, tmp_path: Path
+) -> None:
     hub, floats = copy("gpt_oss"), shutil.copytree(tiny("gpt_oss"), tmp_path / "floats")
     weights = {**mx.load(str(floats / "model.safetensors")), **packed(hub)}
     mx.save_safetensors(str(floats / "model.safetensors"), weights, {"format": "pt"})
@@ -98,7 +105,7 @@ def test_a_hub_checkpoint_with_mxfp4_experts_loads_packed_and_answers_like_its_w
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_weights_and_kv_take_the_dtype_of_the_host(dtype, tiny):
+def test_weights_and_kv_take_the_dtype_of_the_host(dtype: str, tiny: TinyModel) -> None:
     options = EngineOptions("mlx", dtype=dtype, device="cpu")
     engine = MLXDecodeEngine(tiny("qwen3"), 8192, options)
 
@@ -111,14 +118,14 @@ def test_weights_and_kv_take_the_dtype_of_the_host(dtype, tiny):
     engine.close()
 
 
-def test_float_experts_in_bf16_on_the_cpu_are_refused_before_serving(tiny):
+def test_float_experts_in_bf16_on_the_cpu_are_refused_before_serving(tiny: TinyModel) -> None:
     options = EngineOptions("mlx", dtype="bfloat16", device="cpu")
 
     with pytest.raises(ModelError, match="mixture-of-experts model cannot run in bfloat16"):
         MLXDecodeEngine(tiny("qwen3_moe"), 8192, options)
 
 
-def test_a_device_that_is_not_there_or_not_known_is_refused(monkeypatch):
+def test_a_device_that_is_not_there_or_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "device_count", lambda device: 0)
     assert select_device("cpu") == select_device("auto") == mx.cpu
     with pytest.raises(ModelError, match="no device 'tpu'"):
@@ -127,21 +134,21 @@ def test_a_device_that_is_not_there_or_not_known_is_refused(monkeypatch):
         select_device("gpu")
 
 
-def test_more_threads_than_mlx_can_use_are_refused(tiny):
+def test_more_threads_than_mlx_can_use_are_refused(tiny: TinyModel) -> None:
     options = EngineOptions("mlx", dtype="float32", device="cpu", threads=4)
 
     with pytest.raises(ModelError, match="threads = 4"):
         MLXDecodeEngine(tiny("llama"), 8192, options)
 
 
-def test_a_missing_folder_is_a_model_error(tmp_path):
+def test_a_missing_folder_is_a_model_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no"):
         MLXDecodeEngine(tmp_path / "nothing", 8192, OPTIONS)
     with pytest.raises(ModelError, match=r"config\.json"):
         load(tmp_path, dtype="float32", device=mx.cpu)
 
 
-def test_a_config_that_is_not_json_is_a_model_error(copy):
+def test_a_config_that_is_not_json_is_a_model_error(copy: Callable[[str], Path]) -> None:
     folder = copy("llama")
     (folder / "config.json").write_text("{")
 
@@ -149,7 +156,7 @@ def test_a_config_that_is_not_json_is_a_model_error(copy):
         load(folder, dtype="float32", device=mx.cpu)
 
 
-def test_truncated_weights_are_a_model_error_from_either_check(copy):
+def test_truncated_weights_are_a_model_error_from_either_check(copy: Callable[[str], Path]) -> None:
     folder = copy("llama")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -160,7 +167,7 @@ def test_truncated_weights_are_a_model_error_from_either_check(copy):
         MLXDecodeEngine(folder, 8192, OPTIONS)
 
 
-def test_weights_of_another_shape_are_a_model_error(copy):
+def test_weights_of_another_shape_are_a_model_error(copy: Callable[[str], Path]) -> None:
     folder = copy("llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 100}))
@@ -169,7 +176,7 @@ def test_weights_of_another_shape_are_a_model_error(copy):
         load(folder, dtype="float32", device=mx.cpu)
 
 
-def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(copy):
+def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(copy: Callable[[str], Path]) -> None:
     folder = copy("llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "abacus"}))
@@ -178,7 +185,7 @@ def test_an_architecture_that_mlx_lm_lacks_is_a_model_error(copy):
         load(folder, dtype="float32", device=mx.cpu)
 
 
-def test_active_bytes_are_the_weights_that_one_token_meets(tiny):
+def test_active_bytes_are_the_weights_that_one_token_meets(tiny: TinyModel) -> None:
     """Counted by hand: of 640 x 64 embeddings nothing, of a mixture's experts the chosen ones."""
     for architecture in ("llama", "qwen3_moe"):
         config = json.loads((tiny(architecture) / "config.json").read_text())

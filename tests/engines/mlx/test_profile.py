@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,8 @@ from disagg.engines.mlx.load import load
 from disagg.engines.mlx.patches import untruncated_yarn
 from disagg.engines.mlx.profile import measure, probe
 from disagg.errors import PreflightRefused
-from tests.tiny_models import WINDOW
+from tests.engines.mlx.mlx_parts import Engines
+from tests.tiny_models import WINDOW, TinyModel
 
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu")
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
@@ -28,7 +30,7 @@ def theta(base: float, dims: int, over: int | None = None) -> list[float]:
 
 
 @pytest.mark.parametrize("traditional", [False, True])
-def test_the_probe_reads_frequencies_of_half_split_and_interleaved_ropes_alike(traditional):
+def test_the_probe_reads_frequencies_of_half_split_and_interleaved_ropes_alike(traditional: bool) -> None:
     rope = probe(nn.RoPE(32, traditional=traditional, base=1e6), 32)
 
     assert rope is not None
@@ -36,14 +38,14 @@ def test_the_probe_reads_frequencies_of_half_split_and_interleaved_ropes_alike(t
     assert rope.scale == pytest.approx(1.0, rel=1e-6)
 
 
-def test_the_probe_reads_a_partial_rotation_and_a_linear_scaling():
+def test_the_probe_reads_a_partial_rotation_and_a_linear_scaling() -> None:
     rope = probe(nn.RoPE(8, base=1e4, scale=0.25), 32)
 
     assert rope is not None
     assert rope.inv_freq == pytest.approx([f / 4 for f in theta(1e4, 8)], rel=1e-5)
 
 
-def test_the_probe_reads_scale_and_frequencies_of_every_scaled_rope():
+def test_the_probe_reads_scale_and_frequencies_of_every_scaled_rope() -> None:
     yarn = probe(YarnRoPE(32, base=1.5e5, scaling_factor=32.0), 32)
     long = probe(SuScaledRoPE(16, long_factor=[2.0] * 8, long_mscale=1.2), 16)
     llama3 = probe(Llama3RoPE(16, base=5e5, scaling_config=LLAMA3), 16)
@@ -56,11 +58,11 @@ def test_the_probe_reads_scale_and_frequencies_of_every_scaled_rope():
     assert proportional is not None and proportional.inv_freq == pytest.approx(theta(1e4, 8, over=16), rel=1e-5)
 
 
-def test_a_module_that_turns_nothing_is_no_rope():
+def test_a_module_that_turns_nothing_is_no_rope() -> None:
     assert probe(lambda x, offset: x, 16) is None
 
 
-def test_layer_kinds_come_from_the_caches_the_model_makes(mlx_engine):
+def test_layer_kinds_come_from_the_caches_the_model_makes(mlx_engine: Engines) -> None:
     layouts = [layer.layout for layer in mlx_engine("gpt_oss").info.profile.layers]
 
     assert [(x.kind, x.window) for x in layouts] == [("sliding", WINDOW), ("full", None)] * 2
@@ -68,13 +70,13 @@ def test_layer_kinds_come_from_the_caches_the_model_makes(mlx_engine):
 
 
 @pytest.mark.parametrize("architecture", ["smollm3", "cohere2"])
-def test_a_layer_without_rope_has_none_even_where_it_owns_a_rope_module(architecture, mlx_engine):
+def test_a_layer_without_rope_has_none_even_where_it_owns_a_rope_module(architecture: str, mlx_engine: Engines) -> None:
     ropes = [layer.rope for layer in mlx_engine(architecture).info.profile.layers]
 
     assert [rope is None for rope in ropes] == [False, False, False, True]
 
 
-def test_measuring_leaves_the_model_as_it_was(tiny):
+def test_measuring_leaves_the_model_as_it_was(tiny: TinyModel) -> None:
     model = load(tiny("cohere2"), dtype="float32", device=mx.cpu).model
     before = [type(layer.self_attn.rope) for layer in model.layers]
 
@@ -83,12 +85,12 @@ def test_measuring_leaves_the_model_as_it_was(tiny):
     assert [type(layer.self_attn.rope) for layer in model.layers] == before
 
 
-def test_a_window_that_mlx_lm_ignores_is_refused_by_name(tiny):
+def test_a_window_that_mlx_lm_ignores_is_refused_by_name(tiny: TinyModel) -> None:
     with pytest.raises(PreflightRefused, match=f"mlx-lm ignores sliding_window={WINDOW}.*on layers 0-2"):
         MLXDecodeEngine(tiny("mistral_windowed"), 8192, OPTIONS)
 
 
-def test_the_ignored_window_is_served_where_the_context_fits_it(tiny):
+def test_the_ignored_window_is_served_where_the_context_fits_it(tiny: TinyModel) -> None:
     engine = MLXDecodeEngine(tiny("mistral_windowed"), WINDOW, OPTIONS)
 
     assert {layer.kind for layer in engine.info.layout.layers} == {"sliding"}, "as the prefill host names them"
@@ -96,12 +98,12 @@ def test_the_ignored_window_is_served_where_the_context_fits_it(tiny):
     engine.close()
 
 
-def test_gpt_oss_with_untruncated_yarn_is_refused_without_the_mend(tiny):
+def test_gpt_oss_with_untruncated_yarn_is_refused_without_the_mend(tiny: TinyModel) -> None:
     with pytest.raises(PreflightRefused, match=r"mlx-lm turns pair \d+ by .* % off"):
         MLXDecodeEngine(tiny("gpt_oss_yarn"), 8192, OPTIONS, mends=())
 
 
-def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine):
+def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine: Engines) -> None:
     info = mlx_engine("gpt_oss_yarn").info
 
     (rope,) = [finding for finding in info.preflight if finding.component == "rope"]
@@ -110,7 +112,9 @@ def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine):
     assert {finding.status for finding in info.preflight if finding is not rope} == {"ok"}
 
 
-def test_a_yarn_scale_that_mlx_lm_does_not_know_is_refused_although_frequencies_are_mended(tiny, tmp_path):
+def test_a_yarn_scale_that_mlx_lm_does_not_know_is_refused_although_frequencies_are_mended(
+    tiny: TinyModel, tmp_path: Path
+) -> None:
     folder = shutil.copytree(tiny("gpt_oss_yarn"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config["rope_scaling"]["attention_factor"] = 1.5  # transformers heeds it, mlx-lm does not know it
@@ -120,7 +124,7 @@ def test_a_yarn_scale_that_mlx_lm_does_not_know_is_refused_although_frequencies_
         MLXDecodeEngine(folder, 8192, OPTIONS)
 
 
-def test_a_yarn_difference_of_another_cause_than_truncate_is_not_mended(tiny, mlx_engine):
+def test_a_yarn_difference_of_another_cause_than_truncate_is_not_mended(tiny: TinyModel, mlx_engine: Engines) -> None:
     loaded = load(tiny("gpt_oss_yarn"), dtype="float32", device=mx.cpu)
     measured = measure(loaded.model).layers
     reference = mlx_engine("gpt_oss_yarn").info.profile

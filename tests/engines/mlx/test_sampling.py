@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -24,7 +25,7 @@ def kept(sampling: Sampling, draws: int = 400) -> set[int]:
     return {int(draw(mx.array(LOGITS)).item()) for _ in range(draws)}
 
 
-def test_filters_keep_what_transformers_keeps():
+def test_filters_keep_what_transformers_keeps() -> None:
     scores = torch.tensor(LOGITS / 0.7)
     for name, value, warper in (
         ("top_k", 7, TopKLogitsWarper(7)),
@@ -40,7 +41,7 @@ def test_filters_keep_what_transformers_keeps():
         assert 1 < expected.sum() < 100
 
 
-def test_filters_together_follow_the_order_of_transformers():
+def test_filters_together_follow_the_order_of_transformers() -> None:
     sampling = replace(HOT, top_k=20, top_p=0.8, min_p=0.1)
     scores = torch.tensor(LOGITS)
     for warper in (TopKLogitsWarper(20), TopPLogitsWarper(0.8), MinPLogitsWarper(0.1)):
@@ -49,7 +50,7 @@ def test_filters_together_follow_the_order_of_transformers():
     assert kept(sampling) <= set(np.flatnonzero(scores[0].isfinite().numpy()).tolist())
 
 
-def test_draws_follow_the_distribution_at_the_temperature():
+def test_draws_follow_the_distribution_at_the_temperature() -> None:
     logits = mx.array(np.log(np.array([[0.1, 0.2, 0.7]], dtype=np.float32)))
     draw = mlx_sampling.sampler(Sampling(temperature=0.5, seed=1))
     counts = np.bincount([int(draw(logits).item()) for _ in range(3000)], minlength=3) / 3000
@@ -58,7 +59,7 @@ def test_draws_follow_the_distribution_at_the_temperature():
     assert np.abs(counts - expected).max() < 0.03
 
 
-def test_a_seed_fixes_the_draws_whatever_else_is_drawn():
+def test_a_seed_fixes_the_draws_whatever_else_is_drawn() -> None:
     first, second, other = (mlx_sampling.sampler(replace(HOT, seed=seed)) for seed in (5, 5, 6))
     ours, theirs, different = [], [], []
     for _ in range(20):
@@ -70,7 +71,7 @@ def test_a_seed_fixes_the_draws_whatever_else_is_drawn():
     assert ours == theirs != different
 
 
-def test_without_a_seed_draws_differ_from_request_to_request():
+def test_without_a_seed_draws_differ_from_request_to_request() -> None:
     draws = [
         [int(s(mx.array(LOGITS)).item()) for _ in range(10)]
         for s in map(mlx_sampling.sampler, [replace(HOT, seed=None)] * 2)
@@ -79,11 +80,11 @@ def test_without_a_seed_draws_differ_from_request_to_request():
     assert draws[0] != draws[1]
 
 
-def test_greedy_requests_share_one_sampler():
+def test_greedy_requests_share_one_sampler() -> None:
     assert mlx_sampling.sampler(Sampling()) is mlx_sampling.sampler(Sampling(max_tokens=9))
 
 
-def test_the_repetition_penalty_is_that_of_transformers_over_the_whole_context():
+def test_the_repetition_penalty_is_that_of_transformers_over_the_whole_context() -> None:
     context = list(range(0, 60, 2))
     penalty = mlx_sampling.repetition_penalty(Sampling(repetition_penalty=1.3))
     assert penalty is not None
@@ -95,7 +96,7 @@ def test_the_repetition_penalty_is_that_of_transformers_over_the_whole_context()
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_rows_are_read_as_they_are_in_every_dtype(dtype):
+def test_rows_are_read_as_they_are_in_every_dtype(dtype: Any) -> None:
     array = mx.array(LOGITS[0]).astype(dtype)
     mx.eval(array)
 
@@ -120,6 +121,6 @@ def test_rows_are_read_as_they_are_in_every_dtype(dtype):
         ("logprobs", -1),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(field, value):
+def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(RequestError, match=f"^{field} is "):
         mlx_sampling.validate(replace(Sampling(), **{field: value}))

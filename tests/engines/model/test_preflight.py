@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def with_ropes(*ropes: Rope | None) -> ModelProfile:
     return replace(ACTUAL, layers=layers)
 
 
-def test_equal_profiles_agree_on_every_component():
+def test_equal_profiles_agree_on_every_component() -> None:
     findings = compare(REFERENCE, ACTUAL)
 
     assert {finding.status for finding in findings} == {"ok"}
@@ -57,7 +58,7 @@ def test_equal_profiles_agree_on_every_component():
         ("eos_ids", frozenset({1}), "eos"),
     ],
 )
-def test_a_differing_value_is_named_with_both_sides(field, value, component):
+def test_a_differing_value_is_named_with_both_sides(field: str, value: Any, component: str) -> None:
     (finding,) = refused(replace(ACTUAL, **{field: value}))
 
     assert finding.component == component
@@ -65,7 +66,7 @@ def test_a_differing_value_is_named_with_both_sides(field, value, component):
     assert ", mlx-lm has " in finding.detail
 
 
-def test_an_ignored_window_names_the_framework_and_the_layers():
+def test_an_ignored_window_names_the_framework_and_the_layers() -> None:
     (finding,) = refused(replace(ACTUAL, layers=(FULL, FULL, FULL)))
 
     assert finding.component == "layer kinds"
@@ -74,13 +75,13 @@ def test_an_ignored_window_names_the_framework_and_the_layers():
     )
 
 
-def test_an_invented_window_names_the_framework_and_the_layer():
+def test_an_invented_window_names_the_framework_and_the_layer() -> None:
     (finding,) = refused(replace(ACTUAL, layers=(SLIDING, SLIDING, SLIDING)))
 
     assert finding.detail == "mlx-lm applies sliding_window=64, which transformers does not, on layer 1"
 
 
-def test_a_window_of_another_size_is_refused():
+def test_a_window_of_another_size_is_refused() -> None:
     other = replace(SLIDING, layout=replace(SLIDING.layout, window=63))
 
     (finding,) = refused(replace(ACTUAL, layers=(other, FULL, other)))
@@ -89,13 +90,13 @@ def test_a_window_of_another_size_is_refused():
 
 
 @pytest.mark.parametrize(("context", "harmless"), [(64, True), (65, False)])
-def test_an_ignored_window_is_harmless_only_where_the_context_fits_it(context, harmless):
+def test_an_ignored_window_is_harmless_only_where_the_context_fits_it(context: int, harmless: bool) -> None:
     reference = replace(REFERENCE, context=context)
 
     assert (not refused(replace(ACTUAL, context=context, layers=(FULL, FULL, FULL)), reference)) is harmless
 
 
-def test_another_number_of_layers_is_refused_without_comparing_them():
+def test_another_number_of_layers_is_refused_without_comparing_them() -> None:
     (finding,) = refused(replace(ACTUAL, layers=(FULL, FULL)))
 
     assert (finding.component, finding.detail) == (
@@ -105,7 +106,7 @@ def test_another_number_of_layers_is_refused_without_comparing_them():
 
 
 @pytest.mark.parametrize(("field", "value"), [("kv_heads", 4), ("key_dim", 8), ("value_dim", 8)])
-def test_another_kv_shape_names_the_field_and_the_layer(field, value):
+def test_another_kv_shape_names_the_field_and_the_layer(field: str, value: int) -> None:
     other = replace(FULL, layout=replace(FULL.layout, **{field: value}))
 
     (finding,) = refused(replace(ACTUAL, layers=(SLIDING, other, SLIDING)))
@@ -115,7 +116,7 @@ def test_another_kv_shape_names_the_field_and_the_layer(field, value):
     assert finding.detail == f"{field} is {want} in checkpoint and {value} in mlx-lm on layer 1"
 
 
-def test_the_worst_frequency_is_named_with_its_error():
+def test_the_worst_frequency_is_named_with_its_error() -> None:
     off = Rope((1.0, 0.1 * 1.02, 0.01 * 1.43))
 
     (finding,) = refused(with_ropes(ROPE, off, ROPE))
@@ -127,31 +128,31 @@ def test_the_worst_frequency_is_named_with_its_error():
 
 
 @pytest.mark.parametrize(("factor", "agrees"), [(0.9, True), (1.1, False)])
-def test_frequencies_agree_up_to_the_tolerance(factor, agrees):
+def test_frequencies_agree_up_to_the_tolerance(factor: float, agrees: bool) -> None:
     near = Rope((1.0, 0.1 * (1 + factor * FREQUENCY_TOLERANCE), 0.01))
 
     assert (not refused(with_ropes(ROPE, near, ROPE))) is agrees
 
 
-def test_a_forgotten_attention_factor_is_refused():
+def test_a_forgotten_attention_factor_is_refused() -> None:
     (finding,) = refused(with_ropes(ROPE, replace(ROPE, scale=1.35), ROPE))
 
     assert finding.detail == "mlx-lm scales rotated vectors by 1.35 instead of 1 on layer 1"
 
 
-def test_a_rope_where_the_reference_has_none_is_refused_and_the_other_way_round():
+def test_a_rope_where_the_reference_has_none_is_refused_and_the_other_way_round() -> None:
     nope = replace(REFERENCE, layers=(SLIDING, replace(FULL, rope=None), SLIDING))
 
     assert refused(ACTUAL, nope)[0].detail == "checkpoint has no rope and mlx-lm has one on layer 1"
     assert refused(with_ropes(ROPE, None, ROPE))[0].detail == "checkpoint has a rope and mlx-lm has none on layer 1"
 
 
-def test_pairs_that_do_not_turn_may_be_listed_as_zeros_or_left_out():
+def test_pairs_that_do_not_turn_may_be_listed_as_zeros_or_left_out() -> None:
     assert not refused(with_ropes(*[Rope((*ROPE.inv_freq, 0.0, 0.0))] * 3))
     assert "rotates 3 pairs and mlx-lm 2" in refused(with_ropes(*[Rope(ROPE.inv_freq[:2])] * 3))[0].detail
 
 
-def test_require_lists_every_refused_line_and_lets_mended_ones_pass():
+def test_require_lists_every_refused_line_and_lets_mended_ones_pass() -> None:
     require([Finding("rope", "mended", "set from the reference"), Finding("eos", "ok")])
     with pytest.raises(PreflightRefused) as caught:
         require([Finding("rope", "refused", "off"), Finding("eos", "ok"), Finding("vocabulary", "refused", "small")])

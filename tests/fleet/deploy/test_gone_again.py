@@ -1,16 +1,24 @@
 """What doctor sees on deployed hosts, and what `disagg uninstall` leaves on them."""
 
+from __future__ import annotations
+
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from disagg.cli.app import main
 from tests.fleet.deploy.guests import install_uv
+from tests.testbed.bed import Bed
 
 
 @pytest.fixture
-def disagg(bed, tmp_path, capsys, monkeypatch):
+def disagg(
+    bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[int, str]]]:
     """Runs a command line on hosts that are deployed; exit code and stdout."""
     bed.need_links()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -18,7 +26,7 @@ def disagg(bed, tmp_path, capsys, monkeypatch):
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     path.write_text('[deploy]\ninstaller = "uv"\n\n' + path.read_text())
 
-    def run(*arguments):
+    def run(*arguments: Any) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
             main(["--config", str(path), *arguments])
         return int(ended.value.code or 0), capsys.readouterr().out
@@ -30,7 +38,7 @@ def disagg(bed, tmp_path, capsys, monkeypatch):
             shutil.rmtree(host.home / name, ignore_errors=True)
 
 
-def remains(host):
+def remains(host: Any) -> list[str]:
     """Files below a host's home, but for what makes it a host of the bed."""
     kept = (".ssh", ".local", "guest")
     return sorted(
@@ -40,7 +48,9 @@ def remains(host):
     )
 
 
-def test_doctor_sees_environment_token_version_and_that_nothing_serves(disagg, bed):
+def test_doctor_sees_environment_token_version_and_that_nothing_serves(
+    disagg: Callable[..., tuple[int, str]], bed: Bed
+) -> None:
     code, out = disagg("doctor", "--json", "--host", "dgx-spark-1", "--host", "mac-studio-2")
     body = json.loads(out)
     assert code == 0
@@ -56,11 +66,13 @@ def test_doctor_sees_environment_token_version_and_that_nothing_serves(disagg, b
     assert body["fleet"][0]["text"].startswith("disagg 0.1.0 on 2 hosts")
 
 
-def test_a_token_that_others_can_read_is_found_and_the_named_command_mends_it(disagg, bed):
+def test_a_token_that_others_can_read_is_found_and_the_named_command_mends_it(
+    disagg: Callable[..., tuple[int, str]], bed: Bed
+) -> None:
     token = bed.hosts["dgx-spark-1"].home / ".disagg/hosts/dgx-spark-1/token"
     token.chmod(0o644)
 
-    def finding():
+    def finding() -> Any:
         body = json.loads(disagg("doctor", "--json", "--host", "dgx-spark-1")[1])
         return next(one for one in body["hosts"][0]["findings"] if one["check"] == "token")
 
@@ -71,7 +83,7 @@ def test_a_token_that_others_can_read_is_found_and_the_named_command_mends_it(di
     assert finding()["level"] == "ok"
 
 
-def test_uninstall_leaves_models_and_with_models_nothing(disagg, bed):
+def test_uninstall_leaves_models_and_with_models_nothing(disagg: Callable[..., tuple[int, str]], bed: Bed) -> None:
     assert disagg("uninstall", "--yes")[0] == 0
     for host in bed.hosts.values():
         left = remains(host)
@@ -83,13 +95,15 @@ def test_uninstall_leaves_models_and_with_models_nothing(disagg, bed):
         assert not (host.home / ".disagg").exists()
 
 
-def test_models_that_outlive_their_host_go_with_a_second_uninstall(disagg, bed):
+def test_models_that_outlive_their_host_go_with_a_second_uninstall(
+    disagg: Callable[..., tuple[int, str]], bed: Bed
+) -> None:
     assert disagg("uninstall", "--yes")[0] == 0
     assert disagg("uninstall", "--yes", "--models")[0] == 0
     assert all(remains(host) == [] for host in bed.hosts.values())
 
 
-def test_a_carried_model_is_listed_as_such_and_can_be_removed(disagg, bed):
+def test_a_carried_model_is_listed_as_such_and_can_be_removed(disagg: Callable[..., tuple[int, str]], bed: Bed) -> None:
     code, out = disagg("models", "list", "--json", "--host", "dgx-spark-1")
     (row,) = json.loads(out)["hosts"]
     assert code == 0 and row["state"] == "complete"

@@ -1,6 +1,9 @@
 """Hosts in good health, as they are found; tests make them ill."""
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import Any
 
 from disagg.config import load
 from disagg.fleet.doctor.gather import Examined
@@ -25,7 +28,7 @@ CONFIG = {
 DIGESTS = {"tokenizer": "aa", "chat template": "bb"}
 
 
-def spark(name="dgx-spark-1", **changes):
+def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
     host = FLEET.hosts[name]
     facts = Facts(
         host=name,
@@ -61,7 +64,7 @@ def spark(name="dgx-spark-1", **changes):
     return change(seen, **changes)
 
 
-def mac(name="mac-studio-2", **changes):
+def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
     host = FLEET.hosts[name]
     facts = Facts(
         host=name,
@@ -90,7 +93,7 @@ def mac(name="mac-studio-2", **changes):
     return change(seen, **changes)
 
 
-def change(seen, host=None, facts=None, vitals=None, **changes):
+def change(seen: Any, host: Any = None, facts: Any = None, vitals: Any = None, **changes: Any) -> Any:
     """The same host with other values in its parts."""
     return replace(
         seen,
@@ -101,12 +104,12 @@ def change(seen, host=None, facts=None, vitals=None, **changes):
     )
 
 
-def status(seen, state="healthy", **changes):
+def status(seen: Any, state: str = "healthy", **changes: Any) -> Any:
     blank = HostStatus(seen.host.name, seen.host.roles, seen.host.model, seen.host.url, state, version="0.1.0")
     return replace(blank, **changes)
 
 
-def _digest():
+def _digest() -> str:
     import hashlib
 
     return hashlib.sha256(f"{TOKEN}\n".encode()).hexdigest()

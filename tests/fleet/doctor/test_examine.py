@@ -1,4 +1,8 @@
+from __future__ import annotations
+
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -7,30 +11,31 @@ from disagg.fleet.doctor.examine import examine
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.link import Bounds, kv_pairs
 from disagg.fleet.machine.base import HostKeyRefused, HostUnreachable
+from tests.testbed.bed import Bed
 
 SHORT = Bounds(seconds=0.4, bytes=32 << 20)
 
 
 @pytest.fixture
-def patient(bed, tmp_path):
+def patient(bed: Bed, tmp_path: Path) -> Any:
     """Examines the bed; keyword `names`."""
     bed.need_links()
     fleet = load(bed.write_hosts_toml(tmp_path / "hosts.toml"))
     state = State.of(fleet, tmp_path / "state")
 
-    def run(*names, bounds=SHORT):
+    def run(*names: Any, bounds: Any = SHORT) -> Any:
         return examine(fleet, state, names, bounds=bounds)
 
     run.fleet = fleet
     return run
 
 
-def of(diagnosis, host):
+def of(diagnosis: Any, host: Any) -> dict[str, Any]:
     (report,) = (one for one in diagnosis.hosts if one.host.name == host)
     return {finding.check: finding for finding in report.findings}
 
 
-def test_bare_hosts_are_examined_and_their_links_measured(bed, patient):
+def test_bare_hosts_are_examined_and_their_links_measured(bed: Bed, patient: Any) -> None:
     diagnosis = patient()
     assert [one.host.name for one in diagnosis.hosts] == list(patient.fleet.hosts)
     for report in diagnosis.hosts:
@@ -47,13 +52,13 @@ def test_bare_hosts_are_examined_and_their_links_measured(bed, patient):
     assert clocks.level == "ok" and float(re.search(r"(\d+) ms", clocks.text)[1]) < 1000
 
 
-def test_macs_show_their_wired_limit_and_reach_the_network(patient):
+def test_macs_show_their_wired_limit_and_reach_the_network(patient: Any) -> None:
     checks = of(patient("mac-studio-1"), "mac-studio-1")
     assert checks["memory"].text == "512 GiB"
     assert checks["local network"].text == "open over SSH"
 
 
-def test_a_shaped_link_is_far_below_its_interface(bed, patient):
+def test_a_shaped_link_is_far_below_its_interface(bed: Bed, patient: Any) -> None:
     with bed.limited("mac-studio-2", 100):
         diagnosis = patient("dgx-spark-1", bounds=Bounds(seconds=1.0))
     (pair,) = diagnosis.pairs
@@ -62,7 +67,7 @@ def test_a_shaped_link_is_far_below_its_interface(bed, patient):
     assert diagnosis.exit_code == 0
 
 
-def test_a_host_that_is_cut_off_hides_nothing_of_the_others(bed, patient):
+def test_a_host_that_is_cut_off_hides_nothing_of_the_others(bed: Bed, patient: Any) -> None:
     with bed.cut("mac-studio-2"):
         diagnosis = patient()
     assert diagnosis.exit_code == 4
@@ -73,7 +78,7 @@ def test_a_host_that_is_cut_off_hides_nothing_of_the_others(bed, patient):
     assert broken.link is None and whole.link.bits_per_s
 
 
-def test_a_changed_host_key_is_a_fault_that_names_both_keys_and_the_way_out(bed, patient):
+def test_a_changed_host_key_is_a_fault_that_names_both_keys_and_the_way_out(bed: Bed, patient: Any) -> None:
     known = bed.home / ".ssh/known_hosts"
     before = known.read_text()
     lines = before.splitlines()
@@ -92,15 +97,15 @@ def test_a_changed_host_key_is_a_fault_that_names_both_keys_and_the_way_out(bed,
     assert "ssh-keygen -R" in finding.hint and "disagg trust dgx-spark-1" in finding.hint
 
 
-def test_a_frozen_sshd_is_told_from_a_dead_machine(bed, patient):
+def test_a_frozen_sshd_is_told_from_a_dead_machine(bed: Bed, patient: Any) -> None:
     with bed.hosts["dgx-spark-2"].frozen():
         diagnosis = patient("dgx-spark-2")
     (report,) = diagnosis.hosts
     assert isinstance(report.error, HostUnreachable) and "its sshd says nothing" in report.findings[0].text
 
 
-def test_examining_leaves_nothing_behind(bed, patient):
-    def files():
+def test_examining_leaves_nothing_behind(bed: Bed, patient: Any) -> None:
+    def files() -> list[str]:
         homes = [host.home for host in bed.hosts.values()]
         return sorted(str(path) for home in homes for path in home.rglob("*") if "logs" not in path.parts)
 
@@ -111,6 +116,6 @@ def test_examining_leaves_nothing_behind(bed, patient):
         assert not [line for line in host.command_lines() if "DISAGG_PROGRAM" in line]
 
 
-def test_every_prefill_host_is_paired_with_every_decode_host_of_its_model(patient):
+def test_every_prefill_host_is_paired_with_every_decode_host_of_its_model(patient: Any) -> None:
     pairs = [(one.name, other.name) for one, other in kv_pairs(patient.fleet)]
     assert pairs == [("dgx-spark-1", "mac-studio-2"), ("dgx-spark-2", "mac-studio-1")]

@@ -1,4 +1,7 @@
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,28 +16,28 @@ from tests.fleet.doctor.patients import FLEET, RELEASE, TOKEN, mac, spark, statu
 GIB = 1 << 30
 
 
-def found(seen, health="healthy", **changes):
+def found(seen: Any, health: str = "healthy", **changes: Any) -> Any:
     reply = status(seen, health, **changes) if health else None
     return findings(seen, FLEET.models[seen.host.model], reply, TOKEN)
 
 
-def ill(seen, health="healthy", **changes):
+def ill(seen: Any, health: str = "healthy", **changes: Any) -> Any:
     """What is not well: (check, level, text, hint)."""
     return [(one.check, one.level, one.text, one.hint) for one in found(seen, health, **changes) if one.level != "ok"]
 
 
-def only(seen, health="healthy", **changes):
+def only(seen: Any, health: str = "healthy", **changes: Any) -> Any:
     (one,) = ill(seen, health, **changes)
     return one
 
 
-def test_hosts_in_good_health_have_nothing_but_short_lines():
+def test_hosts_in_good_health_have_nothing_but_short_lines() -> None:
     for seen in (spark(), mac(), mac("mac-studio-1", facts={"memory": 512 * GIB})):
         assert ill(seen) == []
         assert all(len(one.text) < 64 for one in found(seen))
 
 
-def test_everything_that_is_looked_at_is_named():
+def test_everything_that_is_looked_at_is_named() -> None:
     assert [one.check for one in found(spark())] == [
         "ssh", "python", "disk", "memory", "gpu", "model", "service", "token", "server",
     ]  # fmt: skip
@@ -44,7 +47,7 @@ def test_everything_that_is_looked_at_is_named():
     ]  # fmt: skip
 
 
-def test_every_trouble_names_a_command():
+def test_every_trouble_names_a_command() -> None:
     sick = spark(
         facts={"folder": False, "current": "", "environments": {}, "pythons": (), "systemd": None, "disk_free": GIB},
         vitals={"smi": "", "gpus": ()},
@@ -62,17 +65,17 @@ def test_every_trouble_names_a_command():
     ((Python("/usr/bin/python3", (3, 10, 12)),), "/usr/bin/python3 is 3.10.12, older than 3.11", "apt install"),
     ((Python("/usr/bin/python3", (3, 12, 3), False),), "/usr/bin/python3 has no venv module", "python3.12-venv"),
 ])  # fmt: skip
-def test_a_python_that_cannot_serve_is_a_fault(pythons, text, hint):
+def test_a_python_that_cannot_serve_is_a_fault(pythons: tuple[Any, ...], text: str, hint: str) -> None:
     check, level, said, command = only(spark(facts={"pythons": pythons, "environments": {}}))
     assert (check, level, said) == ("python", "fault", text)
     assert hint in command and command.startswith("disagg ssh dgx-spark-1 -- ")
 
 
-def test_uv_makes_up_for_a_missing_python():
+def test_uv_makes_up_for_a_missing_python() -> None:
     assert ill(spark(facts={"pythons": (), "environments": {}, "uv": "/usr/bin/uv"})) == []
 
 
-def test_a_python_of_hosts_toml_that_does_not_run_is_named():
+def test_a_python_of_hosts_toml_that_does_not_run_is_named() -> None:
     seen = spark(facts={"no_python": "/opt/python", "environments": {}})
     assert only(seen)[2] == "/opt/python of hosts.toml does not run"
 
@@ -80,17 +83,17 @@ def test_a_python_of_hosts_toml_that_does_not_run_is_named():
 # disk and memory
 
 
-def test_little_disk_is_a_warning_with_what_shows_the_large_folders():
+def test_little_disk_is_a_warning_with_what_shows_the_large_folders() -> None:
     check, level, text, hint = only(spark(facts={"disk_free": 5 * GIB}))
     assert (check, level, text) == ("disk", "warning", "5 GiB free in /home/ubuntu")
     assert "du -sh" in hint
 
 
-def test_a_home_that_cannot_be_written_to_is_a_fault():
+def test_a_home_that_cannot_be_written_to_is_a_fault() -> None:
     assert only(spark(facts={"writable": False}))[:2] == ("disk", "fault")
 
 
-def test_a_model_larger_than_unified_memory_is_a_fault():
+def test_a_model_larger_than_unified_memory_is_a_fault() -> None:
     seen = spark(host={"engine": replace(spark().host.engine, quantization=None)})
     big = replace(seen, model=replace(seen.model, bytes=130 * GIB))
     check, level, text, _ = only(big)
@@ -98,18 +101,18 @@ def test_a_model_larger_than_unified_memory_is_a_fault():
     assert text == "qwen3-coder:30b takes 130 GiB, and the machine has 119 GiB"
 
 
-def test_a_model_that_is_quantized_while_it_loads_takes_half():
+def test_a_model_that_is_quantized_while_it_loads_takes_half() -> None:
     seen = spark()
     assert seen.host.engine.quantization == "int8"
     assert ill(replace(seen, model=replace(seen.model, bytes=130 * GIB))) == []
 
 
-def test_gb10_without_gpu_memory_is_well_and_said_to_share_its_memory():
+def test_gb10_without_gpu_memory_is_well_and_said_to_share_its_memory() -> None:
     (line,) = (one.text for one in found(spark()) if one.check == "gpu")
     assert line == "NVIDIA GB10, driver 580.95.05, shared memory"
 
 
-def test_a_model_larger_than_the_cards_own_memory_is_a_fault():
+def test_a_model_larger_than_the_cards_own_memory_is_a_fault() -> None:
     seen = spark(vitals={"gpus": (GPU("RTX 4090", "580.1", 24 * GIB),)})
     check, level, text, _ = only(seen)
     assert (check, level) == ("gpu", "fault") and "RTX 4090 has 24 GiB" in text
@@ -118,32 +121,32 @@ def test_a_model_larger_than_the_cards_own_memory_is_a_fault():
 # GPU
 
 
-def test_a_missing_driver_is_a_fault_with_the_package_that_brings_it():
+def test_a_missing_driver_is_a_fault_with_the_package_that_brings_it() -> None:
     check, level, text, hint = only(spark(vitals={"smi": "", "gpus": (), "devices": ("pci",)}))
     assert (check, level) == ("gpu", "fault")
     assert text == "there is an NVIDIA card and no driver: nvidia-smi is missing"
     assert hint.startswith('disagg ssh dgx-spark-1 -- "sudo apt install nvidia-driver-580-open"')
 
 
-def test_a_driver_that_does_not_talk_to_its_card_is_told_in_its_own_words():
+def test_a_driver_that_does_not_talk_to_its_card_is_told_in_its_own_words() -> None:
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     check, level, text, hint = only(spark(vitals={"gpus": (), "smi_failed": words}))
     assert (check, level, text) == ("gpu", "fault", f"nvidia-smi: {words}") and hint.startswith("restart")
 
 
-def test_a_driver_that_is_too_old_is_a_fault():
+def test_a_driver_that_is_too_old_is_a_fault() -> None:
     seen = spark(vitals={"gpus": (GPU("NVIDIA GB10", "570.86.10"),)})
     assert [one.check for one in found(seen)].count("gpu") == 1
     check, level, text, _ = only(seen)
     assert (check, level) == ("gpu", "fault") and "driver 570.86.10 of NVIDIA GB10 is older than 580" in text
 
 
-def test_memory_errors_of_a_card_are_a_fault():
+def test_memory_errors_of_a_card_are_a_fault() -> None:
     check, level, text, _ = only(spark(vitals={"gpus": (GPU("L40S", "580.1", 46 * GIB, ecc_errors=3),)}))
     assert (check, level) == ("gpu", "fault") and "3 uncorrected memory errors" in text
 
 
-def test_a_prefill_host_on_the_cpu_needs_no_card():
+def test_a_prefill_host_on_the_cpu_needs_no_card() -> None:
     seen = spark(host={"engine": replace(spark().host.engine, device="cpu")}, vitals={"smi": "", "gpus": ()})
     assert ill(seen) == []
 
@@ -151,7 +154,7 @@ def test_a_prefill_host_on_the_cpu_needs_no_card():
 # wired limit
 
 
-def test_a_model_over_the_wired_limit_is_a_warning_with_both_ways_to_raise_it():
+def test_a_model_over_the_wired_limit_is_a_warning_with_both_ways_to_raise_it() -> None:
     seen = mac(facts={"memory": 128 * GIB}, vitals={"wired_limit": 49152})
     check, level, text, hint = only(seen)
     assert (check, level) == ("wired limit", "warning")
@@ -160,19 +163,19 @@ def test_a_model_over_the_wired_limit_is_a_warning_with_both_ways_to_raise_it():
     assert "disagg ssh mac-studio-2 -- sudo sysctl iogpu.wired_limit_mb=69632" in hint
 
 
-def test_zero_means_three_quarters_of_memory():
+def test_zero_means_three_quarters_of_memory() -> None:
     (line,) = (one.text for one in found(mac()) if one.check == "wired limit")
     assert line == "96 GiB (macOS' own)"
     assert ill(mac(facts={"memory": 80 * GIB}))[0][:2] == ("wired limit", "warning")
 
 
-def test_a_limit_that_was_not_set_after_the_reboot_is_named_with_its_daemon():
+def test_a_limit_that_was_not_set_after_the_reboot_is_named_with_its_daemon() -> None:
     check, level, text, hint = only(mac(host={"wired_limit_mb": 110000}))
     assert (check, level, text) == ("wired limit", "warning", "iogpu.wired_limit_mb is 0, not the 110000 of hosts.toml")
     assert "system/disagg.mac-studio-2.wired-limit" in hint
 
 
-def test_a_model_that_no_limit_makes_fit_needs_a_smaller_kv_cache():
+def test_a_model_that_no_limit_makes_fit_needs_a_smaller_kv_cache() -> None:
     seen = mac(facts={"memory": 64 * GIB})
     seen = replace(seen, model=replace(seen.model, bytes=40 * GIB))
     text = next(one for one in ill(seen) if one[0] == "wired limit")
@@ -182,30 +185,30 @@ def test_a_model_that_no_limit_makes_fit_needs_a_smaller_kv_cache():
 # model, service, token, server
 
 
-def test_a_missing_model_is_pulled():
+def test_a_missing_model_is_pulled() -> None:
     need = Need(spark().host, "Qwen/Qwen3")
     check, level, text, hint = only(spark(model=Held("Qwen/Qwen3", "absent"), need=need))
     assert (check, level, text) == ("model", "fault", "Qwen/Qwen3 is not there")
     assert hint == "disagg models pull 'qwen3-coder:30b' --host dgx-spark-1"
 
 
-def test_half_a_model_says_what_lacks():
+def test_half_a_model_says_what_lacks() -> None:
     held = Held("Qwen/Qwen3", "partial", 9, missing=("model-00002-of-00016.safetensors",))
     assert "in part: lacks model-00002-of-00016.safetensors" in only(spark(model=held))[2]
 
 
-def test_services_that_end_with_the_login_are_a_warning():
+def test_services_that_end_with_the_login_are_a_warning() -> None:
     check, level, _, hint = only(spark(facts={"systemd": Systemd(255, True, False)}))
     assert (check, level) == ("service", "warning")
     assert hint == "disagg ssh dgx-spark-1 -- sudo loginctl enable-linger ubuntu"
 
 
-def test_a_silent_systemd_and_a_missing_launchd_are_faults():
+def test_a_silent_systemd_and_a_missing_launchd_are_faults() -> None:
     assert only(spark(facts={"systemd": Systemd(255, False, True)}))[:2] == ("service", "fault")
     assert only(mac(facts={"launchd": False}))[:2] == ("service", "fault")
 
 
-def test_sudo_with_a_password_is_a_warning_on_a_mac():
+def test_sudo_with_a_password_is_a_warning_on_a_mac() -> None:
     assert only(mac(facts={"sudo": False}))[:2] == ("service", "warning")
 
 
@@ -214,44 +217,44 @@ def test_sudo_with_a_password_is_a_warning_on_a_mac():
     ({"token_mode": "-rw-r--r--"}, "others can read /home/ubuntu/.disagg/hosts/dgx-spark-1/token (-rw-r--r--)"),
     ({"token_digest": "0" * 64}, "it has another token than this machine"),
 ])  # fmt: skip
-def test_a_token_that_is_missing_readable_or_wrong_is_a_fault(facts, text):
+def test_a_token_that_is_missing_readable_or_wrong_is_a_fault(facts: dict[str, Any], text: str) -> None:
     assert only(spark(facts=facts))[:3] == ("token", "fault", text)
 
 
-def test_a_bare_host_is_to_be_deployed():
+def test_a_bare_host_is_to_be_deployed() -> None:
     bare = spark(facts={"folder": False, "current": "", "serving": None, "token_digest": ""})
     assert only(bare, None) == ("disagg", "warning", "nothing is deployed", "disagg deploy --host dgx-spark-1")
 
 
-def test_a_deployment_that_was_broken_off_before_its_token_is_no_fault_of_the_token():
+def test_a_deployment_that_was_broken_off_before_its_token_is_no_fault_of_the_token() -> None:
     begun = spark(facts={"folder": True, "current": "", "serving": None, "token_digest": ""})
     assert only(begun, None)[:3] == ("disagg", "warning", "nothing is deployed")
 
 
-def test_an_older_release_that_still_runs_is_to_be_restarted():
+def test_an_older_release_that_still_runs_is_to_be_restarted() -> None:
     check, level, text, hint = only(spark(facts={"serving": Serving(1, "b" * 16, True)}))
     assert (check, level, hint) == ("disagg", "warning", "disagg restart --host dgx-spark-1")
     assert text == f"release {'b' * 8} still runs, and {RELEASE[:8]} is deployed"
 
 
-def test_a_server_that_does_not_run_is_to_be_started():
+def test_a_server_that_does_not_run_is_to_be_started() -> None:
     check, level, _, hint = only(spark(), "not running")
     assert (check, level, hint) == ("server", "warning", "disagg start --host dgx-spark-1")
 
 
-def test_a_kv_port_that_another_program_has_is_a_fault():
+def test_a_kv_port_that_another_program_has_is_a_fault() -> None:
     check, level, text, hint = only(mac(facts={"listening": (9001,)}), "not running")
     assert (check, level) == ("server", "fault") and "kv_port 9001" in text and "lsof" in hint
 
 
-def test_a_server_that_failed_says_why():
+def test_a_server_that_failed_says_why() -> None:
     assert only(spark(), "failed", why="out of memory", hint="disagg logs")[:3] == ("server", "fault", "out of memory")
 
 
 # macOS
 
 
-def test_a_server_that_is_denied_the_local_network_is_told_from_a_broken_link():
+def test_a_server_that_is_denied_the_local_network_is_told_from_a_broken_link() -> None:
     check, level, text, hint = only(mac(vitals={"errno_65": 7}))
     assert (check, level) == ("local network", "fault")
     assert "Local Network Privacy denies them to the server" in text and "7 times" in text
@@ -260,12 +263,12 @@ def test_a_server_that_is_denied_the_local_network_is_told_from_a_broken_link():
     assert text == "no route from here to 169.254.150.103 (errno 65)" and "ping" in hint
 
 
-def test_a_plain_process_that_is_denied_the_network_is_to_become_a_daemon():
+def test_a_plain_process_that_is_denied_the_network_is_to_become_a_daemon() -> None:
     seen = mac(host={"service": "process"}, vitals={"errno_65": 1})
     assert 'service = "launchd" in [hosts.mac-studio-2]' in only(seen)[3]
 
 
-def test_what_could_not_be_read_is_told():
+def test_what_could_not_be_read_is_told() -> None:
     seen = spark(trouble=(FleetError("dgx-spark-1: a probe did not say", "disagg ssh dgx-spark-1"),))
     assert only(seen)[:2] == ("probe", "fault")
 
@@ -273,18 +276,18 @@ def test_what_could_not_be_read_is_told():
 # what the script prints
 
 
-def test_nvidia_smi_of_a_gb10_has_no_memory_and_no_ecc():
+def test_nvidia_smi_of_a_gb10_has_no_memory_and_no_ecc() -> None:
     text = "available\t104857600\nsmi\t/usr/bin/nvidia-smi\ngpu\tNVIDIA GB10, 580.95.05, [N/A], [N/A], [N/A], 41\nend\n"
     vitals = parse("x", text)
     assert vitals.gpus == (GPU("NVIDIA GB10", "580.95.05", temperature=41),)
     assert vitals.available == 100 * GIB
 
 
-def test_nvidia_smi_of_a_server_card_has_both():
+def test_nvidia_smi_of_a_server_card_has_both() -> None:
     text = "gpu\tNVIDIA H100 80GB HBM3, 580.82.07, 81559, 81079, 2, 35\nend\n"
     assert parse("x", text).gpus == (GPU("NVIDIA H100 80GB HBM3", "580.82.07", 81559 << 20, 81079 << 20, 2, 35),)
 
 
-def test_a_script_that_did_not_end_is_an_error():
+def test_a_script_that_did_not_end_is_an_error() -> None:
     with pytest.raises(FleetError, match="ended early"):
         parse("x", "available\t1\n")

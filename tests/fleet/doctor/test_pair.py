@@ -1,4 +1,7 @@
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,52 +14,52 @@ from tests.fleet.doctor.patients import CONFIG, FLEET, mac, spark, status
 MARK = {"architecture": "qwen3_moe", "tokenizer": "t1", "rope": "r1"}
 
 
-def servers(first, second):
+def servers(first: Any, second: Any) -> dict[str, Any]:
     return {
         "dgx-spark-1": status(spark(), fingerprint=first),
         "mac-studio-2": status(mac(), fingerprint=second),
     }
 
 
-def model(prefill=None, decode=None, statuses=None):
+def model(prefill: Any = None, decode: Any = None, statuses: Any = None) -> Any:
     return [(one.level, one.text) for one in same_model(prefill or spark(), decode or mac(), statuses or {})]
 
 
-def held(seen, **changes):
+def held(seen: Any, **changes: Any) -> Any:
     return replace(seen, model=replace(seen.model, **changes))
 
 
-def test_running_servers_decide_whether_both_ends_hold_the_same_model():
+def test_running_servers_decide_whether_both_ends_hold_the_same_model() -> None:
     assert model(statuses=servers(MARK, MARK)) == [("ok", "the same, say both servers")]
     ((level, text),) = model(statuses=servers(MARK, MARK | {"tokenizer": "t2"}))
     assert level == "fault" and text.endswith("serve different models: tokenizer differ")
 
 
-def test_without_servers_the_files_are_compared():
+def test_without_servers_the_files_are_compared() -> None:
     assert model() == [("ok", "same configuration and tokenizer")]
 
 
-def test_another_architecture_is_a_fault():
+def test_another_architecture_is_a_fault() -> None:
     ((level, text),) = model(decode=held(mac(), config=CONFIG | {"num_hidden_layers": 36}))
     assert level == "fault" and "num_hidden_layers of config.json differ" in text
 
 
-def test_two_revisions_of_one_source_are_a_fault():
+def test_two_revisions_of_one_source_are_a_fault() -> None:
     decode = held(mac(), source=spark().model.source)
     ((level, text),) = model(decode=decode)
     assert level == "fault" and "a1a1a1a1 and b2b2b2b2" in text
 
 
-def test_another_tokenizer_is_a_warning_since_files_may_be_spelt_differently():
+def test_another_tokenizer_is_a_warning_since_files_may_be_spelt_differently() -> None:
     ((level, text),) = model(decode=held(mac(), digests={"tokenizer": "zz", "chat template": "bb"}))
     assert level == "warning" and "tokenizer" in text
 
 
-def test_a_model_that_is_missing_at_one_end_is_that_hosts_trouble():
+def test_a_model_that_is_missing_at_one_end_is_that_hosts_trouble() -> None:
     assert model(decode=held(mac(), state="absent")) == []
 
 
-def test_a_measured_rate_is_told_in_prefill_tokens():
+def test_a_measured_rate_is_told_in_prefill_tokens() -> None:
     link = Link("dgx-spark-1", "mac-studio-2", "169.254.150.102", Path(""), int(9.4e9 / 8), 1.0)
     (note,) = hides(link, FLEET.models["qwen3-coder:30b"], spark(), mac())
     assert note.text == "prefill up to 11,953 tok/s (96 KiB of KV a token)"
@@ -82,11 +85,13 @@ GPT_OSS = {
     (CONFIG | {"kv_lora_rank": 512}, "bfloat16", 10, None),
     ({}, "bfloat16", 10, None),
 ])  # fmt: skip
-def test_kv_per_token_follows_from_the_configuration(config, dtype, tokens, expected):
+def test_kv_per_token_follows_from_the_configuration(
+    config: Any, dtype: str, tokens: int, expected: int | None
+) -> None:
     assert kv_bytes_per_token(config, dtype, tokens) == expected
 
 
-def test_one_version_everywhere_is_one_line_and_two_are_a_fault():
+def test_one_version_everywhere_is_one_line_and_two_are_a_fault() -> None:
     hosts = [spark(), mac()]
     assert [(one.level, one.text) for one in versions(hosts, {})] == [("ok", "disagg 0.1.0 on 2 hosts")]
     other = [spark(), mac(vitals={"version": "0.2.0"})]
@@ -95,12 +100,12 @@ def test_one_version_everywhere_is_one_line_and_two_are_a_fault():
     assert fault.text == "disagg differs: 0.1.0 on dgx-spark-1; 0.2.0 on mac-studio-2"
 
 
-def test_what_runs_counts_more_than_what_is_deployed():
+def test_what_runs_counts_more_than_what_is_deployed() -> None:
     hosts = [spark(), mac(vitals={"version": "0.2.0"})]
     assert [one.level for one in versions(hosts, servers(MARK, MARK))] == ["ok"]
 
 
-def test_frameworks_that_differ_between_hosts_are_a_warning():
+def test_frameworks_that_differ_between_hosts_are_a_warning() -> None:
     statuses = {
         "dgx-spark-1": status(spark(), versions={"torch": "2.13.0"}),
         "dgx-spark-2": status(spark("dgx-spark-2"), versions={"torch": "2.12.1"}),
@@ -109,7 +114,7 @@ def test_frameworks_that_differ_between_hosts_are_a_warning():
     assert found[-1].text == "torch differs: 2.13.0 on dgx-spark-1; 2.12.1 on dgx-spark-2"
 
 
-def ticking(**ahead):
+def ticking(**ahead: Any) -> Any:
     hosts = {"spark": spark(), "mac": mac(), "other": spark("dgx-spark-2")}
     return [
         replace(hosts[name], vitals=replace(hosts[name].vitals, clock=Clock(value, 0.02)))
@@ -117,12 +122,12 @@ def ticking(**ahead):
     ]
 
 
-def test_clocks_that_agree_are_one_line():
+def test_clocks_that_agree_are_one_line() -> None:
     (line,) = clocks(ticking(spark=0.004, mac=-0.03))
     assert (line.level, line.text) == ("ok", "within 34 ms of each other")
 
 
-def test_a_clock_that_is_off_is_named_with_the_command_of_its_system():
+def test_a_clock_that_is_off_is_named_with_the_command_of_its_system() -> None:
     (linux,) = clocks(ticking(spark=4.2, mac=0.0))
     assert (linux.level, linux.text) == ("warning", "dgx-spark-1 is 4.2 s ahead of this machine")
     assert linux.hint == "disagg ssh dgx-spark-1 -- sudo timedatectl set-ntp true"
@@ -131,11 +136,11 @@ def test_a_clock_that_is_off_is_named_with_the_command_of_its_system():
     assert macos.hint == "disagg ssh mac-studio-2 -- sudo sntp -sS time.apple.com"
 
 
-def test_where_all_hosts_are_off_alike_it_is_this_machine():
+def test_where_all_hosts_are_off_alike_it_is_this_machine() -> None:
     (line,) = clocks(ticking(spark=30.0, mac=30.1, other=29.9))
     assert line.text == "this machine is 29.9 s behind all hosts"
 
 
-def test_a_slow_round_trip_is_no_evidence():
+def test_a_slow_round_trip_is_no_evidence() -> None:
     slow = [replace(one, vitals=replace(one.vitals, clock=Clock(1.5, 1.0))) for one in (spark(), mac())]
     assert [one.level for one in clocks(slow)] == ["ok"]

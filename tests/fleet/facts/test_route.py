@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from disagg.fleet.facts.route import parse_path
 
 SPARK = """\
@@ -62,18 +64,18 @@ Ethernet Address: 00:00:5e:00:53:03
 """
 
 
-def mac(gateway="en0", interface="en0"):
+def mac(gateway: str = "en0", interface: str = "en0") -> str:
     return MAC.replace("{gateway}", gateway).replace("{interface}", interface)
 
 
-def test_a_direct_way_on_linux_names_its_interface_source_and_speed():
+def test_a_direct_way_on_linux_names_its_interface_source_and_speed() -> None:
     path = parse_path("169.254.150.101", SPARK)
     assert (path.interface, path.source, path.gateway) == ("enP7s7", "169.254.150.103", "")
     assert path.taken.speed == 10e9 and path.taken.mtu == 1500 and path.taken.kind == "wired"
     assert path.taken.reaches("169.254.150.101") and not path.taken.reaches("192.168.1.1")
 
 
-def test_wifi_tunnels_and_loopback_are_told_apart_on_linux():
+def test_wifi_tunnels_and_loopback_are_told_apart_on_linux() -> None:
     interfaces = parse_path("169.254.150.101", SPARK).interfaces
     kinds = {name: one.kind for name, one in interfaces.items()}
     assert kinds == {
@@ -86,38 +88,38 @@ def test_wifi_tunnels_and_loopback_are_told_apart_on_linux():
     assert interfaces["wlP9s9"].speed is None and interfaces["enP2p1s0f0np0"].speed == 200e9
 
 
-def test_a_router_in_between_is_seen_on_linux():
+def test_a_router_in_between_is_seen_on_linux() -> None:
     routed = "10.1.0.5 via 192.168.1.1 dev wlP9s9 src 192.168.1.40 uid 1000 \\    cache"
     path = parse_path("10.1.0.5", SPARK.replace(SPARK.splitlines()[1], routed))
     assert (path.gateway, path.interface) == ("192.168.1.1", "wlP9s9")
 
 
-def test_no_route_at_all_is_told_in_the_systems_words():
+def test_no_route_at_all_is_told_in_the_systems_words() -> None:
     text = "@@ip-route\nRTNETLINK answers: Network is unreachable\n@@ip-addresses\n@@interfaces\n@@end\n"
     path = parse_path("10.1.0.5", text)
     assert (path.interface, path.trouble) == ("", "Network is unreachable")
 
 
-def test_a_direct_way_on_a_mac_names_its_interface_source_and_speed():
+def test_a_direct_way_on_a_mac_names_its_interface_source_and_speed() -> None:
     path = parse_path("169.254.150.103", mac())
     assert (path.interface, path.source, path.gateway) == ("en0", "169.254.150.101", "")
     assert path.taken.speed == 10e9 and path.taken.addresses[0] == "169.254.150.101/16"
 
 
-def test_a_hardware_address_as_gateway_is_still_a_direct_way_on_a_mac():
+def test_a_hardware_address_as_gateway_is_still_a_direct_way_on_a_mac() -> None:
     assert parse_path("169.254.150.103", mac(gateway="0:0:5e:0:53:9")).gateway == ""
 
 
-def test_a_router_in_between_is_seen_on_a_mac():
+def test_a_router_in_between_is_seen_on_a_mac() -> None:
     path = parse_path("10.1.0.5", mac(gateway="192.168.1.1", interface="en1"))
     assert (path.gateway, path.interface, path.taken.kind) == ("192.168.1.1", "en1", "wifi")
 
 
-def test_wifi_tunnels_and_thunderbolt_are_told_apart_on_a_mac():
+def test_wifi_tunnels_and_thunderbolt_are_told_apart_on_a_mac() -> None:
     kinds = {name: one.kind for name, one in parse_path("169.254.150.103", mac()).interfaces.items()}
     assert kinds == {"lo0": "loopback", "en0": "wired", "en1": "wifi", "bridge0": "thunderbolt", "utun4": "tunnel"}
 
 
-def test_a_machine_without_the_tools_leaves_the_way_open():
+def test_a_machine_without_the_tools_leaves_the_way_open() -> None:
     path = parse_path("10.0.0.1", "@@end\n")
     assert path.taken is None and path.interface == "" and path.trouble == ""

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import hashlib
 import os
 import socket
@@ -33,13 +35,13 @@ def deploy(own: Path) -> None:
     (own / "current").symlink_to("releases/0123456789abcdef")
 
 
-def test_a_machine_without_anything_shows_nothing(home: Path):
+def test_a_machine_without_anything_shows_nothing(home: Path) -> None:
     sight = seen()
     assert (sight.home, sight.current, sight.pid, sight.managers, sight.log) == (str(home.parents[2]), "", None, {}, ())
     assert not sight.kept and sight.intruder is None
 
 
-def test_a_running_server_shows_pid_release_and_token(home: Path):
+def test_a_running_server_shows_pid_release_and_token(home: Path) -> None:
     deploy(home)
     (home / "token").write_text("secret\n")
     with subprocess.Popen(
@@ -53,7 +55,7 @@ def test_a_running_server_shows_pid_release_and_token(home: Path):
     assert seen().pid is None, "it has ended"
 
 
-def test_a_later_process_with_the_same_pid_is_no_server(home: Path):
+def test_a_later_process_with_the_same_pid_is_no_server(home: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
         (home / "serving").write_text(f"{process.pid} fedcba9876543210\n")
         sight = seen()
@@ -61,7 +63,7 @@ def test_a_later_process_with_the_same_pid_is_no_server(home: Path):
     assert sight.pid is None
 
 
-def test_the_supervisors_record_tells_restarts_and_whether_it_lives(home: Path):
+def test_the_supervisors_record_tells_restarts_and_whether_it_lives(home: Path) -> None:
     (home / "supervisor.json").write_text(
         '{"pid": 999999, "child": null, "child_began": "", "restarts": 7, "last_exit": -9}'
     )
@@ -69,7 +71,7 @@ def test_the_supervisors_record_tells_restarts_and_whether_it_lives(home: Path):
     assert sight.managers == {"process": False} and sight.restarts == 7 and not sight.kept
 
 
-def test_another_program_on_the_port_is_named(home: Path):
+def test_another_program_on_the_port_is_named(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         sight = seen(port)
@@ -78,7 +80,7 @@ def test_another_program_on_the_port_is_named(home: Path):
     assert (taken, holder.pid) == (port, os.getpid()) and str(holder) == f"{holder.name} (pid {os.getpid()})"
 
 
-def test_a_program_of_a_hostile_name_on_the_port_breaks_nothing(home: Path):
+def test_a_program_of_a_hostile_name_on_the_port_breaks_nothing(home: Path) -> None:
     code = """if True:
         import socket
         open("/proc/self/comm", "w").write("a\\tb c")
@@ -93,14 +95,14 @@ def test_a_program_of_a_hostile_name_on_the_port_breaks_nothing(home: Path):
     assert sight.intruder is not None and sight.intruder[1] == Holder(process.pid, "a b c")
 
 
-def test_the_servers_own_port_is_no_intruder():
+def test_the_servers_own_port_is_no_intruder() -> None:
     assert Sight("/h", pid=7, ports={80: Holder(7, "python")}).intruder is None
     assert Sight("/h", pid=7, ports={80: Holder(None, "")}).intruder is None, "the machine does not tell whose it is"
     assert Sight("/h", pid=7, ports={80: Holder(8, "x")}).intruder == (80, Holder(8, "x"))
     assert Sight("/h", ports={80: Holder(None, "")}).intruder == (80, Holder(None, ""))
 
 
-def test_the_last_50_lines_come_whole_with_tabs_and_signs(home: Path):
+def test_the_last_50_lines_come_whole_with_tabs_and_signs(home: Path) -> None:
     lines = [f"line {number}" for number in range(60)] + ["tab\there $(no) 'quote' \u2028 ü"]
     (home / "logs/server.log").write_text("\n".join(lines))
     assert seen().log == (*lines[-50:-1], "tab here $(no) 'quote' \u2028 ü")

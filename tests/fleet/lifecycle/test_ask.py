@@ -1,9 +1,12 @@
+from __future__ import annotations
+
 import http.client
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -35,22 +38,22 @@ def sends(body: bytes, code: int = 200) -> Callable[[socket.socket], None]:
     )
 
 
-def ask(port: int, timeout_s: float = 5.0):
+def ask(port: int, timeout_s: float = 5.0) -> Any:
     return get("127.0.0.1", port, "/health", "a-token", timeout_s)
 
 
-def test_an_object_comes_with_its_code():
+def test_an_object_comes_with_its_code() -> None:
     with server(sends(b'{"a": 1}', 401)) as port:
         assert ask(port) == (401, {"a": 1})
 
 
 @pytest.mark.parametrize("body", [b"hello", b"[1]", b'{"a": 1', b'"' + b"x" * (2 << 20) + b'"'])
-def test_anything_but_an_object_of_a_mib_is_none(body: bytes):
+def test_anything_but_an_object_of_a_mib_is_none(body: bytes) -> None:
     with server(sends(body)) as port:
         assert ask(port) == (200, None)
 
 
-def test_a_server_that_says_nothing_is_mute_in_time():
+def test_a_server_that_says_nothing_is_mute_in_time() -> None:
     began = time.monotonic()
     with server(lambda connection: connection.settimeout(5) or connection.recv(1)) as port:
         with pytest.raises(Mute):
@@ -58,7 +61,7 @@ def test_a_server_that_says_nothing_is_mute_in_time():
         assert time.monotonic() - began < 2
 
 
-def test_a_server_that_drips_is_mute_in_time():
+def test_a_server_that_drips_is_mute_in_time() -> None:
     def drip(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
         for _ in range(100):
@@ -72,7 +75,7 @@ def test_a_server_that_drips_is_mute_in_time():
         assert time.monotonic() - began < 3
 
 
-def test_what_is_no_http_is_told_from_a_broken_connection():
+def test_what_is_no_http_is_told_from_a_broken_connection() -> None:
     with (
         server(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH\r\n")) as port,
         pytest.raises(http.client.HTTPException),

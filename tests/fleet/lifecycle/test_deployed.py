@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def outcomes(results: list[ServerResult]) -> dict[str, str]:
     return {result.host: result.outcome for result in results}
 
 
-def test_started_found_running_and_stopped(yard: Yard):
+def test_started_found_running_and_stopped(yard: Yard) -> None:
     yard.deploy("a")
     yard.deploy("b")
     assert outcomes(yard.lifecycle().start()) == {"a": "started", "b": "started"}
@@ -96,14 +97,14 @@ def test_started_found_running_and_stopped(yard: Yard):
     assert outcomes(yard.lifecycle().stop()) == {"a": "not running", "b": "not running"} and yard.pid("a") is None
 
 
-def test_a_host_that_nothing_was_deployed_to_says_deploy_and_hides_no_other(yard: Yard):
+def test_a_host_that_nothing_was_deployed_to_says_deploy_and_hides_no_other(yard: Yard) -> None:
     yard.deploy("a")
     a, b = yard.lifecycle().start()
     assert a.outcome == "started" and (b.outcome, b.error.hint) == ("failed", "disagg deploy --host b")
     assert exit_code([a, b]) == 1
 
 
-def test_without_a_token_nothing_is_started(yard: Yard):
+def test_without_a_token_nothing_is_started(yard: Yard) -> None:
     yard.deploy("a")
     yard.state.token_file.unlink()
     with pytest.raises(ConfigError, match="disagg deploy makes one"):
@@ -111,7 +112,7 @@ def test_without_a_token_nothing_is_started(yard: Yard):
     assert yard.pid("a") is None
 
 
-def test_a_crash_at_start_is_told_with_its_log_and_not_tried_for_ever(yard: Yard):
+def test_a_crash_at_start_is_told_with_its_log_and_not_tried_for_ever(yard: Yard) -> None:
     yard.deploy("a", "crash")
     (failed,) = yard.lifecycle().start(["a"])
     assert failed.outcome == "failed" and failed.error.message == "a did not start: no weights in /models/x"
@@ -119,32 +120,32 @@ def test_a_crash_at_start_is_told_with_its_log_and_not_tried_for_ever(yard: Yard
     assert not supervise.status(yard.own("a"))["running"]
 
 
-def test_a_server_that_dies_without_a_word_of_its_own_is_told_with_its_last_words(yard: Yard):
+def test_a_server_that_dies_without_a_word_of_its_own_is_told_with_its_last_words(yard: Yard) -> None:
     yard.deploy("a", "die")
     (failed,) = yard.lifecycle().start(["a"])
     assert "Segmentation fault, as it were" in failed.error.message
 
 
-def test_a_slow_start_is_left_running_and_has_its_own_exit_code(yard: Yard):
+def test_a_slow_start_is_left_running_and_has_its_own_exit_code(yard: Yard) -> None:
     yard.deploy("a", "slow")
     results = yard.lifecycle().start(["a"], timeout_s=1)
     assert outcomes(results) == {"a": "slow"} and exit_code(results) == 3 and yard.pid("a") is not None
 
 
-def test_a_server_that_reports_an_error_is_stopped(yard: Yard):
+def test_a_server_that_reports_an_error_is_stopped(yard: Yard) -> None:
     yard.deploy("a", "broken")
     (failed,) = yard.lifecycle().start(["a"])
     assert (failed.outcome, failed.error.message) == ("failed", "a: weights are corrupt") and yard.pid("a") is None
 
 
-def test_a_taken_port_names_its_holder(yard: Yard):
+def test_a_taken_port_names_its_holder(yard: Yard) -> None:
     yard.deploy("a")
     with socket.create_server(("127.0.0.1", yard.fleet.hosts["a"].port)):
         (failed,) = yard.lifecycle().start(["a"])
     assert isinstance(failed.error, PortInUse) and f"(pid {os.getpid()})" in failed.error.message
 
 
-def test_a_killed_server_is_started_again_by_its_supervisor(yard: Yard):
+def test_a_killed_server_is_started_again_by_its_supervisor(yard: Yard) -> None:
     yard.deploy("a")
     yard.lifecycle().start(["a"])
     before = yard.pid("a")
@@ -153,7 +154,7 @@ def test_a_killed_server_is_started_again_by_its_supervisor(yard: Yard):
     assert '"event": "server_ended"' in (yard.own("a") / "logs/server.log").read_text()
 
 
-def test_a_server_whose_supervisor_was_killed_is_not_called_fine(yard: Yard):
+def test_a_server_whose_supervisor_was_killed_is_not_called_fine(yard: Yard) -> None:
     yard.deploy("a")
     yard.lifecycle().start(["a"])
     os.kill(supervise.status(yard.own("a"))["pid"], signal.SIGKILL)
@@ -163,7 +164,7 @@ def test_a_server_whose_supervisor_was_killed_is_not_called_fine(yard: Yard):
     assert outcomes(yard.lifecycle().restart(["a"])) == {"a": "restarted"}
 
 
-def test_start_while_the_supervisor_waits_does_not_wait_with_it(yard: Yard):
+def test_start_while_the_supervisor_waits_does_not_wait_with_it(yard: Yard) -> None:
     yard.deploy("a", "crash")
     subprocess.run(["sh", str(yard.own("a") / "current/supervise"), "start"], check=True, stdout=subprocess.DEVNULL)
     wait_until(lambda: supervise.status(yard.own("a")).get("restarts", 0) >= 2)
@@ -173,7 +174,7 @@ def test_start_while_the_supervisor_waits_does_not_wait_with_it(yard: Yard):
     assert supervise.status(yard.own("a"))["restarts"] == 0, "a new supervisor, whose first delay is short again"
 
 
-def test_an_older_release_is_told_of_by_start_and_left_by_restart(yard: Yard):
+def test_an_older_release_is_told_of_by_start_and_left_by_restart(yard: Yard) -> None:
     yard.deploy("a")
     yard.lifecycle().start(["a"])
     yard.deploy("a", release="b" * 16)
@@ -183,7 +184,7 @@ def test_an_older_release_is_told_of_by_start_and_left_by_restart(yard: Yard):
     assert look(LocalMachine("a"), "a", None).release == "b" * 16
 
 
-def test_a_restart_rolls_and_stops_at_the_first_that_does_not_come_back(yard: Yard):
+def test_a_restart_rolls_and_stops_at_the_first_that_does_not_come_back(yard: Yard) -> None:
     yard.deploy("a")
     yard.deploy("b")
     yard.lifecycle().start()
@@ -195,7 +196,7 @@ def test_a_restart_rolls_and_stops_at_the_first_that_does_not_come_back(yard: Ya
     assert yard.pid("b") == before and yard.states()["b"] == "healthy"
 
 
-def test_a_restart_of_the_same_release_that_fails_names_no_way_back(yard: Yard):
+def test_a_restart_of_the_same_release_that_fails_names_no_way_back(yard: Yard) -> None:
     yard.deploy("a")
     yard.lifecycle().start(["a"])
     run = yard.own("a") / "current/run"
@@ -209,7 +210,7 @@ def test_a_restart_of_the_same_release_that_fails_names_no_way_back(yard: Yard):
     assert "disagg rollback --host a" in failed.error.hint
 
 
-def test_a_rolling_restart_waits_for_health_before_the_next(yard: Yard):
+def test_a_rolling_restart_waits_for_health_before_the_next(yard: Yard) -> None:
     yard.deploy("a")
     yard.deploy("b")
     yard.lifecycle().start()
@@ -222,7 +223,7 @@ def test_a_rolling_restart_waits_for_health_before_the_next(yard: Yard):
 
 
 @pytest.mark.parametrize("moment", ["stopping", "starting"])
-def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Yard, moment: str):
+def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Yard, moment: str) -> None:
     yard.deploy("a")
     yard.lifecycle().start(["a"])
     before = yard.pid("a")
@@ -242,7 +243,7 @@ def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Y
     assert yard.pid("a") != before
 
 
-def test_a_pid_that_now_is_another_hosts_server_is_not_taken_for_ones_own(yard: Yard):
+def test_a_pid_that_now_is_another_hosts_server_is_not_taken_for_ones_own(yard: Yard) -> None:
     yard.deploy("a")
     yard.deploy("b")
     yard.lifecycle().start(["b"])
@@ -257,7 +258,7 @@ def test_a_pid_that_now_is_another_hosts_server_is_not_taken_for_ones_own(yard: 
     assert yard.pid("b") == pid
 
 
-def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard):
+def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard) -> None:
     yard.deploy("a")
     yard.lifecycle().start(["a"])
     lifecycle = yard.lifecycle()
@@ -275,7 +276,7 @@ def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard):
     assert yard.said[-1][1].startswith("failed: a: process cannot st")
 
 
-def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard):
+def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard) -> None:
     yard.deploy("a")
     yard.deploy("b")
     yard.lifecycle().start()
@@ -284,15 +285,15 @@ def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard):
     assert yard.pid("b") is None
 
 
-def test_a_machine_that_does_not_answer_is_that_hosts_failure_with_its_own_exit_code(yard: Yard):
+def test_a_machine_that_does_not_answer_is_that_hosts_failure_with_its_own_exit_code(yard: Yard) -> None:
     class Gone(LocalMachine):
-        def execute(self, job):
+        def execute(self, job: Any) -> None:
             raise HostUnreachable("a: no route", "ping a")
 
     yard.deploy("b")
     lifecycle = yard.lifecycle()
 
-    def connect(host) -> Machine:
+    def connect(host: Any) -> Machine:
         return Gone("a") if host.name == "a" else LocalMachine(host.name)
 
     lifecycle.connect = connect
@@ -300,7 +301,7 @@ def test_a_machine_that_does_not_answer_is_that_hosts_failure_with_its_own_exit_
     assert outcomes(results) == {"a": "failed", "b": "started"} and exit_code(results) == 4
 
 
-def test_the_words_of_a_run_count_while_its_manager_starts_the_next():
+def test_the_words_of_a_run_count_while_its_manager_starts_the_next() -> None:
     starting = '{"event": "starting", "pid": %d}'
     lines = [starting % 1, "Segmentation fault, as it were", starting % 2]
     assert "Segmentation fault" in start_failed("a", lines).message

@@ -1,10 +1,14 @@
 """What HTTP and SSH tell together, without either."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +29,7 @@ def status(state: str, why: str = "by http") -> HostStatus:
     return HostStatus("spark", ("prefill",), "tiny", "http://10.0.0.1:8000", state, why, "ping 10.0.0.1")
 
 
-def line(event: str, **fields) -> str:
+def line(event: str, **fields: Any) -> str:
     return json.dumps(
         {"time": "2026-01-01T00:00:00.000Z", "level": fields.pop("level", "info"), "event": event, **fields}
     )
@@ -101,38 +105,38 @@ ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2
         ),
     ],
 )
-def test_the_machine_tells_why_and_what_mends_it(state, sight, expected, why, hint):
+def test_the_machine_tells_why_and_what_mends_it(state: str, sight: Any, expected: str, why: str, hint: str) -> None:
     told = explained(status(state), HOST, sight, TOKEN)
     assert (told.state, told.why, told.hint) == (expected, why, hint)
 
 
-def test_a_server_that_was_stopped_after_it_failed_before_has_not_failed():
+def test_a_server_that_was_stopped_after_it_failed_before_has_not_failed() -> None:
     log = (STARTING, FAILED, STARTING, line("ready"), line("stopped"))
     sight = replace(DEPLOYED, managers={"process": False}, log=log)
     assert explained(status("not running"), HOST, sight, TOKEN).state == "not running"
 
 
-def test_a_server_that_ended_because_its_model_would_not_load_has_failed():
+def test_a_server_that_ended_because_its_model_would_not_load_has_failed() -> None:
     log = (line("ready"), STARTING, line("loading"), line("stopped"), FAILED)
     told = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
     assert (told.state, told.hint) == ("failed", "copy the model there; then: disagg start --host spark")
 
 
 @pytest.mark.parametrize("end", [(), (line("loading"), line("stopped"))])
-def test_a_server_that_was_stopped_while_it_was_tried_again_has_failed(end):
+def test_a_server_that_was_stopped_while_it_was_tried_again_has_failed(end: tuple[Any, ...]) -> None:
     log = (line("ready"), STARTING, FAILED, ENDED, STARTING, *end)
     told = explained(status("not running"), HOST, replace(DEPLOYED, managers={"process": False}, log=log), TOKEN)
     assert (told.state, told.hint) == ("failed", "copy the model there; then: disagg start --host spark")
 
 
-def test_what_macos_says_about_the_local_network_stays_the_remedy():
+def test_what_macos_says_about_the_local_network_stays_the_remedy() -> None:
     blocked = replace(
         status("unreachable"), hint="System Settings > Privacy & Security > Local Network: allow this program"
     )
     assert "Local Network" in explained(blocked, HOST, replace(DEPLOYED, pid=5), TOKEN).hint
 
 
-def test_where_ssh_fails_too_both_are_told():
+def test_where_ssh_fails_too_both_are_told() -> None:
     told = explained(
         status("unreachable"), HOST, HostUnreachable("spark: 10.0.0.1:22 does not answer", "ping it"), TOKEN
     )
@@ -143,11 +147,11 @@ def test_where_ssh_fails_too_both_are_told():
     )
 
 
-def test_only_hosts_in_trouble_are_asked_and_a_machine_that_hangs_is_given_up(tmp_path):
+def test_only_hosts_in_trouble_are_asked_and_a_machine_that_hangs_is_given_up(tmp_path: Path) -> None:
     given_up = threading.Event()
     asked = []
 
-    def connect(host, seconds):
+    def connect(host: Any, seconds: float) -> None:
         asked.append(host.name)
         try:
             interruption.sleep(20)

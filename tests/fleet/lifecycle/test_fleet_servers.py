@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import os
 import signal
 import socket
@@ -6,6 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,25 +19,25 @@ from disagg.fleet.machine import process as local
 from tests.fleet.farm import Farm, make_fleet, wait_until
 
 
-def outcomes(results):
+def outcomes(results: Any) -> Any:
     return {result.host: result.outcome for result in results}
 
 
-def test_start_brings_every_host_up_and_a_second_start_changes_nothing(farm: Farm):
+def test_start_brings_every_host_up_and_a_second_start_changes_nothing(farm: Farm) -> None:
     assert outcomes(farm.lifecycle.start()) == {"a": "started", "b": "started"}
     pids = {name: farm.state.recorded(name).pid for name in ("a", "b")}
     assert outcomes(farm.lifecycle.start()) == {"a": "unchanged", "b": "unchanged"}
     assert pids == {name: farm.state.recorded(name).pid for name in ("a", "b")}
 
 
-def test_servers_run_in_a_session_of_their_own_without_stdin(farm: Farm):
+def test_servers_run_in_a_session_of_their_own_without_stdin(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     pid = farm.state.recorded("a").pid
     assert os.getsid(pid) == pid
     assert Path(f"/proc/{pid}/fd/0").readlink() == Path("/dev/null")
 
 
-def test_the_token_is_in_no_argument_and_no_environment_value(farm: Farm):
+def test_the_token_is_in_no_argument_and_no_environment_value(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     pid, token = farm.state.recorded("a").pid, farm.state.token()
     visible = Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/environ").read_text()
@@ -42,7 +45,7 @@ def test_the_token_is_in_no_argument_and_no_environment_value(farm: Farm):
     assert f"DISAGG_TOKEN_FILE={farm.state.token_file}" in visible
 
 
-def test_stop_ends_the_servers_and_leaves_no_record(farm: Farm):
+def test_stop_ends_the_servers_and_leaves_no_record(farm: Farm) -> None:
     farm.lifecycle.start()
     pids = [farm.state.recorded(name).pid for name in ("a", "b")]
     assert outcomes(farm.lifecycle.stop()) == {"a": "stopped", "b": "stopped"}
@@ -51,7 +54,7 @@ def test_stop_ends_the_servers_and_leaves_no_record(farm: Farm):
     assert outcomes(farm.lifecycle.stop()) == {"a": "not running", "b": "not running"}
 
 
-def test_a_server_that_crashes_is_reported_with_its_last_error_and_hides_no_other(farm: Farm):
+def test_a_server_that_crashes_is_reported_with_its_last_error_and_hides_no_other(farm: Farm) -> None:
     farm.behaviour["a"] = "crash"
     failed, started = farm.lifecycle.start()
     assert (failed.outcome, started.outcome) == ("failed", "started")
@@ -60,7 +63,7 @@ def test_a_server_that_crashes_is_reported_with_its_last_error_and_hides_no_othe
     assert farm.state.recorded_hosts() == ["b"]
 
 
-def test_a_server_that_dies_without_a_log_line_is_reported_with_the_end_of_its_log(farm: Farm):
+def test_a_server_that_dies_without_a_log_line_is_reported_with_the_end_of_its_log(farm: Farm) -> None:
     farm.behaviour["a"] = "die"
     (failed,) = farm.lifecycle.start(["a"])
     assert "Segmentation fault, as it were" in failed.error.message
@@ -68,20 +71,20 @@ def test_a_server_that_dies_without_a_log_line_is_reported_with_the_end_of_its_l
     assert failed.error.log[-1] == "Segmentation fault, as it were"
 
 
-def test_a_server_that_loads_past_the_deadline_is_slow_and_left_running(farm: Farm):
+def test_a_server_that_loads_past_the_deadline_is_slow_and_left_running(farm: Farm) -> None:
     farm.behaviour["a"] = "slow"
     (slow,) = farm.lifecycle.start(["a"], timeout_s=1)
     assert slow.outcome == "slow" and "still loads after 1 s" in slow.error.message
     assert local.identity(farm.state.recorded("a").pid) is not None
 
 
-def test_a_server_that_listens_but_never_answers_is_slow(farm: Farm):
+def test_a_server_that_listens_but_never_answers_is_slow(farm: Farm) -> None:
     farm.behaviour["a"] = "mute"
     (slow,) = farm.lifecycle.start(["a"], timeout_s=1)
     assert slow.outcome == "slow"
 
 
-def test_a_server_that_reports_an_error_is_ended(farm: Farm):
+def test_a_server_that_reports_an_error_is_ended(farm: Farm) -> None:
     farm.behaviour["a"] = "broken"
     (failed,) = farm.lifecycle.start(["a"])
     assert (failed.outcome, failed.error.message) == ("failed", "a: weights are corrupt")
@@ -89,7 +92,7 @@ def test_a_server_that_reports_an_error_is_ended(farm: Farm):
     assert farm.state.recorded("a") is None
 
 
-def test_a_taken_port_names_the_port_and_its_holder_and_spawns_nothing(farm: Farm):
+def test_a_taken_port_names_the_port_and_its_holder_and_spawns_nothing(farm: Farm) -> None:
     port = farm.fleet.hosts["a"].port
     with socket.create_server(("127.0.0.1", port)):
         failed, started = farm.lifecycle.start()
@@ -98,7 +101,7 @@ def test_a_taken_port_names_the_port_and_its_holder_and_spawns_nothing(farm: Far
     assert started.outcome == "started" and farm.state.recorded("a") is None
 
 
-def test_a_taken_kv_port_is_found_too(farm: Farm):
+def test_a_taken_kv_port_is_found_too(farm: Farm) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         hosts = {"a": replace(farm.fleet.hosts["a"], kv_port=taken)}
@@ -107,7 +110,7 @@ def test_a_taken_kv_port_is_found_too(farm: Farm):
     assert isinstance(failed.error, PortInUse) and str(taken) in failed.error.message
 
 
-def test_stop_never_signals_a_process_that_only_has_the_recorded_pid(farm: Farm):
+def test_stop_never_signals_a_process_that_only_has_the_recorded_pid(farm: Farm) -> None:
     farm.state.prepare(farm.fleet)
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
@@ -120,14 +123,14 @@ def test_stop_never_signals_a_process_that_only_has_the_recorded_pid(farm: Farm)
         bystander.wait()
 
 
-def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(farm: Farm):
+def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(farm: Farm) -> None:
     farm.behaviour["a"] = "stubborn"
     farm.lifecycle.start(["a"])
     farm.lifecycle.grace_s = 0.3
     assert outcomes(farm.lifecycle.stop(["a"])) == {"a": "killed"}
 
 
-def test_a_server_killed_from_outside_is_started_again(farm: Farm):
+def test_a_server_killed_from_outside_is_started_again(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     pid = farm.state.recorded("a").pid
     os.kill(pid, signal.SIGKILL)
@@ -136,7 +139,7 @@ def test_a_server_killed_from_outside_is_started_again(farm: Farm):
     assert farm.state.log_file("a").with_name("a.log.1").exists()
 
 
-def test_a_changed_host_asks_for_a_restart_instead_of_claiming_unchanged(farm: Farm):
+def test_a_changed_host_asks_for_a_restart_instead_of_claiming_unchanged(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     hosts = {name: replace(host, queue_size=5) for name, host in farm.fleet.hosts.items()}
     changed = FleetServers(replace(farm.fleet, hosts=hosts), farm.state, argv=farm.argv)
@@ -144,26 +147,26 @@ def test_a_changed_host_asks_for_a_restart_instead_of_claiming_unchanged(farm: F
     assert result.outcome == "failed" and result.error.hint == "disagg restart --host a"
 
 
-def test_stop_also_ends_a_server_whose_host_left_the_file(farm: Farm):
+def test_stop_also_ends_a_server_whose_host_left_the_file(farm: Farm) -> None:
     farm.lifecycle.start()
     smaller = replace(farm.fleet, hosts={"a": farm.fleet.hosts["a"]})
     results = FleetServers(smaller, farm.state, grace_s=3).stop()
     assert outcomes(results) == {"a": "stopped", "b": "stopped"}
 
 
-def test_an_unknown_host_lists_those_there_are(farm: Farm):
+def test_an_unknown_host_lists_those_there_are(farm: Farm) -> None:
     with pytest.raises(UsageError, match=r"no host c \(it has: a, b\)"):
         farm.lifecycle.start(["c"])
 
 
-def test_an_interrupted_start_stops_what_it_started_and_nothing_else(farm: Farm):
+def test_an_interrupted_start_stops_what_it_started_and_nothing_else(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     farm.behaviour["b"] = "slow"
     main = threading.main_thread().ident
     reported = threading.Event()
     farm.lifecycle.report = lambda host, doing: reported.set() if (host, doing) == ("b", "loading") else None
 
-    def interrupt():
+    def interrupt() -> None:
         reported.wait(20)
         signal.pthread_kill(main, signal.SIGINT)
 
@@ -176,7 +179,7 @@ def test_an_interrupted_start_stops_what_it_started_and_nothing_else(farm: Farm)
     assert local.identity(farm.state.recorded("a").pid) is not None
 
 
-def test_two_starts_at_once_do_not_interleave(farm: Farm):
+def test_two_starts_at_once_do_not_interleave(farm: Farm) -> None:
     busy = pytest.raises(FleetError, match=r"busy: disagg start \(pid \d+, since")
     with farm.state.locked("start"), busy, farm.state.locked("stop", timeout_s=0.2):
         pass
@@ -184,13 +187,13 @@ def test_two_starts_at_once_do_not_interleave(farm: Farm):
         pass
 
 
-def test_a_python_that_does_not_exist_is_a_clear_error(tmp_path):
+def test_a_python_that_does_not_exist_is_a_clear_error(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, ("a",), python="/no/such/python")
     (failed,) = FleetServers(fleet, State.of(fleet, tmp_path / "state")).start()
     assert failed.error.message == "cannot run /no/such/python: No such file or directory"
 
 
-def test_the_real_command_line_names_file_and_host(farm: Farm):
+def test_the_real_command_line_names_file_and_host(farm: Farm) -> None:
     from disagg.fleet.lifecycle.local import server_argv
 
     argv, environment = server_argv(farm.fleet, farm.fleet.hosts["a"])
@@ -199,7 +202,7 @@ def test_the_real_command_line_names_file_and_host(farm: Farm):
     assert "PYTHONPATH" in environment
 
 
-def test_a_server_that_cannot_be_recorded_is_ended_again(farm: Farm, monkeypatch):
+def test_a_server_that_cannot_be_recorded_is_ended_again(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     spawned, spawn = [], local.spawn
     monkeypatch.setattr(local, "spawn", lambda *arguments: spawned.append(spawn(*arguments)) or spawned[-1])
     farm.state.prepare(farm.fleet)
@@ -210,7 +213,7 @@ def test_a_server_that_cannot_be_recorded_is_ended_again(farm: Farm, monkeypatch
     assert len(spawned) == 1 and local.identity(spawned[0]) is None
 
 
-def test_stop_says_so_where_a_record_is_damaged(farm: Farm):
+def test_stop_says_so_where_a_record_is_damaged(farm: Farm) -> None:
     farm.lifecycle.start(["b"])
     (farm.state.folder / "a.pid").write_text("{")
     a, b = farm.lifecycle.stop()
@@ -218,7 +221,7 @@ def test_stop_says_so_where_a_record_is_damaged(farm: Farm):
     farm.state.forget("a")
 
 
-def test_a_log_that_cannot_be_written_is_an_error_of_its_host(farm: Farm):
+def test_a_log_that_cannot_be_written_is_an_error_of_its_host(farm: Farm) -> None:
     farm.state.prepare(farm.fleet)
     (farm.state.folder / "a.log.1").mkdir()
     farm.state.log_file("a").write_text("before\n")

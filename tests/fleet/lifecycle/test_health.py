@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import asyncio
 import errno
 import os
@@ -6,6 +8,7 @@ import socket
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -21,7 +24,7 @@ from tests.fleet.farm import Farm, wait_until
 from tests.fleets import RunningFleet
 
 
-def states(farm: Farm, **options):
+def states(farm: Farm, **options: Any) -> Any:
     return {status.host: status for status in poll(farm.fleet, farm.state.token(), farm.state, **options)}
 
 
@@ -31,7 +34,7 @@ def prepared(farm: Farm) -> Farm:
     return farm
 
 
-def test_a_healthy_fleet_tells_what_its_servers_say(farm: Farm):
+def test_a_healthy_fleet_tells_what_its_servers_say(farm: Farm) -> None:
     farm.lifecycle.start()
     statuses = states(farm)
     assert [s.state for s in statuses.values()] == ["healthy", "healthy"] and exit_code(list(statuses.values())) == 0
@@ -41,14 +44,14 @@ def test_a_healthy_fleet_tells_what_its_servers_say(farm: Farm):
     assert a.why == "" and a.hint == ""
 
 
-def test_a_host_that_was_never_started_names_the_command(prepared: Farm):
+def test_a_host_that_was_never_started_names_the_command(prepared: Farm) -> None:
     a = states(prepared)["a"]
     assert (a.state, a.hint) == ("not running", "disagg start --host a")
     assert a.why == f"nothing listens on 127.0.0.1:{prepared.fleet.hosts['a'].port}"
     assert exit_code([a]) == 3
 
 
-def test_a_loading_and_a_broken_server_say_why(farm: Farm):
+def test_a_loading_and_a_broken_server_say_why(farm: Farm) -> None:
     farm.behaviour = {"a": "slow", "b": "broken"}
     farm.lifecycle.start(["a"], timeout_s=0)
     LocalServer(
@@ -60,7 +63,7 @@ def test_a_loading_and_a_broken_server_say_why(farm: Farm):
     assert exit_code(list(states(farm).values())) == 3
 
 
-def test_a_server_killed_from_outside_is_failed_with_its_last_error(farm: Farm):
+def test_a_server_killed_from_outside_is_failed_with_its_last_error(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     pid = farm.state.recorded("a").pid
     os.kill(pid, signal.SIGKILL)
@@ -71,21 +74,21 @@ def test_a_server_killed_from_outside_is_failed_with_its_last_error(farm: Farm):
     assert states(farm)["a"].hint == "disagg start --host a"
 
 
-def test_a_process_that_runs_but_does_not_answer_is_silent(farm: Farm):
+def test_a_process_that_runs_but_does_not_answer_is_silent(farm: Farm) -> None:
     farm.behaviour["a"] = "mute"
     farm.lifecycle.start(["a"], timeout_s=0)
     wait_until(lambda: states(farm, timeout_s=0.3)["a"].state == "silent")
     assert states(farm, timeout_s=0.3)["a"].hint == "disagg restart --host a"
 
 
-def test_a_machine_that_takes_the_connection_and_says_nothing_is_silent_in_bounded_time(prepared: Farm):
+def test_a_machine_that_takes_the_connection_and_says_nothing_is_silent_in_bounded_time(prepared: Farm) -> None:
     with socket.create_server(("127.0.0.1", prepared.fleet.hosts["a"].port)):
         a = states(prepared, names=["a"], timeout_s=0.3)["a"]
     assert a.state == "silent" and "did not answer within 0.3 s" in a.why
     assert exit_code([a]) == 3
 
 
-def test_a_name_that_does_not_resolve_is_unreachable(prepared: Farm):
+def test_a_name_that_does_not_resolve_is_unreachable(prepared: Farm) -> None:
     far = replace(prepared.fleet.hosts["a"], address="no-such-host.invalid", connector="ssh")
     prepared.use(replace(prepared.fleet, hosts={"a": far}))
     prepared.state.prepare(prepared.fleet)
@@ -93,13 +96,13 @@ def test_a_name_that_does_not_resolve_is_unreachable(prepared: Farm):
     assert (a.state, a.hint) == ("unreachable", "ping no-such-host.invalid")
 
 
-def test_another_program_on_the_port_is_named(prepared: Farm):
+def test_another_program_on_the_port_is_named(prepared: Farm) -> None:
     port = prepared.fleet.hosts["a"].port
     ready = threading.Event()
     stop = threading.Event()
 
-    async def other_program():
-        async def answer(reader, writer):
+    async def other_program() -> None:
+        async def answer(reader: Any, writer: Any) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
             await writer.drain()
@@ -118,20 +121,20 @@ def test_another_program_on_the_port_is_named(prepared: Farm):
     assert a.state == "foreign" and f"(pid {os.getpid()})" in a.why
 
 
-def test_a_server_of_another_host_on_the_port_is_foreign(farm: Farm):
+def test_a_server_of_another_host_on_the_port_is_foreign(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     swapped = {"b": replace(farm.fleet.hosts["b"], port=farm.fleet.hosts["a"].port)}
     b = poll(replace(farm.fleet, hosts=swapped), farm.state.token(), farm.state)[0]
     assert b.state == "foreign" and "is a serving tiny, not b serving tiny" in b.why
 
 
-def test_a_server_that_refuses_the_token_is_unauthorised(farm: Farm):
+def test_a_server_that_refuses_the_token_is_unauthorised(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     a = poll(farm.fleet, "another token", farm.state, ["a"])[0]
     assert a.state == "unauthorised" and "put the same token file on both machines" in a.hint
 
 
-def test_a_loading_server_that_does_not_take_the_token_is_unauthorised_and_not_foreign(farm: Farm):
+def test_a_loading_server_that_does_not_take_the_token_is_unauthorised_and_not_foreign(farm: Farm) -> None:
     farm.behaviour["a"] = "slow"
     farm.lifecycle.start(["a"], timeout_s=0)
     wait_until(lambda: states(farm)["a"].why == "the model is still loading")
@@ -152,7 +155,9 @@ def keys(body: object) -> object:
 
 @pytest.mark.parametrize("path", ["/health", "/status"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_fake_server_answers_with_the_keys_of_a_real_one(farm: Farm, tiny_fleet: RunningFleet, path: str, role: str):
+def test_a_fake_server_answers_with_the_keys_of_a_real_one(
+    farm: Farm, tiny_fleet: RunningFleet, path: str, role: str
+) -> None:
     farm.lifecycle.start(["a"])
     headers = {"Authorization": f"Bearer {farm.state.token()}"}
     with tiny_fleet.http(f"tiny-{role}") as real, httpx.Client(base_url=farm.fleet.hosts["a"].url) as fake:
@@ -160,7 +165,7 @@ def test_a_fake_server_answers_with_the_keys_of_a_real_one(farm: Farm, tiny_flee
         assert fake.get("/health").json() == {"status": "ok"}
 
 
-def test_two_versions_serving_one_model_are_reported_on_the_second(farm: Farm):
+def test_two_versions_serving_one_model_are_reported_on_the_second(farm: Farm) -> None:
     farm.behaviour["b"] = "older"
     farm.lifecycle.start()
     statuses = states(farm)
@@ -168,12 +173,12 @@ def test_two_versions_serving_one_model_are_reported_on_the_second(farm: Farm):
     assert (statuses["b"].state, statuses["b"].why) == ("failed", "its version of tiny differs from a's")
 
 
-def test_an_unknown_host_is_a_usage_error(prepared: Farm):
+def test_an_unknown_host_is_a_usage_error(prepared: Farm) -> None:
     with pytest.raises(UsageError, match="no host c"):
         states(prepared, names=["c"])
 
 
-def test_errno_65_of_macos_names_its_local_network_setting(prepared: Farm, monkeypatch: pytest.MonkeyPatch):
+def test_errno_65_of_macos_names_its_local_network_setting(prepared: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     def blocked(*_: object) -> None:
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
@@ -183,13 +188,15 @@ def test_errno_65_of_macos_names_its_local_network_setting(prepared: Farm, monke
     assert a.state == "unreachable" and "No route to host" in a.why and "Local Network" in a.hint
 
 
-def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(farm: Farm, monkeypatch: pytest.MonkeyPatch):
+def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     farm.lifecycle.start(["a"])
     real = health.get
     host = farm.fleet.hosts["a"]
     told = {"code": code_hash(), "config": served_digest(farm.fleet, host)}
 
-    def telling(*arguments):
+    def telling(*arguments: Any) -> tuple[Any, ...]:
         code, answer = real(*arguments)
         return code, {**answer, **told}
 
@@ -203,7 +210,7 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(farm: Far
     assert states(farm)["a"].why == "it runs with other code and other hosts.toml than what is here"
 
 
-def test_a_damaged_record_is_the_trouble_of_its_own_host(farm: Farm):
+def test_a_damaged_record_is_the_trouble_of_its_own_host(farm: Farm) -> None:
     farm.lifecycle.start(["b"])
     (farm.state.folder / "a.pid").write_text("{")
     seen = states(farm)

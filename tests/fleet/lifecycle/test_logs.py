@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 import os
 import threading
@@ -5,7 +7,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -48,7 +50,7 @@ def texts(lines: list[Line]) -> list[str]:
     return [f"{line.host} {line.said['event'] if line.said else line.text}" for line in lines]
 
 
-def test_hosts_are_merged_by_time_and_lines_without_one_keep_their_place(place: Place):
+def test_hosts_are_merged_by_time_and_lines_without_one_keep_their_place(place: Place) -> None:
     place.write("a", said(1, "one"), "Traceback", "  boom", said(4, "four"))
     place.write("b", "greeting", said(2, "two"), said(3, "three"))
     lines, errors = read(place.hosts, place.state, 100)
@@ -56,7 +58,7 @@ def test_hosts_are_merged_by_time_and_lines_without_one_keep_their_place(place: 
     assert errors == []
 
 
-def test_a_clock_that_goes_back_within_a_host_moves_no_line(place: Place):
+def test_a_clock_that_goes_back_within_a_host_moves_no_line(place: Place) -> None:
     place.write("a", said(5, "first"), said(1, "second"))
     place.write("b", said(3, "other"))
     lines, _ = read(place.hosts, place.state, 100)
@@ -64,20 +66,20 @@ def test_a_clock_that_goes_back_within_a_host_moves_no_line(place: Place):
     assert lines[1].time == lines[2].time, "else what follows in time would come before it"
 
 
-def test_no_more_than_the_asked_lines_of_each_host_are_held(place: Place):
+def test_no_more_than_the_asked_lines_of_each_host_are_held(place: Place) -> None:
     place.write("a", *(said(n / 10, f"e{n}") for n in range(500)))
     place.write("b", said(1, "b"))
     lines, _ = read(place.hosts, place.state, 3)
     assert texts(lines) == ["b b", "a e497", "a e498", "a e499"]
 
 
-def test_since_leaves_out_what_is_older_with_the_lines_that_belong_to_it(place: Place):
+def test_since_leaves_out_what_is_older_with_the_lines_that_belong_to_it(place: Place) -> None:
     place.write("a", said(1, "old"), "of old", said(9, "new"), "of new")
     since = Line("", 0, "").time + 1767225605  # 00:00:05
     assert texts(read(place.hosts[:1], place.state, 100, since)[0]) == ["a new", "a of new"]
 
 
-def test_the_log_that_was_put_aside_is_read_where_the_new_one_is_short(place: Place):
+def test_the_log_that_was_put_aside_is_read_where_the_new_one_is_short(place: Place) -> None:
     place.write("a", said(1, "before"))
     place.log("a").rename(place.log("a").with_name("a.log.1"))
     place.write("a", said(2, "after"))
@@ -85,7 +87,7 @@ def test_the_log_that_was_put_aside_is_read_where_the_new_one_is_short(place: Pl
     assert texts(read(place.hosts[:1], place.state, 1)[0]) == ["a after"]
 
 
-def test_a_host_without_a_log_says_so_and_hides_no_other(place: Place):
+def test_a_host_without_a_log_says_so_and_hides_no_other(place: Place) -> None:
     place.write("a", said(1, "one"))
     lines, (error,) = read(place.hosts, place.state, 100)
     assert texts(lines) == ["a one"] and error.message == "b has no log yet"
@@ -94,7 +96,7 @@ def test_a_host_without_a_log_says_so_and_hides_no_other(place: Place):
 class Following:
     """follow(), on a thread."""
 
-    def __init__(self, place: Place, **options) -> None:
+    def __init__(self, place: Place, **options: Any) -> None:
         self.lines: list[Line] = []
         self.stop = threading.Event()
         self.follow = follow(place.hosts, place.state, options.pop("lines", 10), **options)
@@ -107,7 +109,7 @@ class Following:
                 if line.said and line.said["event"] == "end of test":
                     return
 
-    def __enter__(self) -> "Following":
+    def __enter__(self) -> Following:
         self.thread.start()
         return self
 
@@ -119,7 +121,7 @@ class Following:
         wait_until(lambda: text in texts(self.lines), 15)
 
 
-def test_following_goes_on_through_rotation_and_a_log_that_comes_late(place: Place):
+def test_following_goes_on_through_rotation_and_a_log_that_comes_late(place: Place) -> None:
     place.write("a", said(1, "before"))
     with Following(place) as following:
         following.saw("a before")
@@ -138,7 +140,7 @@ def test_following_goes_on_through_rotation_and_a_log_that_comes_late(place: Pla
     ]
 
 
-def test_lines_that_come_together_are_put_in_order(place: Place):
+def test_lines_that_come_together_are_put_in_order(place: Place) -> None:
     place.write("a", said(1, "one"), said(4, "four"))
     place.write("b", said(2, "two"), said(3, "three"))
     with Following(place) as following:
@@ -152,7 +154,7 @@ class Breaking(LocalMachine):
 
     broken: ClassVar[set[str]] = set()
 
-    def run(self, argv, *, on_line=None, **options) -> Result:
+    def run(self, argv: list[str], *, on_line: Any = None, **options: Any) -> Result:
         if self.name in self.broken:
             return super().run(argv, on_line=on_line, **options)
         self.broken.add(self.name)
@@ -161,7 +163,7 @@ class Breaking(LocalMachine):
         raise HostUnreachable(f"{self.name}: connection lost")
 
 
-def test_a_lost_connection_is_told_of_and_no_line_is_lost_or_doubled(place: Place):
+def test_a_lost_connection_is_told_of_and_no_line_is_lost_or_doubled(place: Place) -> None:
     Breaking.broken = set()
     place.write("a", said(1, "one"), said(2, "two"), said(2, "also two"), said(3, "three"))
     with Following(replace_hosts(place, "a"), connect=lambda host: Breaking(host.name)) as following:
@@ -171,7 +173,7 @@ def test_a_lost_connection_is_told_of_and_no_line_is_lost_or_doubled(place: Plac
     assert shown == ["a one", "a two", "a a: connection lost; trying again", "a also two", "a three", "a end of test"]
 
 
-def test_what_was_written_while_the_link_was_down_is_not_lost_either(place: Place):
+def test_what_was_written_while_the_link_was_down_is_not_lost_either(place: Place) -> None:
     Breaking.broken = set()
     place.write("a", *(said(number, f"e{number}") for number in range(1, 9)))
     with Following(replace_hosts(place, "a"), connect=lambda host: Breaking(host.name), lines=2) as following:
@@ -186,7 +188,7 @@ def replace_hosts(place: Place, *names: str) -> Place:
     return place
 
 
-def test_closing_ends_what_follows(place: Place):
+def test_closing_ends_what_follows(place: Place) -> None:
     place.write("a", said(1, "one"))
     place.write("b", said(2, "two"))
     lines = follow(place.hosts, place.state, 10)
@@ -207,7 +209,9 @@ def test_closing_ends_what_follows(place: Place):
     wait_until(lambda: not tails())
 
 
-def test_a_deployed_hosts_log_is_where_deploying_puts_it(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_deployed_hosts_log_is_where_deploying_puts_it(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     far: Host = replace(place.hosts[0], connector="ssh")
     log = tmp_path / ".disagg/hosts/a/logs/server.log"

@@ -1,11 +1,15 @@
+from __future__ import annotations
+
 import os
 import secrets
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from disagg.config import Fleet
 from disagg.errors import ConfigError, FleetError
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from tests.fleet.farm import make_fleet
@@ -16,11 +20,11 @@ def mode(path: Path) -> int:
 
 
 @pytest.fixture
-def fleet(tmp_path):
+def fleet(tmp_path: Path) -> Fleet:
     return make_fleet(tmp_path)
 
 
-def test_the_folder_is_private_and_the_token_is_made_once(fleet, tmp_path):
+def test_the_folder_is_private_and_the_token_is_made_once(fleet: Fleet, tmp_path: Path) -> None:
     state = State.of(fleet, tmp_path / "state")
     state.prepare(fleet)
     token = state.token()
@@ -30,7 +34,9 @@ def test_the_folder_is_private_and_the_token_is_made_once(fleet, tmp_path):
     assert [path.name for path in state.folder.iterdir()] == ["token"]
 
 
-def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(fleet, tmp_path, monkeypatch):
+def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = State.of(fleet, tmp_path / "state")
 
     def make_while_another_does(size: int) -> str:
@@ -43,14 +49,16 @@ def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(f
     assert [path.name for path in state.folder.iterdir()] == ["token"]
 
 
-def test_the_folder_follows_xdg_state_home_and_differs_per_file(fleet, tmp_path, monkeypatch):
+def test_the_folder_follows_xdg_state_home_and_differs_per_file(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
     one, two = State.of(fleet), State.of(replace(fleet, path=tmp_path / "other.toml"))
     assert one.folder.parent == tmp_path / "xdg" / "disagg"
     assert one.folder != two.folder and one.folder.name.startswith("test-")
 
 
-def test_a_named_token_file_is_used_and_never_made(fleet, tmp_path):
+def test_a_named_token_file_is_used_and_never_made(fleet: Fleet, tmp_path: Path) -> None:
     named = replace(fleet, token_file=tmp_path / "secret")
     state = State.of(named, tmp_path / "state")
     with pytest.raises(ConfigError, match=r"cannot read the fleet token from .*secret: No such file"):
@@ -61,7 +69,7 @@ def test_a_named_token_file_is_used_and_never_made(fleet, tmp_path):
     assert state.token() == "s3cret-s3cret-s3cret"
 
 
-def test_a_token_that_others_can_read_or_that_is_too_short_is_refused(fleet, tmp_path):
+def test_a_token_that_others_can_read_or_that_is_too_short_is_refused(fleet: Fleet, tmp_path: Path) -> None:
     named = replace(fleet, token_file=tmp_path / "secret")
     state = State.of(named, tmp_path / "state")
     (tmp_path / "secret").write_text("s3cret-s3cret-s3cret\n")
@@ -74,7 +82,7 @@ def test_a_token_that_others_can_read_or_that_is_too_short_is_refused(fleet, tmp
         state.prepare(named)
 
 
-def test_records_survive_and_a_damaged_one_says_what_to_do(fleet, tmp_path):
+def test_records_survive_and_a_damaged_one_says_what_to_do(fleet: Fleet, tmp_path: Path) -> None:
     state = State.of(fleet, tmp_path / "state")
     state.prepare(fleet)
     record = ProcessRecord("a", 12, "boot:34", "digest")
@@ -87,7 +95,7 @@ def test_records_survive_and_a_damaged_one_says_what_to_do(fleet, tmp_path):
     assert state.recorded("a") is None
 
 
-def test_the_last_error_of_a_log_is_found_among_other_lines(fleet, tmp_path):
+def test_the_last_error_of_a_log_is_found_among_other_lines(fleet: Fleet, tmp_path: Path) -> None:
     state = State.of(fleet, tmp_path / "state")
     state.prepare(fleet)
     assert state.last_error("a") is None
@@ -97,7 +105,7 @@ def test_the_last_error_of_a_log_is_found_among_other_lines(fleet, tmp_path):
     assert state.log_tail("a", 1) == ["end"]
 
 
-def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_no_part(fleet, tmp_path):
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_no_part(fleet: Fleet, tmp_path: Path) -> None:
     state = State.of(fleet, tmp_path / "state")
     state.prepare(fleet)
     part = state.folder / f".a.pid.{os.getpid()}"
@@ -107,7 +115,7 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_no_part(fleet, t
     assert not part.is_symlink() and state.recorded("a") is None
 
 
-def test_the_lock_is_held_on_a_full_disk_too(fleet, tmp_path):
+def test_the_lock_is_held_on_a_full_disk_too(fleet: Fleet, tmp_path: Path) -> None:
     state = State.of(fleet, tmp_path / "state")
     state.prepare(fleet)
     (state.folder / "lock").symlink_to("/dev/full")
@@ -125,7 +133,7 @@ def test_the_lock_is_held_on_a_full_disk_too(fleet, tmp_path):
         lambda state, fleet: state.log_tail("a"),
     ],
 )
-def test_a_state_folder_that_cannot_be_used_is_named_with_a_way_out(fleet, tmp_path, use):
+def test_a_state_folder_that_cannot_be_used_is_named_with_a_way_out(fleet: Fleet, tmp_path: Path, use: Any) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(FleetError, match=r"cannot use .*state/test-.*XDG_STATE_HOME"):
         use(State.of(fleet, tmp_path / "state"), fleet)

@@ -1,21 +1,26 @@
+from __future__ import annotations
+
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from disagg.fleet.link import Bounds, End, far_below, judge, measure, measure_all
 from disagg.fleet.link.measure import PROBE, rounds
 from disagg.fleet.machine.connect import machine
+from tests.testbed.bed import Bed
 
 SHORT = Bounds(seconds=0.5, bytes=64 << 20)
 PYTHON = "/usr/bin/python3"
 
 
 @pytest.fixture
-def ends(bed):
+def ends(bed: Bed) -> Iterator[dict[str, End]]:
     bed.need_links()
     made = {name: End(bed.host(name), machine(bed.host(name)), PYTHON) for name in bed.hosts}
     yield made
@@ -23,7 +28,7 @@ def ends(bed):
         end.machine.close()
 
 
-def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed, ends):
+def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed: Bed, ends: dict[str, End]) -> None:
     link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT)
     assert link.error is None and link.target == "169.254.150.102"
     assert link.path.interface == "eth0" and link.path.source == "169.254.150.103" and not link.path.gateway
@@ -32,7 +37,9 @@ def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed, ends)
 
 
 @pytest.mark.parametrize("megabit", [40, 150])
-def test_a_shaped_link_is_measured_within_fifteen_percent_and_called_far_below(bed, ends, megabit):
+def test_a_shaped_link_is_measured_within_fifteen_percent_and_called_far_below(
+    bed: Bed, ends: dict[str, End], megabit: int
+) -> None:
     with bed.limited("mac-studio-2", megabit):
         link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], Bounds(seconds=1.0))
     assert link.bits_per_s == pytest.approx(megabit * 1e6, rel=0.15)
@@ -41,7 +48,7 @@ def test_a_shaped_link_is_measured_within_fifteen_percent_and_called_far_below(b
     assert finding.level == "warning" and "far below the 10 Gb/s of eth0" in finding.text
 
 
-def test_only_the_kv_direction_counts(bed, ends):
+def test_only_the_kv_direction_counts(bed: Bed, ends: dict[str, End]) -> None:
     """A link that is slow the other way only, as some direct cables are, is not called slow."""
     shape = ["root", "tbf", "rate", "20mbit", "burst", "64kb", "latency", "50ms"]
     bed.hosts["dgx-spark-1"].as_root("tc", "qdisc", "replace", "dev", "eth0", *shape)
@@ -53,11 +60,11 @@ def test_only_the_kv_direction_counts(bed, ends):
     assert slow.bits_per_s < 24e6 < fast.bits_per_s
 
 
-def replace_kv(end):
+def replace_kv(end: Any) -> End:
     return End(replace(end.host, kv_port=9001), end.machine, end.python)
 
 
-def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(bed, ends):
+def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(bed: Bed, ends: dict[str, End]) -> None:
     bed.hosts["dgx-spark-1"].as_root("ip", "route", "add", "unreachable", "169.254.150.102/32")
     try:
         began = time.monotonic()
@@ -70,14 +77,14 @@ def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(bed, 
     assert measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT).error is None  # and can be measured again
 
 
-def test_a_data_address_that_the_receiver_does_not_have_is_named(ends):
+def test_a_data_address_that_the_receiver_does_not_have_is_named(ends: dict[str, End]) -> None:
     wrong = ends["mac-studio-2"]
     wrong = End(replace(wrong.host, data_address="10.99.0.1"), wrong.machine, wrong.python)
     link = measure(ends["dgx-spark-1"], wrong, SHORT)
     assert "mac-studio-2: cannot listen on 10.99.0.1" in link.error.message
 
 
-def test_links_that_share_no_machine_are_measured_at_the_same_time(bed):
+def test_links_that_share_no_machine_are_measured_at_the_same_time(bed: Bed) -> None:
     one, two = bed.host("dgx-spark-1"), bed.host("dgx-spark-2")
     four, three = bed.host("mac-studio-1"), bed.host("mac-studio-2")
     assert rounds([(one, three), (two, four), (one, four), (two, three)]) == [[0, 1], [2, 3]]
@@ -85,14 +92,14 @@ def test_links_that_share_no_machine_are_measured_at_the_same_time(bed):
     assert rounds([(one, three), (twin, four)]) == [[0], [1]]
 
 
-def test_several_links_come_back_in_the_order_of_their_pairs(ends):
+def test_several_links_come_back_in_the_order_of_their_pairs(ends: dict[str, End]) -> None:
     pairs = [("dgx-spark-1", "mac-studio-2"), ("dgx-spark-1", "mac-studio-1"), ("dgx-spark-2", "mac-studio-1")]
     found = measure_all([(ends[one], ends[other]) for one, other in pairs], SHORT)
     assert [(link.sender, link.receiver) for link in found] == pairs
     assert all(link.bits_per_s for link in found)
 
 
-def test_a_stranger_without_the_token_is_turned_away_and_the_sender_still_served():
+def test_a_stranger_without_the_token_is_turned_away_and_the_sender_still_served() -> None:
     """The receiver's own program: a wrong token ends that connection, not the measurement."""
     environment = {"DISAGG_LINK_TOKEN": "ab" * 32}
     argv = [sys.executable, "-I", str(PROBE), "receive", "127.0.0.1", "10"]

@@ -1,4 +1,7 @@
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -7,18 +10,18 @@ from disagg.errors import UsageError
 from disagg.fleet.link import Bounds, Link, Path, Surveyed, exit_code, kv_pairs, pairs_between, survey
 from disagg.fleet.machine.base import HostUnreachable
 from disagg.fleet.machine.connect import machine
-from tests.testbed.bed import HOSTS_TOML
+from tests.testbed.bed import HOSTS_TOML, Bed
 
 FLEET = load(HOSTS_TOML)
 SPARK, MAC = FLEET.hosts["dgx-spark-1"], FLEET.hosts["mac-studio-2"]
 SHORT = Bounds(seconds=0.5, bytes=16 << 20)
 
 
-def measured(gbits):
+def measured(gbits: Any) -> Any:
     return Link(SPARK.name, MAC.name, MAC.address, Path(MAC.address), int(gbits * 1e9 / 8), 1.0)
 
 
-def test_bandwidth_that_hides_is_tokens_per_second_times_bytes_per_token():
+def test_bandwidth_that_hides_is_tokens_per_second_times_bytes_per_token() -> None:
     """10k tok/s of Qwen3-Coder in bf16 needs 7.9 Gb/s."""
     one = Surveyed(SPARK, MAC, (), measured(7.8643), 98304)
     assert one.hidden_tokens_per_s == pytest.approx(10_000, rel=1e-3)
@@ -26,7 +29,7 @@ def test_bandwidth_that_hides_is_tokens_per_second_times_bytes_per_token():
     assert replace(one, link=None).hidden_tokens_per_s is None
 
 
-def test_one_host_chooses_its_links_and_two_hosts_the_link_between_them():
+def test_one_host_chooses_its_links_and_two_hosts_the_link_between_them() -> None:
     twin = replace(SPARK, name="dgx-spark-9")
     fleet = replace(FLEET, hosts={**FLEET.hosts, twin.name: twin})
     assert pairs_between(fleet, None, None) == kv_pairs(fleet)
@@ -37,13 +40,13 @@ def test_one_host_chooses_its_links_and_two_hosts_the_link_between_them():
         pairs_between(replace(fleet, hosts={MAC.name: MAC}), None, None)
 
 
-def test_a_model_that_no_host_has_yet_is_sized_by_its_name(bed):
+def test_a_model_that_no_host_has_yet_is_sized_by_its_name(bed: Bed) -> None:
     (one,) = survey(bed.fleet, [(bed.host("dgx-spark-1"), bed.host("mac-studio-2"))], bounds=SHORT)
     assert one.kv_bytes_per_token == 98304 and one.hidden_tokens_per_s and exit_code([one]) == 0
 
 
-def test_every_host_that_fails_is_told_of(bed):
-    def connect(host):
+def test_every_host_that_fails_is_told_of(bed: Bed) -> None:
+    def connect(host: Any) -> Any:
         nowhere = machine(replace(host, address="127.0.0.1", ssh_port=1))
         return nowhere if host.name != "dgx-spark-2" else machine(host)
 

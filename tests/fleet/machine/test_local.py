@@ -44,17 +44,17 @@ def running(word: str) -> bool:
     return False
 
 
-def test_a_command_has_code_streams_environment_and_hostile_values(here: LocalMachine):
+def test_a_command_has_code_streams_environment_and_hostile_values(here: LocalMachine) -> None:
     script = 'printf "%s|" "$@" "$V"; cat; echo err >&2; exit 3'
     result = here.run([VALUE], script=script, environment={"V": VALUE})
     assert (result.code, result.stdout, result.stderr) == (3, f"{VALUE}|{VALUE}|", "err\n")
 
 
-def test_commands_begin_in_the_home_folder(here: LocalMachine, tmp_path: Path):
+def test_commands_begin_in_the_home_folder(here: LocalMachine, tmp_path: Path) -> None:
     assert here.run(["pwd"]).stdout == f"{tmp_path}\n"
 
 
-def test_files_and_trees_round_trip(here: LocalMachine, tmp_path: Path):
+def test_files_and_trees_round_trip(here: LocalMachine, tmp_path: Path) -> None:
     here.write("~/conf/token", VALUE.encode(), mode=0o600)
     assert here.read("conf/token") == VALUE.encode()
     assert (tmp_path / "conf/token").stat().st_mode & 0o777 == 0o600
@@ -67,7 +67,7 @@ def test_files_and_trees_round_trip(here: LocalMachine, tmp_path: Path):
 
 def test_a_file_is_private_from_the_moment_it_exists(
     here: LocalMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     chmod = tools / "chmod"  # looks at the file just before its mode is set
@@ -80,7 +80,7 @@ def test_a_file_is_private_from_the_moment_it_exists(
 
 
 @pytest.mark.parametrize("script", [shell.WRITE, shell.PUT_TREE])
-def test_content_that_ends_early_changes_nothing(here: LocalMachine, tmp_path: Path, script: str):
+def test_content_that_ends_early_changes_nothing(here: LocalMachine, tmp_path: Path, script: str) -> None:
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w:gz") as tar:
         tar.addfile(tarfile.TarInfo("file"))
@@ -91,13 +91,13 @@ def test_content_that_ends_early_changes_nothing(here: LocalMachine, tmp_path: P
         assert code != 0 and list(tmp_path.iterdir()) == [], f"{length} of {len(content)} bytes"
 
 
-def test_what_cannot_be_written_is_told(here: LocalMachine, tmp_path: Path):
+def test_what_cannot_be_written_is_told(here: LocalMachine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CommandFailed, match=r"here: cannot write file/below: .*(Not a directory|File exists)"):
         here.write("file/below", b"x" * 100_000)
 
 
-def test_a_timeout_kills_the_whole_process_group(here: LocalMachine):
+def test_a_timeout_kills_the_whole_process_group(here: LocalMachine) -> None:
     began = time.monotonic()
     with pytest.raises(FleetError, match=r"did not end within 0\.3 s and was killed"):
         here.run([], script="(trap '' TERM; sleep 5321) | sleep 5321", timeout=0.3)
@@ -105,26 +105,26 @@ def test_a_timeout_kills_the_whole_process_group(here: LocalMachine):
     wait_until(lambda: not running("sleep 5321"))
 
 
-def test_closing_from_another_thread_ends_what_runs(here: LocalMachine):
+def test_closing_from_another_thread_ends_what_runs(here: LocalMachine) -> None:
     closer = threading.Thread(target=lambda: (wait_until(lambda: running("sleep 5322")), here.close()))
     closer.start()
     assert here.run(["sleep", "5322"]).code == 128 + signal.SIGTERM
     closer.join()
 
 
-def test_a_process_left_in_the_background_does_not_hold_the_command(here: LocalMachine):
+def test_a_process_left_in_the_background_does_not_hold_the_command(here: LocalMachine) -> None:
     result = here.run([], script="sleep 7 & echo $!")
     assert result.seconds < 4
     os.kill(int(result.stdout), signal.SIGKILL)
 
 
-def test_lines_are_told_as_they_come(here: LocalMachine):
+def test_lines_are_told_as_they_come(here: LocalMachine) -> None:
     told: list[str] = []
     here.run([], script="echo one; echo two; printf three", on_line=told.append)
     assert told == ["one", "two", "three"]
 
 
-def test_an_interruption_ends_local_commands_too():
+def test_an_interruption_ends_local_commands_too() -> None:
     host = Host("here", "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000, connector="local")
     errors: list[Cancelled] = []
 

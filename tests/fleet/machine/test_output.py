@@ -10,7 +10,7 @@ SAID = b"Welcome\nback\n@disagg 4711\none\ntwo\r\nthree\rfour\n\nlast"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-def test_lines_come_out_the_same_however_the_bytes_are_cut(size: int):
+def test_lines_come_out_the_same_however_the_bytes_are_cut(size: int) -> None:
     lines: list[str] = []
     stream = Stream(lines.append)
     for start in range(0, len(SAID), size):
@@ -21,7 +21,7 @@ def test_lines_come_out_the_same_however_the_bytes_are_cut(size: int):
     assert lines == ["one", "two", "three", "four", "", "last"]
 
 
-def test_a_character_cut_in_two_is_one_character():
+def test_a_character_cut_in_two_is_one_character() -> None:
     lines: list[str] = []
     stream = Stream(lines.append)
     for byte in "@disagg 1\nü\n".encode():
@@ -29,7 +29,7 @@ def test_a_character_cut_in_two_is_one_character():
     assert (stream.text, lines) == ("ü\n", ["ü"])
 
 
-def test_both_ends_are_kept():
+def test_both_ends_are_kept() -> None:
     stream = Stream(keep=4)
     stream.feed(b"@disagg 1\n")
     for number in range(10):
@@ -37,20 +37,20 @@ def test_both_ends_are_kept():
     assert stream.content == b"0123\n[... 2 bytes left out ...]\n6789"
 
 
-def test_a_line_without_end_is_told_in_pieces():
+def test_a_line_without_end_is_told_in_pieces() -> None:
     lines: list[str] = []
     stream = Stream(lines.append)
     stream.feed(b"@disagg 1\n" + b"x" * 200_000)
     assert len(lines) == 1 and len(lines[0]) == 200_000
 
 
-def test_without_the_mark_there_is_only_a_greeting():
+def test_without_the_mark_there_is_only_a_greeting() -> None:
     stream = Stream()
     stream.feed(b"no such account\n")
     assert (stream.pid, stream.text, stream.greeting) == (None, "", "no such account")
 
 
-def test_what_a_command_said_is_quoted_without_what_drives_a_terminal():
+def test_what_a_command_said_is_quoted_without_what_drives_a_terminal() -> None:
     said = "first\n\n\x1b]0;title\x07 \x1b[31mred\r\n  \nno tab\tlost\n"
     assert last_lines(said, 2) == "\ufffd]0;title\ufffd \ufffd[31mred\nno tab\tlost"
     assert last_lines(" \n", 3) == ""

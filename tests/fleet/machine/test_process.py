@@ -1,8 +1,12 @@
+from __future__ import annotations
+
 import os
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +16,7 @@ from tests.fleet.farm import wait_until
 
 
 @pytest.fixture
-def bystander():
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
     """A process that nobody asked to end."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     yield process
@@ -24,24 +28,24 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_end_leaves_a_process_with_another_identity_alone(bystander):
+def test_end_leaves_a_process_with_another_identity_alone(bystander: subprocess.Popen[bytes]) -> None:
     assert local.end(bystander.pid, "another boot:1", grace_s=1) is False
     with pytest.raises(subprocess.TimeoutExpired):
         bystander.wait(0.5)
 
 
-def test_an_identity_is_stable_and_a_processs_own(bystander):
+def test_an_identity_is_stable_and_a_processs_own(bystander: subprocess.Popen[bytes]) -> None:
     assert local.identity(bystander.pid) == local.identity(bystander.pid) != local.identity(os.getpid())
 
 
-def test_a_process_that_ended_or_is_a_zombie_has_no_identity(bystander):
+def test_a_process_that_ended_or_is_a_zombie_has_no_identity(bystander: subprocess.Popen[bytes]) -> None:
     bystander.kill()
     wait_until(lambda: local.identity(bystander.pid) is None)  # not reaped yet: a zombie
     bystander.wait()
     assert local.identity(bystander.pid) is None
 
 
-def test_ended_servers_leave_no_zombies(tmp_path):
+def test_ended_servers_leave_no_zombies(tmp_path: Path) -> None:
     pid = local.spawn(python("print('hello')"), tmp_path / "log", {})
     wait_until(lambda: local.identity(pid) is None)
     with pytest.raises(ChildProcessError):
@@ -49,7 +53,7 @@ def test_ended_servers_leave_no_zombies(tmp_path):
     assert (tmp_path / "log").read_text() == "hello\n"
 
 
-def test_the_environment_adds_to_this_processes_own(tmp_path, monkeypatch):
+def test_the_environment_adds_to_this_processes_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INHERITED", "1")
     code = "import os; print(os.environ['INHERITED'], os.environ['ADDED'], os.getcwd())"
     pid = local.spawn(python(code), tmp_path / "log", {"ADDED": "2"})
@@ -57,12 +61,12 @@ def test_the_environment_adds_to_this_processes_own(tmp_path, monkeypatch):
     assert (tmp_path / "log").read_text() == f"1 2 {tmp_path}\n"
 
 
-def test_an_address_of_another_machine_is_named():
+def test_an_address_of_another_machine_is_named() -> None:
     with pytest.raises(FleetError, match=r"cannot listen on 192\.0\.2\.1:80.*needs an address of this machine"):
         local.port_taken("192.0.2.1", 80)
 
 
-def test_a_port_in_time_wait_is_not_taken():
+def test_a_port_in_time_wait_is_not_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port))
@@ -73,14 +77,14 @@ def test_a_port_in_time_wait_is_not_taken():
     assert not local.port_taken("127.0.0.1", port)
 
 
-def test_run_json_returns_the_object_and_raises_the_described_error():
+def test_run_json_returns_the_object_and_raises_the_described_error() -> None:
     assert local.run_json(python("print('{\"a\": 1}')"), {}, 20) == {"a": 1}
     described = python('print(\'{"error": {"code": "ModelError", "message": "no weights", "hint": ""}}\')')
     with pytest.raises(ModelError, match="no weights"):
         local.run_json(described, {}, 20)
 
 
-def test_run_json_ends_the_whole_process_group_at_its_timeout(tmp_path):
+def test_run_json_ends_the_whole_process_group_at_its_timeout(tmp_path: Path) -> None:
     code = (
         f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); \
 open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); time.sleep(60)"

@@ -11,7 +11,7 @@ from disagg.fleet.machine.tree import packed
 ENDED_AFTER_FIRST_MV = 'mv() { command mv "$@" || return 1; if [ "$1" = -f ]; then kill -s TERM $$; fi; }\n'
 
 
-def test_a_folder_that_was_to_be_replaced_is_there_again_where_that_is_broken_off(tmp_path: Path):
+def test_a_folder_that_was_to_be_replaced_is_there_again_where_that_is_broken_off(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/old").touch()
     with packed({"new": b"1"}) as archive:

@@ -1,5 +1,10 @@
+from __future__ import annotations
+
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,20 +13,21 @@ from disagg.fleet.machine.connect import machine
 from disagg.fleet.models.copy import Place, copy
 from disagg.fleet.models.inventory import SERVICES_CACHE, held
 from tests.fleet.models.hub_models import REVISION, SOURCE, content, files, own, write_folder, write_hub
+from tests.testbed.bed import Bed
 
 PYTHON = "/usr/bin/python3"
 ROOT = f"{SERVICES_CACHE}/models--someone--tiny-model"
 
 
 @pytest.fixture
-def ends(clean_homes):
+def ends(clean_homes: Bed) -> Iterator[Any]:
     """Two hosts, and a function that copies from the one to the other."""
     bed = clean_homes
     bed.need_links()
     giver, taker = bed.host("dgx-spark-1"), bed.host("mac-studio-2")
     taking = machine(taker)
 
-    def run(source=SOURCE, root=ROOT, told=lambda done, total: None):
+    def run(source: Any = SOURCE, root: Any = ROOT, told: Any = lambda done, total: None) -> Any:
         giving = machine(giver)
         there = held(giving, PYTHON, giver, [source])[source]
         return copy(Place(giver, giving, PYTHON), Place(taker, taking, PYTHON), there, root, told)
@@ -32,17 +38,17 @@ def ends(clean_homes):
     taking.close()
 
 
-def hub(host):
+def hub(host: Any) -> Path:
     return host.home / ".cache/huggingface/hub"
 
 
-def put_hub(host, made):
+def put_hub(host: Any, made: Any) -> Path:
     root = write_hub(hub(host), made)
     own(host.home / ".cache")
     return root
 
 
-def test_a_hub_model_arrives_as_the_hub_itself_would_have_left_it(ends):
+def test_a_hub_model_arrives_as_the_hub_itself_would_have_left_it(ends: Any) -> None:
     made = files()
     put_hub(ends.giver, made)
     copied = ends()
@@ -55,7 +61,7 @@ def test_a_hub_model_arrives_as_the_hub_itself_would_have_left_it(ends):
     assert found.complete and found.revision == REVISION
 
 
-def test_a_plain_folder_arrives_at_its_path(ends):
+def test_a_plain_folder_arrives_at_its_path(ends: Any) -> None:
     made = files()
     write_folder(ends.giver.home / "models/tiny", made)
     own(ends.giver.home / "models")
@@ -63,17 +69,17 @@ def test_a_plain_folder_arrives_at_its_path(ends):
     assert content(ends.taker.home / "models/tiny") == made
 
 
-def test_a_copy_that_was_cut_off_goes_on_where_it_ended(ends):
+def test_a_copy_that_was_cut_off_goes_on_where_it_ended(ends: Any) -> None:
     made = files(megabytes=16)
     put_hub(ends.giver, made)
     under_way, seen = threading.Event(), []
 
-    def told(done, total):
+    def told(done: int, total: int) -> None:
         seen.append((done, total))
         if done > 3 << 20:
             under_way.set()
 
-    def cut():
+    def cut() -> None:
         assert under_way.wait(30)
         ends.bed.cut_link("mac-studio-2")
 
@@ -94,7 +100,7 @@ def test_a_copy_that_was_cut_off_goes_on_where_it_ended(ends):
     assert content(hub(ends.taker) / "models--someone--tiny-model/snapshots" / REVISION) == made
 
 
-def test_a_corrupted_byte_of_what_was_there_is_found_and_the_file_brought_again(ends):
+def test_a_corrupted_byte_of_what_was_there_is_found_and_the_file_brought_again(ends: Any) -> None:
     made = files()
     root = put_hub(ends.giver, made)
     blob = max((root / "blobs").iterdir(), key=lambda path: path.stat().st_size)
@@ -109,7 +115,7 @@ def test_a_corrupted_byte_of_what_was_there_is_found_and_the_file_brought_again(
     assert part.with_suffix("").read_bytes() == blob.read_bytes()
 
 
-def test_a_file_that_is_damaged_at_its_source_is_never_taken_for_whole(ends):
+def test_a_file_that_is_damaged_at_its_source_is_never_taken_for_whole(ends: Any) -> None:
     root = put_hub(ends.giver, files())
     blob = max((root / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     spoilt = bytearray(blob.read_bytes())
@@ -121,11 +127,11 @@ def test_a_file_that_is_damaged_at_its_source_is_never_taken_for_whole(ends):
     assert not ends.look().complete
 
 
-def test_nothing_serves_and_no_secret_is_seen_once_the_copy_is_made(ends):
+def test_nothing_serves_and_no_secret_is_seen_once_the_copy_is_made(ends: Any) -> None:
     put_hub(ends.giver, files(megabytes=8))
     lines = []
 
-    def told(done, total):
+    def told(done: int, total: int) -> None:
         lines.extend(ends.giver.command_lines() + ends.taker.command_lines())
 
     with ends.bed.limited("mac-studio-2", 200):
@@ -138,7 +144,7 @@ def test_nothing_serves_and_no_secret_is_seen_once_the_copy_is_made(ends):
         time.sleep(0.05)
 
 
-def test_a_full_disk_is_told_before_anything_is_copied(ends):
+def test_a_full_disk_is_told_before_anything_is_copied(ends: Any) -> None:
     put_hub(ends.giver, files(megabytes=4))
     place = ends.taker.home / ".cache"
     place.mkdir()

@@ -1,10 +1,14 @@
+from __future__ import annotations
+
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from disagg.config import load
+from disagg.config import Fleet, Host, load
 from disagg.errors import FleetError
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.models.inventory import Held
@@ -12,29 +16,39 @@ from disagg.fleet.models.pull import Models, Stock, plan
 from disagg.fleet.models.remove import remove
 from disagg.fleet.models.sources import Need, neighbours
 from tests.fleet.models.hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
+from tests.testbed.bed import Bed
 
 PYTHON = "/usr/bin/python3"
 
 
-def stock(host, source=SOURCE, state="absent", size=0, *, hub="/env/bin/python", python=PYTHON, carried=False):
+def stock(
+    host: Any,
+    source: Any = SOURCE,
+    state: str = "absent",
+    size: int = 0,
+    *,
+    hub: str = "/env/bin/python",
+    python: Any = PYTHON,
+    carried: bool = False,
+) -> Any:
     return Stock(Need(host, source, carried), {source: Held(source, state, size)}, python, hub)
 
 
 @pytest.fixture
-def hosts(bed):
+def hosts(bed: Bed) -> list[Host]:
     return [bed.host(name) for name in ("dgx-spark-1", "dgx-spark-2", "mac-studio-1")]
 
 
-def told(host, what, how):
+def told(host: Any, what: Any, how: Any) -> None:
     """Nobody watches."""
 
 
-def test_one_host_downloads_and_the_others_copy_from_it(hosts):
+def test_one_host_downloads_and_the_others_copy_from_it(hosts: list[Host]) -> None:
     tasks = plan([stock(host) for host in hosts], hosts)
     assert [(task.host, task.giver) for task in tasks] == [(hosts[0], None), (hosts[1], hosts[0]), (hosts[2], hosts[0])]
 
 
-def test_what_any_host_has_is_copied_and_not_downloaded(hosts):
+def test_what_any_host_has_is_copied_and_not_downloaded(hosts: list[Host]) -> None:
     stocks = [stock(hosts[0]), stock(hosts[1], state="complete", size=9), stock(hosts[2])]
     assert {task.host.name: task.giver for task in plan(stocks, hosts)} == {
         "dgx-spark-1": hosts[1],
@@ -42,45 +56,47 @@ def test_what_any_host_has_is_copied_and_not_downloaded(hosts):
     }
 
 
-def test_a_host_that_is_not_asked_for_still_gives(hosts):
+def test_a_host_that_is_not_asked_for_still_gives(hosts: list[Host]) -> None:
     stocks = [stock(hosts[0]), stock(hosts[1], state="complete", size=9)]
     (task,) = plan(stocks, hosts[:1])
     assert (task.host, task.giver) == (hosts[0], hosts[1])
 
 
-def test_who_has_most_of_it_downloads_the_rest(hosts):
+def test_who_has_most_of_it_downloads_the_rest(hosts: list[Host]) -> None:
     stocks = [stock(hosts[0]), stock(hosts[1], state="partial", size=500), stock(hosts[2], state="partial", size=20)]
     downloads = [task.host for task in plan(stocks, hosts) if task.giver is None]
     assert downloads == [hosts[1]]
 
 
-def test_different_sources_are_downloaded_each_on_its_own_host(hosts):
+def test_different_sources_are_downloaded_each_on_its_own_host(hosts: list[Host]) -> None:
     tasks = plan([stock(hosts[0], "a/x"), stock(hosts[1], "a/y")], hosts)
     assert [(task.source, task.giver) for task in tasks] == [("a/x", None), ("a/y", None)]
 
 
-def test_what_is_there_or_comes_with_a_deployment_is_left_alone(hosts):
+def test_what_is_there_or_comes_with_a_deployment_is_left_alone(hosts: list[Host]) -> None:
     assert plan([stock(hosts[0], state="complete"), stock(hosts[1], carried=True)], hosts) == []
 
 
-def test_two_hosts_of_one_machine_bring_a_model_once(hosts):
+def test_two_hosts_of_one_machine_bring_a_model_once(hosts: list[Host]) -> None:
     twin = replace(hosts[1], name="twin", address=hosts[0].address)
     tasks = plan([stock(hosts[0]), stock(twin)], [hosts[0], twin])
     assert [task.host.name for task in tasks] == ["dgx-spark-1"]
 
 
-def test_a_folder_that_no_host_has_cannot_be_brought_and_the_command_that_puts_it_there_is_named(hosts):
+def test_a_folder_that_no_host_has_cannot_be_brought_and_the_command_that_puts_it_there_is_named(
+    hosts: list[Host],
+) -> None:
     (task,) = plan([stock(hosts[0], "/models/own")], hosts)
     assert "no host of the fleet has /models/own" in task.error.message
     assert task.error.hint.startswith("rsync -a FOLDER/ 169.254.150.103:/models/own/")
 
 
-def test_a_bare_host_is_told_to_be_deployed_before_it_can_download(hosts):
+def test_a_bare_host_is_told_to_be_deployed_before_it_can_download(hosts: list[Host]) -> None:
     (task,) = plan([stock(hosts[0], hub="")], hosts)
     assert task.error.hint == "disagg deploy --host dgx-spark-1"
 
 
-def shared_source(bed, folder, source=SOURCE):
+def shared_source(bed: Bed, folder: Path, source: Any = SOURCE) -> Fleet:
     """The bed's fleet with one source for both engines of qwen."""
     path = bed.write_hosts_toml(folder / "hosts.toml")
     text = path.read_text()
@@ -90,7 +106,7 @@ def shared_source(bed, folder, source=SOURCE):
     return load(path)
 
 
-def test_pulling_copies_from_host_to_host_and_a_second_time_changes_nothing(clean_homes, tmp_path):
+def test_pulling_copies_from_host_to_host_and_a_second_time_changes_nothing(clean_homes: Bed, tmp_path: Path) -> None:
     bed = clean_homes
     bed.need_links()
     fleet = shared_source(bed, tmp_path)
@@ -105,7 +121,7 @@ def test_pulling_copies_from_host_to_host_and_a_second_time_changes_nothing(clea
     assert [one.result for one in second] == ["there", "there"]
 
 
-def test_a_path_with_a_home_of_its_own_on_each_host_is_copied_between_them(clean_homes, tmp_path):
+def test_a_path_with_a_home_of_its_own_on_each_host_is_copied_between_them(clean_homes: Bed, tmp_path: Path) -> None:
     bed = clean_homes
     bed.need_links()
     fleet = shared_source(bed, tmp_path, "~/models/tiny")
@@ -122,7 +138,7 @@ def test_a_path_with_a_home_of_its_own_on_each_host_is_copied_between_them(clean
     assert (bed.hosts["dgx-spark-1"].home / "models/tiny/config.json").exists()
 
 
-def test_removing_takes_the_whole_model_and_nothing_else(clean_homes, tmp_path):
+def test_removing_takes_the_whole_model_and_nothing_else(clean_homes: Bed, tmp_path: Path) -> None:
     bed = clean_homes
     bed.need_links()
     fleet = shared_source(bed, tmp_path)
@@ -139,7 +155,9 @@ def test_removing_takes_the_whole_model_and_nothing_else(clean_homes, tmp_path):
     assert gone.wanted.state == "absent"
 
 
-def test_a_model_that_a_server_of_the_same_machine_reads_stays(bed, tmp_path, monkeypatch):
+def test_a_model_that_a_server_of_the_same_machine_reads_stays(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fleet = shared_source(bed, tmp_path)
     host = fleet.hosts["dgx-spark-1"]
     twin = replace(host, name="twin")
@@ -163,7 +181,9 @@ def test_a_model_that_a_server_of_the_same_machine_reads_stays(bed, tmp_path, mo
     assert not root.exists()
 
 
-def test_a_hub_that_does_not_answer_is_a_clear_error_with_what_to_do(clean_homes, tmp_path, monkeypatch):
+def test_a_hub_that_does_not_answer_is_a_clear_error_with_what_to_do(
+    clean_homes: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hub's own program, with the hub at an address that refuses."""
     bed = clean_homes
     fleet = shared_source(bed, tmp_path)

@@ -37,19 +37,19 @@ def known(tmp_path: Path, *lines: str) -> KnownHosts:
     return KnownHosts.read([path, tmp_path / "missing"])
 
 
-def test_a_key_is_known_changed_or_unknown(tmp_path: Path, keys: list[HostKey]):
+def test_a_key_is_known_changed_or_unknown(tmp_path: Path, keys: list[HostKey]) -> None:
     there = known(tmp_path, line("spark,10.0.0.1", keys[0]))
     assert there.check("10.0.0.1", keys[0]) == "known"
     assert there.check("spark", keys[1]) == "changed"
     assert there.check("other", keys[0]) == "unknown"
 
 
-def test_a_key_of_another_kind_is_a_changed_key(tmp_path: Path, keys: list[HostKey]):
+def test_a_key_of_another_kind_is_a_changed_key(tmp_path: Path, keys: list[HostKey]) -> None:
     assert known(tmp_path, line("spark", keys[0])).check("spark", keys[2]) == "changed"
     assert known(tmp_path, line("spark", keys[0]), line("spark", keys[2])).check("spark", keys[2]) == "known"
 
 
-def test_a_revoked_key_is_refused_wherever_else_it_stands(tmp_path: Path, keys: list[HostKey]):
+def test_a_revoked_key_is_refused_wherever_else_it_stands(tmp_path: Path, keys: list[HostKey]) -> None:
     there = known(tmp_path, line("spark", keys[0]), "@revoked " + line("*", keys[0]))
     assert there.check("spark", keys[0]) == "revoked"
     assert there.check("spark", keys[1]) == "changed"
@@ -70,12 +70,12 @@ def test_a_revoked_key_is_refused_wherever_else_it_stands(tmp_path: Path, keys: 
 )
 def test_patterns_and_ports_match_as_ssh_has_them(
     tmp_path: Path, keys: list[HostKey], names: str, name: str, expected: bool
-):
+) -> None:
     verdict = known(tmp_path, line(names, keys[0])).check(name, keys[0])
     assert verdict == ("known" if expected else "unknown")
 
 
-def test_hashed_names_match_also_with_a_port(tmp_path: Path, keys: list[HostKey]):
+def test_hashed_names_match_also_with_a_port(tmp_path: Path, keys: list[HostKey]) -> None:
     known(tmp_path, line("10.0.0.1", keys[0]), line("[10.0.0.1]:2222", keys[1]))
     path = tmp_path / "known_hosts"
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", path], check=True, capture_output=True)
@@ -86,7 +86,7 @@ def test_hashed_names_match_also_with_a_port(tmp_path: Path, keys: list[HostKey]
     assert there.check(host_name("10.0.0.2"), keys[1]) == "unknown"
 
 
-def test_lines_that_make_no_sense_are_passed_over(tmp_path: Path, keys: list[HostKey]):
+def test_lines_that_make_no_sense_are_passed_over(tmp_path: Path, keys: list[HostKey]) -> None:
     rubbish = [
         "# comment\n",
         "\n",
@@ -98,7 +98,7 @@ def test_lines_that_make_no_sense_are_passed_over(tmp_path: Path, keys: list[Hos
     assert known(tmp_path, *rubbish, line("spark", keys[0])).check("spark", keys[0]) == "known"
 
 
-def test_an_added_key_is_found_by_ssh_keygen(tmp_path: Path, keys: list[HostKey]):
+def test_an_added_key_is_found_by_ssh_keygen(tmp_path: Path, keys: list[HostKey]) -> None:
     path = tmp_path / ".ssh/known_hosts"
     add(path, host_name("10.0.0.1", 2222), keys[0])
     add(path, host_name("10.0.0.2"), keys[1])
@@ -107,7 +107,7 @@ def test_an_added_key_is_found_by_ssh_keygen(tmp_path: Path, keys: list[HostKey]
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_key_is_added_after_a_line_without_an_end(tmp_path: Path, keys: list[HostKey]):
+def test_a_key_is_added_after_a_line_without_an_end(tmp_path: Path, keys: list[HostKey]) -> None:
     path = tmp_path / "known_hosts"
     path.write_text(line("spark", keys[0]).rstrip("\n"))
     add(path, "mac", keys[1])
@@ -115,13 +115,13 @@ def test_a_key_is_added_after_a_line_without_an_end(tmp_path: Path, keys: list[H
     assert (there.check("spark", keys[0]), there.check("mac", keys[1])) == ("known", "known")
 
 
-def test_the_command_that_removes_a_host_does(tmp_path: Path, keys: list[HostKey]):
+def test_the_command_that_removes_a_host_does(tmp_path: Path, keys: list[HostKey]) -> None:
     there = known(tmp_path, line("[10.0.0.1]:22222", keys[0]))
     subprocess.run(["sh", "-c", remove_commands(there.of("[10.0.0.1]:22222"), "[10.0.0.1]:22222")], check=True)
     assert KnownHosts.read([tmp_path / "known_hosts"]).entries == ()
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, keys: list[HostKey]):
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, keys: list[HostKey]) -> None:
     (tmp_path / "known_hosts").mkdir()
     with pytest.raises(FleetError, match="cannot add to"):
         add(tmp_path / "known_hosts", "spark", keys[0])

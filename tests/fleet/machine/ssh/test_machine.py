@@ -112,17 +112,17 @@ def running(there: BedHost, word: str) -> bool:
 # Running
 
 
-def test_a_command_gives_its_code_and_both_streams(machine: Machine):
+def test_a_command_gives_its_code_and_both_streams(machine: Machine) -> None:
     result = machine.run(["sh", "-c", "echo out; echo err >&2; exit 7"])
     assert (result.code, result.stdout, result.stderr, result.ok) == (7, "out\n", "err\n", False)
 
 
-def test_a_connection_is_made_once(spark: SSHMachine):
+def test_a_connection_is_made_once(spark: SSHMachine) -> None:
     ports = {spark.run(["sh", "-c", 'echo "$SSH_CONNECTION"']).stdout for _ in range(3)}
     assert len(ports) == 1 and len(ports.pop().split()) == 4
 
 
-def test_hostile_values_arrive_as_themselves(machine: Machine):
+def test_hostile_values_arrive_as_themselves(machine: Machine) -> None:
     for value in HOSTILE:
         arguments = machine.run(["printf", "%s|", value, "end"])
         assert arguments.stdout == f"{value}|end|"
@@ -130,22 +130,22 @@ def test_hostile_values_arrive_as_themselves(machine: Machine):
         assert script.stdout == f"{value}|end|{value}|"
 
 
-def test_a_nul_character_is_refused_before_anything_runs(spark: SSHMachine):
+def test_a_nul_character_is_refused_before_anything_runs(spark: SSHMachine) -> None:
     with pytest.raises(FleetError, match="NUL"):
         spark.run(["echo", "a\0b"])
 
 
-def test_a_script_has_parameters_no_input_and_the_home_folder(machine: Machine):
+def test_a_script_has_parameters_no_input_and_the_home_folder(machine: Machine) -> None:
     result = machine.run(["one", "two words"], script='echo "$#:$2"; cat; [ "$PWD" = "$HOME" ] && echo home')
     assert result.stdout == "2:two words\nhome\n"
 
 
-def test_a_script_with_a_syntax_error_fails_with_the_shells_words(spark: SSHMachine):
+def test_a_script_with_a_syntax_error_fails_with_the_shells_words(spark: SSHMachine) -> None:
     result = spark.run([], script="if true; then")
     assert result.code == 2 and "yntax error" in result.stderr
 
 
-def test_the_environment_is_added_and_never_in_a_process_list(spark: SSHMachine, there: BedHost):
+def test_the_environment_is_added_and_never_in_a_process_list(spark: SSHMachine, there: BedHost) -> None:
     seen: list[str] = []
     result = spark.run(
         ["sh", "-c", 'echo started; sleep 0.3; echo "$SECRET/$HOME"'],
@@ -156,12 +156,12 @@ def test_the_environment_is_added_and_never_in_a_process_list(spark: SSHMachine,
     assert seen and not any("swordfish" in line for line in seen)
 
 
-def test_a_variable_with_an_impossible_name_is_refused(spark: SSHMachine):
+def test_a_variable_with_an_impossible_name_is_refused(spark: SSHMachine) -> None:
     with pytest.raises(FleetError, match="no name for an environment variable"):
         spark.run(["true"], environment={"A=$(id)": "x"})
 
 
-def test_lines_are_told_as_they_come(spark: SSHMachine):
+def test_lines_are_told_as_they_come(spark: SSHMachine) -> None:
     told: list[tuple[str, float]] = []
     spark.run(
         ["sh", "-c", "echo first; echo also >&2; sleep 0.5; printf 'a\\rb\\r\\nlast'"],
@@ -172,7 +172,7 @@ def test_lines_are_told_as_they_come(spark: SSHMachine):
     assert times["last"] - times["first"] > 0.4
 
 
-def test_output_is_bounded_and_says_what_is_missing(spark: SSHMachine):
+def test_output_is_bounded_and_says_what_is_missing(spark: SSHMachine) -> None:
     result = spark.run(["sh", "-c", "echo begin; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end"])
     assert result.stdout.startswith("begin\nxxx") and result.stdout.endswith("xxx\nend\n")
     assert len(result.stdout) < 2 * MAX_OUTPUT + 100
@@ -180,33 +180,33 @@ def test_output_is_bounded_and_says_what_is_missing(spark: SSHMachine):
     assert f"[... {missing} bytes left out ...]" in result.stdout
 
 
-def test_what_a_login_shell_says_is_no_output(spark: SSHMachine, there: BedHost):
+def test_what_a_login_shell_says_is_no_output(spark: SSHMachine, there: BedHost) -> None:
     (there.home / ".bashrc").write_text("echo Welcome to spark; echo 'disk almost full' >&2\n")
     result = spark.run(["echo", "hello"])
     assert (result.stdout, result.stderr) == ("hello\n", "")
 
 
-def test_a_login_shell_that_runs_nothing_is_told(spark: SSHMachine, there: BedHost):
+def test_a_login_shell_that_runs_nothing_is_told(spark: SSHMachine, there: BedHost) -> None:
     (there.home / ".bashrc").write_text("echo This account is closed; exit 3\n")
     with pytest.raises(HostUnreachable, match=r"ended with code 3 .* it said: This account is closed"):
         spark.run(["true"])
 
 
-def test_a_command_killed_by_a_signal_has_the_shells_code(spark: SSHMachine):
+def test_a_command_killed_by_a_signal_has_the_shells_code(spark: SSHMachine) -> None:
     assert spark.run(["sh", "-c", "kill -SEGV $$"]).code == 128 + signal.SIGSEGV
 
 
-def test_a_command_that_is_not_there_is_code_127(machine: Machine):
+def test_a_command_that_is_not_there_is_code_127(machine: Machine) -> None:
     assert machine.run(["no-such-command"]).code == 127
 
 
-def test_a_process_left_in_the_background_does_not_hold_the_command(spark: SSHMachine):
+def test_a_process_left_in_the_background_does_not_hold_the_command(spark: SSHMachine) -> None:
     began = time.monotonic()
     assert spark.run([], script="sleep 20 & echo done").stdout == "done\n"
     assert time.monotonic() - began < 5
 
 
-def test_a_mac_has_no_setsid_and_a_short_path(make: Make, bed: Bed):
+def test_a_mac_has_no_setsid_and_a_short_path(make: Make, bed: Bed) -> None:
     bed.need_links()
     result = make("mac-studio-1").run(["sh", "-c", 'command -v setsid nproc; uname; echo "$PATH"; hostname'])
     assert result.stdout == "Darwin\n/usr/bin:/bin:/usr/sbin:/sbin\nmac-studio-1\n"
@@ -215,7 +215,7 @@ def test_a_mac_has_no_setsid_and_a_short_path(make: Make, bed: Bed):
 # Files
 
 
-def test_hostile_paths_and_contents_round_trip(machine: Machine):
+def test_hostile_paths_and_contents_round_trip(machine: Machine) -> None:
     for value in filter(None, HOSTILE):
         name, content = value.replace("/", "_"), value.encode()
         machine.write(f"~/{name}/{name}", content)
@@ -226,7 +226,7 @@ def test_hostile_paths_and_contents_round_trip(machine: Machine):
         machine.run(["tree", name], script='rm -rf -- "$1" "./$2"')
 
 
-def test_every_byte_survives(machine: Machine):
+def test_every_byte_survives(machine: Machine) -> None:
     content = bytes(range(256)) * 1000
     machine.write("bytes", content)
     assert machine.read("bytes") == content
@@ -235,19 +235,19 @@ def test_every_byte_survives(machine: Machine):
     assert machine.read("bytes") == b""
 
 
-def test_a_file_that_is_not_there_reads_as_none(machine: Machine):
+def test_a_file_that_is_not_there_reads_as_none(machine: Machine) -> None:
     assert machine.read("~/nothing") is None
     assert machine.read("/no/such/folder/file") is None
 
 
-def test_a_file_that_may_not_be_read_is_an_error(spark: SSHMachine):
+def test_a_file_that_may_not_be_read_is_an_error(spark: SSHMachine) -> None:
     with pytest.raises(CommandFailed, match=r"dgx-spark-1: cannot read /etc/shadow: .*Permission denied"):
         spark.read("/etc/shadow")
     with pytest.raises(CommandFailed, match="Is a directory"):
         spark.read("/etc")
 
 
-def test_a_written_file_has_its_mode_and_leaves_nothing_beside_it(spark: SSHMachine, there: BedHost):
+def test_a_written_file_has_its_mode_and_leaves_nothing_beside_it(spark: SSHMachine, there: BedHost) -> None:
     spark.write("conf/token", b"secret", mode=0o600)
     spark.write("conf/token", b"other", mode=0o600)
     spark.write("conf/tool", b"#!/bin/sh", mode=0o755)
@@ -258,7 +258,7 @@ def test_a_written_file_has_its_mode_and_leaves_nothing_beside_it(spark: SSHMach
     assert (there.home / "conf/token").read_bytes() == b"other"
 
 
-def test_a_secret_is_never_readable_by_others_while_it_is_written(spark: SSHMachine, there: BedHost, bed: Bed):
+def test_a_secret_is_never_readable_by_others_while_it_is_written(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
     bed.need_links()
     modes: set[int] = set()
     lines: set[str] = set()
@@ -286,14 +286,14 @@ def test_a_secret_is_never_readable_by_others_while_it_is_written(spark: SSHMach
     assert any("sh -c" in line for line in lines) and not any("swordfish" in line for line in lines)
 
 
-def test_writing_over_a_folder_is_refused(spark: SSHMachine, there: BedHost):
+def test_writing_over_a_folder_is_refused(spark: SSHMachine, there: BedHost) -> None:
     (there.home / "folder").mkdir()
     with pytest.raises(CommandFailed, match="Is a directory"):
         spark.write("folder", b"x")
     assert list((there.home / "folder").iterdir()) == []
 
 
-def test_a_tree_arrives_whole_with_modes(machine: Machine, tmp_path: Path):
+def test_a_tree_arrives_whole_with_modes(machine: Machine, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\necho ran\n")
     script.chmod(0o755)
@@ -308,7 +308,7 @@ def test_a_tree_arrives_whole_with_modes(machine: Machine, tmp_path: Path):
     machine.run(["rm", "-rf", "deep"])
 
 
-def test_a_large_tree_and_a_file_that_is_not_there(spark: SSHMachine, there: BedHost, tmp_path: Path):
+def test_a_large_tree_and_a_file_that_is_not_there(spark: SSHMachine, there: BedHost, tmp_path: Path) -> None:
     large = os.urandom(20 << 20)
     spark.put_tree({"large": large}, "tree")
     assert (there.home / "tree/large").read_bytes() == large
@@ -316,7 +316,7 @@ def test_a_large_tree_and_a_file_that_is_not_there(spark: SSHMachine, there: Bed
         spark.put_tree({"missing": tmp_path / "missing"}, "tree")
 
 
-def test_a_tree_replaces_the_one_that_is_there(spark: SSHMachine, there: BedHost):
+def test_a_tree_replaces_the_one_that_is_there(spark: SSHMachine, there: BedHost) -> None:
     spark.put_tree({"old": b"1"}, "tree")
     spark.put_tree({"new": b"2"}, "tree")
     assert [path.name for path in (there.home / "tree").iterdir()] == ["new"]
@@ -324,12 +324,12 @@ def test_a_tree_replaces_the_one_that_is_there(spark: SSHMachine, there: BedHost
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../escape", "a/../../b", "", "."])
-def test_a_path_out_of_the_tree_is_refused(spark: SSHMachine, name: str):
+def test_a_path_out_of_the_tree_is_refused(spark: SSHMachine, name: str) -> None:
     with pytest.raises(FleetError, match="no path below a folder"):
         spark.put_tree({name: b""}, "tree")
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(spark: SSHMachine, there: BedHost, bed: Bed):
+def test_a_full_disk_is_told_and_leaves_nothing(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
     bed.need_links()
     (there.home / "small").mkdir()
     there.as_root("mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "none", f"{there.remote_home}/small")
@@ -345,7 +345,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(spark: SSHMachine, there: BedHos
         there.as_root("umount", f"{there.remote_home}/small")
 
 
-def test_a_read_only_home_is_told(spark: SSHMachine, there: BedHost, bed: Bed):
+def test_a_read_only_home_is_told(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
     bed.need_links()
     there.as_root("mount", "-o", "remount,bind,ro", there.remote_home)
     try:
@@ -357,7 +357,7 @@ def test_a_read_only_home_is_told(spark: SSHMachine, there: BedHost, bed: Bed):
         there.as_root("mount", "-o", "remount,bind,rw", there.remote_home)
 
 
-def test_a_folder_of_somebody_else_is_told(spark: SSHMachine, bed: Bed):
+def test_a_folder_of_somebody_else_is_told(spark: SSHMachine, bed: Bed) -> None:
     bed.need_links()
     with pytest.raises(CommandFailed, match="Permission denied"):
         spark.put_tree({"a": b"x"}, "/etc/tree")
@@ -366,7 +366,7 @@ def test_a_folder_of_somebody_else_is_told(spark: SSHMachine, bed: Bed):
 # What goes wrong while connecting
 
 
-def test_an_unknown_host_key_is_refused_with_its_fingerprint(make: Make, bed: Bed, other_known_hosts: Path):
+def test_an_unknown_host_key_is_refused_with_its_fingerprint(make: Make, bed: Bed, other_known_hosts: Path) -> None:
     other_known_hosts.write_text("")
     with pytest.raises(HostKeyRefused, match="is unknown; it shows ssh-ed25519 SHA256:") as caught:
         make().run(["true"])
@@ -374,7 +374,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(make: Make, bed: Be
     assert other_known_hosts.read_text() == ""
 
 
-def test_a_changed_host_key_is_refused_with_both_fingerprints(make: Make, bed: Bed, other_known_hosts: Path):
+def test_a_changed_host_key_is_refused_with_both_fingerprints(make: Make, bed: Bed, other_known_hosts: Path) -> None:
     lines = other_known_hosts.read_text().splitlines()
     names = [line.split()[0] for line in lines]
     keys = [line.split(maxsplit=1)[1] for line in lines]
@@ -386,27 +386,27 @@ def test_a_changed_host_key_is_refused_with_both_fingerprints(make: Make, bed: B
     assert f"ssh-keygen -R '{names[0]}' -f '{other_known_hosts}'" in caught.value.hint
 
 
-def test_hashed_known_hosts_are_understood(make: Make, other_known_hosts: Path):
+def test_hashed_known_hosts_are_understood(make: Make, other_known_hosts: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", other_known_hosts], check=True, capture_output=True)
     other_known_hosts.with_name("known_hosts.old").unlink()
     assert "169.254" not in other_known_hosts.read_text() and "127.0.0.1" not in other_known_hosts.read_text()
     assert make().run(["true"]).ok
 
 
-def test_a_wrong_user_is_refused_with_the_command_that_mends_it(make: Make, bed: Bed):
+def test_a_wrong_user_is_refused_with_the_command_that_mends_it(make: Make, bed: Bed) -> None:
     host = replace(bed.host("dgx-spark-1"), user="nobody-here")
     with pytest.raises(LoginRefused, match=r"does not let nobody-here in: 1 key tried") as caught:
         make(host=host).run(["true"])
     assert "ssh-copy-id" in caught.value.hint and f"nobody-here@{host.address}" in caught.value.hint
 
 
-def test_a_key_that_is_not_there_is_named(make: Make, bed: Bed):
+def test_a_key_that_is_not_there_is_named(make: Make, bed: Bed) -> None:
     host = replace(bed.host("dgx-spark-1"), key="~/.ssh/missing")
     with pytest.raises(LoginRefused, match=r"there is no key to try; there is no .*/\.ssh/missing"):
         make(host=host).run(["true"])
 
 
-def test_a_key_with_a_passphrase_names_ssh_add(make: Make, bed: Bed, tmp_path: Path):
+def test_a_key_with_a_passphrase_names_ssh_add(make: Make, bed: Bed, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True)
     with pytest.raises(LoginRefused, match="has a passphrase: ssh-add"):
@@ -441,7 +441,7 @@ def listens(address: str, port: int) -> bool:
 
 def test_a_host_that_takes_only_passwords_is_called_locked(
     make: Make, bed: Bed, only_passwords: int, other_known_hosts: Path
-):
+) -> None:
     host = replace(bed.host("dgx-spark-1"), ssh_port=only_passwords)
     kind, key, *_ = (bed.hosts["dgx-spark-1"].folder / "host_key.pub").read_text().split()
     with other_known_hosts.open("a") as file:
@@ -451,7 +451,7 @@ def test_a_host_that_takes_only_passwords_is_called_locked(
     assert caught.value.hint.startswith("unlock it with the password: ssh -p")
 
 
-def test_a_refused_port_says_how_sshd_is_started(make: Make, bed: Bed):
+def test_a_refused_port_says_how_sshd_is_started(make: Make, bed: Bed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     host = replace(bed.host("dgx-spark-1"), ssh_port=port)
@@ -461,12 +461,12 @@ def test_a_refused_port_says_how_sshd_is_started(make: Make, bed: Bed):
     assert "systemctl enable --now ssh" in caught.value.hint
 
 
-def test_a_name_that_does_not_resolve_is_unreachable(make: Make, bed: Bed):
+def test_a_name_that_does_not_resolve_is_unreachable(make: Make, bed: Bed) -> None:
     with pytest.raises(HostUnreachable, match=r"the name no-such-host\.invalid cannot be resolved"):
         make(host=replace(bed.host("dgx-spark-1"), address="no-such-host.invalid")).run(["true"])
 
 
-def test_a_frozen_sshd_is_unreachable_in_bounded_time(make: Make, bed: Bed, capfd: pytest.CaptureFixture[str]):
+def test_a_frozen_sshd_is_unreachable_in_bounded_time(make: Make, bed: Bed, capfd: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     with bed.hosts["dgx-spark-1"].frozen(), pytest.raises(HostUnreachable, match="its sshd says nothing"):
         make(timeouts=FAST).run(["true"])
@@ -474,7 +474,7 @@ def test_a_frozen_sshd_is_unreachable_in_bounded_time(make: Make, bed: Bed, capf
     assert capfd.readouterr() == ("", ""), "paramiko's threads print tracebacks"
 
 
-def test_a_host_without_a_link_is_unreachable_in_bounded_time(make: Make, bed: Bed):
+def test_a_host_without_a_link_is_unreachable_in_bounded_time(make: Make, bed: Bed) -> None:
     bed.need_links()
     began = time.monotonic()
     with bed.cut("dgx-spark-1"), pytest.raises(HostUnreachable, match=r"169\.254\.150\.103:22"):
@@ -485,7 +485,7 @@ def test_a_host_without_a_link_is_unreachable_in_bounded_time(make: Make, bed: B
 # What goes wrong while running
 
 
-def test_a_timeout_kills_the_whole_process_group(machine: SSHMachine, bed: Bed):
+def test_a_timeout_kills_the_whole_process_group(machine: SSHMachine, bed: Bed) -> None:
     there = bed.hosts[machine.name]
     began = time.monotonic()
     with pytest.raises(FleetError, match=r"did not end within 0\.5 s and was killed; its last words:\nstarted"):
@@ -494,19 +494,19 @@ def test_a_timeout_kills_the_whole_process_group(machine: SSHMachine, bed: Bed):
     wait_until(lambda: not running(there, "sleep 4321"), 3)
 
 
-def test_a_group_that_ignores_sigterm_is_killed_all_the_same(spark: SSHMachine, there: BedHost):
+def test_a_group_that_ignores_sigterm_is_killed_all_the_same(spark: SSHMachine, there: BedHost) -> None:
     with pytest.raises(FleetError, match="was killed"):
         spark.run([], script="trap '' TERM; sleep 4322", timeout=0.3)
     wait_until(lambda: not running(there, "sleep 4322"), 3)
 
 
-def test_the_connection_serves_on_after_a_timeout(spark: SSHMachine):
+def test_the_connection_serves_on_after_a_timeout(spark: SSHMachine) -> None:
     with pytest.raises(FleetError, match="was killed"):
         spark.run(["sleep", "60"], timeout=0.2)
     assert spark.run(["echo", "still here"], timeout=5).stdout == "still here\n"
 
 
-def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make: Make, bed: Bed):
+def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make: Make, bed: Bed) -> None:
     bed.need_links()
     there = bed.hosts["dgx-spark-1"]
     machine = make(timeouts=FAST, guard_s=2)
@@ -531,7 +531,7 @@ def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make: Mak
     assert machine.run(["echo", "back"]).stdout == "back\n"
 
 
-def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make: Make, bed: Bed, there: BedHost):
+def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make: Make, bed: Bed, there: BedHost) -> None:
     bed.need_links()
     machine = make(timeouts=FAST, guard_s=2)
     noise = os.urandom(4 << 20)
@@ -554,7 +554,7 @@ def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make: Make, bed: Bed,
     assert machine.read("tree/a") == b"first"
 
 
-def test_an_interrupted_upload_leaves_no_half_tree(spark: SSHMachine, there: BedHost, bed: Bed):
+def test_an_interrupted_upload_leaves_no_half_tree(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
     bed.need_links()
     spark.put_tree({"version": b"old"}, "tree")
     with bed.limited("dgx-spark-1", 8), pytest.raises(FleetError, match="was killed"):
@@ -563,7 +563,7 @@ def test_an_interrupted_upload_leaves_no_half_tree(spark: SSHMachine, there: Bed
     assert spark.read("tree/version") == b"old"
 
 
-def test_an_upload_whose_command_has_ended_reads_no_closed_file():
+def test_an_upload_whose_command_has_ended_reads_no_closed_file() -> None:
     class Taking:
         def sendall(self, data: bytes) -> None: ...
 
@@ -573,7 +573,7 @@ def test_an_upload_whose_command_has_ended_reads_no_closed_file():
     _Execution(None, Taking(), job, 0.0)._feed()
 
 
-def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: BedHost):
+def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: BedHost) -> None:
     spark.run(["true"])
     closer = threading.Thread(target=lambda: (wait_until(lambda: running(there, "sleep 4324")), spark.close()))
     closer.start()
@@ -583,7 +583,7 @@ def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: Be
     wait_until(lambda: not running(there, "sleep 4324"), 5)
 
 
-def test_a_client_that_is_killed_leaves_nothing_running(bed: Bed, there: BedHost, tmp_path: Path):
+def test_a_client_that_is_killed_leaves_nothing_running(bed: Bed, there: BedHost, tmp_path: Path) -> None:
     hosts_toml = bed.write_hosts_toml(tmp_path / "hosts.toml")
     code = "from disagg.config import load; from disagg.fleet.machine.connect import machine; "
     code += f"host = load(__import__('pathlib').Path({str(hosts_toml)!r})).hosts['dgx-spark-1']; "
@@ -597,7 +597,7 @@ def test_a_client_that_is_killed_leaves_nothing_running(bed: Bed, there: BedHost
 # Many at once
 
 
-def test_each_keeps_the_order_and_hides_no_result_behind_an_error(bed: Bed):
+def test_each_keeps_the_order_and_hides_no_result_behind_an_error(bed: Bed) -> None:
     hosts = [bed.host(name) for name in bed.hosts]
     hosts[1] = replace(hosts[1], user="nobody-here")
 
@@ -615,7 +615,7 @@ def test_each_keeps_the_order_and_hides_no_result_behind_an_error(bed: Bed):
     assert outcomes[2].value == f"{hosts[2].name}\n"
 
 
-def test_ctrl_c_ends_every_host_within_seconds(bed: Bed):
+def test_ctrl_c_ends_every_host_within_seconds(bed: Bed) -> None:
     hosts = [bed.host(name) for name in bed.hosts]
     errors: list[BaseException] = []
 
@@ -643,7 +643,7 @@ def test_ctrl_c_ends_every_host_within_seconds(bed: Bed):
     wait_until(lambda: not any(running(host, "sleep 4326") for host in bed.hosts.values()), 5)
 
 
-def test_a_fault_of_the_action_is_raised_when_the_others_have_ended(bed: Bed):
+def test_a_fault_of_the_action_is_raised_when_the_others_have_ended(bed: Bed) -> None:
     done: list[str] = []
 
     def action(host: Host) -> None:

@@ -57,7 +57,7 @@ Host *
 """
 
 
-def test_ssh_config_means_what_it_means_to_ssh(write: Write, tmp_path: Path):
+def test_ssh_config_means_what_it_means_to_ssh(write: Write, tmp_path: Path) -> None:
     path = write(CONFIG)
     settings = settings_for(host())
     told = subprocess.run(["ssh", "-F", path, "-G", "spark"], check=True, capture_output=True, text=True).stdout
@@ -68,21 +68,21 @@ def test_ssh_config_means_what_it_means_to_ssh(write: Write, tmp_path: Path):
     assert (settings.connect_timeout, settings.jump, settings.known_as) == (3.0, None, "[10.0.0.7]:2222")
 
 
-def test_hosts_toml_goes_before_ssh_config(write: Write, tmp_path: Path):
+def test_hosts_toml_goes_before_ssh_config(write: Write, tmp_path: Path) -> None:
     write(CONFIG)
     settings = settings_for(host(user="root", ssh_port=22, key="~/.ssh/own"))
     assert (settings.user, settings.port, settings.known_as) == ("root", 22, "10.0.0.7")
     assert settings.identities == (tmp_path / ".ssh/own",)
 
 
-def test_without_ssh_config_the_usual_keys_and_files_are_used(write: Write, tmp_path: Path):
+def test_without_ssh_config_the_usual_keys_and_files_are_used(write: Write, tmp_path: Path) -> None:
     settings = settings_for(host("10.0.0.9"))
     assert [path.name for path in settings.identities] == ["id_ed25519", "id_ecdsa", "id_rsa"]
     assert settings.known_hosts[0] == tmp_path / ".ssh/known_hosts"
     assert not settings.identities_only and settings.jump is None
 
 
-def test_included_files_stand_in_the_block_that_includes_them(write: Write, tmp_path: Path):
+def test_included_files_stand_in_the_block_that_includes_them(write: Write, tmp_path: Path) -> None:
     (tmp_path / ".ssh/conf.d").mkdir()
     (tmp_path / ".ssh/conf.d/one").write_text("User included\nHost other\n  User wrong\n")
     write("Host spark\n  Include conf.d/*\n  Port 2200\nHost *\n  User last\n")
@@ -91,13 +91,13 @@ def test_included_files_stand_in_the_block_that_includes_them(write: Write, tmp_
     assert settings_for(host("elsewhere")).user == "last"
 
 
-def test_an_include_in_a_circle_is_told(write: Write):
+def test_an_include_in_a_circle_is_told(write: Write) -> None:
     write("Include config\n")
     with pytest.raises(FleetError, match="leads in a circle"):
         settings_for(host())
 
 
-def test_a_jump_list_is_a_chain_of_hops(write: Write):
+def test_a_jump_list_is_a_chain_of_hops(write: Write) -> None:
     write("Host spark\n  ProxyJump me@first:2201,second\nHost second\n  User other\n  ProxyJump ignored\n")
     settings = settings_for(host())
     second = settings.jump
@@ -107,13 +107,13 @@ def test_a_jump_list_is_a_chain_of_hops(write: Write):
     assert second.jump.jump is None
 
 
-def test_a_gateway_that_a_wildcard_sends_through_itself_is_reached_directly(write: Write):
+def test_a_gateway_that_a_wildcard_sends_through_itself_is_reached_directly(write: Write) -> None:
     write("Host *\n  ProxyJump gate\n")
     settings = settings_for(host())
     assert settings.jump is not None and settings.jump.address == "gate" and settings.jump.jump is None
 
 
-def test_gateways_in_a_circle_are_told(write: Write):
+def test_gateways_in_a_circle_are_told(write: Write) -> None:
     write("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     with pytest.raises(FleetError, match="leads in a circle"):
         settings_for(host("a"))
@@ -122,13 +122,13 @@ def test_gateways_in_a_circle_are_told(write: Write):
 @pytest.mark.parametrize(
     "line", ["Port many", 'Host "unclosed', "ProxyJump me@gate:abc", 'Include "a', 'UserKnownHostsFile "a']
 )
-def test_a_file_that_cannot_be_understood_is_told(write: Write, line: str):
+def test_a_file_that_cannot_be_understood_is_told(write: Write, line: str) -> None:
     write(line)
     with pytest.raises(FleetError, match="ssh/config"):
         settings_for(host())
 
 
-def test_a_host_key_alias_is_the_name_in_known_hosts(write: Write):
+def test_a_host_key_alias_is_the_name_in_known_hosts(write: Write) -> None:
     write("Host spark\n  HostKeyAlias Spark-One\n  Port 99\n")
     assert settings_for(host()).known_as == "spark-one"
 
@@ -145,7 +145,7 @@ def configured(bed: Bed) -> Iterator[Path]:
     path.write_text(before)
 
 
-def test_a_host_behind_a_gateway_is_reached_through_it(bed: Bed, configured: Path):
+def test_a_host_behind_a_gateway_is_reached_through_it(bed: Bed, configured: Path) -> None:
     bed.need_links()
     spark, mac = bed.hosts["dgx-spark-1"], bed.hosts["mac-studio-1"]
     configured.write_text(f"Host {spark.address}\n  ProxyJump {mac.user}@{mac.address}\n  User {spark.user}\n")
@@ -158,7 +158,7 @@ def test_a_host_behind_a_gateway_is_reached_through_it(bed: Bed, configured: Pat
         machine.close()
 
 
-def test_the_key_of_a_gateway_is_checked_too(bed: Bed, configured: Path):
+def test_the_key_of_a_gateway_is_checked_too(bed: Bed, configured: Path) -> None:
     bed.need_links()
     spark, mac = bed.hosts["dgx-spark-1"], bed.hosts["mac-studio-1"]
     configured.write_text(
@@ -184,7 +184,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_the_agents_keys_are_used_and_identities_only_holds_them_back(
     bed: Bed, agent: None, tmp_path: Path, configured: Path
-):
+) -> None:
     held = tmp_path / "held"
     shutil.copy(bed.home / ".ssh/id_ed25519", held)
     subprocess.run(["ssh-add", "-q", held], check=True, capture_output=True)
@@ -200,7 +200,7 @@ def test_the_agents_keys_are_used_and_identities_only_holds_them_back(
         SSHMachine(bed.host("dgx-spark-1")).run(["true"])
 
 
-def test_a_key_with_a_passphrase_works_through_the_agent(bed: Bed, agent: None, tmp_path: Path):
+def test_a_key_with_a_passphrase_works_through_the_agent(bed: Bed, agent: None, tmp_path: Path) -> None:
     key = tmp_path / "key"
     shutil.copy(bed.home / ".ssh/id_ed25519", key)
     subprocess.run(["ssh-add", "-q", key], check=True, capture_output=True)
