@@ -44,7 +44,7 @@ from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import KEEP_SHARE, Expected, Result, Tickets
+from disagg.kv.tickets import KEEP_SHARE, Expected, KVOutcome, Tickets
 from disagg.servers.run import SWITCH_S
 
 CHUNK_TOKENS = 256
@@ -192,7 +192,7 @@ class Beside:
 def receive(parent: Connection) -> None:
     """Take what comes, into memory that is written over and over."""
     tickets = Tickets(max_kv_bytes=2 * KEEP_SHARE * LAYOUT.nbytes(BLOCK_TOKENS))
-    arrived: queue.Queue[Result] = queue.Queue()
+    arrived: queue.Queue[KVOutcome] = queue.Queue()
     with KVServer("127.0.0.1", 0, tickets) as server:
         while parent.recv() == "offer":
             expected = Expected("beside", LAYOUT, FINGERPRINT, token_hash([]), BLOCK_TOKENS)

@@ -33,6 +33,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+_MAX_CLIPPED_CHARS = 64
+
 
 class DisaggError(Exception):
     """The root. `message`: what failed and where, one line. `hint`: how to fix it, may be empty."""
@@ -190,3 +192,9 @@ class FleetError(DisaggError):
 
 class PortInUse(FleetError):
     """Another process already listens where a server should."""
+
+
+def clipped(value: object) -> str:
+    """Text from a peer for a message, at most 64 characters: an unauthenticated peer must not fill the log."""
+    text = str(value)
+    return text if len(text) <= _MAX_CLIPPED_CHARS else text[: _MAX_CLIPPED_CHARS - 1] + "…"

@@ -25,7 +25,7 @@ from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import KEEP_SHARE, Expected, Result, Tickets
+from disagg.kv.tickets import KEEP_SHARE, Expected, KVOutcome, Tickets
 
 FIRST_CHUNK_S = 0.5
 _LAYER = LayerLayout("full", kv_heads=memory.KV_HEADS, key_dim=memory.HEAD_DIM, value_dim=memory.HEAD_DIM)
@@ -64,7 +64,7 @@ class HandoffReceiver:
         # Twice the bytes of one transfer, of which a part may lie idle between the warm-up and the timed one.
         self._tickets = Tickets(max_kv_bytes=KEEP_SHARE * 2 * memory.nbytes_of(tokens), allocate=mlx_cache.allocate)
         self._server = KVServer("127.0.0.1", 0, self._tickets)
-        self._arrived: queue.Queue[Result] = queue.Queue()
+        self._arrived: queue.Queue[KVOutcome] = queue.Queue()
 
     def offer(self) -> tuple[int, str]:
         expected = Expected("benchmark", _LAYOUT, _FINGERPRINT, token_hash([]), self._tokens)

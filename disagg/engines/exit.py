@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 
-def leave(code: int) -> NoReturn:
+def exit_without_cleanup(code: int) -> NoReturn:
     """End this process at once with `code`; all that must be closed has been closed.
 
     Without the interpreter's own end: a stream's thread that mlx left behind then aborts the process now and again

@@ -14,7 +14,7 @@ from typing import Any
 
 from disagg.errors import Overloaded
 
-__all__ = ["Allocate", "Arena", "Arenas", "plain"]
+__all__ = ["Allocate", "Arena", "Arenas", "allocate_numpy"]
 
 CLASSES = 8  # sizes per doubling: a new arena is at most an eighth larger than what was asked for
 SLACK = 4  # a used one may be larger by one part in so many: the budget counts what was asked for
@@ -40,7 +40,7 @@ class Arena:
         return cls(memory, numpy.frombuffer(memory, numpy.uint8))
 
 
-def plain(nbytes: int) -> Buffer:
+def allocate_numpy(nbytes: int) -> Buffer:
     """Memory of no framework."""
     import numpy
 
@@ -56,7 +56,7 @@ class Arenas:
     """
 
     def __init__(
-        self, allocate: Allocate = plain, *, keep_bytes: int = 0, left: Callable[[], int] | None = None
+        self, allocate: Allocate = allocate_numpy, *, keep_bytes: int = 0, left: Callable[[], int] | None = None
     ) -> None:
         self._allocate = allocate
         self._keep_bytes = keep_bytes
@@ -70,7 +70,7 @@ class Arenas:
         with self._lock:
             return sum(arena.data.nbytes for arena in self._idle)
 
-    def take(self, nbytes: int) -> Arena:
+    def acquire(self, nbytes: int) -> Arena:
         """An arena of at least `nbytes`, what it holds being anything. Overloaded where there is no memory."""
         size = size_class(nbytes)
         with self._lock:
@@ -85,7 +85,7 @@ class Arenas:
         except MemoryError as error:
             raise Overloaded(f"no memory for {nbytes} bytes of KV: {error}") from error
 
-    def give_back(self, arena: Arena) -> None:
+    def release(self, arena: Arena) -> None:
         """Offer an arena that nobody reads any more to the next transfer; the oldest idle ones make room for it. One
         that is larger than all that may be kept goes by itself."""
         if arena.data.nbytes > self._keep_bytes:

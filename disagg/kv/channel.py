@@ -1,4 +1,4 @@
-"""A connected socket on which every read and write ends: done, or PeerLost after an idle timeout or a deadline."""
+"""A connected socket with an idle timeout and a deadline: every read and write completes or raises PeerLost."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from collections.abc import Callable, Sequence
 from disagg.errors import PeerLost
 
 IOV_MAX = 1024  # buffers per system call, on Linux and macOS
-PIECE_BYTES = 1 << 20  # per system call: still in the core's own cache when `seen` reads it; 1 << 18 was a fifth slower
+# Per system call. A piece this small is still in the core's cache when `on_piece` reads it; 1 << 18 was a fifth slower.
+PIECE_BYTES = 1 << 20
 DRAIN_BYTES = 1 << 20
 
-Seen = Callable[[memoryview], object]
+OnPiece = Callable[[memoryview], object]  # called with each piece right after it was sent or received
 
 
 class Channel:
-    """One connection, used by one thread; only `abort` may come from another.
+    """One connection, used by one thread; only `abort` may be called from another.
 
-    deadline: on time.monotonic(), for everything. idle_s: the longest wait for any single sign of progress.
-    Both may be changed between calls. Every failure is PeerLost and names the peer.
+    deadline: on time.monotonic(), for all calls. idle_s: the longest wait without any progress.
+    Both may be changed between calls. Every failure is a PeerLost that names the peer.
     """
 
     def __init__(self, sock: socket.socket, peer: str, *, deadline: float, idle_s: float) -> None:
@@ -42,43 +43,45 @@ class Channel:
         self.read_into([memoryview(raw)])
         return bytes(raw)
 
-    def read_into(self, views: Sequence[memoryview], seen: Seen | None = None) -> None:
-        """Fill every view, in order. `seen` is given each piece right after it arrived, while it is in the cache."""
+    def read_into(self, views: Sequence[memoryview], on_piece: OnPiece | None = None) -> None:
+        """Fill every view, in order."""
         todo = [view for view in views if len(view)]
         first = 0
         while first < len(todo):
-            first = _advance(todo, first, self._receive(_batch(todo, first)), seen)
+            first = _advance(todo, first, self._receive(_batch(todo, first)), on_piece)
 
-    def write(self, views: Sequence[memoryview], seen: Seen | None = None, *, heed_peer: bool = False) -> bool:
-        """Send every view, in order; `seen` is given each piece right after it was sent.
+    def write(
+        self, views: Sequence[memoryview], on_piece: OnPiece | None = None, *, stop_on_reply: bool = False
+    ) -> bool:
+        """Send every view, in order; returns True.
 
-        heed_peer: where sending has to wait and the peer has said something instead, stop and return False.
+        stop_on_reply: if the socket is not writable but the peer has sent something, stop and return False.
         """
         todo = [view for view in views if len(view)]
         first = 0
         while first < len(todo):
-            if heed_peer and self._aborted:
+            if stop_on_reply and self._aborted:
                 raise self._ended_here()
             try:
                 count = self._sock.sendmsg(_batch(todo, first))
             except BlockingIOError:
-                if self._wait(select.POLLOUT | (select.POLLIN if heed_peer else 0)) & select.POLLIN:
+                if self._wait(select.POLLOUT | (select.POLLIN if stop_on_reply else 0)) & select.POLLIN:
                     return False
             except OSError as error:
                 raise self._lost(error) from error
             else:
-                first = _advance(todo, first, count, seen)
+                first = _advance(todo, first, count, on_piece)
         return True
 
     def readable(self) -> bool:
-        """True when a read would return at once: bytes, the peer's end, or an error."""
+        """True if a read would return at once: with bytes, the end of the stream, or an error."""
         self._poll.modify(self._sock, select.POLLIN)
         return bool(self._poll.poll(0))
 
     def abort(self) -> None:
-        """Make the owning thread's read or heeding write fail at once; it can still send a last reply.
+        """Make the owning thread's read, or write with `stop_on_reply`, fail at once; it can still send a reply.
 
-        From any thread, at any time.
+        May be called from any thread, at any time.
         """
         self._aborted = True
         with self._closing:
@@ -86,12 +89,12 @@ class Channel:
                 _shutdown(self._sock, socket.SHUT_RD)  # wakes a thread that waits in poll
 
     def close(self) -> None:
-        """Close at once; what the peer has not read yet may be lost."""
+        """Close at once; bytes that the peer has not read yet may be lost."""
         with self._closing:
             self._sock.close()
 
     def close_gently(self, linger_s: float) -> None:
-        """Close so that the peer can still read the last reply: drain what it sends, for at most `linger_s`.
+        """Close so that the peer can still read the last reply: discard what it sends, for at most `linger_s`.
 
         Closing a socket with unread bytes resets the connection, and a reset may overtake the reply.
         """
@@ -101,7 +104,7 @@ class Channel:
         try:
             while time.monotonic() < self.deadline:
                 self._receive(waste)
-        except PeerLost:  # its end, which is what was waited for, or a silence that is not worth more time
+        except PeerLost:  # the end of its stream, as intended, or a timeout
             pass
         finally:
             self.close()
@@ -150,7 +153,7 @@ def _batch(todo: list[memoryview], first: int) -> list[memoryview]:
     return batch
 
 
-def _advance(todo: list[memoryview], first: int, count: int, seen: Seen | None) -> int:
+def _advance(todo: list[memoryview], first: int, count: int, on_piece: OnPiece | None) -> int:
     """Account for `count` bytes moved from todo[first] on; returns the first view that is not done."""
     while count:
         view = todo[first]
@@ -160,11 +163,11 @@ def _advance(todo: list[memoryview], first: int, count: int, seen: Seen | None) 
         else:
             first += 1
         count -= len(view)
-        if seen is not None:
-            seen(view)
+        if on_piece is not None:
+            on_piece(view)
     return first
 
 
 def _shutdown(sock: socket.socket, how: int) -> None:
-    with contextlib.suppress(OSError):  # the peer was quicker: the connection is already gone, as wished
+    with contextlib.suppress(OSError):  # the peer has already closed the connection
         sock.shutdown(how)

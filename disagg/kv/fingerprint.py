@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from disagg.errors import FingerprintMismatch, ProtocolError
-from disagg.kv.quote import clipped
+from disagg.errors import FingerprintMismatch, ProtocolError, clipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from disagg.errors import DisaggError, ProtocolError
+from disagg.errors import DisaggError, ProtocolError, clipped
 from disagg.kv.blocks import Block, StateBlock
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
-from disagg.kv.quote import clipped
 from disagg.kv.wire import AS_IS, WIRE_FORMS, WireForm, plane_bytes
 
 MAGIC = b"DISAGG"

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from disagg.errors import LayoutMismatch, ProtocolError
-from disagg.kv.quote import clipped
+from disagg.errors import LayoutMismatch, ProtocolError, clipped
 from disagg.kv.wire import AS_IS, WireForm, plane_bytes
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

@@ -21,8 +21,7 @@ from disagg.kv import frames
 from disagg.kv.arena import Arenas
 from disagg.kv.assemble import Assembly
 from disagg.kv.channel import Channel
-from disagg.kv.placement import Placement
-from disagg.kv.received import ReceivedKV, ReceiveTiming
+from disagg.kv.received import Placement, ReceivedKV, ReceiveTiming
 from disagg.kv.tickets import Slot, Tickets
 from disagg.kv.wire import WireForm
 
@@ -194,7 +193,7 @@ def _receive(channel: Channel, slot: Slot, wire: WireForm, arenas: Arenas, limit
     channel.deadline, channel.idle_s = slot.deadline, limits.idle_s
     channel.write([memoryview(frames.encode_ok())])
     # After the answer: the prefill host computes its first chunk while fresh memory is made.
-    arena = arenas.take(Placement.of(expected.layout, expected.tokens, expected.start, wire).nbytes)
+    arena = arenas.acquire(Placement.of(expected.layout, expected.tokens, expected.start, wire).nbytes)
     assembly = Assembly(expected.layout, expected.tokens, expected.start, arena, wire)
     digest = frames.new_digest()
     first_byte = 0.0
@@ -211,7 +210,7 @@ def _receive(channel: Channel, slot: Slot, wire: WireForm, arenas: Arenas, limit
     last_byte = time.monotonic()
     kv = assembly.finish(totals, digest.digest())
     kv.timing = ReceiveTiming(claimed, first_byte, last_byte, time.monotonic())
-    kv.give_back = arenas.give_back
+    kv.return_arena = arenas.release
     return kv
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from disagg.kv.arena import Arena, Buffer
 from disagg.kv.layout import Layout
-from disagg.kv.placement import Placement
-from disagg.kv.wire import AS_IS, WireForm
+from disagg.kv.wire import AS_IS, WireForm, plane_bytes
+
+ALIGNMENT = 256  # of each tensor, in bytes: more than the vector loads of CPUs and GPUs need
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class ReceivedKV:
 
     wire: the form in which it came, and in which it lies there.
     arena: the memory it lies in, where `placement` says; None once it was released.
-    give_back: takes an arena that nobody reads any more.
+    return_arena: takes an arena that nobody reads any more.
     on_release: gives the bytes back to the receiver's budget.
     """
 
@@ -37,7 +38,7 @@ class ReceivedKV:
     start: int = 0
     wire: WireForm = AS_IS
     timing: ReceiveTiming = field(default_factory=ReceiveTiming)
-    give_back: Callable[[Arena], None] | None = None
+    return_arena: Callable[[Arena], None] | None = None
     on_release: Callable[[], None] | None = None
     placement: Placement = field(init=False)
 
@@ -71,10 +72,42 @@ class ReceivedKV:
         reuse: nobody reads the memory any more, so the next transfer may have it; else it goes with its last user.
         """
         arena, self.arena = self.arena, None
-        if arena is not None and reuse and self.give_back is not None:
-            self.give_back(arena)
+        if arena is not None and reuse and self.return_arena is not None:
+            self.return_arena(arena)
         if self.on_release is not None:
             self.on_release()
 
     def _views(self, places: tuple[slice, ...]) -> list[Buffer]:
         return [self.arena.data[place] for place in places] if self.arena is not None else []
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Byte ranges of an arena, per layer: of each plane of the keys and of the values, of each state tensor."""
+
+    keys: tuple[tuple[slice, ...], ...]
+    values: tuple[tuple[slice, ...], ...]
+    states: tuple[tuple[slice, ...], ...]
+    nbytes: int  # of the whole arena, gaps included
+
+    @classmethod
+    def of(cls, layout: Layout, tokens: int, start: int = 0, wire: WireForm = AS_IS) -> Placement:
+        """For the KV of tokens [start, tokens); all ranges are empty if there are no tokens."""
+        end = 0
+
+        def take(nbytes: int) -> slice:
+            nonlocal end
+            begin = -(-end // ALIGNMENT) * ALIGNMENT
+            end = begin + nbytes
+            return slice(begin, end)
+
+        keys: list[tuple[slice, ...]] = []
+        values: list[tuple[slice, ...]] = []
+        states: list[tuple[slice, ...]] = []
+        for layer in layout.layers:
+            rows = layer.kv_heads * len(layer.rows(tokens, start))
+            for places, dim in ((keys, layer.key_dim), (values, layer.value_dim)):
+                places.append(tuple(take(rows * size) for size in plane_bytes(dim, layout.itemsize, wire)))
+            shipped = layer.states if tokens > start else ()
+            states.append(tuple(take(state.nbytes) for state in shipped))
+        return cls(tuple(keys), tuple(values), tuple(states), end)

@@ -15,7 +15,7 @@ from typing import Any, Self
 from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, ProtocolError
 from disagg.kv import frames
 from disagg.kv.blocks import Block
-from disagg.kv.channel import Channel, Seen
+from disagg.kv.channel import Channel, OnPiece
 
 SEND_BUFFER_BYTES = 4 << 20
 LISTEN_S = 0.2  # how often a sender with nothing to send looks whether either side has given up
@@ -207,9 +207,9 @@ class Transfer:
         _read_reply(self._channel)
         return TransferResult(time.monotonic(), tuple(self._spans), self._backlog)
 
-    def _write(self, views: list[memoryview], seen: Seen | None = None) -> None:
+    def _write(self, views: list[memoryview], on_piece: OnPiece | None = None) -> None:
         try:
-            written = self._channel.write(views, seen, heed_peer=True)
+            written = self._channel.write(views, on_piece, stop_on_reply=True)
         except PeerLost as lost:
             raise self._last_words(lost) from lost
         if not written:
@@ -268,7 +268,7 @@ def _connect(host: str, port: int, deadline: float, limits: SendLimits) -> Chann
 
 def _converse_header(channel: Channel, header: frames.Header) -> None:
     try:
-        channel.write([memoryview(frames.encode_header(header))], heed_peer=True)
+        channel.write([memoryview(frames.encode_header(header))], stop_on_reply=True)
     except PeerLost:
         if not channel.readable():
             raise

@@ -1,7 +1,7 @@
-"""Who may deliver a KV cache, how much KV may be held, and where: one-time tickets, the byte budget, the memory.
+"""One-time tickets for KV transfers, and the byte budget of received KV.
 
-A slot goes issued -> claimed -> done, or from either of the first two to failed. Whoever takes the last step, be it
-the transfer, its deadline or a revocation, delivers the result; nobody else can after that.
+A slot goes issued -> claimed -> done, or from either of the first two to failed. The transfer, its deadline and a
+revocation compete for the last step; the first one delivers the outcome, the others have no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
-from disagg.kv.arena import Allocate, Arenas, plain
+from disagg.kv.arena import Allocate, Arenas, allocate_numpy
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.frames import Header
 from disagg.kv.layout import Layout
@@ -36,14 +36,14 @@ KEEP_SHARE = 4
 
 log = logging.getLogger(__name__)
 
-Result = ReceivedKV | DisaggError
-OnResult = Callable[[Result], None]
+KVOutcome = ReceivedKV | DisaggError
+OnOutcome = Callable[[KVOutcome], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The one transfer that a ticket is good for: the KV of tokens [start, tokens) of this prompt on this model, in one
-    of the forms `wires`."""
+    """The one transfer that a ticket allows: the KV of tokens [start, tokens) of this prompt on this model, in one of
+    the forms `wires`."""
 
     request_id: str
     layout: Layout
@@ -54,7 +54,7 @@ class Expected:
     wires: tuple[WireForm, ...] = (AS_IS,)
 
     def require(self, header: Header) -> None:
-        """Raise the error that names the first thing in which the header differs."""
+        """Raise an error that names the first field in which the header differs."""
         self.layout.require_same(header.layout, mine="decode", theirs="prefill")
         if header.wire not in self.wires:
             raise LayoutMismatch(
@@ -78,26 +78,26 @@ class Expected:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One issued ticket. Changed by `Tickets` alone."""
+    """One issued ticket. Only `Tickets` changes it."""
 
     ticket: str
     expected: Expected
     deadline: float  # time.monotonic()
-    on_result: OnResult
+    on_outcome: OnOutcome
     state: Literal["issued", "claimed", "done", "failed"] = "issued"
-    abort: Callable[[], None] | None = None  # ends the connection that claimed it
-    failure: DisaggError | None = None  # what was delivered, in state failed
+    abort: Callable[[], None] | None = None  # ends the connection that claimed the ticket
+    failure: DisaggError | None = None  # the outcome, in state failed
 
 
 class Tickets:
     """All outstanding tickets of one receiver and the KV bytes it holds. Safe to use from any thread.
 
-    max_kv_bytes: bound on the KV that arrives or has arrived and is not released. max_outstanding: bound on tickets.
-    allocate: makes the memory that KV is received into. One part in KEEP_SHARE of max_kv_bytes may lie idle for later
-    transfers, while that much of it is free.
+    max_kv_bytes: bound on the KV that is arriving or has arrived and is not released. max_outstanding: bound on
+    tickets. allocate: returns memory to receive KV into. Of max_kv_bytes, one part in KEEP_SHARE may be kept idle for
+    later transfers while it is not reserved.
     """
 
-    def __init__(self, *, max_kv_bytes: int, max_outstanding: int = 1024, allocate: Allocate = plain) -> None:
+    def __init__(self, *, max_kv_bytes: int, max_outstanding: int = 1024, allocate: Allocate = allocate_numpy) -> None:
         self.budget = Budget(max_kv_bytes)
         self.arenas = Arenas(allocate, keep_bytes=max_kv_bytes // KEEP_SHARE, left=lambda: self.budget.left)
         self._max_outstanding = max_outstanding
@@ -106,20 +106,20 @@ class Tickets:
 
     @property
     def held_bytes(self) -> int:
-        """KV bytes allocated for transfers and not yet released by the owner."""
+        """Bytes of KV reserved by transfers and not yet released."""
         return self.budget.held_bytes
 
     @property
     def outstanding(self) -> int:
-        """Tickets issued or claimed whose result is not delivered yet."""
+        """Tickets issued or claimed whose outcome is not delivered yet."""
         return len(self._slots)
 
-    def issue(self, expected: Expected, on_result: OnResult, *, deadline: float) -> Slot:
-        """A new ticket, good until `deadline` (time.monotonic()) for the whole transfer. Overloaded at the bound.
+    def issue(self, expected: Expected, on_outcome: OnOutcome, *, deadline: float) -> Slot:
+        """A new ticket, valid until `deadline` (time.monotonic()) for the whole transfer. Overloaded at the bound.
 
-        on_result is called exactly once, on any thread, with the KV or with the error; it must neither block nor raise.
+        on_outcome is called exactly once, on any thread, with the KV or the error; it must neither block nor raise.
         """
-        slot = Slot(secrets.token_urlsafe(TICKET_BYTES), expected, deadline, on_result)
+        slot = Slot(secrets.token_urlsafe(TICKET_BYTES), expected, deadline, on_outcome)
         with self._lock:
             if len(self._slots) >= self._max_outstanding:
                 raise Overloaded(f"{len(self._slots)} KV transfers are already awaited", "try again shortly")
@@ -127,7 +127,8 @@ class Tickets:
         return slot
 
     def claim(self, ticket: str, abort: Callable[[], None]) -> Slot:
-        """Use a ticket up. `abort` will be called where the slot ends before its transfer does."""
+        """Use a ticket up. `abort` is called if the slot ends before its transfer does. TicketRefused if the ticket is
+        unknown, used or expired."""
         with self._lock:
             slot = self._find(ticket)
             if slot is None or slot.state != "issued" or time.monotonic() >= slot.deadline:
@@ -137,26 +138,26 @@ class Tickets:
             slot.state, slot.abort = "claimed", abort
         return slot
 
-    def settle(self, slot: Slot, result: Result) -> bool:
-        """Deliver the slot's result. False where one was delivered before: `result` is then still the caller's."""
+    def settle(self, slot: Slot, outcome: KVOutcome) -> bool:
+        """Deliver the slot's outcome. False if one was delivered before; the caller then still owns `outcome`."""
         with self._lock:
             if self._slots.pop(slot.ticket, None) is None:
                 return False
-            slot.failure = result if isinstance(result, DisaggError) else None
+            slot.failure = outcome if isinstance(outcome, DisaggError) else None
             slot.state = "failed" if slot.failure else "done"
         try:
-            slot.on_result(result)
-        except Exception:  # one owner's defect must not stop the thread that serves all others
-            log.exception("the owner of request %s failed to take its KV", slot.expected.request_id)
-            if isinstance(result, ReceivedKV):
-                result.release()
+            slot.on_outcome(outcome)
+        except Exception:  # a defect in one callback must not stop the thread that serves all requests
+            log.exception("request %s: the callback for its KV failed", slot.expected.request_id)
+            if isinstance(outcome, ReceivedKV):
+                outcome.release()
         return True
 
     def revoke(self, ticket: str) -> bool:
-        """End a ticket at any stage with Cancelled; a transfer under way is cut off. False where it had ended."""
+        """End a ticket at any stage with Cancelled; a transfer under way is aborted. False if it had ended."""
         with self._lock:
             slot = self._slots.get(ticket)
-        return slot is not None and self._cut(slot, Cancelled("the KV transfer was cancelled by its receiver"))
+        return slot is not None and self._abort(slot, Cancelled("the KV transfer was cancelled by its receiver"))
 
     def revoke_all(self) -> None:
         """Revoke every ticket: for shutdown."""
@@ -164,23 +165,23 @@ class Tickets:
             self.revoke(ticket)
 
     def expire(self) -> None:
-        """End every slot whose deadline has passed. The receiver calls this several times a second."""
+        """Fail every slot whose deadline has passed. The receiver calls this several times a second."""
         now = time.monotonic()
         with self._lock:
             late = [slot for slot in self._slots.values() if now >= slot.deadline]
         for slot in late:
             request = slot.expected.request_id
-            self._cut(slot, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
+            self._abort(slot, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
 
     def _find(self, ticket: str) -> Slot | None:
-        """Compares with every ticket in constant time each: how long it takes tells nothing about any of them."""
-        given, found = ticket.encode(), None
-        for known, slot in self._slots.items():
-            if secrets.compare_digest(known.encode(), given):
-                found = slot
-        return found
+        """Compares with every ticket in constant time, so that the time taken reveals nothing about any of them."""
+        given, match = ticket.encode(), None
+        for issued, slot in self._slots.items():
+            if secrets.compare_digest(issued.encode(), given):
+                match = slot
+        return match
 
-    def _cut(self, slot: Slot, error: DisaggError) -> bool:
+    def _abort(self, slot: Slot, error: DisaggError) -> bool:
         settled = self.settle(slot, error)
         if settled and slot.abort is not None:
             slot.abort()
@@ -188,7 +189,7 @@ class Tickets:
 
 
 class Budget:
-    """A bounded number of bytes, lent out in reservations."""
+    """A bounded number of bytes, handed out in reservations."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -201,11 +202,11 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """Bytes that nobody has reserved."""
+        """Bytes that are not reserved."""
         return self.limit - self._held
 
     def reserve(self, nbytes: int) -> Callable[[], None]:
-        """Take `nbytes`; returns what gives them back, once. Overloaded where they do not fit."""
+        """Reserve `nbytes`; returns a function that releases them, once. Overloaded if they do not fit."""
         with self._lock:
             if self._held + nbytes > self.limit:
                 raise Overloaded(
@@ -213,10 +214,10 @@ class Budget:
                     "try again shortly, or raise the decode host's KV budget",
                 )
             self._held += nbytes
-        owed = [nbytes]
+        unreleased = [nbytes]
 
         def release() -> None:
             with self._lock:
-                self._held -= owed.pop() if owed else 0
+                self._held -= unreleased.pop() if unreleased else 0
 
         return release

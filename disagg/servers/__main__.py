@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from disagg.config import Fleet, Host, load
-from disagg.engines.exit import leave
+from disagg.engines.exit import exit_without_cleanup
 from disagg.errors import ConfigError, DisaggError
 from disagg.servers import logs
 
@@ -53,4 +53,4 @@ def _limit_threads(host: Host) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_without_cleanup(main())

@@ -22,7 +22,7 @@ from disagg.errors import HandoffError, Overloaded
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
-from disagg.kv.tickets import Expected, Result, Tickets
+from disagg.kv.tickets import Expected, KVOutcome, Tickets
 from disagg.kv.wire import WIRE_FORMS
 from disagg.servers import logs
 from disagg.servers.admission import Admission
@@ -143,7 +143,7 @@ class DecodeService(Service):
             wires=WIRE_FORMS,
         )
 
-        def settle(result: Result) -> None:
+        def settle(result: KVOutcome) -> None:
             loop.call_soon_threadsafe(_settle, arrival, result)
 
         slot = self._tickets.issue(expected, settle, deadline=job.deadline)
@@ -193,7 +193,7 @@ class DecodeService(Service):
         job.held.callback(self._tickets.budget.reserve(max(0, whole - reserved)))
 
 
-def _settle(arrival: asyncio.Future[ReceivedKV], result: Result) -> None:
+def _settle(arrival: asyncio.Future[ReceivedKV], result: KVOutcome) -> None:
     """On the event loop: hand the transfer's result to whoever still waits for it."""
     if arrival.done():
         if isinstance(result, ReceivedKV):

@@ -19,7 +19,7 @@ import numpy
 
 from disagg.config import DType, EngineOptions
 from disagg.engines.base import Sampling
-from disagg.engines.exit import leave
+from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model import checkpoint
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
@@ -188,4 +188,4 @@ def _print(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_without_cleanup(main())

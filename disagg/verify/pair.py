@@ -20,7 +20,7 @@ from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import Expected, Result, Tickets
+from disagg.kv.tickets import Expected, KVOutcome, Tickets
 
 PATIENCE_S = 3600.0
 SAMPLE_MODULES = ("argparse", "tarfile", "typing", "subprocess", "inspect", "turtle", "pydoc", "zipfile", "decimal")
@@ -86,7 +86,7 @@ class Pair:
 
     def hand_over(self, prompt: Sequence[int], chunk: int | None) -> ReceivedKV:
         """The KV of prompt[:-1], computed by the prefill engine and received over TCP."""
-        arrived: queue.Queue[Result] = queue.Queue()
+        arrived: queue.Queue[KVOutcome] = queue.Queue()
         info, n = self.prefill.info, len(prompt) - 1
         deadline = time.monotonic() + PATIENCE_S
         expected = Expected("verify", info.layout, info.fingerprint, token_hash(prompt), n)

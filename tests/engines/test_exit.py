@@ -5,10 +5,10 @@ import sys
 
 PROGRAM = """
 import threading, time
-from disagg.engines.exit import leave
+from disagg.engines.exit import exit_without_cleanup
 threading.Thread(target=time.sleep, args=(3600,)).start()
 print("said")
-leave(7)
+exit_without_cleanup(7)
 """
 
 

@@ -3,58 +3,58 @@ import threading
 import pytest
 
 from disagg.errors import Overloaded
-from disagg.kv.arena import Arena, Arenas, plain, size_class
+from disagg.kv.arena import Arena, Arenas, allocate_numpy, size_class
 
 KEEP = 1 << 20
 
 
 def test_a_transfer_gets_the_memory_that_another_gave_back() -> None:
     arenas = Arenas(keep_bytes=KEEP)
-    first = arenas.take(1000)
-    arenas.give_back(first)
+    first = arenas.acquire(1000)
+    arenas.release(first)
 
     assert arenas.idle_bytes == first.data.nbytes
-    assert arenas.take(990) is first
+    assert arenas.acquire(990) is first
     assert arenas.idle_bytes == 0
 
 
 def test_memory_in_use_is_never_given_out_twice() -> None:
     arenas = Arenas(keep_bytes=KEEP)
-    assert arenas.take(1000) is not arenas.take(1000)
+    assert arenas.acquire(1000) is not arenas.acquire(1000)
 
 
 def test_of_several_the_smallest_that_fits_is_taken() -> None:
     arenas = Arenas(keep_bytes=KEEP)
-    large, small = arenas.take(2000), arenas.take(1200)
-    arenas.give_back(large)
-    arenas.give_back(small)
+    large, small = arenas.acquire(2000), arenas.acquire(1200)
+    arenas.release(large)
+    arenas.release(small)
 
-    assert arenas.take(1100) is small
+    assert arenas.acquire(1100) is small
 
 
 def test_a_small_transfer_does_not_sit_in_a_large_arena() -> None:
     arenas = Arenas(keep_bytes=KEEP)
-    large = arenas.take(100_000)
-    arenas.give_back(large)
+    large = arenas.acquire(100_000)
+    arenas.release(large)
 
-    assert arenas.take(1000) is not large
+    assert arenas.acquire(1000) is not large
 
 
 @pytest.mark.parametrize("idle", range(1000, 3000, 100))
 def test_no_transfer_holds_much_more_memory_than_the_budget_counts_for_it(idle: int) -> None:
     arenas = Arenas(keep_bytes=KEEP)
-    arenas.give_back(arenas.take(idle))
+    arenas.release(arenas.acquire(idle))
 
-    assert 1000 <= arenas.take(1000).data.nbytes <= 1410
+    assert 1000 <= arenas.acquire(1000).data.nbytes <= 1410
 
 
 def test_an_arena_too_large_to_be_kept_does_not_drive_out_the_others() -> None:
     arenas = Arenas(keep_bytes=2048)
-    small, large = arenas.take(1024), arenas.take(4096)
-    arenas.give_back(small)
-    arenas.give_back(large)
+    small, large = arenas.acquire(1024), arenas.acquire(4096)
+    arenas.release(small)
+    arenas.release(large)
 
-    assert arenas.take(1024) is small
+    assert arenas.acquire(1024) is small
 
 
 def test_what_lies_idle_is_let_go_before_a_transfer_is_refused() -> None:
@@ -73,32 +73,32 @@ def test_what_lies_idle_is_let_go_before_a_transfer_is_refused() -> None:
         return Memory(nbytes)
 
     arenas = Arenas(allocate, keep_bytes=KEEP)
-    arenas.give_back(arenas.take(2000))
-    large = arenas.take(4000)
+    arenas.release(arenas.acquire(2000))
+    large = arenas.acquire(4000)
     assert large.data.nbytes >= 4000
     with pytest.raises(Overloaded):
-        arenas.take(4000)
+        arenas.acquire(4000)
 
 
 def test_idle_memory_is_bounded_and_the_oldest_goes_first() -> None:
     arenas = Arenas(keep_bytes=2048)
-    first, second, third = (arenas.take(1024) for _ in range(3))
+    first, second, third = (arenas.acquire(1024) for _ in range(3))
     for arena in (first, second, third):
-        arenas.give_back(arena)
+        arenas.release(arena)
 
     assert arenas.idle_bytes == 2048
-    assert {id(arenas.take(1024)), id(arenas.take(1024))} == {id(second), id(third)}
+    assert {id(arenas.acquire(1024)), id(arenas.acquire(1024))} == {id(second), id(third)}
 
 
 def test_without_keeping_nothing_lies_idle() -> None:
     arenas = Arenas()
-    arenas.give_back(arenas.take(10))
+    arenas.release(arenas.acquire(10))
     assert arenas.idle_bytes == 0
 
 
 def test_memory_that_is_not_there_is_overloaded_not_a_crash() -> None:
     with pytest.raises(Overloaded, match="no memory for"):
-        Arenas().take(1 << 59)
+        Arenas().acquire(1 << 59)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 8, 9, 1000, 1024, 1025, 805_306_368, 805_306_369])
@@ -107,7 +107,7 @@ def test_a_size_class_holds_what_is_asked_for_and_at_most_an_eighth_more(nbytes:
 
 
 def test_an_arena_shows_the_memory_itself() -> None:
-    memory = plain(16)
+    memory = allocate_numpy(16)
     Arena.over(memory).data[:] = 7
     assert memory.tolist() == [7] * 16
 
@@ -118,11 +118,11 @@ def test_many_threads_never_share_an_arena() -> None:
 
     def work(name: int) -> None:
         for _ in range(200):
-            arena = arenas.take(512)
+            arena = arenas.acquire(512)
             arena.data[:] = name
             if set(arena.data.tolist()) != {name}:
                 clashes.append(name)
-            arenas.give_back(arena)
+            arenas.release(arena)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
     for thread in threads:

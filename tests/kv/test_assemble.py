@@ -6,8 +6,7 @@ from disagg.errors import IntegrityError, ProtocolError
 from disagg.kv.arena import Arenas
 from disagg.kv.assemble import Assembly
 from disagg.kv.frames import Frame, Kind, Totals
-from disagg.kv.placement import Placement
-from disagg.kv.received import ReceivedKV
+from disagg.kv.received import Placement, ReceivedKV
 from disagg.kv.wire import INT8
 from tests.kv.kv_parts import Cache, Parts, groups_layout, mixed_layout, parts_of
 
@@ -16,7 +15,7 @@ DIGEST = bytes(16)
 
 
 def build(parts: Parts, cache: Cache = CACHE, totals: Totals | None = None) -> ReceivedKV:
-    arena = Arenas().take(Placement.of(cache.layout, cache.tokens, cache.start, cache.wire).nbytes)
+    arena = Arenas().acquire(Placement.of(cache.layout, cache.tokens, cache.start, cache.wire).nbytes)
     assembly = Assembly(cache.layout, cache.tokens, cache.start, arena, cache.wire)
     for frame, payload in parts:
         rest = memoryview(payload)

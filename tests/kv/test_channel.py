@@ -82,7 +82,7 @@ def test_a_closed_peer_is_lost(pair: tuple[Channel, socket.socket]) -> None:
 def test_a_heeding_write_yields_to_a_peer_that_speaks(pair: tuple[Channel, socket.socket]) -> None:
     channel, peer = pair
     peer.sendall(b"stop")
-    assert channel.write([memoryview(bytes(1 << 24))], heed_peer=True) is False
+    assert channel.write([memoryview(bytes(1 << 24))], stop_on_reply=True) is False
     assert channel.read(4) == b"stop"
 
 
@@ -93,7 +93,7 @@ def test_abort_from_another_thread_wakes_the_owner(pair: tuple[Channel, socket.s
 
     def work() -> None:
         try:
-            channel.write([memoryview(bytes(1 << 24))], heed_peer=True) if writing else channel.read(1)
+            channel.write([memoryview(bytes(1 << 24))], stop_on_reply=True) if writing else channel.read(1)
         except PeerLost as error:
             failures.append(error)
 

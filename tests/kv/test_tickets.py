@@ -16,14 +16,14 @@ from disagg.errors import (
     TicketRefused,
 )
 from disagg.kv.received import ReceivedKV
-from disagg.kv.tickets import Budget, Result, Slot, Tickets
+from disagg.kv.tickets import Budget, KVOutcome, Slot, Tickets
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, expected, header_for, mixed_layout
 
 EXPECTED = expected(Cache.random(mixed_layout(), 5))
 
 
-def issue(tickets: Tickets, lasts_s: float = PATIENCE_S) -> tuple[Slot, list[Result]]:
-    results: list[Result] = []
+def issue(tickets: Tickets, lasts_s: float = PATIENCE_S) -> tuple[Slot, list[KVOutcome]]:
+    results: list[KVOutcome] = []
     return tickets.issue(EXPECTED, results.append, deadline=time.monotonic() + lasts_s), results
 
 
@@ -107,7 +107,7 @@ def test_one_result_is_delivered_however_many_compete() -> None:
 def test_an_owner_that_fails_does_not_harm_the_receiver(caplog: pytest.LogCaptureFixture) -> None:
     tickets = Tickets(max_kv_bytes=0)
 
-    def broken(_: Result) -> None:
+    def broken(_: KVOutcome) -> None:
         raise RuntimeError("owner's defect")
 
     slot = tickets.issue(EXPECTED, broken, deadline=0)
@@ -117,7 +117,7 @@ def test_an_owner_that_fails_does_not_harm_the_receiver(caplog: pytest.LogCaptur
 
 
 def test_kv_that_its_owner_failed_to_take_is_released() -> None:
-    def broken(_: Result) -> None:
+    def broken(_: KVOutcome) -> None:
         raise RuntimeError("owner's defect")
 
     tickets = Tickets(max_kv_bytes=10)
@@ -159,15 +159,15 @@ def test_a_transfer_for_something_else_is_refused_by_name(
 
 def test_idle_memory_lies_within_the_budget_not_on_top_of_it() -> None:
     tickets = Tickets(max_kv_bytes=4096)
-    first, second = tickets.arenas.take(512), tickets.arenas.take(512)
-    tickets.arenas.give_back(first)
-    tickets.arenas.give_back(second)
+    first, second = tickets.arenas.acquire(512), tickets.arenas.acquire(512)
+    tickets.arenas.release(first)
+    tickets.arenas.release(second)
     assert tickets.arenas.idle_bytes == 1024
 
     tickets.budget.reserve(3500)
-    tickets.arenas.take(3500)
+    tickets.arenas.acquire(3500)
     assert tickets.arenas.idle_bytes == 512
 
     tickets.budget.reserve(596)
-    tickets.arenas.give_back(first)
+    tickets.arenas.release(first)
     assert tickets.arenas.idle_bytes == 0

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from disagg.engines.exit import leave
+from disagg.engines.exit import exit_without_cleanup
 from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
@@ -109,4 +109,4 @@ def _print(**words: Any) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_without_cleanup(main())

@@ -12,7 +12,7 @@ import numpy
 from disagg.bench.handoff.door import admit, knock
 from disagg.bench.handoff.way import PATIENCE_S, Shape
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
-from disagg.kv.placement import Placement
+from disagg.kv.received import Placement
 
 _CALL_BYTES = 1 << 20
 

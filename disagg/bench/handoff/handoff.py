@@ -16,7 +16,7 @@ from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import KEEP_SHARE, Expected, Result, Tickets
+from disagg.kv.tickets import KEEP_SHARE, Expected, KVOutcome, Tickets
 
 _FINGERPRINT = Fingerprint("rehearsal", 1, "none", "none", "none", "none")
 _REQUEST = "rehearsal"
@@ -53,7 +53,7 @@ class HandoffReceiver:
         # The memory of one transfer lies idle for the next, as it does on a decode host.
         self._tickets = Tickets(max_kv_bytes=2 * KEEP_SHARE * shape.nbytes, allocate=mlx_cache.allocate)
         self._server = KVServer(host, 0, self._tickets)
-        self._arrived: queue.Queue[Result] = queue.Queue()
+        self._arrived: queue.Queue[KVOutcome] = queue.Queue()
 
     def offer(self) -> dict[str, Any]:
         expected = Expected(_REQUEST, self._shape.layout, _FINGERPRINT, token_hash([]), self._shape.tokens)

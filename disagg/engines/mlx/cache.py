@@ -16,8 +16,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prom
 
 from disagg.errors import LayoutMismatch
 from disagg.kv.layout import LayerLayout
-from disagg.kv.placement import ALIGNMENT
-from disagg.kv.received import ReceivedKV
+from disagg.kv.received import ALIGNMENT, ReceivedKV
 from disagg.kv.wire import BITS, GROUP
 
 # mlx starts an operating system thread for every stream and never ends it: 100 allocations on streams of their own left

@@ -18,7 +18,7 @@ from disagg.engines.mlx import forward as mlx_forward
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.batch import Job
 from disagg.engines.mlx.loop import Loop
-from disagg.engines.mlx.patches import MENDS, Mend
+from disagg.engines.mlx.patches import PATCHES, Patch
 from disagg.engines.mlx.warm_up import warm_up
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import LayoutMismatch, ModelError, RequestError
@@ -29,11 +29,11 @@ class MLXDecodeEngine:
     """See base.DecodeEngine. `source`: a checkpoint folder or hub id. `context`: tokens it is served with.
 
     The constructor loads the model. It raises ModelError where that fails and PreflightRefused where mlx-lm computes
-    the model differently from its checkpoint's reference and no mend is known. `mends`: what may be mended.
+    the model differently from its checkpoint's reference and no patch is known. `patches`: what may be mended.
     """
 
     def __init__(
-        self, source: str | Path, context: int, options: EngineOptions, *, mends: Sequence[Mend] = MENDS
+        self, source: str | Path, context: int, options: EngineOptions, *, patches: Sequence[Patch] = PATCHES
     ) -> None:
         if options.threads not in (None, 1):
             raise ModelError(
@@ -42,7 +42,7 @@ class MLXDecodeEngine:
             )
         self._chunk_tokens = options.chunk_tokens
         self._loop = Loop(options)
-        prepared = self._loop.start(source, context=context, mends=mends)
+        prepared = self._loop.start(source, context=context, patches=patches)
         self._info, self._tokenizer = prepared.info, prepared.tokenizer
 
     @property

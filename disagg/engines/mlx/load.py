@@ -1,6 +1,6 @@
-"""Load a checkpoint with mlx-lm's ordinary loader, plus the mends it needs.
+"""Load a checkpoint with mlx-lm's ordinary loader, plus the patches it needs.
 
-Each mend is one small function that changes nothing where it is not needed:
+Each patch is one small function that changes nothing where it is not needed:
 - `flat_config`: checkpoints saved by transformers >= 5 nest the rotary settings under `rope_parameters` and rename
   `num_experts`; many mlx-lm models read only the flat names and silently fall back to a default theta.
 - `_model_classes`: float gpt_oss experts are stored transposed by transformers; MXFP4 ones are what mlx-lm expects.
@@ -32,7 +32,7 @@ DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bflo
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An mlx-lm model in memory. config: config.json as mlx-lm read it, with the mends and generation_config's eos.
+    """An mlx-lm model in memory. config: config.json as mlx-lm read it, with the patches and generation_config's eos.
     memory_bytes: of all weights. active_bytes: of those that one token meets."""
 
     model: Any

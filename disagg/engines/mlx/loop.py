@@ -28,7 +28,7 @@ from disagg.engines.base import Token
 from disagg.engines.mlx.batch import Job, bound_memory, release_memory
 from disagg.engines.mlx.groups import GroupedBatch
 from disagg.engines.mlx.load import select_device
-from disagg.engines.mlx.patches import Mend
+from disagg.engines.mlx.patches import Patch
 from disagg.engines.mlx.prepare import Prepared, prepare
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, RequestError
 
@@ -66,10 +66,10 @@ class Loop:
         self._broken: str | None = None  # what ended the thread, where close() did not
         self._thread: threading.Thread | None = None
 
-    def start(self, source: str | Path, *, context: int, mends: Sequence[Mend]) -> Prepared:
+    def start(self, source: str | Path, *, context: int, patches: Sequence[Patch]) -> Prepared:
         """Start the thread, load the model on it, and return once it serves; raises what loading raises."""
         ready: Future[Prepared] = Future()
-        arguments = (source, context, mends, ready)
+        arguments = (source, context, patches, ready)
         self._thread = threading.Thread(target=self._main, args=arguments, name="mlx-decode", daemon=True)
         self._thread.start()
         return ready.result()
@@ -145,13 +145,13 @@ class Loop:
 
     # Everything below runs on the thread.
 
-    def _main(self, source: str | Path, context: int, mends: Sequence[Mend], ready: Future[Prepared]) -> None:
+    def _main(self, source: str | Path, context: int, patches: Sequence[Patch], ready: Future[Prepared]) -> None:
         try:
             device = select_device(self._options.device)
             self._stream = mx.new_thread_local_stream(device)
             with mx.stream(self._stream):
                 bound_memory()
-                prepared = prepare(source, self._options, context=context, device=device, mends=mends)
+                prepared = prepare(source, self._options, context=context, device=device, patches=patches)
                 self._prepared = prepared
                 self._batch = self._new_batch()
                 release_memory()

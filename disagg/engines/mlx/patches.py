@@ -1,6 +1,6 @@
 """Differences between mlx-lm and the reference that are known, understood and mended in the loaded model.
 
-A mend is tried only on what it knows; anything else stays as it is and the preflight refuses it. Every mend is
+A patch is tried only on what it knows; anything else stays as it is and the preflight refuses it. Every patch is
 followed by measuring again.
 """
 
@@ -17,7 +17,7 @@ from disagg.engines.model.preflight import rope_differences
 from disagg.engines.model.profile import Finding, LayerProfile, ModelProfile
 
 # (model, config, reference, measured layers) -> what was mended
-Mend = Callable[[Any, Mapping[str, Any], ModelProfile, Sequence[LayerProfile]], list[Finding]]
+Patch = Callable[[Any, Mapping[str, Any], ModelProfile, Sequence[LayerProfile]], list[Finding]]
 
 
 def untruncated_yarn(
@@ -48,4 +48,4 @@ def untruncated_yarn(
     ]
 
 
-MENDS: tuple[Mend, ...] = (untruncated_yarn,)
+PATCHES: tuple[Patch, ...] = (untruncated_yarn,)

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that may be served by mlx-lm: load, measure, mend, compare, refuse."""
+"""Load a checkpoint for mlx-lm, patch it, and check that it computes what the checkpoint describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import mlx.core as mx
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo
 from disagg.engines.mlx.load import load
-from disagg.engines.mlx.patches import Mend
+from disagg.engines.mlx.patches import Patch
 from disagg.engines.mlx.profile import Measured, measure
 from disagg.engines.model import checkpoint, preflight
 from disagg.engines.model.profile import Finding, ModelProfile
@@ -31,26 +31,29 @@ class Prepared:
 
 
 def prepare(
-    source: str | Path, options: EngineOptions, *, context: int, device: Any, mends: Sequence[Mend]
+    source: str | Path, options: EngineOptions, *, context: int, device: Any, patches: Sequence[Patch]
 ) -> Prepared:
-    """Load `source` and hold it against its own checkpoint. ModelError, or PreflightRefused with every reason."""
+    """Load `source`, patch it and compare it with its checkpoint. Raises ModelError if it cannot be loaded, and
+    PreflightRefused, with every reason, if mlx-lm computes something else."""
     path = checkpoint.resolve(source)
     tokenizer = HFTokenizer.load(path)
     reference = checkpoint.reference_profile(path, context, tokenizer)
     loaded = load(path, dtype=options.dtype, device=device)
     measured = measure(loaded.model)
-    mended = [finding for mend in mends for finding in mend(loaded.model, loaded.config, reference, measured.layers)]
-    if mended:
+    patched = [
+        finding for patch in patches for finding in patch(loaded.model, loaded.config, reference, measured.layers)
+    ]
+    if patched:
         measured = measure(loaded.model)
     profile = _profile(reference, measured, str(loaded.config["model_type"]), tokenizer)
-    findings = _merged(preflight.compare(reference, profile), mended)
+    findings = _merged(preflight.compare(reference, profile), patched)
     preflight.require(findings)
     info = EngineInfo(
         backend=f"mlx/{'cpu' if device == mx.cpu else 'gpu'}",
         versions={name: version(name) for name in ("mlx", "mlx-lm", "transformers")},
         profile=profile,
-        # The reference's layers, not the measured ones: where the context fits a window, "full" and "sliding" keep the
-        # same rows, and both hosts must name them alike.
+        # The reference's layers, not the measured ones: if the context fits a window, "full" and "sliding" keep the
+        # same rows, and both hosts must use the same name.
         layout=checkpoint.layout(reference, measured.dtype),
         fingerprint=checkpoint.fingerprint(reference),
         preflight=findings,
@@ -61,7 +64,7 @@ def prepare(
 
 
 def _profile(reference: ModelProfile, measured: Measured, architecture: str, tokenizer: HFTokenizer) -> ModelProfile:
-    """The tokenizer and the ids that end an answer are those this engine uses, whatever mlx-lm would choose."""
+    """Measured layers; tokenizer and end-of-sequence ids are those of the checkpoint, which this engine uses."""
     return ModelProfile(
         source="mlx-lm",
         architecture=architecture,
@@ -75,8 +78,8 @@ def _profile(reference: ModelProfile, measured: Measured, architecture: str, tok
     )
 
 
-def _merged(findings: Sequence[Finding], mended: Sequence[Finding]) -> tuple[Finding, ...]:
-    """A mended component that now agrees is reported as mended, not as ok."""
-    components = {finding.component for finding in mended}
-    kept = [f for f in findings if not (f.status == "ok" and f.component in components)]
-    return (*kept, *mended)
+def _merged(findings: Sequence[Finding], patched: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Both, without the "ok" of a component that agrees only because it was patched."""
+    components = {finding.component for finding in patched}
+    unpatched = [f for f in findings if not (f.status == "ok" and f.component in components)]
+    return (*unpatched, *patched)

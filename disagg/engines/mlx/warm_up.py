@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, Sampling, Token
 from disagg.errors import ModelError
 from disagg.kv.arena import Arenas
-from disagg.kv.placement import Placement
-from disagg.kv.received import ReceivedKV
+from disagg.kv.received import Placement, ReceivedKV
 
 _PROMPT = [0] * 8
 _TOKENS = 4
@@ -31,7 +30,7 @@ def warm_up(engine: DecodeEngine) -> None:
 def _zero_kv(engine: DecodeEngine, tokens: int) -> ReceivedKV:
     """KV of `tokens` tokens, all zeros, in the model's layout."""
     layout = engine.info.layout
-    arena = Arenas(engine.allocate).take(Placement.of(layout, tokens).nbytes)
+    arena = Arenas(engine.allocate).acquire(Placement.of(layout, tokens).nbytes)
     arena.data[:] = 0
     return ReceivedKV(layout, tokens, arena)
 

@@ -20,7 +20,7 @@ from disagg.engines.model.text import PromptTokenizer
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import sleep_until
 from disagg.errors import Cancelled, LayoutMismatch, Overloaded, RequestError
-from disagg.kv.arena import plain
+from disagg.kv.arena import allocate_numpy
 from disagg.kv.received import ReceivedKV
 from disagg.planning.decode import ingest, step
 
@@ -88,7 +88,7 @@ class SimulatedDecodeEngine:
 
     def allocate(self, nbytes: int) -> Any:
         """See DecodeEngine."""
-        return plain(nbytes)
+        return allocate_numpy(nbytes)
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request. RequestError for an id already here, LayoutMismatch where the KV is not this model's or not

@@ -1,4 +1,4 @@
-"""Loading through mlx-lm: the mends, and clear errors for what cannot be loaded."""
+"""Loading through mlx-lm: the patches, and clear errors for what cannot be loaded."""
 
 from __future__ import annotations
 

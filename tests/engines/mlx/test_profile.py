@@ -100,7 +100,7 @@ def test_the_ignored_window_is_served_where_the_context_fits_it(tiny: TinyModel)
 
 def test_gpt_oss_with_untruncated_yarn_is_refused_without_the_mend(tiny: TinyModel) -> None:
     with pytest.raises(PreflightRefused, match=r"mlx-lm turns pair \d+ by .* % off"):
-        MLXDecodeEngine(tiny("gpt_oss_yarn"), 8192, OPTIONS, mends=())
+        MLXDecodeEngine(tiny("gpt_oss_yarn"), 8192, OPTIONS, patches=())
 
 
 def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine: Engines) -> None:

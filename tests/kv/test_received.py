@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from disagg.kv.layout import Layout
-from disagg.kv.placement import ALIGNMENT, Placement
+from disagg.kv.received import ALIGNMENT, Placement
 from disagg.kv.wire import WIRE_FORMS, WireForm
 from tests.kv.kv_parts import Cache, groups_layout, mixed_layout
 
