@@ -113,7 +113,7 @@ def shared_link(setup: Setup, args: argparse.Namespace) -> float:
     """The Gb/s on which the transfer takes `--share` of the prefill."""
     whole = plan.disaggregated(setup, args.prompt_tokens, args.output_tokens)
     one = Link(1.0).bytes_per_s
-    return whole.kv_bytes / (args.share * whole.prefill_s) / one
+    return float(whole.kv_bytes / (args.share * whole.prefill_s) / one)
 
 
 def report(rounds: Sequence[dict[str, Any]], setup: Setup, args: argparse.Namespace, gbit: float | None) -> None:

@@ -17,6 +17,7 @@ from disagg.fleet.deploy.deployment import Deployment, DeployResult
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from tests.cli.commandline import ROOT, run, write_fleet
 from tests.testbed.bed import Bed
+from tests.values import present
 
 
 @pytest.mark.parametrize("command", [("plan",), ("deploy",), ("rollback",), ("uninstall", "--yes")])
@@ -96,14 +97,14 @@ def test_at_the_question_no_is_1_and_ctrl_c_130(
         os.close(theirs)
         said = ""
         while not said.endswith("[y/N]: "):
-            letter = process.stderr.read(1)
+            letter = present(process.stderr).read(1)
             assert letter, said
             said += letter
         if typed is None:
             process.send_signal(signal.SIGINT)
         else:
             os.write(ours, typed.encode() or b"\x04")
-        said = process.stderr.read()
+        said = present(process.stderr).read()
         os.close(ours)
     assert process.returncode == code
     assert f"{told}nothing was changed" in said

@@ -20,6 +20,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
 from tests.cli.commandline import ROOT, run, write_fleet
 from tests.fleet.farm import FAKE, wait_until
+from tests.values import present
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def config(tmp_path: Path) -> Iterator[Path]:
     state = State.of(load(path))
     for host in state.recorded_hosts():
         record = state.recorded(host)
-        local.end(record.pid, record.identity, grace_s=0.2)
+        local.end(present(record).pid, present(record).identity, grace_s=0.2)
 
 
 def test_start_status_restart_stop(config: Path, behaviour: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,9 +54,9 @@ def test_start_status_restart_stop(config: Path, behaviour: dict[str, str], caps
     assert run("--config", config, "status") == 0
     table = capsys.readouterr().out
     assert "healthy" in table and "fake/cpu" in table and all(len(line) <= 80 for line in table.splitlines())
-    pid = State.of(load(config)).recorded("decode-1").pid
+    pid = present(State.of(load(config)).recorded("decode-1")).pid
     assert run("--config", config, "restart", "--host", "decode-1") == 0
-    assert State.of(load(config)).recorded("decode-1").pid != pid
+    assert present(State.of(load(config)).recorded("decode-1")).pid != pid
     assert run("--config", config, "stop") == 0
     assert "stopped" in capsys.readouterr().out
     assert run("--config", config, "status") == 3

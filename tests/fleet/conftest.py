@@ -5,6 +5,7 @@ import pytest
 
 from disagg.fleet.machine import process as local
 from tests.fleet.farm import Farm
+from tests.values import present
 
 
 @pytest.fixture
@@ -13,4 +14,4 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
     yield farm
     for host in farm.state.recorded_hosts():
         record = farm.state.recorded(host)
-        local.end(record.pid, record.identity, grace_s=0.2)
+        local.end(present(record).pid, present(record).identity, grace_s=0.2)

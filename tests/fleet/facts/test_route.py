@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from disagg.fleet.facts.route import parse_path
+from tests.values import present
 
 SPARK = """\
 @@ip-route
@@ -71,8 +72,8 @@ def mac(gateway: str = "en0", interface: str = "en0") -> str:
 def test_a_direct_way_on_linux_names_its_interface_source_and_speed() -> None:
     path = parse_path("169.254.150.101", SPARK)
     assert (path.interface, path.source, path.gateway) == ("enP7s7", "169.254.150.103", "")
-    assert path.taken.speed == 10e9 and path.taken.mtu == 1500 and path.taken.kind == "wired"
-    assert path.taken.reaches("169.254.150.101") and not path.taken.reaches("192.168.1.1")
+    assert present(path.taken).speed == 10e9 and present(path.taken).mtu == 1500 and present(path.taken).kind == "wired"
+    assert present(path.taken).reaches("169.254.150.101") and not path.taken.reaches("192.168.1.1")
 
 
 def test_wifi_tunnels_and_loopback_are_told_apart_on_linux() -> None:
@@ -103,7 +104,7 @@ def test_no_route_at_all_is_told_in_the_systems_words() -> None:
 def test_a_direct_way_on_a_mac_names_its_interface_source_and_speed() -> None:
     path = parse_path("169.254.150.103", mac())
     assert (path.interface, path.source, path.gateway) == ("en0", "169.254.150.101", "")
-    assert path.taken.speed == 10e9 and path.taken.addresses[0] == "169.254.150.101/16"
+    assert present(path.taken).speed == 10e9 and present(path.taken).addresses[0] == "169.254.150.101/16"
 
 
 def test_a_hardware_address_as_gateway_is_still_a_direct_way_on_a_mac() -> None:
@@ -112,7 +113,7 @@ def test_a_hardware_address_as_gateway_is_still_a_direct_way_on_a_mac() -> None:
 
 def test_a_router_in_between_is_seen_on_a_mac() -> None:
     path = parse_path("10.1.0.5", mac(gateway="192.168.1.1", interface="en1"))
-    assert (path.gateway, path.interface, path.taken.kind) == ("192.168.1.1", "en1", "wifi")
+    assert (path.gateway, path.interface, present(path.taken).kind) == ("192.168.1.1", "en1", "wifi")
 
 
 def test_wifi_tunnels_and_thunderbolt_are_told_apart_on_a_mac() -> None:

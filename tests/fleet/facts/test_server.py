@@ -12,6 +12,7 @@ import pytest
 from disagg.config import EngineOptions, Host
 from disagg.fleet.facts.server import Holder, Sight, look
 from disagg.fleet.machine.local import LocalMachine
+from tests.values import present
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_program_of_a_hostile_name_on_the_port_breaks_nothing(home: Path) -> N
     """
     argv = [sys.executable, "-c", code]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        sight = seen(int(process.stdout.readline()))
+        sight = seen(int(present(process.stdout).readline()))
         process.communicate("\n")
     assert sight.intruder is not None and sight.intruder[1] == Holder(process.pid, "a b c")
 

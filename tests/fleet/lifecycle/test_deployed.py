@@ -31,6 +31,7 @@ from disagg.fleet.machine.base import HostUnreachable, Machine
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import supervise
 from tests.fleet.farm import FAKE, make_fleet, wait_until
+from tests.values import present
 
 
 class Yard:
@@ -100,7 +101,7 @@ def test_started_found_running_and_stopped(yard: Yard) -> None:
 def test_a_host_that_nothing_was_deployed_to_says_deploy_and_hides_no_other(yard: Yard) -> None:
     yard.deploy("a")
     a, b = yard.lifecycle().start()
-    assert a.outcome == "started" and (b.outcome, b.error.hint) == ("failed", "disagg deploy --host b")
+    assert a.outcome == "started" and (b.outcome, present(b.error).hint) == ("failed", "disagg deploy --host b")
     assert exit_code([a, b]) == 1
 
 
@@ -115,15 +116,17 @@ def test_without_a_token_nothing_is_started(yard: Yard) -> None:
 def test_a_crash_at_start_is_told_with_its_log_and_not_tried_for_ever(yard: Yard) -> None:
     yard.deploy("a", "crash")
     (failed,) = yard.lifecycle().start(["a"])
-    assert failed.outcome == "failed" and failed.error.message == "a did not start: no weights in /models/x"
-    assert failed.error.hint == "fetch them" and any("no weights" in line for line in failed.error.log)
+    assert failed.outcome == "failed" and present(failed.error).message == "a did not start: no weights in /models/x"
+    assert present(failed.error).hint == "fetch them" and any(
+        "no weights" in line for line in present(failed.error).log
+    )
     assert not supervise.status(yard.own("a"))["running"]
 
 
 def test_a_server_that_dies_without_a_word_of_its_own_is_told_with_its_last_words(yard: Yard) -> None:
     yard.deploy("a", "die")
     (failed,) = yard.lifecycle().start(["a"])
-    assert "Segmentation fault, as it were" in failed.error.message
+    assert "Segmentation fault, as it were" in present(failed.error).message
 
 
 def test_a_slow_start_is_left_running_and_has_its_own_exit_code(yard: Yard) -> None:
@@ -135,7 +138,9 @@ def test_a_slow_start_is_left_running_and_has_its_own_exit_code(yard: Yard) -> N
 def test_a_server_that_reports_an_error_is_stopped(yard: Yard) -> None:
     yard.deploy("a", "broken")
     (failed,) = yard.lifecycle().start(["a"])
-    assert (failed.outcome, failed.error.message) == ("failed", "a: weights are corrupt") and yard.pid("a") is None
+    assert (failed.outcome, present(failed.error).message) == ("failed", "a: weights are corrupt") and yard.pid(
+        "a"
+    ) is None
 
 
 def test_a_taken_port_names_its_holder(yard: Yard) -> None:
@@ -160,7 +165,10 @@ def test_a_server_whose_supervisor_was_killed_is_not_called_fine(yard: Yard) -> 
     os.kill(supervise.status(yard.own("a"))["pid"], signal.SIGKILL)
     wait_until(lambda: not supervise.status(yard.own("a"))["running"])
     (failed,) = yard.lifecycle().start(["a"])
-    assert "its supervisor is gone" in failed.error.message and failed.error.hint == "disagg restart --host a"
+    assert (
+        "its supervisor is gone" in present(failed.error).message
+        and present(failed.error).hint == "disagg restart --host a"
+    )
     assert outcomes(yard.lifecycle().restart(["a"])) == {"a": "restarted"}
 
 
@@ -179,7 +187,7 @@ def test_an_older_release_is_told_of_by_start_and_left_by_restart(yard: Yard) ->
     yard.lifecycle().start(["a"])
     yard.deploy("a", release="b" * 16)
     (failed,) = yard.lifecycle().start(["a"])
-    assert "still runs release aaaaaaaa, and bbbbbbbb is deployed" in failed.error.message
+    assert "still runs release aaaaaaaa, and bbbbbbbb is deployed" in present(failed.error).message
     assert outcomes(yard.lifecycle().restart(["a"])) == {"a": "restarted"}
     assert look(LocalMachine("a"), "a", None).release == "b" * 16
 
@@ -192,7 +200,7 @@ def test_a_restart_rolls_and_stops_at_the_first_that_does_not_come_back(yard: Ya
     yard.deploy("a", "crash", release="b" * 16)
     results = yard.lifecycle().restart()
     assert outcomes(results) == {"a": "failed", "b": "left"} and exit_code(results) == 1
-    assert results[0].error.hint.endswith("; or go back: disagg rollback --host a && disagg start --host a")
+    assert present(results[0].error).hint.endswith("; or go back: disagg rollback --host a && disagg start --host a")
     assert yard.pid("b") == before and yard.states()["b"] == "healthy"
 
 
@@ -202,12 +210,12 @@ def test_a_restart_of_the_same_release_that_fails_names_no_way_back(yard: Yard) 
     run = yard.own("a") / "current/run"
     run.write_text(run.read_text().replace(" serve ", " broken "))
     (failed,) = yard.lifecycle().restart(["a"])
-    assert failed.outcome == "failed" and "rollback" not in failed.error.hint
+    assert failed.outcome == "failed" and "rollback" not in present(failed.error).hint
     yard.deploy("a", release="b" * 16)
     yard.lifecycle().start(["a"])
     yard.deploy("a", "broken", release="c" * 16)
     (failed,) = yard.lifecycle().restart(["a"])
-    assert "disagg rollback --host a" in failed.error.hint
+    assert "disagg rollback --host a" in present(failed.error).hint
 
 
 def test_a_rolling_restart_waits_for_health_before_the_next(yard: Yard) -> None:

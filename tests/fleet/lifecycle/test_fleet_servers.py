@@ -17,6 +17,7 @@ from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
 from tests.fleet.farm import Farm, make_fleet, wait_until
+from tests.values import present
 
 
 def outcomes(results: Any) -> Any:
@@ -25,21 +26,21 @@ def outcomes(results: Any) -> Any:
 
 def test_start_brings_every_host_up_and_a_second_start_changes_nothing(farm: Farm) -> None:
     assert outcomes(farm.lifecycle.start()) == {"a": "started", "b": "started"}
-    pids = {name: farm.state.recorded(name).pid for name in ("a", "b")}
+    pids = {name: present(farm.state.recorded(name)).pid for name in ("a", "b")}
     assert outcomes(farm.lifecycle.start()) == {"a": "unchanged", "b": "unchanged"}
-    assert pids == {name: farm.state.recorded(name).pid for name in ("a", "b")}
+    assert pids == {name: present(farm.state.recorded(name)).pid for name in ("a", "b")}
 
 
 def test_servers_run_in_a_session_of_their_own_without_stdin(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
-    pid = farm.state.recorded("a").pid
+    pid = present(farm.state.recorded("a")).pid
     assert os.getsid(pid) == pid
     assert Path(f"/proc/{pid}/fd/0").readlink() == Path("/dev/null")
 
 
 def test_the_token_is_in_no_argument_and_no_environment_value(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
-    pid, token = farm.state.recorded("a").pid, farm.state.token()
+    pid, token = present(farm.state.recorded("a")).pid, farm.state.token()
     visible = Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/environ").read_text()
     assert token not in visible
     assert f"DISAGG_TOKEN_FILE={farm.state.token_file}" in visible
@@ -47,7 +48,7 @@ def test_the_token_is_in_no_argument_and_no_environment_value(farm: Farm) -> Non
 
 def test_stop_ends_the_servers_and_leaves_no_record(farm: Farm) -> None:
     farm.lifecycle.start()
-    pids = [farm.state.recorded(name).pid for name in ("a", "b")]
+    pids = [present(farm.state.recorded(name)).pid for name in ("a", "b")]
     assert outcomes(farm.lifecycle.stop()) == {"a": "stopped", "b": "stopped"}
     assert [local.identity(pid) for pid in pids] == [None, None]
     assert farm.state.recorded_hosts() == []
@@ -58,24 +59,24 @@ def test_a_server_that_crashes_is_reported_with_its_last_error_and_hides_no_othe
     farm.behaviour["a"] = "crash"
     failed, started = farm.lifecycle.start()
     assert (failed.outcome, started.outcome) == ("failed", "started")
-    assert failed.error.message == "a did not start: no weights in /models/x"
-    assert failed.error.hint == "fetch them"
+    assert present(failed.error).message == "a did not start: no weights in /models/x"
+    assert present(failed.error).hint == "fetch them"
     assert farm.state.recorded_hosts() == ["b"]
 
 
 def test_a_server_that_dies_without_a_log_line_is_reported_with_the_end_of_its_log(farm: Farm) -> None:
     farm.behaviour["a"] = "die"
     (failed,) = farm.lifecycle.start(["a"])
-    assert "Segmentation fault, as it were" in failed.error.message
-    assert failed.error.hint == "disagg logs --host a"
-    assert failed.error.log[-1] == "Segmentation fault, as it were"
+    assert "Segmentation fault, as it were" in present(failed.error).message
+    assert present(failed.error).hint == "disagg logs --host a"
+    assert present(failed.error).log[-1] == "Segmentation fault, as it were"
 
 
 def test_a_server_that_loads_past_the_deadline_is_slow_and_left_running(farm: Farm) -> None:
     farm.behaviour["a"] = "slow"
     (slow,) = farm.lifecycle.start(["a"], timeout_s=1)
-    assert slow.outcome == "slow" and "still loads after 1 s" in slow.error.message
-    assert local.identity(farm.state.recorded("a").pid) is not None
+    assert slow.outcome == "slow" and "still loads after 1 s" in present(slow.error).message
+    assert local.identity(present(farm.state.recorded("a")).pid) is not None
 
 
 def test_a_server_that_listens_but_never_answers_is_slow(farm: Farm) -> None:
@@ -87,8 +88,8 @@ def test_a_server_that_listens_but_never_answers_is_slow(farm: Farm) -> None:
 def test_a_server_that_reports_an_error_is_ended(farm: Farm) -> None:
     farm.behaviour["a"] = "broken"
     (failed,) = farm.lifecycle.start(["a"])
-    assert (failed.outcome, failed.error.message) == ("failed", "a: weights are corrupt")
-    assert failed.error.hint == "download again"
+    assert (failed.outcome, present(failed.error).message) == ("failed", "a: weights are corrupt")
+    assert present(failed.error).hint == "download again"
     assert farm.state.recorded("a") is None
 
 
@@ -132,7 +133,7 @@ def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(farm: Farm) -> 
 
 def test_a_server_killed_from_outside_is_started_again(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
-    pid = farm.state.recorded("a").pid
+    pid = present(farm.state.recorded("a")).pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: local.identity(pid) is None)
     assert outcomes(farm.lifecycle.start(["a"])) == {"a": "started"}
@@ -144,7 +145,7 @@ def test_a_changed_host_asks_for_a_restart_instead_of_claiming_unchanged(farm: F
     hosts = {name: replace(host, queue_size=5) for name, host in farm.fleet.hosts.items()}
     changed = FleetServers(replace(farm.fleet, hosts=hosts), farm.state, argv=farm.argv)
     (result,) = changed.start(["a"])
-    assert result.outcome == "failed" and result.error.hint == "disagg restart --host a"
+    assert result.outcome == "failed" and present(result.error).hint == "disagg restart --host a"
 
 
 def test_stop_also_ends_a_server_whose_host_left_the_file(farm: Farm) -> None:
@@ -176,7 +177,7 @@ def test_an_interrupted_start_stops_what_it_started_and_nothing_else(farm: Farm)
         farm.lifecycle.start(timeout_s=60)
     interrupter.join()
     assert farm.state.recorded_hosts() == ["a"]
-    assert local.identity(farm.state.recorded("a").pid) is not None
+    assert local.identity(present(farm.state.recorded("a")).pid) is not None
 
 
 def test_two_starts_at_once_do_not_interleave(farm: Farm) -> None:
@@ -190,7 +191,7 @@ def test_two_starts_at_once_do_not_interleave(farm: Farm) -> None:
 def test_a_python_that_does_not_exist_is_a_clear_error(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, ("a",), python="/no/such/python")
     (failed,) = FleetServers(fleet, State.of(fleet, tmp_path / "state")).start()
-    assert failed.error.message == "cannot run /no/such/python: No such file or directory"
+    assert present(failed.error).message == "cannot run /no/such/python: No such file or directory"
 
 
 def test_the_real_command_line_names_file_and_host(farm: Farm) -> None:
@@ -217,7 +218,7 @@ def test_stop_says_so_where_a_record_is_damaged(farm: Farm) -> None:
     farm.lifecycle.start(["b"])
     (farm.state.folder / "a.pid").write_text("{")
     a, b = farm.lifecycle.stop()
-    assert (a.outcome, b.outcome) == ("failed", "stopped") and "a.pid is damaged" in a.error.message
+    assert (a.outcome, b.outcome) == ("failed", "stopped") and "a.pid is damaged" in present(a.error).message
     farm.state.forget("a")
 
 
@@ -226,4 +227,8 @@ def test_a_log_that_cannot_be_written_is_an_error_of_its_host(farm: Farm) -> Non
     (farm.state.folder / "a.log.1").mkdir()
     farm.state.log_file("a").write_text("before\n")
     (failed,) = farm.lifecycle.start(["a"])
-    assert failed.outcome == "failed" and "cannot write" in failed.error.message and "a.log" in failed.error.message
+    assert (
+        failed.outcome == "failed"
+        and "cannot write" in present(failed.error).message
+        and "a.log" in failed.error.message
+    )

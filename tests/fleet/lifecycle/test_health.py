@@ -22,6 +22,7 @@ from disagg.fleet.machine import process as local
 from disagg.version import code_hash
 from tests.fleet.farm import Farm, wait_until
 from tests.fleets import RunningFleet
+from tests.values import present
 
 
 def states(farm: Farm, **options: Any) -> Any:
@@ -65,7 +66,7 @@ def test_a_loading_and_a_broken_server_say_why(farm: Farm) -> None:
 
 def test_a_server_killed_from_outside_is_failed_with_its_last_error(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
-    pid = farm.state.recorded("a").pid
+    pid = present(farm.state.recorded("a")).pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: local.identity(pid) is None)
     assert states(farm)["a"].why.startswith("its process ended by itself: see ")

@@ -14,6 +14,7 @@ from disagg.fleet.link import Bounds, End, far_below, judge, measure, measure_al
 from disagg.fleet.link.measure import PROBE, rounds
 from disagg.fleet.machine.connect import machine
 from tests.testbed.bed import Bed
+from tests.values import present
 
 SHORT = Bounds(seconds=0.5, bytes=64 << 20)
 PYTHON = "/usr/bin/python3"
@@ -32,7 +33,7 @@ def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed: Bed, 
     link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT)
     assert link.error is None and link.target == "169.254.150.102"
     assert link.path.interface == "eth0" and link.path.source == "169.254.150.103" and not link.path.gateway
-    assert link.path.taken.speed == 10e9
+    assert present(link.path.taken).speed == 10e9
     assert 0 < link.bytes <= SHORT.bytes and link.bits_per_s > 0.2e9
 
 
@@ -72,8 +73,8 @@ def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(bed: 
     finally:
         bed.hosts["dgx-spark-1"].as_root("ip", "route", "del", "unreachable", "169.254.150.102/32")
     assert time.monotonic() - began < 8
-    assert link.bits_per_s is None and "cannot reach mac-studio-2 at 169.254.150.102" in link.error.message
-    assert link.error.hint == "disagg exec --host dgx-spark-1 -- ping -c 3 169.254.150.102"
+    assert link.bits_per_s is None and "cannot reach mac-studio-2 at 169.254.150.102" in present(link.error).message
+    assert present(link.error).hint == "disagg exec --host dgx-spark-1 -- ping -c 3 169.254.150.102"
     assert measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT).error is None  # and can be measured again
 
 
@@ -81,7 +82,7 @@ def test_a_data_address_that_the_receiver_does_not_have_is_named(ends: dict[str,
     wrong = ends["mac-studio-2"]
     wrong = End(replace(wrong.host, data_address="10.99.0.1"), wrong.machine, wrong.python)
     link = measure(ends["dgx-spark-1"], wrong, SHORT)
-    assert "mac-studio-2: cannot listen on 10.99.0.1" in link.error.message
+    assert "mac-studio-2: cannot listen on 10.99.0.1" in present(link.error).message
 
 
 def test_links_that_share_no_machine_are_measured_at_the_same_time(bed: Bed) -> None:
@@ -104,7 +105,7 @@ def test_a_stranger_without_the_token_is_turned_away_and_the_sender_still_served
     environment = {"DISAGG_LINK_TOKEN": "ab" * 32}
     argv = [sys.executable, "-I", str(PROBE), "receive", "127.0.0.1", "10"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment, text=True) as process:
-        port = int(process.stdout.readline().split(":")[1].strip(" }\n"))
+        port = int(present(process.stdout).readline().split(":")[1].strip(" }\n"))
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"x" * 64)
             assert stranger.recv(1) == b""

@@ -17,6 +17,7 @@ from disagg.fleet.models.remove import remove
 from disagg.fleet.models.sources import Need, neighbours
 from tests.fleet.models.hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
 from tests.testbed.bed import Bed
+from tests.values import present
 
 PYTHON = "/usr/bin/python3"
 
@@ -87,13 +88,13 @@ def test_a_folder_that_no_host_has_cannot_be_brought_and_the_command_that_puts_i
     hosts: list[Host],
 ) -> None:
     (task,) = plan([stock(hosts[0], "/models/own")], hosts)
-    assert "no host of the fleet has /models/own" in task.error.message
-    assert task.error.hint.startswith("rsync -a FOLDER/ 169.254.150.103:/models/own/")
+    assert "no host of the fleet has /models/own" in present(task.error).message
+    assert present(task.error).hint.startswith("rsync -a FOLDER/ 169.254.150.103:/models/own/")
 
 
 def test_a_bare_host_is_told_to_be_deployed_before_it_can_download(hosts: list[Host]) -> None:
     (task,) = plan([stock(hosts[0], hub="")], hosts)
-    assert task.error.hint == "disagg deploy --host dgx-spark-1"
+    assert present(task.error).hint == "disagg deploy --host dgx-spark-1"
 
 
 def shared_source(bed: Bed, folder: Path, source: Any = SOURCE) -> Fleet:
@@ -196,6 +197,6 @@ def test_a_hub_that_does_not_answer_is_a_clear_error_with_what_to_do(
         models.machine(host)
         (done,) = models.pull([ready], [host], lambda where, what, how: lines.append(what))
     assert done.result == "failed"
-    assert "someone/tiny-model cannot be downloaded from the hub" in done.error.message
-    assert "HF_ENDPOINT" in done.error.hint
+    assert "someone/tiny-model cannot be downloaded from the hub" in present(done.error).message
+    assert "HF_ENDPOINT" in present(done.error).hint
     assert lines[0] == "download someone/tiny-model"
