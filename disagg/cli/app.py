@@ -12,23 +12,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from disagg.cli import (
-    bench,
-    demo,
-    deploy,
-    doctor,
-    fleet,
-    generate,
-    init,
-    logs,
-    models,
-    plan_capacity,
-    remote,
-    status,
-    trust,
-    verify,
-)
+from disagg.cli import bench, demo, generate, init, plan_capacity, verify
 from disagg.cli.context import Settings, complain
+from disagg.cli.fleet.lifecycle import deploy, doctor, lifecycle, logs, models, remote, status, trust
 from disagg.cli.signals import terminating
 from disagg.errors import DisaggError
 from disagg.version import VERSION
@@ -83,12 +69,12 @@ app.command(rich_help_panel=_SET_UP)(deploy.deploy)
 app.add_typer(models.models, rich_help_panel=_SET_UP)
 app.command(rich_help_panel=_SET_UP)(deploy.rollback)
 app.command(rich_help_panel=_SET_UP)(deploy.uninstall)
-app.command(rich_help_panel=_OPERATE)(fleet.start)
+app.command(rich_help_panel=_OPERATE)(lifecycle.start)
 app.command(rich_help_panel=_OPERATE)(status.status)
 app.command(rich_help_panel=_OPERATE)(doctor.doctor)
 app.command(rich_help_panel=_OPERATE)(logs.logs)
-app.command(rich_help_panel=_OPERATE)(fleet.restart)
-app.command(rich_help_panel=_OPERATE)(fleet.stop)
+app.command(rich_help_panel=_OPERATE)(lifecycle.restart)
+app.command(rich_help_panel=_OPERATE)(lifecycle.stop)
 app.command(rich_help_panel=_OPERATE)(remote.ssh)
 app.command("exec", rich_help_panel=_OPERATE)(remote.exec_)
 

@@ -16,13 +16,13 @@ from disagg.cli.signals import uninterrupted
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from disagg.bench.comparison import Comparison
-    from disagg.cli.asking import Answer
     from disagg.config import Fleet
+    from disagg.demo.comparison import Comparison
     from disagg.errors import DisaggError
     from disagg.fleet.lifecycle.fleet_servers import FleetServers, ServerResult
     from disagg.fleet.lifecycle.health import HostStatus
     from disagg.fleet.lifecycle.state import State
+    from disagg.inference.several import Answer
 
 PROMPT = '''class Account:
     """Money that belongs to somebody."""
@@ -134,7 +134,7 @@ def _running(config: Path | None, folder: Path, timeout: float) -> Iterator[tupl
 
 @contextmanager
 def _stopped_after(fleet: Fleet, state: State) -> Iterator[FleetServers]:
-    from disagg.cli.views.progress import Progress
+    from disagg.cli.views.fleet.progress import Progress
     from disagg.fleet.lifecycle import fleet_servers
 
     servers = fleet_servers.FleetServers(fleet, state, report=Progress(stderr()).report, grace_s=_GRACE_S)
@@ -177,10 +177,10 @@ def _elsewhere(fleet: Fleet, folder: Path) -> Fleet:
 def _compare(fleet: Fleet, state: State, prompt: str, max_tokens: int, live: bool) -> Run:
     import asyncio
 
-    from disagg.bench.comparison import Comparison
-    from disagg.cli.asking import Answer, ask
+    from disagg.demo.comparison import Comparison
     from disagg.fleet.lifecycle.health import poll
     from disagg.inference.client import AsyncClient
+    from disagg.inference.several import Answer, ask
 
     together = [Answer(model) for model in fleet.models]
     by_itself = [Answer(model) for model in fleet.models]
@@ -242,7 +242,7 @@ def _show(run: Run, console: Console, answers: bool) -> None:
 
 
 def _panels(run: Run, width: int) -> list[RenderableType]:
-    from disagg.cli.views.health import health_panel
+    from disagg.cli.views.fleet.health import health_panel
     from disagg.cli.views.metrics import combined_panel, footnote, model_panel
     from disagg.cli.views.stream import arranged
 

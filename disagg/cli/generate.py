@@ -16,9 +16,9 @@ from disagg.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from disagg.cli.asking import Answer
     from disagg.config import Fleet
     from disagg.inference.client import AsyncClient
+    from disagg.inference.several import Answer
 
 
 class Side(StrEnum):
@@ -118,8 +118,8 @@ def choose_models(fleet: Fleet, names: Sequence[str]) -> list[str]:
 def _run(fleet: Fleet, models: Sequence[str], request: dict[str, Any], prompt: str, as_json: bool) -> list[Answer]:
     import asyncio
 
-    from disagg.cli.asking import Answer, ask, ignore
     from disagg.inference.client import AsyncClient
+    from disagg.inference.several import Answer, ask, ignore
 
     answers = [Answer(model) for model in models]
 
@@ -141,8 +141,8 @@ async def _ask_several(client: AsyncClient, answers: Sequence[Answer], request: 
     """On a terminal: panels that fill at the same time. Elsewhere: each text under a header when it is whole."""
     from rich.live import Live
 
-    from disagg.cli.asking import ask
     from disagg.cli.views.stream import LiveView, final_view
+    from disagg.inference.several import ask
 
     console = stdout()
     if console.is_terminal:

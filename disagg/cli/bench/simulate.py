@@ -21,7 +21,7 @@ def simulated(fleet: Fleet, model: str, prefill: str | None, decode: str | None)
 
     However the block ends, the servers are stopped. UsageError where it is not known what machine a host is, or how
     large the model is."""
-    from disagg.cli.views.progress import Progress
+    from disagg.cli.views.fleet.progress import Progress
     from disagg.fleet.lifecycle.simulated import Devices, running_simulated
 
     hosts = {name: host for name, host in fleet.hosts.items() if host.model == model}

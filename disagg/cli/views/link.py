@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.findings import MARKS, finding_lines
+from disagg.cli.views.fleet.findings import MARKS, finding_lines
 from disagg.cli.views.units import seconds, size
 from disagg.fleet.link import Surveyed
 from disagg.fleet.link.judge import worst

@@ -12,8 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from disagg.bench.comparison import Comparison
 from disagg.cli.views.units import seconds, size, speed
+from disagg.demo.comparison import Comparison
 from disagg.inference.metrics import AS_IS, Metrics, TTFTParts
 from disagg.inference.types import Completion
 

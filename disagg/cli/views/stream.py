@@ -11,8 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.asking import Answer
 from disagg.cli.views.units import speed
+from disagg.inference.several import Answer
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIDE_BY_SIDE = 50  # columns a panel needs

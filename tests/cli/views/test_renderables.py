@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from disagg.bench.comparison import Comparison
-from disagg.cli.asking import Answer
 from disagg.cli.views import units
 from disagg.cli.views.errors import error_view
-from disagg.cli.views.health import health_panel, health_view, status_line, watch_view
-from disagg.cli.views.logs import LogView
+from disagg.cli.views.fleet.health import health_panel, health_view, status_line, watch_view
+from disagg.cli.views.fleet.logs import LogView
+from disagg.cli.views.fleet.models import removed_view, stocks_view
+from disagg.cli.views.fleet.progress import Progress, results_view
 from disagg.cli.views.metrics import combined_panel, footnote, metrics_view, model_panel
-from disagg.cli.views.models import removed_view, stocks_view
-from disagg.cli.views.progress import Progress, results_view
 from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.config import EngineOptions, Host
+from disagg.demo.comparison import Comparison
 from disagg.errors import DisaggError, PortInUse
 from disagg.fleet.lifecycle.base import StartFailed
 from disagg.fleet.lifecycle.fleet_servers import ServerResult
@@ -30,6 +29,7 @@ from disagg.fleet.machine.connect import Outcome
 from disagg.fleet.models.inventory import Held
 from disagg.fleet.models.pull import Stock
 from disagg.fleet.models.sources import Need
+from disagg.inference.several import Answer
 from tests.cli.answers import completion
 
 NONE = "nothing is deployed there"

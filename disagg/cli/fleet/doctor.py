@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from disagg.cli.context import settings, stderr, stdout
-from disagg.cli.fleet import Hosts
+from disagg.cli.fleet.lifecycle import Hosts
 
 
 def doctor(
@@ -30,7 +30,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps({"fleet": fleet.name, **diagnosis.to_json()}, indent=2))
     else:
-        from disagg.cli.views.doctor import doctor_view
+        from disagg.cli.views.fleet.doctor import doctor_view
 
         stdout().print(doctor_view(diagnosis))
     raise typer.Exit(diagnosis.exit_code)

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from disagg.cli.views.deploy import Progress, plan_view, reports_view
+from disagg.cli.views.fleet.deploy import Progress, plan_view, reports_view
 from disagg.fleet.deploy.apply import Event
 from disagg.fleet.deploy.deployment import DeployResult, Refused
 from disagg.fleet.deploy.steps import Plan, RunScript, Step

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.context import complain, settings, stdout
-from disagg.cli.fleet import Hosts
+from disagg.cli.fleet.lifecycle import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def logs(
 
 
 def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> int:
-    from disagg.cli.views.logs import LogView
+    from disagg.cli.views.fleet.logs import LogView
     from disagg.fleet.lifecycle.logs import read
 
     found, errors = read(hosts, state, count, begin)
@@ -66,7 +66,7 @@ def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) 
 
 
 def _follow(hosts: Sequence[Host], state: State, count: int, begin: float | None) -> None:
-    from disagg.cli.views.logs import LogView
+    from disagg.cli.views.fleet.logs import LogView
     from disagg.fleet.lifecycle.logs import follow
 
     view, out = LogView([host.name for host in hosts]), stdout()

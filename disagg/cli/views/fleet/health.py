@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.together import Told, host_names, together
+from disagg.cli.views.fleet.together import Told, host_names, together
 from disagg.cli.views.units import size, uptime
 from disagg.fleet.lifecycle.health import HostStatus
 

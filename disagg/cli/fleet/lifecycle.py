@@ -69,7 +69,7 @@ def restart(
 
 
 def _lifecycle(chosen: Settings) -> FleetServers:
-    from disagg.cli.views.progress import Progress
+    from disagg.cli.views.fleet.progress import Progress
     from disagg.fleet.lifecycle.fleet_servers import FleetServers
     from disagg.fleet.lifecycle.state import State
 
@@ -78,7 +78,7 @@ def _lifecycle(chosen: Settings) -> FleetServers:
 
 
 def _finish(lifecycle: FleetServers, results: list[ServerResult]) -> None:
-    from disagg.cli.views.progress import results_view
+    from disagg.cli.views.fleet.progress import results_view
     from disagg.fleet.lifecycle.fleet_servers import exit_code
 
     stdout().print(results_view(results, tuple(lifecycle.fleet.hosts)))

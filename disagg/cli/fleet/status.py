@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.context import settings, stdout
-from disagg.cli.fleet import Hosts
+from disagg.cli.fleet.lifecycle import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def status(
         body = {"fleet": fleet.name, "ok": exit_code(statuses) == 0, "hosts": [one.to_json() for one in statuses]}
         typer.echo(json.dumps(body, indent=2))
     else:
-        from disagg.cli.views.health import health_view
+        from disagg.cli.views.fleet.health import health_view
 
         stdout().print(health_view(statuses, tuple(fleet.hosts)))
     raise typer.Exit(exit_code(statuses))
@@ -65,7 +65,7 @@ def _watch(look: Poll, every: float, whole: Sequence[str]) -> None:
     """Show the fleet until interrupted: a live table, or one line per change where there is no terminal."""
     from rich.live import Live
 
-    from disagg.cli.views.health import status_line, watch_view
+    from disagg.cli.views.fleet.health import status_line, watch_view
 
     console = stdout()
     if console.is_terminal:

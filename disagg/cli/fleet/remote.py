@@ -11,7 +11,7 @@ import typer
 
 from disagg.cli.completion import complete_host, complete_role
 from disagg.cli.context import complain, settings, stderr, stdout
-from disagg.cli.fleet import Hosts
+from disagg.cli.fleet.lifecycle import Hosts
 
 if TYPE_CHECKING:
     from disagg.config import Host
@@ -60,7 +60,7 @@ def exec_(
     One argument behind -- is a line for sh; several are a command and its arguments, which no shell reads. Exit code 1:
     it failed somewhere; 4: a host cannot be reached.
     """
-    from disagg.cli.views.remote import Prefixed
+    from disagg.cli.views.fleet.remote import Prefixed
     from disagg.fleet.machine.connect import each, machine
 
     hosts = _chosen(context, host, role)

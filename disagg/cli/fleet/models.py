@@ -11,7 +11,7 @@ import typer
 
 from disagg.cli.completion import complete_model
 from disagg.cli.context import agreed, settings, stderr, stdout
-from disagg.cli.fleet import Hosts
+from disagg.cli.fleet.lifecycle import Hosts
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -37,8 +37,8 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
 
     A model that is there stays as it is. What was broken off goes on where it ended.
     """
-    from disagg.cli.views.deploy import Progress
-    from disagg.cli.views.models import pulled_view
+    from disagg.cli.views.fleet.deploy import Progress
+    from disagg.cli.views.fleet.models import pulled_view
     from disagg.fleet.deploy.apply import Event
     from disagg.fleet.models.pull import Models
 
@@ -63,7 +63,7 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
 @models.command("list")
 def list_models(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: Json = False) -> None:
     """Show each host's model: its size, its revision, whether it is whole."""
-    from disagg.cli.views.models import stocks_view
+    from disagg.cli.views.fleet.models import stocks_view
     from disagg.fleet.models.pull import Models
 
     fleet = settings(context).fleet()
@@ -86,7 +86,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove models that were pulled or carried to the hosts. Folders named by their path in hosts.toml stay."""
-    from disagg.cli.views.models import removed_view, stocks_view
+    from disagg.cli.views.fleet.models import removed_view, stocks_view
     from disagg.cli.views.units import counted
     from disagg.errors import UsageError
     from disagg.fleet.machine.connect import each

@@ -12,7 +12,7 @@ import typer
 
 from disagg.cli.completion import complete_model, complete_role
 from disagg.cli.context import agreed, settings, stderr, stdout, told_when_interrupted
-from disagg.cli.fleet import Hosts
+from disagg.cli.fleet.lifecycle import Hosts
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host, Role
@@ -170,7 +170,7 @@ def _run(
     break_lock: bool = False,
 ) -> list[DeployResult]:
     """Plan and carry out, with progress on stderr. `question`: the verb to ask with, where there is a terminal."""
-    from disagg.cli.views.deploy import Progress, plan_view
+    from disagg.cli.views.fleet.deploy import Progress, plan_view
     from disagg.cli.views.units import counted
     from disagg.fleet.deploy.deployment import Deployment
 
@@ -192,7 +192,7 @@ def _run(
 
 
 def _show_plan(fleet: Fleet, reports: list[DeployResult], as_json: bool) -> None:
-    from disagg.cli.views.deploy import plan_view
+    from disagg.cli.views.fleet.deploy import plan_view
     from disagg.fleet.deploy.deployment import exit_code
 
     if as_json:
@@ -209,7 +209,7 @@ def _finish(
     words: Mapping[str, str] = MappingProxyType({}),
     note: str = "",
 ) -> None:
-    from disagg.cli.views.deploy import reports_view
+    from disagg.cli.views.fleet.deploy import reports_view
     from disagg.fleet.deploy.deployment import exit_code
     from disagg.fleet.deploy.models import carried
 

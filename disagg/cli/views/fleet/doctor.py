@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
-from disagg.cli.views.findings import finding_lines, marked
+from disagg.cli.views.fleet.findings import finding_lines, marked
 from disagg.fleet.doctor.examine import Diagnosis, HostFindings, PairFindings
 
 

@@ -1,0 +1,11 @@
+"""The commands that set up and operate the hosts of hosts.toml, one module each.
+
+trust       show SSH host keys and add them to known_hosts
+deploy      plan, deploy, rollback, uninstall
+models      models pull, list, rm
+lifecycle   start, stop, restart
+status      health of every server
+doctor      examine hosts and links
+logs        the servers' logs in one stream
+remote      ssh to one host, exec on many
+"""

@@ -1,0 +1,1 @@
+"""What the commands in `disagg.cli.fleet.lifecycle` show."""
