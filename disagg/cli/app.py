@@ -14,7 +14,7 @@ import typer
 
 from disagg.cli import bench, demo, generate, init, plan_capacity, verify
 from disagg.cli.context import Settings, complain
-from disagg.cli.fleet.lifecycle import deploy, doctor, lifecycle, logs, models, remote, status, trust
+from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, trust
 from disagg.cli.signals import terminating
 from disagg.errors import DisaggError
 from disagg.version import VERSION

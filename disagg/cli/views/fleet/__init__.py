@@ -1,1 +1,1 @@
-"""What the commands in `disagg.cli.fleet.lifecycle` show."""
+"""What the commands in `disagg.cli.fleet` show."""
