@@ -1,36 +1,44 @@
-"""Every failure disagg reports, as one tree.
+"""Every error of disagg, as one tree, with the exit code of the command line and the HTTP status of the servers.
 
     DisaggError                      exit 1, HTTP 500
-    ├── ConfigError                  exit 2            hosts.toml: file, line, column, caret
-    ├── UsageError                   exit 2            a command line that cannot be carried out
-    ├── RequestError                 exit 2, HTTP 400  the caller's request is wrong
+    ├── ConfigError                  exit 2            hosts.toml is wrong: file, line, column, caret
+    ├── UsageError                   exit 2            the command line cannot be carried out
+    ├── RequestError                 exit 2, HTTP 400  the request is wrong
     │   ├── UnknownModel             exit 2, HTTP 404
-    │   ├── ContextLengthExceeded    exit 2, HTTP 400
+    │   ├── ContextLengthExceeded    exit 2
     │   ├── BodyTooLarge             exit 2, HTTP 413
     │   └── Unauthorized             exit 2, HTTP 401
-    ├── Overloaded                   exit 3, HTTP 503  the queue is full; carries Retry-After
+    ├── Overloaded                   exit 3, HTTP 503  the queue is full; sent with Retry-After
     ├── Cancelled                    exit 130, HTTP 499
     ├── DeadlineExceeded             exit 1, HTTP 504
-    ├── ModelError                   exit 3, HTTP 500  a model cannot be loaded or served
-    │   └── PreflightRefused         exit 3            the two frameworks disagree about it
+    ├── ModelError                   exit 3            a model cannot be loaded or served
+    │   └── PreflightRefused         exit 3            transformers and mlx-lm disagree about it
     ├── HandoffError                 exit 1, HTTP 502  a KV transfer failed
-    │   ├── TicketRefused                              unknown, used or expired
-    │   ├── LayoutMismatch                             names the field
-    │   ├── FingerprintMismatch                        names the component
-    │   ├── ProtocolError                              malformed, oversized, out of order, truncated
-    │   ├── IntegrityError                             the digest does not match
-    │   └── PeerLost                                   connect, send or receive failed or timed out
+    │   ├── TicketRefused            exit 1            unknown, used or expired
+    │   ├── LayoutMismatch           exit 1            names the field
+    │   ├── FingerprintMismatch      exit 1            names the component
+    │   ├── ProtocolError            exit 1            malformed, oversized, out of order, truncated
+    │   ├── IntegrityError           exit 1            the digest does not match
+    │   └── PeerLost                 exit 1            connect, send or receive failed or timed out
     ├── ServerUnavailable            exit 4, HTTP 502  no server answers
-    │   └── ServerSilent             exit 4            one takes connections, but says nothing
-    └── FleetError                   exit 1            a host could not do as asked
-        └── PortInUse                exit 1
+    │   └── ServerSilent             exit 4            it accepts connections and sends no answer
+    └── FleetError                   exit 1            a command on a host failed
+        ├── PortInUse                exit 1            another process listens on a server's port
+        ├── StartFailed              exit 1            a server exited while starting
+        ├── CommandFailed            exit 1            a program on a host returned an error
+        ├── HostLocked               exit 1            another disagg command changes this host
+        ├── DeployRefused            exit 1            a host lacks what a deployment needs
+        └── HostUnreachable          exit 4            SSH: no connection, or it broke
+            ├── HostKeyRefused       exit 4            SSH: the host key is unknown or changed
+            └── LoginRefused         exit 4            SSH: no key of this user is accepted
 
-A DisaggError says what failed and where (`message`) and what to do about it (`hint`). `code` is its stable name
-in JSON; `to_json` and `from_json` carry an error across HTTP unchanged.
+`message`: what failed and where. `hint`: how to fix it. `code` is the stable name of an error in JSON; `to_json` and
+`from_json` carry an error across HTTP unchanged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 _MAX_CLIPPED_CHARS = 64
@@ -187,11 +195,56 @@ class ServerSilent(ServerUnavailable):
 
 
 class FleetError(DisaggError):
-    """A host could not do as asked."""
+    """A command on a host of the fleet failed."""
 
 
 class PortInUse(FleetError):
     """Another process already listens where a server should."""
+
+
+class StartFailed(FleetError):
+    """A server was started and exited, or cannot serve. `log`: the last lines of its log."""
+
+    log: tuple[str, ...] = ()
+
+    def __init__(self, message: str, hint: str = "", *, log: Sequence[str] = ()) -> None:
+        super().__init__(message, hint)
+        self.log = tuple(log)
+
+
+class CommandFailed(FleetError):
+    """A program ran on a host and failed. `exit_status` and `stdout`: of the program; None and "" if they are not
+    known, as in an error that arrived as JSON."""
+
+    exit_status: int | None = None
+    stdout: str = ""
+
+    def __init__(self, message: str, hint: str = "", *, exit_status: int | None = None, stdout: str = "") -> None:
+        super().__init__(message, hint)
+        self.exit_status = exit_status
+        self.stdout = stdout
+
+
+class HostLocked(FleetError):
+    """Another command deploys to this host or changes it. Nothing was changed."""
+
+
+class DeployRefused(FleetError):
+    """A host lacks what a deployment needs. Nothing was changed on it."""
+
+
+class HostUnreachable(FleetError):
+    """No SSH connection to the host, or it broke: refused, timed out, no route, lost."""
+
+    exit_code = 4
+
+
+class HostKeyRefused(HostUnreachable):
+    """The host's SSH key is unknown, changed or revoked."""
+
+
+class LoginRefused(HostUnreachable):
+    """The host's sshd accepts none of this user's keys."""
 
 
 def clipped(value: object) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from disagg.errors import DisaggError
+from disagg.errors import CommandFailed, DisaggError
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, Step, WriteFile
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import CommandFailed, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.output import last_lines
 
 _LAST_LINES = 12
@@ -65,6 +65,6 @@ def _perform(machine: Machine, step: Step, on_line: Callable[[str], None]) -> in
     if result.ok:
         return 0
     words = last_lines(result.stderr.strip() or result.stdout, _LAST_LINES) or "it said nothing"
-    error = CommandFailed(f"{machine.name}: exit code {result.code}:\n{words}", step.hint)
-    error.result = result
-    raise error
+    raise CommandFailed(
+        f"{machine.name}: exit code {result.code}:\n{words}", step.hint, exit_status=result.code, stdout=result.stdout
+    )

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from disagg.config import Fleet, Host, Role
-from disagg.errors import DisaggError, FleetError, UsageError
+from disagg.errors import DeployRefused, DisaggError, UsageError
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import Report, apply, nobody
 from disagg.fleet.deploy.lock import locked
@@ -26,10 +26,6 @@ Decide = Callable[[Host, Facts], Plan]
 """What is to be done on a host, from its facts."""
 
 Result = Literal["unchanged", "changed", "planned", "failed"]
-
-
-class Refused(FleetError):
-    """A host cannot be deployed as it is. Nothing was changed on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +168,6 @@ def _reported(outcome: Outcome[DeployResult]) -> DeployResult:
     return DeployResult(outcome.host.name, "failed", seconds=outcome.seconds, error=outcome.error)
 
 
-def _refused(plan: Plan) -> Refused:
+def _refused(plan: Plan) -> DeployRefused:
     causes = "; ".join(refusal.cause for refusal in plan.refusals)
-    return Refused(f"{plan.host}: {causes}", "; ".join(refusal.hint for refusal in plan.refusals))
+    return DeployRefused(f"{plan.host}: {causes}", "; ".join(refusal.hint for refusal in plan.refusals))

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from threading import Event
 from typing import Final
 
-from disagg.errors import DisaggError, FleetError
+from disagg.errors import CommandFailed, DisaggError, HostLocked, HostUnreachable
 from disagg.fleet.facts.layout import Layout
 from disagg.fleet.machine import process as local
-from disagg.fleet.machine.base import CommandFailed, HostUnreachable, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.interruption import listening_to
 from disagg.fleet.machine.output import last_lines
 
@@ -47,10 +47,6 @@ _RELEASE: Final = """\
 if [ "$(cat "$1/holder" 2>/dev/null)" = "$2" ]; then exec rm -rf "$1"; fi
 """
 _SMALL_S: Final = 20.0
-
-
-class Locked(FleetError):
-    """Another command is at work on this host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,7 @@ class Holder:
 
 @contextmanager
 def locked(machine: Machine, layout: Layout, why: str, break_lock: bool = False) -> Iterator[None]:
-    """Hold the host's lock. Locked says who has it; `break_lock` takes it from anyone."""
+    """Hold the host's lock. HostLocked says who has it; `break_lock` takes it from anyone."""
     own = json.dumps(asdict(Holder.this_process(why)))
     _acquire(machine, layout, own, "*" if break_lock else "")
     try:
@@ -115,16 +111,19 @@ def _acquire(machine: Machine, layout: Layout, own: str, take_over: str) -> None
         return
     if result.code != _HELD:
         words = last_lines(result.stderr, 3) or f"exit code {result.code}"
-        error = CommandFailed(f"{machine.name}: cannot lock it: {words}", f"is {layout.folder} writable there?")
-        error.result = result
-        raise error
+        raise CommandFailed(
+            f"{machine.name}: cannot lock it: {words}",
+            f"is {layout.folder} writable there?",
+            exit_status=result.code,
+            stdout=result.stdout,
+        )
     text = result.stdout.strip()
     holder = Holder.parse(text)
     if holder is not None and holder.ended and not take_over:
         _acquire(machine, layout, own, text)
         return
     told = str(holder) if holder is not None else "nobody knows who holds it"
-    raise Locked(
+    raise HostLocked(
         f"{machine.name} is locked: {told}",
         "wait until that has ended; if nobody is at work: disagg deploy --break-lock",
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, HostKeyRefused, HostUnreachable, LoginRefused
 from disagg.fleet.doctor import host as about_host
 from disagg.fleet.doctor import pair as about_pair
 from disagg.fleet.doctor.gather import Examined, examine_host
@@ -18,7 +18,7 @@ from disagg.fleet.facts.findings import Finding, fault
 from disagg.fleet.lifecycle.health import HostStatus, poll, select_hosts
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.link import Bounds, End, Link, judge, kv_pairs, measure_all
-from disagg.fleet.machine.base import HostKeyRefused, HostUnreachable, LoginRefused, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Outcome, each, machine
 
 Tell = Callable[[str], None]

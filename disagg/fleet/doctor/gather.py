@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from disagg.config import Fleet, Host
-from disagg.errors import DisaggError, FleetError
+from disagg.errors import DisaggError, FleetError, HostUnreachable
 from disagg.fleet.facts.hardware import Vitals, gather_vitals
 from disagg.fleet.facts.host import Facts, gather
 from disagg.fleet.facts.python import python_on
-from disagg.fleet.machine.base import HostUnreachable, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.models.inventory import Held, held
 from disagg.fleet.models.sources import Need, need
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from disagg.config import Host
-from disagg.errors import FleetError
+from disagg.errors import CommandFailed, FleetError
 from disagg.fleet.facts.host import Facts
-from disagg.fleet.machine.base import CommandFailed, Machine, Result
+from disagg.fleet.machine.base import Machine, Result
 from disagg.fleet.machine.output import last_lines
 
 OLDEST: Final = (3, 8)
@@ -57,9 +57,7 @@ def run_program(
     result = machine.run([python, *argv], script=_RUN, environment=variables, timeout=timeout, on_line=on_line)
     if not result.ok:
         words = last_lines(result.stderr.strip() or result.stdout, 1) or f"exit code {result.code}"
-        error = CommandFailed(f"{machine.name}: {words}")
-        error.result = result
-        raise error
+        raise CommandFailed(f"{machine.name}: {words}", exit_status=result.code, stdout=result.stdout)
     return result
 
 

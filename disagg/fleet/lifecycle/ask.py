@@ -11,15 +11,15 @@ from typing import Any
 _MAX_ANSWER = 1 << 20
 
 
-class Mute(TimeoutError):
-    """The connection stands, and no answer came in time."""
+class ReplyTimeout(TimeoutError):
+    """The connection was made, and no complete answer arrived in time."""
 
 
 def get(address: str, port: int, path: str, token: str | None, timeout_s: float) -> tuple[int, dict[str, Any] | None]:
-    """Status code, and the JSON object that was answered; None for anything else, or for more than a MiB.
+    """Status code and JSON object of the answer; the object is None if the body is anything else or over a MiB.
 
-    Raises OSError where no connection comes about, Mute where nothing comes over it, http.client.HTTPException where
-    what comes is no HTTP. Proxies of the environment are not for the machines of a fleet, and not heeded.
+    Raises OSError if no connection is made, ReplyTimeout if nothing arrives over it, http.client.HTTPException if what
+    arrives is not HTTP. Proxies of the environment are not used.
     """
     deadline = time.monotonic() + timeout_s
     connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
@@ -28,7 +28,7 @@ def get(address: str, port: int, path: str, token: str | None, timeout_s: float)
         try:
             return _exchange(connection, path, token, deadline)
         except TimeoutError as error:
-            raise Mute(str(error)) from error
+            raise ReplyTimeout(str(error)) from error
     finally:
         connection.close()
 
@@ -53,7 +53,7 @@ def _exchange(
 def _limit(connection: http.client.HTTPConnection, deadline: float) -> None:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise Mute("the answer takes too long")
+        raise ReplyTimeout("the answer takes too long")
     if connection.sock is not None:  # a response that closes the connection has taken the socket over
         connection.sock.settimeout(left)
 

@@ -11,16 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from disagg.config import Host
-from disagg.errors import FleetError
+from disagg.errors import StartFailed
 from disagg.fleet.lifecycle.loglines import last_error, last_words, since_start
 
 LAST_LINES = 50
-
-
-class StartFailed(FleetError):
-    """A server was started and cannot serve. `log`: its last lines."""
-
-    log: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +66,6 @@ def start_failed(name: str, lines: Sequence[str]) -> StartFailed:
         own = since_start(lines[: len(lines) - len(own)]) or own
     logged = last_error(own)
     if logged is not None:
-        error = StartFailed(f"{name} did not start: {logged.message}", logged.hint or hint)
-    else:
-        error = StartFailed(f"{name} exited while starting: {last_words(own) or 'it wrote nothing'}", hint)
-    error.log = tuple(own[-LAST_LINES:])
-    return error
+        return StartFailed(f"{name} did not start: {logged.message}", logged.hint or hint, log=own[-LAST_LINES:])
+    words = last_words(own) or "it wrote nothing"
+    return StartFailed(f"{name} exited while starting: {words}", hint, log=own[-LAST_LINES:])

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from disagg.config import Host, ServiceManager
-from disagg.errors import FleetError, PortInUse
+from disagg.errors import CommandFailed, FleetError, PortInUse, StartFailed
 from disagg.fleet import services
 from disagg.fleet.facts.host import Facts
 from disagg.fleet.facts.server import Sight, look
-from disagg.fleet.lifecycle.base import LAST_LINES, Seen, StartFailed, start_failed
+from disagg.fleet.lifecycle.base import LAST_LINES, Seen, start_failed
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import CommandFailed, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.output import last_lines
 
 _VERB_S: Final = 90.0
@@ -160,6 +160,6 @@ def _manage(machine: Machine, name: str, home: str, manager: ServiceManager, ver
     hint = f"disagg ssh {name}"
     if result.code == _NEEDS_ROOT:
         hint = f"give its account sudo without a password, or there: sudo launchctl kickstart -k system/disagg.{name}"
-    error = CommandFailed(f"{name}: {manager} cannot {verb} its server: {words}", hint)
-    error.result = result
-    raise error
+    raise CommandFailed(
+        f"{name}: {manager} cannot {verb} its server: {words}", hint, exit_status=result.code, stdout=result.stdout
+    )

@@ -15,11 +15,11 @@ from threading import Event, Thread
 from typing import Final
 
 from disagg.config import Fleet, Host
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.facts.server import Sight, look
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.lifecycle.loglines import last_error, last_words, never_started, since_ready, since_start, stopped
-from disagg.fleet.machine.base import HostUnreachable, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.interruption import listening_to
 
 _TROUBLED: Final = ("not running", "unreachable", "silent", "foreign", "unauthorised")

@@ -16,14 +16,14 @@ from threading import Lock
 from typing import Literal
 
 from disagg.config import Fleet, Host
-from disagg.errors import ConfigError, DisaggError, FleetError
-from disagg.fleet.lifecycle.base import Server, StartFailed
+from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, StartFailed
+from disagg.fleet.lifecycle.base import Server
 from disagg.fleet.lifecycle.deployed import DeployedServer, hosts_there, stop_there
 from disagg.fleet.lifecycle.health import HostStatus, poll_host, select_hosts
 from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, server_argv
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import HostUnreachable, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import each
 from disagg.fleet.machine.connect import machine as connect_to
 

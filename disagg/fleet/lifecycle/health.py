@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from disagg.config import Fleet, Host, served_digest
 from disagg.errors import FleetError, UsageError
-from disagg.fleet.lifecycle.ask import Mute, get
+from disagg.fleet.lifecycle.ask import ReplyTimeout, get
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
 from disagg.version import code_hash
@@ -242,7 +242,7 @@ def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeo
 def _unanswered(blank: HostStatus, host: Host, error: OSError, timeout_s: float) -> HostStatus:
     """What the network says about a server that is not known to run."""
     where = f"{host.address}:{host.port}"
-    if isinstance(error, (Mute, ConnectionResetError, BrokenPipeError)):
+    if isinstance(error, (ReplyTimeout, ConnectionResetError, BrokenPipeError)):
         why = f"{where} takes connections, but did not answer within {timeout_s:g} s"
         return replace(blank, state="silent", why=why, hint=_start_command(host, "restart"))
     if isinstance(error, ConnectionRefusedError):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from disagg.config import Fleet, Host
-from disagg.errors import PortInUse
-from disagg.fleet.lifecycle.base import LAST_LINES, Seen, StartFailed, start_failed
+from disagg.errors import PortInUse, StartFailed
+from disagg.fleet.lifecycle.base import LAST_LINES, Seen, start_failed
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
 from disagg.token import TOKEN_FILE_VARIABLE

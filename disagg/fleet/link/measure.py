@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from disagg.config import Host
 from disagg.config.addresses import same_machine
-from disagg.errors import DisaggError, FleetError, PeerLost
+from disagg.errors import CommandFailed, DisaggError, FleetError, PeerLost
 from disagg.fleet.facts.python import json_line, run_program
 from disagg.fleet.facts.route import Path, look
 from disagg.fleet.link.ends import End, Listening
-from disagg.fleet.machine.base import CommandFailed
 from disagg.fleet.machine.connect import each
 
 PROBE: Final = File(__file__).with_name("probe_program.py")
@@ -161,8 +160,8 @@ def _send(sender: End, target: str, port: int, token: str, bounds: Bounds) -> di
 def _explained(error: CommandFailed, sender: Host, receiver: Host) -> DisaggError:
     """What the probe's end says about the network, with what to do about it."""
     said: dict[str, Any] = {}
-    if error.result is not None and error.result.code == 3:
-        lines = error.result.stdout.strip().splitlines()
+    if error.exit_status == 3:
+        lines = error.stdout.strip().splitlines()
         said = json.loads(lines[-1]) if lines else {}
     if "error" not in said:
         return error

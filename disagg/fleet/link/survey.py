@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from disagg.config import Fleet, Host
-from disagg.errors import DisaggError, FleetError, UsageError
+from disagg.errors import DisaggError, FleetError, HostUnreachable, UsageError
 from disagg.fleet.facts.findings import Finding, fault, note
 from disagg.fleet.facts.host import gather
 from disagg.fleet.facts.python import python_on
 from disagg.fleet.link.ends import End
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
 from disagg.fleet.link.measure import Bounds, Link, measure_all
-from disagg.fleet.machine.base import HostUnreachable, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import each, machine
 from disagg.fleet.models.inventory import held
 from disagg.fleet.models.sources import need

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from disagg.errors import FleetError
-
 MAX_OUTPUT: Final = 1 << 18
 """Bytes kept of each end of what a command writes, per stream."""
 
@@ -34,26 +32,6 @@ class Result:
     @property
     def ok(self) -> bool:
         return self.code == 0
-
-
-class CommandFailed(FleetError):
-    """A command ran on a machine and failed. `result` has its last lines; None where the error came as JSON."""
-
-    result: Result | None = None
-
-
-class HostUnreachable(FleetError):
-    """The machine cannot be reached, or the connection broke: refused, timed out, no route, lost."""
-
-    exit_code = 4
-
-
-class HostKeyRefused(HostUnreachable):
-    """The machine's SSH host key is unknown or changed."""
-
-
-class LoginRefused(HostUnreachable):
-    """The machine answers, but does not let this user in."""
 
 
 class Machine(Protocol):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from disagg.errors import FleetError
+from disagg.errors import CommandFailed, FleetError, HostUnreachable
 from disagg.fleet.machine import shell
-from disagg.fleet.machine.base import MAX_OUTPUT, CommandFailed, HostUnreachable, Result
+from disagg.fleet.machine.base import MAX_OUTPUT, Result
 from disagg.fleet.machine.output import Stream, last_lines
 from disagg.fleet.machine.tree import packed
 
@@ -115,9 +115,9 @@ class ShellMachine(ABC):
     def _require(self, result: Result, what: str) -> None:
         if not result.ok:
             words = last_lines(result.stderr, _WORDS) or f"exit code {result.code}"
-            error = CommandFailed(f"{self.name}: {what}: {words}", _hint(words, self.name))
-            error.result = result
-            raise error
+            raise CommandFailed(
+                f"{self.name}: {what}: {words}", _hint(words, self.name), exit_status=result.code, stdout=result.stdout
+            )
 
 
 def _hint(words: str, host: str) -> str:

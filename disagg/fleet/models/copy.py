@@ -14,10 +14,10 @@ from threading import Thread
 from typing import Any, Final
 
 from disagg.config import Host
-from disagg.errors import DisaggError, FleetError
+from disagg.errors import CommandFailed, DisaggError, FleetError
 from disagg.fleet.facts.python import run_program
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import CommandFailed, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.models.inventory import Held
 
 SERVE: Final = Path(__file__).with_name("serve_program.py")
@@ -80,16 +80,16 @@ def _fetch(source: Place, target: Place, argv: Sequence[str], token: str, told: 
 
 
 def _explained(error: CommandFailed, source: Host, target: Host) -> FleetError:
-    output = error.result.stdout.strip() if error.result is not None else ""
+    output = error.stdout.strip()
     words = _said(output.rpartition("\n")[2]).get("error")
     if not words:
         return error
-    failure = CommandFailed(
+    return CommandFailed(
         f"{target.name}: copying from {source.name} ({source.kv_address}) failed: {words}",
         "what has arrived is kept: run the same command again to go on from there",
+        exit_status=error.exit_status,
+        stdout=error.stdout,
     )
-    failure.result = error.result
-    return failure
 
 
 def _said(line: str) -> Mapping[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any, Final, Literal
 
 from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
-from disagg.errors import DisaggError, FleetError
+from disagg.errors import CommandFailed, DisaggError, FleetError
 from disagg.fleet.facts.host import gather
 from disagg.fleet.facts.python import deployed_python, python_on, run_program
-from disagg.fleet.machine.base import CommandFailed, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import each, machine
 from disagg.fleet.models.copy import Place, copy
 from disagg.fleet.models.inventory import Held, cache_of, held
@@ -248,15 +248,15 @@ class Models:
 
 
 def _hub_error(error: CommandFailed, host: Host, source: str) -> FleetError:
-    last = error.result.stdout.strip().rpartition("\n")[2] if error.result is not None else ""
+    last = error.stdout.strip().rpartition("\n")[2]
     try:
         words = json.loads(last)["error"]
     except (ValueError, KeyError, TypeError):
         words = error.message
-    failure = CommandFailed(
+    return CommandFailed(
         f"{host.name}: {source} cannot be downloaded from the hub: {words}",
         "HF_TOKEN for a model behind a gate, HF_ENDPOINT for a mirror; or put the model on any host of the fleet and "
         "pull again: it is then copied from there. What has arrived is kept",
+        exit_status=error.exit_status,
+        stdout=error.stdout,
     )
-    failure.result = error.result
-    return failure

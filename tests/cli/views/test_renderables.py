@@ -20,8 +20,7 @@ from disagg.cli.views.metrics import combined_panel, footnote, metrics_view, mod
 from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.config import EngineOptions, Host
 from disagg.demo.comparison import Comparison
-from disagg.errors import DisaggError, PortInUse
-from disagg.fleet.lifecycle.base import StartFailed
+from disagg.errors import DisaggError, PortInUse, StartFailed
 from disagg.fleet.lifecycle.fleet_servers import ServerResult
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.lifecycle.logs import Line

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from disagg.errors import Cancelled, FleetError
-from disagg.fleet.deploy.deployment import Decide, Deployment, DeployResult, Refused, exit_code
-from disagg.fleet.deploy.lock import Holder, Locked, locked
+from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
+from disagg.fleet.deploy.deployment import Decide, Deployment, DeployResult, exit_code
+from disagg.fleet.deploy.lock import Holder, locked
 from disagg.fleet.deploy.plan import rollback, uninstall
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
-from disagg.fleet.machine.base import CommandFailed, HostUnreachable
 from disagg.fleet.machine.local import LocalMachine
 from tests.fleet.deploy.deploy_site import PACKAGE, Saboteur, Site
 
@@ -221,7 +220,7 @@ def test_a_read_only_home_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch
         real = deployment.decide
         deployment.decide = lambda host, facts: real(host, replace(facts, writable=False))
         report = deployment.plan()[0]
-    assert isinstance(report.error, Refused) and "is read-only" in report.error.message
+    assert isinstance(report.error, DeployRefused) and "is read-only" in report.error.message
 
 
 def test_a_second_deployment_at_once_says_who_holds_the_lock_and_leaves_it(site: Site) -> None:
@@ -238,7 +237,7 @@ def test_a_second_deployment_at_once_says_who_holds_the_lock_and_leaves_it(site:
     try:
         assert inside.wait(30)
         error = site.deploy().error
-        assert isinstance(error, Locked)
+        assert isinstance(error, HostLocked)
         assert f"(pid {os.getpid()})" in error.message and "disagg deploy" in error.message
         assert "--break-lock" in error.hint
     finally:
@@ -269,14 +268,14 @@ EVE = {"who": "eve", "machine": "desk", "pid": 7, "identity": "x", "since": 1.0,
 def test_a_lock_of_unknown_owner_stays_until_it_is_broken(site: Site, text: str) -> None:
     put_lock(site, text)
     error = site.deploy().error
-    assert isinstance(error, Locked) and "nobody knows who holds it" in error.message
+    assert isinstance(error, HostLocked) and "nobody knows who holds it" in error.message
     assert site.deploy(break_lock=True).result == "changed"
 
 
 def test_the_lock_of_another_machine_stays_until_it_is_broken(site: Site) -> None:
     put_lock(site, others(site, machine="desk", pid=2**22 - 1))
     error = site.deploy().error
-    assert isinstance(error, Locked) and "ada@desk holds it for `disagg deploy` since" in error.message
+    assert isinstance(error, HostLocked) and "ada@desk holds it for `disagg deploy` since" in error.message
     assert (site.own / "lock/holder").exists()
     assert site.deploy(break_lock=True).result == "changed"
 
@@ -297,7 +296,7 @@ def run(site: Site, decide: Decide, why: str) -> DeployResult:
 def test_rollback_goes_back_and_forth(site: Site) -> None:
     site.deploy()
     first = site.current()
-    assert isinstance(run(site, rollback, "rollback").error, Refused)
+    assert isinstance(run(site, rollback, "rollback").error, DeployRefused)
     site.package = NEW_CODE
     site.deploy()
     second = site.current()

@@ -225,7 +225,7 @@ def test_a_disk_that_fills_up_is_told_in_the_systems_words_and_mended_by_the_nex
         host.as_root("mount", "-o", "remount,size=30m", place)
         fleet.change("port = 8000\n", "port = 8000\nqueue_size = 5\n")
         report = fleet.deploy("--host", name)[name]
-        assert report["error"]["code"] == "Refused" and "MiB free" in report["error"]["message"]
+        assert report["error"]["code"] == "DeployRefused" and "MiB free" in report["error"]["message"]
     finally:
         host.as_root("umount", "-l", place)
 
@@ -242,7 +242,9 @@ def test_a_read_only_home_is_refused_and_its_release_stays(fleet: Fleet) -> None
         report = fleet.deploy("--host", name)[name]
     finally:
         host.as_root("mount", "-o", "remount,bind,rw", host.remote_home)
-    assert report["error"]["code"] == "Refused" and f"{host.remote_home} is read-only" in report["error"]["message"]
+    assert (
+        report["error"]["code"] == "DeployRefused" and f"{host.remote_home} is read-only" in report["error"]["message"]
+    )
     assert fleet.current(name) == old
     assert fleet.deploy("--host", name)[name]["result"] == "changed"
 

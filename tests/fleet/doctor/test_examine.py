@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from disagg.config import load
+from disagg.errors import HostKeyRefused, HostUnreachable
 from disagg.fleet.doctor.examine import examine
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.link import Bounds, kv_pairs
-from disagg.fleet.machine.base import HostKeyRefused, HostUnreachable
 from tests.testbed.bed import Bed
 
 SHORT = Bounds(seconds=0.4, bytes=32 << 20)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from disagg.config import Fleet
-from disagg.errors import ConfigError, PortInUse
+from disagg.errors import ConfigError, HostUnreachable, PortInUse
 from disagg.fleet.deploy.release import run_script
 from disagg.fleet.facts.host import gather
 from disagg.fleet.facts.layout import Layout
@@ -27,7 +27,7 @@ from disagg.fleet.lifecycle.base import start_failed
 from disagg.fleet.lifecycle.fleet_servers import FleetServers, ServerResult, exit_code
 from disagg.fleet.lifecycle.health import poll
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.machine.base import HostUnreachable, Machine
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import supervise
 from tests.fleet.farm import FAKE, make_fleet, wait_until

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from disagg.config import EngineOptions, Fleet, Host
-from disagg.errors import Cancelled
+from disagg.errors import Cancelled, HostUnreachable
 from disagg.fleet.facts.server import Holder, Sight
 from disagg.fleet.lifecycle.diagnose import diagnose, explained
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.machine import interruption
-from disagg.fleet.machine.base import HostUnreachable
 
 HOST = Host("spark", "10.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000, service="process")
 DEPLOYED = Sight("/home/x", current="abc", release="abc", managers={"process": True})

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import pytest
 
 from disagg.config import Host
+from disagg.errors import HostUnreachable
 from disagg.fleet.lifecycle.logs import Line, follow, read
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.machine.base import HostUnreachable, Result
+from disagg.fleet.machine.base import Result
 from disagg.fleet.machine.local import LocalMachine
 from tests.fleet.farm import make_fleet, wait_until
 

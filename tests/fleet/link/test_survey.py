@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from disagg.config import load
-from disagg.errors import UsageError
+from disagg.errors import HostUnreachable, UsageError
 from disagg.fleet.link import Bounds, Link, Path, Surveyed, exit_code, kv_pairs, pairs_between, survey
-from disagg.fleet.machine.base import HostUnreachable
 from disagg.fleet.machine.connect import machine
 from tests.testbed.bed import HOSTS_TOML, Bed
 

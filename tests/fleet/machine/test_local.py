@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.errors import Cancelled, FleetError
+from disagg.errors import Cancelled, CommandFailed, FleetError
 from disagg.fleet.machine import connect, shell
-from disagg.fleet.machine.base import CommandFailed
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.output import Stream
 from disagg.fleet.machine.posix import Job

@@ -15,8 +15,7 @@ from rich.text import Text
 from disagg.cli.views.fleet.logs import raw_line
 from disagg.cli.views.fleet.together import error_views
 from disagg.cli.views.units import counted, seconds
-from disagg.errors import DisaggError
-from disagg.fleet.lifecycle.base import StartFailed
+from disagg.errors import DisaggError, StartFailed
 from disagg.fleet.lifecycle.fleet_servers import ServerResult
 
 _STYLE = {

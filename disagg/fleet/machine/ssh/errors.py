@@ -11,8 +11,7 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure
 from paramiko.ssh_exception import BadAuthenticationType, NoValidConnectionsError
 
-from disagg.errors import DisaggError
-from disagg.fleet.machine.base import HostKeyRefused, HostUnreachable, LoginRefused
+from disagg.errors import DisaggError, HostKeyRefused, HostUnreachable, LoginRefused
 from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts, Verdict, remove_commands
 from disagg.fleet.machine.ssh.settings import Settings
 

@@ -15,9 +15,8 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from disagg.config import Host
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.machine import interruption, shell
-from disagg.fleet.machine.base import HostUnreachable
 from disagg.fleet.machine.posix import Job, ShellMachine
 
 if TYPE_CHECKING:

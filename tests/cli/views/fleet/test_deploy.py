@@ -7,10 +7,10 @@ import io
 from rich.console import Console
 
 from disagg.cli.views.fleet.deploy import Progress, plan_view, reports_view
+from disagg.errors import CommandFailed, DeployRefused
 from disagg.fleet.deploy.apply import Event
-from disagg.fleet.deploy.deployment import DeployResult, Refused
+from disagg.fleet.deploy.deployment import DeployResult
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
-from disagg.fleet.machine.base import CommandFailed
 
 HASH = "0123456789abcdef"
 
@@ -71,7 +71,7 @@ def test_a_model_that_is_not_carried_is_to_be_pulled_before_the_start() -> None:
 def test_hosts_with_the_same_fault_are_told_of_once() -> None:
     names = ["a", "b", "c"]
     failed = [
-        DeployResult(name, "failed", error=Refused(f"{name}: nothing there", f"disagg deploy --host {name}"))
+        DeployResult(name, "failed", error=DeployRefused(f"{name}: nothing there", f"disagg deploy --host {name}"))
         for name in names[:2]
     ]
     for view in (plan_view, reports_view):
@@ -99,7 +99,9 @@ def test_a_plan_shows_each_hosts_steps_and_notes() -> None:
 
 
 def test_a_refusal_is_told_with_its_mend() -> None:
-    refused = DeployResult("h", "failed", Plan("h", ""), error=Refused("h: there is no Python", "brew install python"))
+    refused = DeployResult(
+        "h", "failed", Plan("h", ""), error=DeployRefused("h: there is no Python", "brew install python")
+    )
     for view in (plan_view([refused]), reports_view([refused])):
         text = shown(view)
         assert "there is no Python" in text and "brew install python" in text

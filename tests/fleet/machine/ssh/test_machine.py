@@ -19,16 +19,9 @@ import psutil
 import pytest
 
 from disagg.config import Host
-from disagg.errors import Cancelled, FleetError
+from disagg.errors import Cancelled, CommandFailed, FleetError, HostKeyRefused, HostUnreachable, LoginRefused
 from disagg.fleet.machine import connect
-from disagg.fleet.machine.base import (
-    MAX_OUTPUT,
-    CommandFailed,
-    HostKeyRefused,
-    HostUnreachable,
-    LoginRefused,
-    Machine,
-)
+from disagg.fleet.machine.base import MAX_OUTPUT, Machine
 from disagg.fleet.machine.output import Stream
 from disagg.fleet.machine.posix import Job
 from disagg.fleet.machine.ssh.connection import Timeouts

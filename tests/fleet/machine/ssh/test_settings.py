@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.errors import FleetError
-from disagg.fleet.machine.base import HostKeyRefused, LoginRefused
+from disagg.errors import FleetError, HostKeyRefused, LoginRefused
 from disagg.fleet.machine.ssh import settings as ssh_settings
 from disagg.fleet.machine.ssh.machine import SSHMachine
 from disagg.fleet.machine.ssh.settings import settings_for
