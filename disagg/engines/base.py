@@ -8,34 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from disagg.engines.model.profile import Finding, ModelProfile
+from disagg.api.events import FinishReason
+from disagg.api.sampling import Sampling
+from disagg.api.status import PreflightFinding
+from disagg.engines.model.profile import ModelProfile
 from disagg.engines.model.text import PromptTokenizer
 from disagg.kv.blocks import Block
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import AS_IS, WireForm
-
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen. temperature 0 is greedy. `logprobs`: how many top alternatives to report, None for none.
-    `stop`: strings that end the answer (not part of it). `ignore_eos`: run to max_tokens (benchmarks)."""
-
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    logprobs: int | None = None
-    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +90,7 @@ class EngineInfo:
     profile: ModelProfile
     layout: Layout
     fingerprint: Fingerprint
-    preflight: tuple[Finding, ...] = ()
+    preflight: tuple[PreflightFinding, ...] = ()
     memory_bytes: int = 0  # weights, as loaded
     eos_ids: frozenset[int] = field(default_factory=frozenset)
 

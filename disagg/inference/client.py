@@ -17,12 +17,13 @@ from typing import Any, Self, TypedDict, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from disagg.api.requests import Messages
 from disagg.config import Fleet, load
 from disagg.errors import RequestError
 from disagg.inference import execute, http
 from disagg.inference.execute import Alone
 from disagg.inference.route import Router
-from disagg.inference.types import Chunk, Completion, Messages
+from disagg.inference.types import Chunk, Completion
 from disagg.token import fleet_token
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import httpx
 
+from disagg.api.events import TokenLogprob, TokensEvent
 from disagg.config import Host
 from disagg.errors import (
     Cancelled,
@@ -31,7 +32,7 @@ from disagg.errors import (
 from disagg.inference import http as api
 from disagg.inference.measure import Trace, metrics
 from disagg.inference.route import Route
-from disagg.inference.types import Chunk, Completion, TokenLogprob
+from disagg.inference.types import Chunk, Completion
 
 FALLBACK_WARNING = "Using fallback mode - slower performance"
 SIMULATED_WARNING = "simulated: no model ran, the times are predicted and the text is noise"
@@ -248,10 +249,10 @@ async def _answer(
     async for name, data in stream:
         if name == "tokens":
             trace.saw_tokens(time.monotonic())
-            chunk = _chunk(data)
-            texts.append(chunk.text)
-            tokens.extend(chunk.tokens)
-            yield chunk
+            came = TokensEvent.received(data, trace.decode_server or trace.prefill_server or "")
+            texts.append(came.text)
+            tokens.extend(came.tokens)
+            yield Chunk(came.text, came.tokens)
         elif name == "done":
             trace.done = data
             break
@@ -274,13 +275,6 @@ async def _settle_account(shipping: asyncio.Future[dict[str, Any]], trace: Trace
         return ()
     reason = str(shipping.exception()) if shipping.done() else "it did not answer in time"
     return (f"the figures of {trace.prefill_server} are missing: {reason}",)
-
-
-def _chunk(data: Mapping[str, Any]) -> Chunk:
-    tokens = tuple(
-        TokenLogprob(token["id"], token["logprob"], tuple((i, p) for i, p in token["top"])) for token in data["tokens"]
-    )
-    return Chunk(data["text"], tokens)
 
 
 def _new_id() -> str:

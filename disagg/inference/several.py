@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from disagg.errors import DisaggError
@@ -40,7 +40,7 @@ class Answer:
             "metrics": done.metrics.to_json(),
         }
         if any(token.top for token in done.tokens):
-            body["tokens"] = [asdict(token) for token in done.tokens]
+            body["tokens"] = [token.to_json() for token in done.tokens]
         return body
 
 

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from disagg.api.events import TokenLogprob
 from disagg.inference.metrics import Metrics
-
-Messages = Sequence[Mapping[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One generated token with its log-probability and the likeliest alternatives (id, logprob)."""
-
-    id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

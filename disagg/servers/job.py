@@ -6,7 +6,8 @@ import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from disagg.engines.base import DecodeTiming, Sampling
+from disagg.api.sampling import Sampling
+from disagg.engines.base import DecodeTiming
 from disagg.servers.schemas import PromptBody
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from disagg.engines.base import Sampling
-from disagg.engines.model.text import Messages
+from disagg.api.requests import Messages
+from disagg.api.sampling import Sampling
 from disagg.errors import RequestError
 
 MAX_TOKENS = 1 << 20

@@ -15,9 +15,11 @@ import psutil
 from starlette.requests import Request
 from starlette.routing import Route
 
+from disagg.api.requests import Messages
+from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host, Model, served_digest
-from disagg.engines.base import EngineInfo, Sampling
-from disagg.engines.model.text import Messages, PromptTokenizer
+from disagg.engines.base import EngineInfo
+from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -183,7 +185,7 @@ class Service(ABC):
             "release": os.environ.get(RELEASE_VARIABLE) or None,
             "versions": info.versions if info else {},
             "fingerprint": info.fingerprint.to_json() if info else None,
-            "preflight": [asdict(finding) for finding in info.preflight] if info else [],
+            "preflight": [finding.to_json() for finding in info.preflight] if info else [],
             "uptime_s": round(time.monotonic() - self.started, 3),
             "pid": os.getpid(),
         }

@@ -17,8 +17,8 @@ from typing import Any, get_args
 
 import numpy
 
+from disagg.api.sampling import Sampling
 from disagg.config import DType, EngineOptions
-from disagg.engines.base import Sampling
 from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model import checkpoint
 from disagg.errors import ContextLengthExceeded, DisaggError
@@ -109,7 +109,7 @@ def verify(pair: Pair, dtype: DType, prompt_tokens: int, max_tokens: int, chunk:
         "decode_computed_tokens": computed,
         "kv_bytes": pair.prefill.info.layout.nbytes(prompt_tokens - 1),
         "preflight": [
-            {"backend": info.backend, **asdict(finding)}
+            {"backend": info.backend, **finding.to_json()}
             for info in (pair.prefill.info, pair.decode_engine.info)
             for finding in info.preflight
         ],

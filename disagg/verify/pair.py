@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, PrefillEngine, Sampling, Token
+from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, PrefillEngine, Token
 from disagg.errors import DisaggError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from disagg.api.events import TokenLogprob
 from disagg.bench.load import Watch, run
 from disagg.bench.plan import arrival_times
 from disagg.bench.records import MODES
 from disagg.bench.workloads import RandomTokens
 from disagg.errors import Overloaded
 from disagg.inference.client import AsyncClient
-from disagg.inference.types import Chunk, TokenLogprob
+from disagg.inference.types import Chunk
 from tests import tiny_models
 from tests.bench.bench_parts import plan, point
 from tests.cli.answers import completion

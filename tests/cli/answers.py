@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
+from disagg.api.events import TokenLogprob
 from disagg.errors import UnknownModel
 from disagg.inference.metrics import Metrics, TTFTParts
-from disagg.inference.types import Chunk, Completion, TokenLogprob
+from disagg.inference.types import Chunk, Completion
 
 TEXT = "\n    return fibonacci(n - 1)\n"
 

@@ -23,7 +23,7 @@ RESULT = {
     "prefill_vs_decode": SAME,
     "wrong_kv_changes_output": True,
     "distinct_tokens": 41,
-    "preflight": [{"component": "rope", "status": "mended", "detail": "YaRN truncate"}],
+    "preflight": [{"component": "rope", "status": "patched", "detail": "YaRN truncate"}],
     "ok": True,
 }
 
@@ -53,7 +53,7 @@ def test_a_folder_is_verified_and_shown(
         run("verify", tmp_path, "--prompt-tokens", 6000, "--max-tokens", 64, "--chunk", 100, "--dtype", "float32") == 0
     )
     out = capsys.readouterr().out
-    assert "64 equal" in out and "✔ same answer" in out and "rope mended YaRN truncate" in out
+    assert "64 equal" in out and "✔ same answer" in out and "rope patched YaRN truncate" in out
     assert all(len(line) <= 80 for line in out.splitlines())
     options = ["--prompt-tokens", "6000", "--max-tokens", "64", "--chunk", "100", "--dtype", "float32"]
     assert eval(seen.read_text()) == ["disagg.verify", str(tmp_path), str(tmp_path), *options]

@@ -31,4 +31,4 @@ def test_gpt_oss_with_yarn_is_exact_at_6000_tokens(tmp_path: Path) -> None:
     assert all(tokens == first for tokens in others)
     assert len(set(first)) > 12
     assert answers[0].metrics.decode_computed_tokens == 1
-    assert [f["status"] for f in findings if f["component"] == "rope"] == ["mended"]
+    assert [f["status"] for f in findings if f["component"] == "rope"] == ["patched"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from disagg.engines.base import DecodeTiming, FinishReason, Token
+from disagg.api.events import FinishReason
+from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import DeadlineExceeded, ModelError
 from disagg.servers.answer import Answer, Step

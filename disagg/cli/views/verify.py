@@ -15,7 +15,7 @@ _COMPARISONS = {
     "handoff_vs_decode": "hand-off ↔ decode alone",
     "prefill_vs_decode": "prefill ↔ decode, alone",
 }
-_FINDING_STYLE = {"ok": "green", "mended": "yellow", "refused": "red"}
+_FINDING_STYLE = {"ok": "green", "patched": "yellow", "refused": "red"}
 
 
 def verify_view(result: Mapping[str, Any]) -> RenderableType:
@@ -56,7 +56,7 @@ def _small(value: float | None) -> str:
 
 
 def _findings(result: Mapping[str, Any]) -> list[RenderableType]:
-    """What the preflight mended or refused; one line where all is well."""
+    """What the preflight patched or refused; one line where all is well."""
     findings = result["preflight"]
     notable = [finding for finding in findings if finding["status"] != "ok"]
     if not notable:

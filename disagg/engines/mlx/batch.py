@@ -14,7 +14,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences
 
-from disagg.engines.base import DecodeTiming, FinishReason, Listener, Sampling, Token
+from disagg.api.events import FinishReason
+from disagg.api.sampling import Sampling
+from disagg.engines.base import DecodeTiming, Listener, Token
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.grouping import Row
 from disagg.engines.mlx.sampling import RepetitionPenalty

@@ -12,17 +12,18 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.rope_utils import YarnRoPE
 
+from disagg.api.status import PreflightFinding
 from disagg.engines.mlx.profile import rope_modules
 from disagg.engines.model.preflight import rope_differences
-from disagg.engines.model.profile import Finding, LayerProfile, ModelProfile
+from disagg.engines.model.profile import LayerProfile, ModelProfile
 
 # (model, config, reference, measured layers) -> what was mended
-Patch = Callable[[Any, Mapping[str, Any], ModelProfile, Sequence[LayerProfile]], list[Finding]]
+Patch = Callable[[Any, Mapping[str, Any], ModelProfile, Sequence[LayerProfile]], list[PreflightFinding]]
 
 
 def untruncated_yarn(
     model: Any, config: Mapping[str, Any], reference: ModelProfile, measured: Sequence[LayerProfile]
-) -> list[Finding]:
+) -> list[PreflightFinding]:
     """Set the frequencies of YaRN ropes from the reference where the checkpoint says `truncate: false`.
 
     mlx-lm 0.32 always rounds the ends of YaRN's ramp to whole pairs. The real gpt-oss checkpoints do not: one of their
@@ -41,8 +42,8 @@ def untruncated_yarn(
             rope._freqs = 1.0 / mx.array(want.inv_freq, dtype=mx.float32)
             mx.eval(rope._freqs)
     return [
-        Finding(
-            "rope", "mended", f"on {count} layers {what}: it ignores YaRN's truncate: false; set from the reference"
+        PreflightFinding(
+            "rope", "patched", f"on {count} layers {what}: it ignores YaRN's truncate: false; set from the reference"
         )
         for what, count in mended.items()
     ]

@@ -10,13 +10,14 @@ from typing import Any
 
 import mlx.core as mx
 
+from disagg.api.status import PreflightFinding
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo
 from disagg.engines.mlx.load import load
 from disagg.engines.mlx.patches import Patch
 from disagg.engines.mlx.profile import Measured, measure
 from disagg.engines.model import checkpoint, preflight
-from disagg.engines.model.profile import Finding, ModelProfile
+from disagg.engines.model.profile import ModelProfile
 from disagg.engines.model.text import HFTokenizer
 
 
@@ -78,7 +79,7 @@ def _profile(reference: ModelProfile, measured: Measured, architecture: str, tok
     )
 
 
-def _merged(findings: Sequence[Finding], patched: Sequence[Finding]) -> tuple[Finding, ...]:
+def _merged(findings: Sequence[PreflightFinding], patched: Sequence[PreflightFinding]) -> tuple[PreflightFinding, ...]:
     """Both, without the "ok" of a component that agrees only because it was patched."""
     components = {finding.component for finding in patched}
     unpatched = [f for f in findings if not (f.status == "ok" and f.component in components)]

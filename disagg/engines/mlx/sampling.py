@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from disagg.engines.base import Sampling
+from disagg.api.sampling import Sampling
 from disagg.errors import RequestError
 
 Sampler = Callable[[Any], Any]  # log-probabilities [n, vocab] -> token ids [n]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, Sampling, Token
+from disagg.api.sampling import Sampling
+from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, Token
 from disagg.errors import ModelError
 from disagg.kv.arena import Arenas
 from disagg.kv.received import Placement, ReceivedKV

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from disagg.engines.model.profile import Finding, LayerProfile, ModelProfile, Rope
+from disagg.api.status import PreflightFinding
+from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import PreflightRefused
 
 # Relative. Measured over thirteen architectures, a rope read off numerically in float32 is within 1e-6 of the formula
@@ -19,7 +20,7 @@ FREQUENCY_TOLERANCE = 1e-4
 SCALE_TOLERANCE = 1e-3
 
 
-def compare(reference: ModelProfile, actual: ModelProfile) -> tuple[Finding, ...]:
+def compare(reference: ModelProfile, actual: ModelProfile) -> tuple[PreflightFinding, ...]:
     """Findings on every component, in the order of ModelProfile's fields; status "ok" or "refused"."""
     findings = [
         *_plain(reference, actual, "architecture", "architecture"),
@@ -33,7 +34,7 @@ def compare(reference: ModelProfile, actual: ModelProfile) -> tuple[Finding, ...
     return tuple(findings)
 
 
-def require(findings: Iterable[Finding]) -> None:
+def require(findings: Iterable[PreflightFinding]) -> None:
     """Raise PreflightRefused with every refused line; nothing where there is none."""
     refused = [f"{finding.component}: {finding.detail}" for finding in findings if finding.status == "refused"]
     if refused:
@@ -43,12 +44,12 @@ def require(findings: Iterable[Finding]) -> None:
         )
 
 
-def _plain(reference: ModelProfile, actual: ModelProfile, name: str, component: str) -> Iterator[Finding]:
+def _plain(reference: ModelProfile, actual: ModelProfile, name: str, component: str) -> Iterator[PreflightFinding]:
     want, have = getattr(reference, name), getattr(actual, name)
     if want == have:
-        yield Finding(component, "ok", _shown(want))
+        yield PreflightFinding(component, "ok", _shown(want))
     else:
-        yield Finding(
+        yield PreflightFinding(
             component, "refused", f"{reference.source} has {_shown(want)}, {actual.source} has {_shown(have)}"
         )
 
@@ -57,28 +58,28 @@ def _shown(value: Any) -> str:
     return ", ".join(str(v) for v in sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
-def _layers(reference: ModelProfile, actual: ModelProfile) -> Iterator[Finding]:
+def _layers(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightFinding]:
     want, have = len(reference.layers), len(actual.layers)
     if want != have:
         detail = f"{reference.source} has {want}, {actual.source} keeps a cache for {have}"
-        yield Finding("number of layers", "refused", detail)
+        yield PreflightFinding("number of layers", "refused", detail)
         return
-    yield Finding("number of layers", "ok", str(want))
+    yield PreflightFinding("number of layers", "ok", str(want))
     yield from _kinds(reference, actual)
     yield from _dims(reference, actual)
     yield from _ropes(reference, actual)
 
 
-def _kinds(reference: ModelProfile, actual: ModelProfile) -> Iterator[Finding]:
+def _kinds(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightFinding]:
     """Kind and window of each layer. A window no shorter than the context hides no token and drops no row."""
     differing: dict[str, list[int]] = {}
     for index, (want, have) in enumerate(_pairs(reference, actual)):
         if _span(want, reference.context) != _span(have, reference.context):
             differing.setdefault(_kind_difference(want, have, reference, actual), []).append(index)
     for what, indices in differing.items():
-        yield Finding("layer kinds", "refused", f"{what} on {_ranges(indices)}")
+        yield PreflightFinding("layer kinds", "refused", f"{what} on {_ranges(indices)}")
     if not differing:
-        yield Finding("layer kinds", "ok", _summary([_kind(layer) for layer in reference.layers]))
+        yield PreflightFinding("layer kinds", "ok", _summary([_kind(layer) for layer in reference.layers]))
 
 
 def _kind_difference(want: LayerProfile, have: LayerProfile, reference: ModelProfile, actual: ModelProfile) -> str:
@@ -105,7 +106,7 @@ def _span(layer: LayerProfile, context: int) -> tuple[str, int | None]:
     return ("full" if layout.kind == "sliding" else layout.kind), None
 
 
-def _dims(reference: ModelProfile, actual: ModelProfile) -> Iterator[Finding]:
+def _dims(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightFinding]:
     """KV heads, key and value width, and the shapes of states."""
     differing = False
     for name in ("kv_heads", "key_dim", "value_dim", "states"):
@@ -117,23 +118,23 @@ def _dims(reference: ModelProfile, actual: ModelProfile) -> Iterator[Finding]:
         if bad:
             want, have = (getattr(p.layers[bad[0]].layout, name) for p in (reference, actual))
             detail = f"{name} is {want} in {reference.source} and {have} in {actual.source} on {_ranges(bad)}"
-            yield Finding("KV shape", "refused", detail)
+            yield PreflightFinding("KV shape", "refused", detail)
             differing = True
     if not differing:
         shapes = [f"{x.layout.kv_heads} heads x {x.layout.key_dim}/{x.layout.value_dim}" for x in reference.layers]
-        yield Finding("KV shape", "ok", _summary(shapes))
+        yield PreflightFinding("KV shape", "ok", _summary(shapes))
 
 
-def _ropes(reference: ModelProfile, actual: ModelProfile) -> Iterator[Finding]:
+def _ropes(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightFinding]:
     differing: dict[str, list[int]] = {}
     for index, (want, have) in enumerate(_pairs(reference, actual)):
         for what in rope_differences(want.rope, have.rope, reference.source, actual.source):
             differing.setdefault(what, []).append(index)
     for what, indices in differing.items():
-        yield Finding("rope", "refused", f"{what} on {_ranges(indices)}")
+        yield PreflightFinding("rope", "refused", f"{what} on {_ranges(indices)}")
     if not differing:
         worst = max((_worst(w.rope, h.rope)[0] for w, h in _pairs(reference, actual) if w.rope and h.rope), default=0.0)
-        yield Finding("rope", "ok", f"frequencies within {worst:.0e} of the reference")
+        yield PreflightFinding("rope", "ok", f"frequencies within {worst:.0e} of the reference")
 
 
 def rope_differences(want: Rope | None, have: Rope | None, reference: str, actual: str) -> Iterator[str]:

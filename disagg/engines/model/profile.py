@@ -7,7 +7,6 @@ each engine also measures an *actual* profile from its loaded modules. `engines/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from disagg.kv.layout import LayerLayout
 
@@ -45,12 +44,3 @@ class ModelProfile:
     chat_template: str  # short hash
     special_tokens: str  # short hash
     eos_ids: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of a preflight: what was compared, and how it ended."""
-
-    component: str
-    status: Literal["ok", "mended", "refused"]
-    detail: str = ""

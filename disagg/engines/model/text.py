@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from disagg.api.requests import Messages
 from disagg.engines.model.checkpoint_files import read_json
 from disagg.engines.model.stream import DetokenizedStream
 from disagg.errors import ModelError, RequestError
 from disagg.kv.fingerprint import short_hash
-
-Messages = Sequence[Mapping[str, str]]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

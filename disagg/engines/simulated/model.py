@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from disagg.api.requests import Messages
+from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EngineInfo, Sampling, Token
+from disagg.engines.base import EngineInfo, Token
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.model.stream import DetokenizedStream
-from disagg.engines.model.text import Messages, TextStream, check_ids, check_message
+from disagg.engines.model.text import TextStream, check_ids, check_message
 from disagg.errors import ModelError, RequestError
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.kv.layout import LayerLayout, Layout

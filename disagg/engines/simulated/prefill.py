@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy
 
+from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EngineInfo, PrefillTiming, Sampling, Token
+from disagg.engines.base import EngineInfo, PrefillTiming, Token
 from disagg.engines.model.text import PromptTokenizer
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import sleep_until

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import transformers
 
+from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EngineInfo, PrefillTiming, Sampling, Token
+from disagg.engines.base import EngineInfo, PrefillTiming, Token
 from disagg.engines.model import checkpoint, preflight
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.transformers.cache import OnRows, PreallocatedCache

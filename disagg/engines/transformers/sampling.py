@@ -14,7 +14,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from disagg.engines.base import Sampling, Token
+from disagg.api.sampling import Sampling
+from disagg.engines.base import Token
 
 
 class Sampler:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from disagg.engines.base import DecodeRequest, DecodeTiming, Sampling, Token
+from disagg.api.sampling import Sampling
+from disagg.engines.base import DecodeRequest, DecodeTiming, Token
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV

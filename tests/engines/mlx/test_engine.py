@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator
 
+from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, Sampling
+from disagg.engines.base import DecodeRequest
 from disagg.engines.mlx import batch as mlx_batch
 from disagg.engines.mlx import groups as mlx_groups
 from disagg.engines.mlx import loop as mlx_loop

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from mlx_lm.generate import BatchGenerator
 
+from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, Sampling
+from disagg.engines.base import DecodeRequest
 from disagg.engines.mlx import groups as mlx_groups
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import ModelError

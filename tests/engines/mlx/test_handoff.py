@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from disagg.engines.base import DecodeRequest, Sampling
+from disagg.api.sampling import Sampling
+from disagg.engines.base import DecodeRequest
 from disagg.kv.received import ReceivedKV
 from tests.engines.mlx.mlx_parts import Collector, Engines, References, prompt, start
 from tests.tiny_models import ARCHITECTURES, WINDOW

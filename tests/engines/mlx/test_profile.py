@@ -108,7 +108,7 @@ def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine: Engines) -> None:
     info = mlx_engine("gpt_oss_yarn").info
 
     (rope,) = [finding for finding in info.preflight if finding.component == "rope"]
-    assert rope.status == "mended"
+    assert rope.status == "patched"
     assert "truncate: false" in rope.detail
     assert {finding.status for finding in info.preflight if finding is not rope} == {"ok"}
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
-from disagg.engines.base import Sampling
+from disagg.api.sampling import Sampling
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.errors import RequestError
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from disagg.api.status import PreflightFinding
 from disagg.engines.model.preflight import FREQUENCY_TOLERANCE, compare, require
-from disagg.engines.model.profile import Finding, LayerProfile, ModelProfile, Rope
+from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import PreflightRefused
 from disagg.kv.layout import LayerLayout
 
@@ -19,7 +20,7 @@ REFERENCE = ModelProfile("checkpoint", "llama", 640, 4096, (SLIDING, FULL, SLIDI
 ACTUAL = replace(REFERENCE, source="mlx-lm")
 
 
-def refused(actual: ModelProfile, reference: ModelProfile = REFERENCE) -> list[Finding]:
+def refused(actual: ModelProfile, reference: ModelProfile = REFERENCE) -> list[PreflightFinding]:
     return [finding for finding in compare(reference, actual) if finding.status == "refused"]
 
 
@@ -152,10 +153,16 @@ def test_pairs_that_do_not_turn_may_be_listed_as_zeros_or_left_out() -> None:
     assert "rotates 3 pairs and mlx-lm 2" in refused(with_ropes(*[Rope(ROPE.inv_freq[:2])] * 3))[0].detail
 
 
-def test_require_lists_every_refused_line_and_lets_mended_ones_pass() -> None:
-    require([Finding("rope", "mended", "set from the reference"), Finding("eos", "ok")])
+def test_require_lists_every_refused_line_and_lets_patched_ones_pass() -> None:
+    require([PreflightFinding("rope", "patched", "set from the reference"), PreflightFinding("eos", "ok")])
     with pytest.raises(PreflightRefused) as caught:
-        require([Finding("rope", "refused", "off"), Finding("eos", "ok"), Finding("vocabulary", "refused", "small")])
+        require(
+            [
+                PreflightFinding("rope", "refused", "off"),
+                PreflightFinding("eos", "ok"),
+                PreflightFinding("vocabulary", "refused", "small"),
+            ]
+        )
 
     assert "rope: off; vocabulary: small" in caught.value.message
     assert caught.value.hint

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, DecodeTiming, Sampling, Token
+from disagg.engines.base import DecodeRequest, DecodeTiming, Token
 from disagg.engines.simulated.decode import SimulatedDecodeEngine
 from disagg.engines.simulated.prefill import SimulatedPrefillEngine
 from disagg.errors import Cancelled, LayoutMismatch, ModelError, RequestError

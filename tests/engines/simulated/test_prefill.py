@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import Sampling
 from disagg.engines.simulated.prefill import SimulatedPrefillEngine
 from disagg.errors import Cancelled, ModelError, RequestError, UsageError
 from disagg.kv.blocks import Block, KVBlock

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from disagg.api.sampling import Sampling
 from disagg.config import DType, EngineOptions
-from disagg.engines.base import PrefillEngine, Sampling
+from disagg.engines.base import PrefillEngine
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import Cancelled, PeerLost, PreflightRefused
 from disagg.kv.blocks import Block, KVBlock

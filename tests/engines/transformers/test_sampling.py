@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from disagg.engines.base import Sampling
+from disagg.api.sampling import Sampling
 from disagg.engines.transformers.sampling import Sampler
 
 LOGITS = torch.tensor([3.0, 2.5, 2.0, 0.0, -1.0, -5.0])
