@@ -9,7 +9,9 @@ from typing import Any
 from disagg.config.schema import EngineOptions, Fleet, Host, Model
 from disagg.config.words import toml_key, toml_string
 
-KEPT = frozenset({"address", "roles", "model", "port", "kv_port", "data_address", "connector", "service", "queue_size"})
+KEPT = frozenset(
+    {"address", "roles", "model", "port", "kv_port", "data_address", "connector", "service", "queue_size", "hardware"}
+)
 """Of a host: what its own server or the gateway reads. The rest is for the machine that deploys."""
 
 

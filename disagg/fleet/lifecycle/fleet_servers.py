@@ -51,8 +51,8 @@ class ServerResult:
         return self.error is None and self.outcome != "left"
 
 
-Report = Callable[[str, str], None]
-"""Told (host, what it does now) from several threads at once."""
+OnProgress = Callable[[str, str], None]
+"""Called with (host, what it does now), from several threads."""
 
 
 def exit_code(results: Sequence[ServerResult]) -> int:
@@ -71,7 +71,7 @@ class FleetServers:
     fleet: Fleet
     state: State
     argv: Argv = server_argv
-    report: Report = lambda host, doing: None
+    report: OnProgress = lambda host, doing: None
     grace_s: float = GRACE_S
     connect: Callable[[Host], Machine] = connect_to
     _begun: list[Host] = field(default_factory=list)

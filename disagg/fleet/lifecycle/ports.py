@@ -1,49 +1,74 @@
-"""Move a local fleet to free ports, for a fleet that may run anywhere, as the demo does."""
+"""The same fleet on other ports: which ports are in use, which are free, and a hosts.toml with new ones."""
 
 from __future__ import annotations
 
-import re
 import socket
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
-from disagg.config import Fleet, load
+from disagg.config import Fleet
+from disagg.config.render import render
 from disagg.fleet.machine.process import port_taken
 
-_PORT_LINE = re.compile(r"^(\s*(?:port|kv_port)\s*=\s*)(\d[\d_]*)", re.MULTILINE)
+PortChoice = Literal["taken", "all"]
+"""Which ports to replace: those on which something listens now, or every one."""
+
+
+class MovedPort(NamedTuple):
+    """One replaced port. `key`: "port" or "kv_port" of the host."""
+
+    host: str
+    key: str
+    old: int
+    new: int
+
+
+class _Port(NamedTuple):
+    host: str
+    key: str
+    address: str
+    number: int
 
 
 def taken_ports(fleet: Fleet) -> list[int]:
     """The fleet's ports on which something listens now, in file order."""
-    return [port for port, address in _addresses(fleet).items() if port_taken(address, port)]
+    return [port.number for port in _ports(fleet) if port_taken(port.address, port.number)]
+
+
+def with_free_ports(fleet: Fleet, folder: Path, which: PortChoice = "taken") -> tuple[Fleet, list[MovedPort]]:
+    """The fleet with free ports instead of the taken ones (or of all), and what was replaced.
+
+    If anything was, the fleet's file is a new one in `folder`, for its servers to read. It has no token_file and no
+    [deploy]: it is for servers on this machine.
+    """
+    ports = _ports(fleet)
+    leaving = [port for port in ports if which == "all" or port_taken(port.address, port.number)]
+    if not leaving:
+        return fleet, []
+    free = free_ports([port.address for port in leaving], {port.number for port in ports})
+    moved = [MovedPort(port.host, port.key, port.number, new) for port, new in zip(leaving, free, strict=True)]
+    hosts = dict(fleet.hosts)
+    for one in moved:
+        host = hosts[one.host]
+        hosts[one.host] = replace(host, port=one.new) if one.key == "port" else replace(host, kv_port=one.new)
+    copy = replace(fleet, path=folder / "hosts.toml", hosts=hosts, token_file=None)
+    sources = {
+        name: {str(engine): source for engine, source in model.sources.items()} for name, model in copy.models.items()
+    }
+    copy.path.write_text(render(copy, list(copy.hosts), sources), encoding="utf-8")
+    return copy, moved
 
 
 def on_free_ports(fleet: Fleet, folder: Path, everywhere: bool = False) -> tuple[Fleet, dict[int, int]]:
-    """The fleet with every taken port replaced (`everywhere`: every port), from a copy of its file in `folder`; and
-    which port became which.
-
-    The file's model sources must not be relative: the copy stands in another folder.
-    """
-    address = _addresses(fleet)
-    leaving = list(address) if everywhere else taken_ports(fleet)
-    moved = dict(zip(leaving, free_ports([address[port] for port in leaving], set(address)), strict=True))
-    if not moved:
-        return fleet, {}
-
-    def replaced(match: re.Match[str]) -> str:
-        port = int(match[2])
-        return f"{match[1]}{moved.get(port, port)}"
-
-    copy = folder / fleet.path.name
-    copy.write_text(_PORT_LINE.sub(replaced, fleet.path.read_text(encoding="utf-8")), encoding="utf-8")
-    return load(copy), moved
+    """`with_free_ports`, and which port became which."""
+    copy, moved = with_free_ports(fleet, folder, "all" if everywhere else "taken")
+    return copy, {one.old: one.new for one in moved}
 
 
-def _addresses(fleet: Fleet) -> dict[int, str]:
-    return {port: host.address for host in fleet.hosts.values() for port in (host.port, host.kv_port) if port}
-
-
-def free_ports(addresses: list[str], avoid: set[int]) -> list[int]:
-    """One port per address that nothing listens on now. All are held until all are found, so that none repeats."""
+def free_ports(addresses: Sequence[str], avoid: set[int]) -> list[int]:
+    """One port per address on which nothing listens now. All are held until all are found, so that none repeats."""
     held: list[socket.socket] = []
     ports: list[int] = []
     try:
@@ -57,3 +82,12 @@ def free_ports(addresses: list[str], avoid: set[int]) -> list[int]:
         for probe in held:
             probe.close()
     return ports
+
+
+def _ports(fleet: Fleet) -> list[_Port]:
+    return [
+        _Port(host.name, key, host.address, number)
+        for host in fleet.hosts.values()
+        for key, number in (("port", host.port), ("kv_port", host.kv_port))
+        if number
+    ]

@@ -1,4 +1,4 @@
-"""A fleet played on this machine: the same names and sizes, simulated and local."""
+"""A fleet simulated on this machine: the same names and sizes, all hosts local."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import UsageError
+from disagg.fleet.lifecycle.ports import with_free_ports
 from disagg.fleet.lifecycle.simulated import Devices, running_simulated, simulated_fleet
 from disagg.fleet.machine import process as local
 from disagg.inference.client import Client
@@ -16,9 +17,9 @@ from tests.simulated import write_simulated
 SHIPPED = Path(__file__).parents[3] / "hosts.toml"
 
 
-def test_the_shipped_fleet_is_played_host_by_host(tmp_path: Path) -> None:
+def test_the_shipped_fleet_is_simulated_host_by_host(tmp_path: Path) -> None:
     fleet = load(SHIPPED)
-    copy = simulated_fleet(fleet, tmp_path)
+    copy, _ = with_free_ports(simulated_fleet(fleet), tmp_path, "all")
     assert list(copy.hosts) == list(fleet.hosts)
     assert {name: model.sources for name, model in copy.models.items()} == {
         "qwen3-coder:30b": {"simulated": "shape:qwen3-coder-30b"},
@@ -32,10 +33,15 @@ def test_the_shipped_fleet_is_played_host_by_host(tmp_path: Path) -> None:
         assert (host.engine.max_batch, host.engine.max_kv_bytes) == (real.engine.max_batch, real.engine.max_kv_bytes)
     ports = [port for host in copy.hosts.values() for port in (host.port, host.kv_port) if port]
     assert len(set(ports)) == len(ports) == 6
+    written = load(copy.path)
+    assert written.hosts == copy.hosts, "what its servers read is what its clients use"
+    assert {name: model.sources for name, model in written.models.items()} == {
+        name: model.sources for name, model in copy.models.items()
+    }
 
 
-def test_other_machines_may_be_played(tmp_path: Path) -> None:
-    copy = simulated_fleet(load(SHIPPED), tmp_path, Devices(prefill="h100-sxm", decode="m2-ultra"))
+def test_other_machines_may_be_simulated(tmp_path: Path) -> None:
+    copy = simulated_fleet(load(SHIPPED), Devices(prefill="h100-sxm", decode="m2-ultra"))
     assert [host.hardware for host in copy.hosts.values()] == ["h100-sxm", "h100-sxm", "m2-ultra", "m2-ultra"]
 
 
@@ -43,7 +49,7 @@ def test_a_host_of_unknown_hardware_is_asked_about(tmp_path: Path) -> None:
     text = SHIPPED.read_text().replace('hardware = "m4-max"\n', "")
     (tmp_path / "hosts.toml").write_text(text)
     with pytest.raises(UsageError, match="what machine is mac-studio-2"):
-        simulated_fleet(load(tmp_path / "hosts.toml"), tmp_path)
+        simulated_fleet(load(tmp_path / "hosts.toml"))
 
 
 def test_it_runs_answers_and_is_gone(tmp_path: Path) -> None:
