@@ -1,8 +1,11 @@
-"""Values of tests."""
+"""Values that a type checker does not see as tests do."""
 
 from __future__ import annotations
 
+import io
 from typing import TypeVar
+
+from rich.console import Console
 
 T = TypeVar("T")
 
@@ -11,3 +14,9 @@ def present(value: T | None) -> T:
     """The value, which must not be None."""
     assert value is not None
     return value
+
+
+def printed(console: Console) -> str:
+    """What was printed on a console whose file is a StringIO."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

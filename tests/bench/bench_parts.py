@@ -60,5 +60,10 @@ def result(latencies: dict[int, tuple[float, float, float]], loads: tuple[int, .
             played.append(Played(number, mode, warmup=False, began=0.0, ended=6 * e2e, records=records))
     made = plan(points)
     cells = gather(made, played, Power(stated={"prefill": 200.0, "decode": 100.0}), changed.get("limits", {}))
-    values = {"fleet": "test", "model": "tiny", "workload": "random token ids", "date": "2026-01-02T03:04:05+0000"}
+    values: dict[str, Any] = {
+        "fleet": "test",
+        "model": "tiny",
+        "workload": "random token ids",
+        "date": "2026-01-02T03:04:05+0000",
+    }
     return Result(**values, plan=made, cells=cells, verdict=judge(cells), **changed)

@@ -94,7 +94,7 @@ def test_macmon_is_read_as_a_process_and_ended_with_the_run(tmp_path: Path, monk
 
 def test_nvml_is_the_sum_over_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no GPU here: a module with NVML's names stands in for it."""
-    nvml = types.ModuleType("pynvml")
+    nvml: Any = types.ModuleType("pynvml")
     calls: list[str] = []
     nvml.NVMLError = OSError
     nvml.nvmlInit = lambda: calls.append("init")

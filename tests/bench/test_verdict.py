@@ -11,6 +11,7 @@ from disagg.bench.records import MODES, Played
 from disagg.bench.result import gather, judge
 from disagg.bench.verdict import Samples, compare, crossover, verdict
 from tests.bench.bench_parts import plan, point, record, result
+from tests.values import present
 
 JITTER = (0.98, 0.99, 1.0, 1.0, 1.01, 1.02)
 
@@ -53,7 +54,7 @@ def test_losing_to_one_machine_everywhere_is_losing() -> None:
 def test_the_headline_names_the_later_of_the_two_crossovers() -> None:
     latencies = {100: (1.0, 0.8, 0.5), 300: (1.0, 1.2, 0.8), 500: (1.0, 1.6, 1.2)}
     made = result(latencies).verdict
-    assert [round(one.crossover) for one in made.series if one.metric == "e2el"] == [200, 400]
+    assert [round(present(one.crossover)) for one in made.series if one.metric == "e2el"] == [200, 400]
     (found,) = made.headlines.values()
     assert found.decision == "depends"
     assert found.text == "Disaggregation wins from about 400 prompt tokens; below, one machine is faster."

@@ -46,7 +46,7 @@ def completion(model: str, warnings: tuple[str, ...] = (), text: str = TEXT, **c
 class FakeClient:
     """Stands in for AsyncClient: streams `text` in two pieces. `on_stream(model)` may raise. Notes its requests."""
 
-    requests: ClassVar[list[dict]] = []
+    requests: ClassVar[list[dict[str, Any]]] = []
     on_stream = staticmethod(lambda model: None)
     text = TEXT
 

@@ -169,7 +169,8 @@ class Thief:
     """Takes a port of the demo's fleet once the demo has chosen its ports, `times` times."""
 
     def __init__(self, times: int) -> None:
-        self.times, self.held, self.stolen = times, contextlib.ExitStack(), []
+        self.times, self.held = times, contextlib.ExitStack()
+        self.stolen: list[int] = []
 
     def after(self, choose: Any) -> Callable[..., Any]:
         def chosen(*arguments: Any, **options: Any) -> Any:

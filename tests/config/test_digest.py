@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from disagg.config.render import render
 HOST = Host("a", "10.0.0.1", ("prefill",), "m", EngineOptions("transformers"), 8000)
 
 
-def fleet(host: Host = HOST, **model: object) -> Fleet:
+def fleet(host: Host = HOST, **model: Any) -> Fleet:
     return Fleet(
         "f", Path("hosts.toml"), {"m": replace(Model("m", {"transformers": "o/m"}, 100), **model)}, {"a": host}
     )
@@ -27,7 +28,7 @@ def test_a_hosts_own_file_has_the_same_digest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"port": 8001}, {"queue_size": 1}, {"engine": EngineOptions("transformers", threads=2)}]
 )
-def test_what_the_server_heeds_changes_it(change: dict) -> None:
+def test_what_the_server_heeds_changes_it(change: dict[str, Any]) -> None:
     changed = replace(HOST, **change)
     assert served_digest(fleet(changed), changed) != served_digest(fleet(), HOST)
     assert served_digest(fleet(context=50), HOST) != served_digest(fleet(), HOST)

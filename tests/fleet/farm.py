@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
@@ -33,7 +34,7 @@ def make_fleet(folder: Path, names: tuple[str, ...] = ("a", "b"), **host_fields:
     path.write_text("# a fleet of fakes\n")
     hosts = {}
     for name, port in zip(names, free_ports(len(names)), strict=True):
-        fields = {"connector": "local", "service": "process", **host_fields}
+        fields: dict[str, Any] = {"connector": "local", "service": "process", **host_fields}
         hosts[name] = Host(name, "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), port, **fields)
     models = {"tiny": Model("tiny", {"transformers": "x", "mlx": "x"}, 2048)}
     return Fleet("test", path, models, hosts)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -33,7 +34,7 @@ ARCHITECTURES = [
 ]  # fmt: skip
 WINDOW = tiny_models.WINDOW
 LENGTHS = (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 200)
-ANSWER = {"max_tokens": 64, "ignore_eos": True}
+ANSWER: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_gpt_oss_with_yarn_is_exact_at_6000_tokens(tmp_path: Path) -> None:
     model = tiny_models.make("gpt_oss_yarn", tmp_path / "model")
     chance = random.Random(1)
     tokens = [chance.randrange(8, tiny_models.VOCAB) for _ in range(PROMPT_TOKENS)]
-    options = {"max_tokens": 64, "ignore_eos": True}
+    options: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
     with running(write_hosts(tmp_path, {"m": model}, prefill={"chunk_tokens": 512})) as fleet, fleet.client() as client:
         answers = [
             client.generate("m", tokens=tokens, **options),

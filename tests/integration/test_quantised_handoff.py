@@ -34,7 +34,7 @@ from tests.fleets import RunningFleet, running, write_hosts
 from tests.simulated import CONFIG, write_simulated
 
 WIDE = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
-ANSWER = {"max_tokens": 48, "ignore_eos": True}
+ANSWER: dict[str, Any] = {"max_tokens": 48, "ignore_eos": True}
 PATIENCE_S = 60.0
 
 

@@ -74,7 +74,9 @@ class Cache:
         def some(*shape: int) -> Any:
             return rng.integers(0, 256, shape, numpy.uint8)
 
-        keys, values, states = [], [], []
+        keys: list[Any] = []
+        values: list[Any] = []
+        states: list[Any] = []
         for layer in layout.layers:
             rows = len(layer.rows(tokens, start))
             for side, dim in ((keys, layer.key_dim), (values, layer.value_dim)):

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_without_tokens_nothing_is_expected() -> None:
     assert kv.states == [[], [], [], []]
 
 
-def change(index: int, **fields: int) -> Callable[[Parts], Parts]:
+def change(index: int, **fields: Any) -> Callable[[Parts], Parts]:
     return lambda parts: [(f._replace(**fields), p) if i == index else (f, p) for i, (f, p) in enumerate(parts)]
 
 

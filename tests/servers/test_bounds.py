@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -94,7 +95,7 @@ def test_ctrl_c_in_the_synchronous_client_ends_the_request_on_its_host(tiny_flee
     )
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True, env=environment) as user:
         assert user.stdout is not None
         assert user.stdout.readline() == "chunk\n"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 MAC_LACKS = (
     "setsid", "free", "nproc", "lscpu", "systemctl", "loginctl", "timeout", "ip", "ss", "flock", "pidof", "nvidia-smi",
@@ -58,7 +59,7 @@ def main() -> None:
             sys.exit("sshd ended")
 
 
-def _mount_private(spec: dict, folder: Path) -> None:
+def _mount_private(spec: dict[str, Any], folder: Path) -> None:
     for name in ("passwd", "group", "shadow"):
         _bind(folder / name, Path("/etc") / name)
     _open_to_all([Path(path) for path in spec["pythons"]], folder)
@@ -73,7 +74,7 @@ def _mount_private(spec: dict, folder: Path) -> None:
         _overlay(Path("/usr/sbin"), folder / "mac-sbin", {"sysctl": MAC_SYSCTL}, MAC_LACKS)
 
 
-def _open_to_all(paths: list, place: Path) -> None:
+def _open_to_all(paths: list[Path], place: Path) -> None:
     """Let the host's account reach folders of this machine whose parents it may not enter."""
     closed = {
         path: [parent for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001] for path in paths
@@ -89,7 +90,7 @@ def _open_to_all(paths: list, place: Path) -> None:
         _bind(place / f"python-{number}", path)
 
 
-def _overlay(place: Path, layer: Path, tools: dict, hidden: tuple) -> None:
+def _overlay(place: Path, layer: Path, tools: dict[str, Any], hidden: tuple[str, ...]) -> None:
     """The folder with some programs replaced and some gone, for this host alone."""
     layer.mkdir()
     _run("mount", "-t", "tmpfs", "none", layer)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_a_role_that_there_is_not_is_a_usage_error(capsys: pytest.CaptureFixture
 
 
 def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 30}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 30}
     return subprocess.run(argv, check=False, env={**os.environ, "PYTHONPATH": ROOT}, **options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,12 +17,13 @@ from disagg.bench.result import Result, gather, judge
 from disagg.cli.views.bench import live, result_view
 from disagg.inference.metrics import TTFTParts
 from tests.bench.bench_parts import failed, plan, point, record, result
+from tests.values import printed
 
 
 def shown(made: Result, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(result_view(made))
-    text = console.file.getvalue()
+    text = printed(console)
     assert all(len(line) <= width for line in text.splitlines())
     return text
 
@@ -74,7 +76,12 @@ def test_what_fell_back_failed_or_was_left_out_is_said() -> None:
         failed("Overloaded", "the queue [is] full"),
     )
     cells = gather(made, [Played(0, "disagg", warmup=False, began=0.0, ended=1.0, records=records)], Power(), {})
-    values = {"stopped": "interrupted", "unfinished": 3, "left_out": 7, "warmup_errors": {"PeerLost": 1}}
+    values: dict[str, Any] = {
+        "stopped": "interrupted",
+        "unfinished": 3,
+        "left_out": 7,
+        "warmup_errors": {"PeerLost": 1},
+    }
     text = " ".join(shown(Result("test", "tiny", "trace", "today", made, cells, judge(cells), **values)).split())
     assert "2 × disagg: Overloaded the queue [is] full" in text and "1/3" in text
     assert "stopped: interrupted; 3 requests under way are not counted" in text
@@ -93,7 +100,7 @@ def test_without_a_terminal_there_is_one_line_per_point() -> None:
         for mode in ("disagg", "decode-alone", "warming up disagg"):
             watch.doing = f"{mode} · prompt 1 · output 2"
             watch.changed()
-    assert console.file.getvalue() == "measuring prompt 1 · output 2 …\n"
+    assert printed(console) == "measuring prompt 1 · output 2 …\n"
 
 
 def test_on_a_terminal_progress_shows_the_share_done_and_what_failed() -> None:
@@ -102,7 +109,7 @@ def test_on_a_terminal_progress_shows_the_share_done_and_what_failed() -> None:
         watch.total_work, watch.work, watch.doing = 100, 42, "disagg · prompt 1"
         watch.failures["Overloaded"] = 3
         watch.changed()
-    text = console.file.getvalue()
+    text = printed(console)
     assert "42%" in text and "disagg · prompt 1" in text and "3 failed" in text and "ETA" in text
 
 
@@ -112,6 +119,6 @@ def test_the_live_line_leaves_room_for_an_interrupt_and_shows_the_whole_time_lef
         watch.total_work, watch.work = 100, 42
         watch.doing = "warming up decode-alone · prompt 2,048 · output 64 · concurrency 16"
         watch.changed()
-    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", console.file.getvalue())]
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", printed(console))]
     shown_lines = [line for line in lines if "42%" in line]
     assert shown_lines and all(len(line) <= 77 and "ETA --:--" in line for line in shown_lines)

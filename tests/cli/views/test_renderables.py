@@ -30,6 +30,7 @@ from disagg.fleet.models.pull import Stock
 from disagg.fleet.models.sources import Need
 from disagg.inference.several import Answer
 from tests.cli.answers import completion
+from tests.values import printed
 
 NONE = "nothing is deployed there"
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
@@ -38,7 +39,7 @@ WIDTHS = pytest.mark.parametrize("width", [80, 120])
 def shown(view: Any, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, height=30, color_system=None)
     console.print(view)
-    text = console.file.getvalue()
+    text = printed(console)
     assert all(len(line) <= width for line in text.splitlines())
     return text
 
@@ -209,7 +210,7 @@ def test_progress_prints_a_line_per_change() -> None:
     progress = Progress(console)
     for state in ("starting", "loading", "loading", "healthy"):
         progress.report("a", state)
-    assert console.file.getvalue().splitlines() == ["a: starting …", "a: loading …", "a: healthy"]
+    assert printed(console).splitlines() == ["a: starting …", "a: loading …", "a: healthy"]
 
 
 @pytest.mark.parametrize(

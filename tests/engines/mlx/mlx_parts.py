@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -85,7 +85,12 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 def held_up(engine: MLXDecodeEngine) -> Iterator[None]:
     """The engine's thread, busy until the block ends."""
     reached, go_on = threading.Event(), threading.Event()
-    occupant = threading.Thread(target=engine._loop.call, args=(lambda model: reached.set() or go_on.wait(30),))
+
+    def wait(model: object) -> None:
+        reached.set()
+        go_on.wait(30)
+
+    occupant = threading.Thread(target=engine._loop.call, args=(wait,))
     occupant.start()
     assert reached.wait(30)
     try:
@@ -95,13 +100,29 @@ def held_up(engine: MLXDecodeEngine) -> Iterator[None]:
         occupant.join()
 
 
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _no_grad(function: _F) -> _F:
+    """torch.no_grad(), which is untyped."""
+    return cast(_F, torch.no_grad()(function))
+
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _no_grad(function: _F) -> _F:
+    """torch.no_grad(), which is untyped."""
+    return cast(_F, torch.no_grad()(function))
+
+
 class Reference:
     """transformers on the same checkpoint: the answer it gives alone, and the KV it would hand over."""
 
     def __init__(self, path: Path, dtype: str = "float32") -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=TORCH_DTYPES[dtype]).eval()
 
-    @torch.no_grad()
+    @_no_grad
     def greedy(self, tokens: Sequence[int], count: int = 64) -> list[int]:
         cache, feed, answer = DynamicCache(), list(tokens), []
         for _ in range(count):
@@ -110,15 +131,16 @@ class Reference:
             answer += feed
         return answer
 
-    @torch.no_grad()
+    @_no_grad
     def logits(self, tokens: Sequence[int], last: int) -> Any:
         return self.model(torch.tensor([list(tokens)])).logits[0, -last:].float().numpy()
 
-    @torch.no_grad()
+    @_no_grad
     def kv(self, tokens: Sequence[int], layout: Layout) -> ReceivedKV:
         """KV of all `tokens`, the rows that `layout` keeps."""
         if not tokens:
-            return received(layout, 0, *[[np.zeros(0, dtype=np.uint8) for _ in layout.layers]] * 2)
+            empty: list[Any] = [np.zeros(0, dtype=np.uint8) for _ in layout.layers]
+            return received(layout, 0, empty, empty)
         cache = DynamicCache()  # without a config every layer keeps all its rows
         self.model(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
         keys, values = [], []

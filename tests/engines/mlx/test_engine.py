@@ -27,7 +27,7 @@ from tests.engines.mlx.mlx_parts import Collector, Engines, References, held_up,
 from tests.tiny_models import VOCAB, TinyModel
 
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=32, max_batch=4)
-WARM = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 24}
+WARM: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 24}
 
 
 def idle(engine: MLXDecodeEngine) -> bool:
@@ -315,7 +315,7 @@ def test_a_failing_step_fails_the_batch_with_a_clear_error_and_the_engine_goes_o
     model = engine._loop._prepared.model
     original, failing = type(model).__call__, threading.Event()
 
-    def call(self, x: Any, **kw: Any) -> Any:
+    def call(self: object, x: Any, **kw: Any) -> Any:
         if failing.is_set():
             failing.clear()
             raise RuntimeError("out of memory")

@@ -60,7 +60,10 @@ def submit(engine: MLXDecodeEngine, kv_of: Callable[[int, Layout], ReceivedKV]) 
 def groups(engine: Any) -> list[list[int]]:
     """Prompt lengths by group, as the engine's own thread sees them."""
     batch = engine._loop._batch
-    return engine._loop.call(lambda _: [[row.context for row in group.rows] for group in batch._groups])
+    lengths: list[list[int]] = engine._loop.call(
+        lambda _: [[row.context for row in group.rows] for group in batch._groups]
+    )
+    return lengths
 
 
 def sizes(engine: Any) -> list[int]:

@@ -70,12 +70,25 @@ def test_float_experts_are_transposed_and_packed_ones_pass_untouched() -> None:
     assert mended == {name: array for name, array in weights.items() if not name.endswith("gate_up_proj")}
 
 
+def load_file(path: Path) -> dict[str, Any]:
+    """The arrays of a safetensors file."""
+    arrays: Any = mx.load(str(path))
+    return dict(arrays)
+
+
+def load_file(path: Path) -> dict[str, Any]:
+    """The arrays of a safetensors file."""
+    arrays: Any = mx.load(str(path))
+    return dict(arrays)
+
+
 def packed(folder: Path) -> dict[str, Any]:
     """Rewrite a float gpt_oss checkpoint as the hub's: experts in MXFP4. Returns the float weights they stand for."""
-    weights, rounded = mx.load(str(folder / "model.safetensors")), {}
+    weights: dict[str, Any] = load_file(folder / "model.safetensors")
+    rounded: dict[str, Any] = {}
     for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         array = weights.pop(name).swapaxes(-1, -2)
-        blocks, scales = mx.quantize(array, group_size=32, bits=4, mode="mxfp4")
+        blocks, scales, *_ = mx.quantize(array, group_size=32, bits=4, mode="mxfp4")
         weights[f"{name}_blocks"] = blocks.view(mx.uint8).reshape(*scales.shape, 16)
         weights[f"{name}_scales"] = scales
         rounded[name] = mx.dequantize(blocks, scales, group_size=32, bits=4, mode="mxfp4").swapaxes(-1, -2)
@@ -90,7 +103,7 @@ def test_a_hub_checkpoint_with_mxfp4_experts_loads_packed_and_answers_like_its_w
     dtype: str, copy: Callable[[str], Path], tiny: TinyModel, tmp_path: Path
 ) -> None:
     hub, floats = copy("gpt_oss"), shutil.copytree(tiny("gpt_oss"), tmp_path / "floats")
-    weights = {**mx.load(str(floats / "model.safetensors")), **packed(hub)}
+    weights = {**load_file(floats / "model.safetensors"), **packed(hub)}
     mx.save_safetensors(str(floats / "model.safetensors"), weights, {"format": "pt"})
     small = MLXDecodeEngine(hub, 8192, EngineOptions("mlx", dtype=dtype, device="cpu"))
     large = MLXDecodeEngine(floats, 8192, OPTIONS)

@@ -108,7 +108,8 @@ def test_another_number_of_layers_is_refused_without_comparing_them() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("kv_heads", 4), ("key_dim", 8), ("value_dim", 8)])
 def test_another_kv_shape_names_the_field_and_the_layer(field: str, value: int) -> None:
-    other = replace(FULL, layout=replace(FULL.layout, **{field: value}))
+    change: dict[str, Any] = {field: value}
+    other = replace(FULL, layout=replace(FULL.layout, **change))
 
     (finding,) = refused(replace(ACTUAL, layers=(SLIDING, other, SLIDING)))
 

@@ -39,7 +39,8 @@ def gpt_oss(tiny: TinyModel) -> TransformersPrefillEngine:
 
 def prompt(length: int, seed: int = 1) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(5, tiny_models.VOCAB, (length,), generator=generator).tolist()
+    tokens: list[int] = torch.randint(5, tiny_models.VOCAB, (length,), generator=generator).tolist()
+    return tokens
 
 
 def collected(engine: PrefillEngine, blocks: list[KVBlock], total: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -200,7 +201,8 @@ def test_generation_is_cancelled_between_tokens(gpt_oss: TransformersPrefillEngi
     made: list[int] = []
     with pytest.raises(Cancelled, match="while it was decoded"):
         made.extend(
-            t.id for t in gpt_oss.generate(prompt(5), Sampling(max_tokens=50), cancelled=iter([0] * 4 + [1]).__next__)
+            t.id
+            for t in gpt_oss.generate(prompt(5), Sampling(max_tokens=50), cancelled=iter([False] * 4 + [True]).__next__)
         )
 
 

@@ -50,7 +50,7 @@ def as_mlx(rows: torch.Tensor) -> mx.array:
 
 
 def bytes_of(array: mx.array) -> bytes:
-    return bytes(memoryview(array.view(mx.uint8)))
+    return np.asarray(array.view(mx.uint8)).tobytes()
 
 
 def same_as_mlx(rows: torch.Tensor) -> bool:

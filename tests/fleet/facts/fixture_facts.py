@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
 from disagg.fleet.deploy.release import Desired, Here, desired
@@ -24,16 +25,16 @@ NEEDS = Needed(
 )
 
 
-def facts(name: str, host: str = "dgx-spark-1", **changes: object) -> Facts:
+def facts(name: str, host: str = "dgx-spark-1", **changes: Any) -> Facts:
     return replace(parse(host, (FOLDER / f"{name}.facts").read_text()), **changes)
 
 
-def spark(**changes: object) -> Host:
+def spark(**changes: Any) -> Host:
     engine = EngineOptions("transformers", device="cuda")
     return replace(Host("dgx-spark-1", "10.0.0.3", ("prefill",), "qwen", engine, 8000), **changes)
 
 
-def studio(**changes: object) -> Host:
+def studio(**changes: Any) -> Host:
     engine = EngineOptions("mlx", device="gpu")
     host = Host("mac-studio-1", "10.0.0.1", ("decode",), "qwen", engine, 8001, kv_port=9001, service="launchd")
     return replace(host, **changes)

@@ -101,7 +101,7 @@ def test_what_is_deployed_is_read_from_the_folders(tmp_path: Path) -> None:
     environment = tmp_path / ".disagg/envs" / ("a" * 16)
     (environment / "bin").mkdir(parents=True)
     found = probed(tmp_path)
-    assert (found.current, found.previous, found.own_releases) == ("1" * 16, "", {"1" * 16})
+    assert (found.current, found.previous, found.own_releases) == ("1" * 16, "", frozenset({"1" * 16}))
     assert found.damaged == {"1" * 16}, "the name is not that of its content"
     assert found.environments == {"a" * 16: False}, "no stamp yet"
     assert found.token_mode == "-rw-------" and len(found.token_digest) == 64

@@ -73,7 +73,7 @@ def test_a_direct_way_on_linux_names_its_interface_source_and_speed() -> None:
     path = parse_path("169.254.150.101", SPARK)
     assert (path.interface, path.source, path.gateway) == ("enP7s7", "169.254.150.103", "")
     assert present(path.taken).speed == 10e9 and present(path.taken).mtu == 1500 and present(path.taken).kind == "wired"
-    assert present(path.taken).reaches("169.254.150.101") and not path.taken.reaches("192.168.1.1")
+    assert present(path.taken).reaches("169.254.150.101") and not present(path.taken).reaches("192.168.1.1")
 
 
 def test_wifi_tunnels_and_loopback_are_told_apart_on_linux() -> None:

@@ -154,7 +154,7 @@ def test_a_killed_server_is_started_again_by_its_supervisor(yard: Yard) -> None:
     yard.deploy("a")
     yard.lifecycle().start(["a"])
     before = yard.pid("a")
-    os.kill(before, signal.SIGKILL)
+    os.kill(present(before), signal.SIGKILL)
     wait_until(lambda: yard.states()["a"] == "healthy" and yard.pid("a") not in (None, before))
     assert '"event": "server_ended"' in (yard.own("a") / "logs/server.log").read_text()
 
@@ -240,7 +240,7 @@ def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Y
     def interrupt(host: str, doing: str) -> None:
         yard.said.append((host, doing))
         if doing == moment:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            signal.pthread_kill(present(threading.main_thread().ident), signal.SIGINT)
             time.sleep(0.5)  # so that this thread goes on only when it is to give up
 
     lifecycle.report = interrupt
@@ -275,7 +275,7 @@ def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard) -> N
         yard.said.append((host, doing))
         if doing == "starting":
             (yard.own("a") / "current").unlink()
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            signal.pthread_kill(present(threading.main_thread().ident), signal.SIGINT)
             time.sleep(0.5)  # so that this thread goes on only when it is to give up
 
     lifecycle.report = interrupt

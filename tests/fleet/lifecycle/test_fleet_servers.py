@@ -230,5 +230,5 @@ def test_a_log_that_cannot_be_written_is_an_error_of_its_host(farm: Farm) -> Non
     assert (
         failed.outcome == "failed"
         and "cannot write" in present(failed.error).message
-        and "a.log" in failed.error.message
+        and "a.log" in present(failed.error).message
     )

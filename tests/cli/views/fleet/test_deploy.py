@@ -11,6 +11,7 @@ from disagg.errors import CommandFailed, DeployRefused
 from disagg.fleet.deploy.apply import Event
 from disagg.fleet.deploy.deployment import DeployResult
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from tests.values import printed
 
 HASH = "0123456789abcdef"
 
@@ -37,7 +38,7 @@ REPORTS = [
 def shown(renderable: object, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(renderable)
-    text = console.file.getvalue()
+    text = printed(console)
     assert all(len(line) <= width for line in text.splitlines())
     return text
 
@@ -113,7 +114,7 @@ def test_without_a_terminal_there_is_one_line_per_step_and_none_per_line_of_outp
         progress.report(Event("h", 1, 2, "send [bold]release"))
         progress.report(Event("h", 1, 2, "send [bold]release", "12 %"))
         progress.report(Event("h", 2, 2, "switch to the new release, which is a long story"))
-    assert console.file.getvalue().splitlines() == [
+    assert printed(console).splitlines() == [
         "h: [1/2] send [bold]release",
         "h: [2/2] switch to the new release, which is a long story",
     ]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -55,13 +56,13 @@ def make(bed: Bed) -> Iterator[Make]:
     """Machines that are closed when the test ends."""
     made: list[SSHMachine] = []
 
-    def machine(name: str = "dgx-spark-1", host: Host | None = None, **options: object) -> SSHMachine:
+    def machine(name: str = "dgx-spark-1", host: Host | None = None, **options: Any) -> SSHMachine:
         made.append(SSHMachine(host or bed.host(name), **options))
         return made[-1]
 
     yield machine
-    for machine in made:
-        machine.close()
+    for opened in made:
+        opened.close()
 
 
 @pytest.fixture

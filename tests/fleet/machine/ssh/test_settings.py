@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.testbed.bed import Bed
 Write = Callable[[str], Path]
 
 
-def host(address: str = "spark", **fields: object) -> Host:
+def host(address: str = "spark", **fields: Any) -> Host:
     return Host("spark-1", address, ("prefill",), "tiny", EngineOptions("transformers"), 8000, **fields)
 
 
