@@ -76,12 +76,6 @@ def load_file(path: Path) -> dict[str, Any]:
     return dict(arrays)
 
 
-def load_file(path: Path) -> dict[str, Any]:
-    """The arrays of a safetensors file."""
-    arrays: Any = mx.load(str(path))
-    return dict(arrays)
-
-
 def packed(folder: Path) -> dict[str, Any]:
     """Rewrite a float gpt_oss checkpoint as the hub's: experts in MXFP4. Returns the float weights they stand for."""
     weights: dict[str, Any] = load_file(folder / "model.safetensors")
