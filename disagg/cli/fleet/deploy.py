@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from disagg.config import Fleet, Host, Role
     from disagg.fleet.deploy.deployment import Decide, DeployResult
     from disagg.fleet.deploy.steps import Plan
-    from disagg.fleet.facts.host import Facts
+    from disagg.fleet.facts.host import HostFacts
 
 RoleOption = Annotated[
     str | None,
@@ -121,7 +121,7 @@ def uninstall(
     hosts = _choose(fleet, host, None, None)
     question = None if yes else "Uninstall"
 
-    def decide(one: Host, facts: Facts) -> Plan:
+    def decide(one: Host, facts: HostFacts) -> Plan:
         return planned(one, facts, models)
 
     reports = _run(hosts, decide, "uninstall", question=question, break_lock=break_lock)

@@ -15,7 +15,7 @@ from disagg.cli.fleet.lifecycle import Hosts
 
 if TYPE_CHECKING:
     from disagg.config import Host
-    from disagg.fleet.machine.base import Result
+    from disagg.fleet.machine.base import CommandResult
     from disagg.fleet.machine.connect import Outcome
 
 
@@ -67,7 +67,7 @@ def exec_(
     shown = Prefixed(stdout(), [one.name for one in hosts])
     argv = ["/bin/sh", "-c", command[0]] if len(command) == 1 else command
 
-    def run(one: Host) -> Result:
+    def run(one: Host) -> CommandResult:
         where = machine(one)
         try:
             return where.run(argv, timeout=timeout, on_line=lambda line: shown.line(one.name, line))
@@ -88,7 +88,7 @@ def _chosen(context: typer.Context, names: Sequence[str] | None, role: str | Non
     return hosts
 
 
-def _finish(outcomes: Sequence[Outcome[Result]]) -> None:
+def _finish(outcomes: Sequence[Outcome[CommandResult]]) -> None:
     """What failed, on stderr, and the exit code."""
     codes = set()
     for one in outcomes:

@@ -16,13 +16,13 @@ from disagg.fleet.deploy.apply import Report, apply, nobody
 from disagg.fleet.deploy.lock import locked
 from disagg.fleet.deploy.release import Here, desired
 from disagg.fleet.deploy.steps import Plan, Refusal
-from disagg.fleet.facts.host import Facts, gather
+from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.facts.layout import Layout
 from disagg.fleet.lifecycle.health import select_hosts
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Outcome, each, machine
 
-Decide = Callable[[Host, Facts], Plan]
+Decide = Callable[[Host, HostFacts], Plan]
 """What is to be done on a host, from its facts."""
 
 Result = Literal["unchanged", "changed", "planned", "failed"]
@@ -77,7 +77,7 @@ def choose(fleet: Fleet, names: Sequence[str] = (), role: Role | None = None, mo
 def deciding(here: Here) -> Decide:
     """How `disagg deploy` decides."""
 
-    def decide(host: Host, facts: Facts) -> Plan:
+    def decide(host: Host, facts: HostFacts) -> Plan:
         refusals = planning.refusals(host, facts)
         wanted = desired(here, host, facts)
         if isinstance(wanted, Refusal):
@@ -151,7 +151,7 @@ class Deployment:
         return [done.get(host.name, before[host.name]) for host in self.hosts]
 
     def _plan(self, host: Host) -> Plan:
-        facts = gather(self._machine(host), host)
+        facts = read_host_facts(self._machine(host), host)
         self._homes[host.name] = facts.layout
         return self.decide(host, facts)
 

@@ -15,7 +15,7 @@ from disagg.fleet.deploy import requirements
 from disagg.fleet.deploy.requirements import Needed
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.deploy.wheels import Wheel, host_tags, needed
-from disagg.fleet.facts.host import Facts, Python
+from disagg.fleet.facts.host import HostFacts, Python
 
 OLDEST: Final = (3, 11)
 _PREFERRED: Final = ((3, 12), (3, 13), (3, 11), (3, 14))
@@ -61,7 +61,7 @@ class Environment:
         return texts | {f"wheels/{wheel.path.name}": wheel.path for wheel in self.wheels}
 
 
-def environment(host: Host, deploy: Deploy, facts: Facts, needs: Needed) -> Environment | Refusal:
+def environment(host: Host, deploy: Deploy, facts: HostFacts, needs: Needed) -> Environment | Refusal:
     """The environment for a host as it is; of several possible pythons, one whose environment is there already."""
     pythons = _pythons(host, deploy, facts)
     if isinstance(pythons, Refusal):
@@ -72,7 +72,7 @@ def environment(host: Host, deploy: Deploy, facts: Facts, needs: Needed) -> Envi
 
 
 def _environment(
-    host: Host, deploy: Deploy, facts: Facts, python: Python | None, needs: Needed
+    host: Host, deploy: Deploy, facts: HostFacts, python: Python | None, needs: Needed
 ) -> Environment | Refusal:
     target = requirements.marker_environment(facts, python)
     lines = requirements.requirements(requirements.extras(host), needs.declared, target)
@@ -104,7 +104,7 @@ def _options(deploy: Deploy) -> Sequence[str]:
 
 
 def _wheels(
-    folder: Path, host: Host, facts: Facts, python: Python | None, *, lines: Sequence[str], locked: str
+    folder: Path, host: Host, facts: HostFacts, python: Python | None, *, lines: Sequence[str], locked: str
 ) -> tuple[Wheel, ...] | Refusal:
     assumed = python or Python("", (*_PREFERRED[0], 0))
     target = requirements.marker_environment(facts, assumed)
@@ -120,7 +120,7 @@ def _wheels(
     )
 
 
-def _pythons(host: Host, deploy: Deploy, facts: Facts) -> list[Python | None] | Refusal:
+def _pythons(host: Host, deploy: Deploy, facts: HostFacts) -> list[Python | None] | Refusal:
     """The interpreters that could serve, best first; None stands for one that uv fetches."""
     if deploy.installer == "uv" and not facts.uv:
         return Refusal("there is no uv", 'install uv there, or set installer = "auto" in [deploy]')
@@ -137,7 +137,7 @@ def _pythons(host: Host, deploy: Deploy, facts: Facts) -> list[Python | None] | 
     return _no_python(facts, new)
 
 
-def _configured(host: Host, facts: Facts) -> list[Python | None] | Refusal:
+def _configured(host: Host, facts: HostFacts) -> list[Python | None] | Refusal:
     own = next((python for python in facts.pythons if python.configured), None)
     if own is None:
         return Refusal(f"{facts.no_python or host.python} does not run there", "correct `python` in hosts.toml")
@@ -151,7 +151,7 @@ def _configured(host: Host, facts: Facts) -> list[Python | None] | Refusal:
     return [own]
 
 
-def _no_python(facts: Facts, new: Sequence[Python]) -> Refusal:
+def _no_python(facts: HostFacts, new: Sequence[Python]) -> Refusal:
     install = "brew install python@3.12" if facts.os == "Darwin" else "sudo apt install python3 python3-venv"
     if new:
         return Refusal(

@@ -16,7 +16,7 @@ from disagg.fleet.deploy.environment import Environment
 from disagg.fleet.deploy.release import Desired
 from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY, UNINSTALL
 from disagg.fleet.deploy.steps import Needs, Plan, PutTree, Refusal, RunScript, Step, WriteFile
-from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.layout import HASH
 from disagg.fleet.services import command, launchd, systemd
 from disagg.fleet.services.base import is_plain
@@ -28,12 +28,12 @@ _RELEASE_BYTES: Final = 64 << 20
 _BUILD_S: Final = 3600.0
 
 
-def refusals(host: Host, facts: Facts) -> tuple[Refusal, ...]:
+def refusals(host: Host, facts: HostFacts) -> tuple[Refusal, ...]:
     """Why this host cannot have a release, whatever is in it."""
     return tuple(_refusals(host, facts))
 
 
-def plan(desired: Desired, facts: Facts) -> Plan:
+def plan(desired: Desired, facts: HostFacts) -> Plan:
     """The steps that lead from the facts to what the host should have; none where all is there."""
     refused = tuple(_room(desired, facts))
     steps = () if refused else tuple(_steps(desired, facts))
@@ -45,7 +45,7 @@ def refused(host: Host, *refusals: Refusal) -> Plan:
     return Plan(host.name, "", refusals=refusals)
 
 
-def rollback(host: Host, facts: Facts) -> Plan:
+def rollback(host: Host, facts: HostFacts) -> Plan:
     """Back to the release before the current one."""
     target = facts.previous
     if not target or target not in facts.own_releases:
@@ -64,7 +64,7 @@ def rollback(host: Host, facts: Facts) -> Plan:
     return Plan(host.name, target, (step,), needs=_after(facts, target))
 
 
-def uninstall(host: Host, facts: Facts, models: bool) -> Plan:
+def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
     """Nothing of this host left on its machine, but models unless `models`."""
     steps = []
     for manager in _managers(facts):
@@ -84,7 +84,7 @@ def uninstall(host: Host, facts: Facts, models: bool) -> Plan:
     return Plan(host.name, "", tuple(steps))
 
 
-def _managers(facts: Facts) -> list[ServiceManager]:
+def _managers(facts: HostFacts) -> list[ServiceManager]:
     """Those that know a server of this host, also from before hosts.toml named another."""
     known: tuple[ServiceManager, ...] = get_args(ServiceManager)
     installed = {name.partition(":")[0] for name in facts.installed}
@@ -94,7 +94,7 @@ def _managers(facts: Facts) -> list[ServiceManager]:
 # Refusals
 
 
-def _refusals(host: Host, facts: Facts) -> Iterator[Refusal]:
+def _refusals(host: Host, facts: HostFacts) -> Iterator[Refusal]:
     if facts.os not in ("Linux", "Darwin"):
         yield Refusal(f"{facts.os or 'its system'} is neither Linux nor macOS", "disagg serves on those two")
         return
@@ -106,7 +106,7 @@ def _refusals(host: Host, facts: Facts) -> Iterator[Refusal]:
     yield from _service(host, facts)
 
 
-def _engine(host: Host, facts: Facts) -> Iterator[Refusal]:
+def _engine(host: Host, facts: HostFacts) -> Iterator[Refusal]:
     mac, device = facts.os == "Darwin", host.engine.device
     line = f"engine.device of [hosts.{host.name}]"
     if host.engine.name == "mlx" and mac and facts.arch != "arm64":
@@ -119,7 +119,7 @@ def _engine(host: Host, facts: Facts) -> Iterator[Refusal]:
         yield Refusal("Linux has no mps device", f'{line}: "cuda" or "cpu"')
 
 
-def _service(host: Host, facts: Facts) -> Iterator[Refusal]:
+def _service(host: Host, facts: HostFacts) -> Iterator[Refusal]:
     otherwise = f'service = "process" in [hosts.{host.name}]'
     if host.service == "launchd" and not facts.launchd:
         yield Refusal("there is no launchd", otherwise)
@@ -133,7 +133,7 @@ def _service(host: Host, facts: Facts) -> Iterator[Refusal]:
             )
 
 
-def _room(desired: Desired, facts: Facts) -> Iterator[Refusal]:
+def _room(desired: Desired, facts: HostFacts) -> Iterator[Refusal]:
     """Whether what is to be put there has room."""
     if facts.disk_free is None or facts.current == desired.hash:
         return
@@ -153,7 +153,7 @@ def _gib(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
 
 
-def _notes(desired: Desired, facts: Facts) -> Iterator[str]:
+def _notes(desired: Desired, facts: HostFacts) -> Iterator[str]:
     if desired.host.engine.device.startswith("cuda") and not facts.gpus:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
@@ -166,7 +166,7 @@ def _notes(desired: Desired, facts: Facts) -> Iterator[str]:
 # Steps
 
 
-def _steps(desired: Desired, facts: Facts) -> Iterator[Step]:
+def _steps(desired: Desired, facts: HostFacts) -> Iterator[Step]:
     steps = [*_preparation(desired, facts), *_content(desired, facts)]
     switched = [*_service_steps(desired, facts)]
     if facts.current != desired.hash or desired.hash not in facts.whole_releases:
@@ -181,7 +181,7 @@ def _steps(desired: Desired, facts: Facts) -> Iterator[Step]:
         yield _tidy(facts, surplus)
 
 
-def _prepare(facts: Facts) -> Step:
+def _prepare(facts: HostFacts) -> Step:
     layout = facts.layout
     leftovers = tuple(f"{layout.folder}/{name}" for name in facts.leftovers)
     what = "clear away what an earlier deployment left half done" if leftovers else "make folders"
@@ -189,7 +189,7 @@ def _prepare(facts: Facts) -> Step:
     return Step("prepare", what, layout.folder, "folders, no leftovers", RunScript(PREPARE, argv))
 
 
-def _preparation(desired: Desired, facts: Facts) -> Iterator[Step]:
+def _preparation(desired: Desired, facts: HostFacts) -> Iterator[Step]:
     if desired.host.service == "systemd" and facts.systemd is not None and not facts.systemd.linger:
         yield Step(
             "linger",
@@ -203,7 +203,7 @@ def _preparation(desired: Desired, facts: Facts) -> Iterator[Step]:
         yield from _build(desired.environment, facts)
 
 
-def _build(environment: Environment, facts: Facts) -> Iterator[Step]:
+def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
     layout = facts.layout
     spec, target = f"{layout.incoming}/spec", layout.environment(environment.hash)
     wheels = f" and {len(environment.wheels)} wheels" if environment.wheels else ""
@@ -230,7 +230,7 @@ def _build(environment: Environment, facts: Facts) -> Iterator[Step]:
     )
 
 
-def _content(desired: Desired, facts: Facts) -> Iterator[Step]:
+def _content(desired: Desired, facts: HostFacts) -> Iterator[Step]:
     layout, name = facts.layout, desired.source.name
     if name and name not in facts.carried:
         place, target = f"{layout.incoming}/model", layout.carried(name)
@@ -247,7 +247,7 @@ def _content(desired: Desired, facts: Facts) -> Iterator[Step]:
         yield Step("release", f"send release {desired.hash}", target, "releases", put)
 
 
-def _check(desired: Desired, facts: Facts) -> Step:
+def _check(desired: Desired, facts: HostFacts) -> Step:
     release = facts.layout.release(desired.hash)
     python = f"{facts.layout.environment(desired.environment.hash)}/bin/python"
     modules = [module for role in desired.host.roles for module in _MODULES.get(role, ())]
@@ -257,7 +257,7 @@ def _check(desired: Desired, facts: Facts) -> Step:
     return Step("check", what, release, "current", action, hint if desired.environment.site_packages else "")
 
 
-def _service_steps(desired: Desired, facts: Facts) -> Iterator[Step]:
+def _service_steps(desired: Desired, facts: HostFacts) -> Iterator[Step]:
     unit = facts.installed.get("systemd")
     if desired.host.service != "systemd" and unit is not None and unit.enabled:
         disable = RunScript(systemd.DISABLE, (systemd.unit_name(desired.host.name),))
@@ -281,7 +281,7 @@ def _service_steps(desired: Desired, facts: Facts) -> Iterator[Step]:
     yield Step("service", "enable the systemd unit", desired.definitions[0].path, "enabled", enable, hint)
 
 
-def _missing_definitions(desired: Desired, facts: Facts) -> list[tuple[str, str]]:
+def _missing_definitions(desired: Desired, facts: HostFacts) -> list[tuple[str, str]]:
     """Key and path of the service files that are not in place as they should be."""
     return [
         (definition.key, definition.path)
@@ -292,19 +292,19 @@ def _missing_definitions(desired: Desired, facts: Facts) -> list[tuple[str, str]
     ]
 
 
-def _switch(facts: Facts, release: str, environment: str, what: str) -> Step:
+def _switch(facts: HostFacts, release: str, environment: str, what: str) -> Step:
     python = f"{facts.layout.environment(environment)}/bin/python"
     action = RunScript(SWITCH, (python, facts.layout.folder, release))
     return Step("switch", what, facts.layout.current, "current", action)
 
 
-def _tidy(facts: Facts, surplus: list[str]) -> Step:
+def _tidy(facts: HostFacts, surplus: list[str]) -> Step:
     what = f"remove {len(surplus)} old releases and environments" if surplus else "remove temporary files"
     argv = (facts.layout.incoming, *surplus)
     return Step("tidy", what, facts.layout.root, "releases", RunScript(TIDY, argv, 600.0))
 
 
-def _surplus(desired: Desired, facts: Facts) -> Iterator[str]:
+def _surplus(desired: Desired, facts: HostFacts) -> Iterator[str]:
     """Folders nothing needs once the release is current: older releases, then environments of no release at all.
 
     A server that was not restarted since still reads from its own release and environment."""
@@ -325,7 +325,7 @@ def _surplus(desired: Desired, facts: Facts) -> Iterator[str]:
 # What the service needs afterwards
 
 
-def _needs(desired: Desired, facts: Facts) -> Needs:
+def _needs(desired: Desired, facts: HostFacts) -> Needs:
     token = hashlib.sha256(desired.token).hexdigest()
     outdated = desired.hash in facts.damaged or facts.token_digest not in ("", token)
     if facts.serving is not None and facts.serving.alive and outdated:
@@ -333,12 +333,12 @@ def _needs(desired: Desired, facts: Facts) -> Needs:
     return _after(facts, desired.hash)
 
 
-def _after(facts: Facts, release: str) -> Needs:
+def _after(facts: HostFacts, release: str) -> Needs:
     if facts.serving is None or not facts.serving.alive:
         return "start"
     return "" if facts.serving.release == release else "restart"
 
 
-def _model_files(desired: Desired, facts: Facts) -> Iterator[Path]:
+def _model_files(desired: Desired, facts: HostFacts) -> Iterator[Path]:
     if desired.source.name not in facts.carried:
         yield from (path for path in desired.source.files.values() if isinstance(path, Path))

@@ -14,7 +14,7 @@ from disagg.fleet.deploy.models import Source, source
 from disagg.fleet.deploy.package import digest, package_files
 from disagg.fleet.deploy.requirements import Needed, needed
 from disagg.fleet.deploy.steps import Refusal
-from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.layout import Layout
 from disagg.fleet.services import definitions, launchd
 from disagg.fleet.services.base import Definition
@@ -78,7 +78,7 @@ class Desired:
     definitions: tuple[Definition, ...] = ()
 
 
-def desired(here: Here, host: Host, facts: Facts) -> Desired | Refusal:
+def desired(here: Here, host: Host, facts: HostFacts) -> Desired | Refusal:
     """What this host should have, being as it is; or why it cannot be told."""
     made = environment(host, here.fleet.deploy, facts, here.needs)
     found = source(here.fleet, host, facts.layout)

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from disagg.config import Host
 from disagg.errors import FleetError
-from disagg.fleet.facts.host import Facts, Python
+from disagg.fleet.facts.host import HostFacts, Python
 
 CONSTRAINTS: Final = Path(__file__).parents[1] / "constraints.txt"
 _EXTRAS: Final = ("prefill", "decode")
@@ -65,7 +65,7 @@ def _chosen(wanted: Sequence[str], lines: Iterable[str], target: dict[str, str])
             yield str(requirement)
 
 
-def marker_environment(facts: Facts, python: Python | None) -> dict[str, str]:
+def marker_environment(facts: HostFacts, python: Python | None) -> dict[str, str]:
     """The values that markers of requirements ask for, of the host and not of this machine."""
     version = python.version if python is not None else (3, 12, 0)
     return {

@@ -15,7 +15,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from disagg.errors import FleetError
-from disagg.fleet.facts.host import Facts, Python
+from disagg.fleet.facts.host import HostFacts, Python
 
 _OLDEST_GLIBC = 5  # 2.5, of manylinux1
 
@@ -61,7 +61,7 @@ def needed(
     return sorted(chosen.values(), key=lambda wheel: wheel.name), sorted(missing)
 
 
-def host_tags(facts: Facts, python: Python) -> list[Tag]:
+def host_tags(facts: HostFacts, python: Python) -> list[Tag]:
     """The wheel tags that the host's python accepts, best first."""
     version = python.version[:2]
     platforms = list(_platforms(facts))
@@ -69,7 +69,7 @@ def host_tags(facts: Facts, python: Python) -> list[Tag]:
     return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
 
 
-def _platforms(facts: Facts) -> Iterator[str]:
+def _platforms(facts: HostFacts) -> Iterator[str]:
     numbers = [int(part) for part in facts.os_version.split(".")[:2] if part.isdigit()]
     if facts.os == "Darwin":
         major, minor = (*numbers, 0, 0)[:2]

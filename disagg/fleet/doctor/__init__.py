@@ -1,7 +1,6 @@
 """Why a fleet does not work, or not well: each finding a cause and the command that mends it.
 
 gather    all that is read on one host, in a few round trips
-vitals    what facts.py does not tell: GPU health, wired memory, Local Network Privacy, clock
 hardware  findings about disk, memory and GPU; pure
 host      all findings about one host; pure
 pair      findings about a prefill and a decode host of one model; pure

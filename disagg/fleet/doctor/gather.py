@@ -10,8 +10,8 @@ from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError, HostUnreachable
-from disagg.fleet.facts.hardware import Vitals, gather_vitals
-from disagg.fleet.facts.host import Facts, gather
+from disagg.fleet.facts.hardware import HardwareFacts, read_hardware_facts
+from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.facts.python import python_on
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.models.inventory import Held, held
@@ -38,8 +38,8 @@ class Examined:
     reach: "address port" -> 0, or the errno with which a connection from this host failed."""
 
     host: Host
-    facts: Facts
-    vitals: Vitals
+    facts: HostFacts
+    hardware: HardwareFacts
     latency: float = 0.0
     python: str | None = None
     need: Need | None = None
@@ -51,12 +51,12 @@ class Examined:
 def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Host]) -> Examined:
     """Read a host. `peers`: whom a program on it may have to reach. Raises HostUnreachable, and FleetError where not
     even its facts can be read."""
-    facts = gather(machine, host)
+    facts = read_host_facts(machine, host)
     began = time.monotonic()
     machine.run(["true"], timeout=15.0)
     latency = time.monotonic() - began
     python = python_on(host, facts)
-    vitals = gather_vitals(machine, python)
+    hardware = read_hardware_facts(machine, python)
     wanted = need(fleet, host, facts)
     trouble: list[DisaggError] = []
     model: Held | None = None
@@ -70,7 +70,7 @@ def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Hos
             raise
         except FleetError as error:
             trouble.append(error)
-    return Examined(host, facts, vitals, latency, python, wanted, model, reach, tuple(trouble))
+    return Examined(host, facts, hardware, latency, python, wanted, model, reach, tuple(trouble))
 
 
 def _reach(machine: Machine, python: str, peers: Sequence[Host]) -> dict[str, int]:

@@ -36,7 +36,7 @@ def memory(seen: Examined) -> Iterator[Finding]:
     if total is None:
         yield note("memory", "the machine does not tell how much it has")
         return
-    separate = any(gpu.memory for gpu in seen.vitals.gpus) and seen.host.engine.device.startswith(("cuda", "auto"))
+    separate = any(gpu.memory for gpu in seen.hardware.gpus) and seen.host.engine.device.startswith(("cuda", "auto"))
     needed = None if separate else _needed(seen)
     if needed is None or needed <= total:
         yield ok("memory", size(total))
@@ -74,31 +74,33 @@ def _too_large(check: str, seen: Examined, limit: str, room: int) -> Finding:
 
 
 def gpu(seen: Examined) -> Iterator[Finding]:
-    device, vitals, name = seen.host.engine.device, seen.vitals, seen.host.name
+    device, hardware, name = seen.host.engine.device, seen.hardware, seen.host.name
     if seen.facts.os != "Linux" or seen.host.engine.name != "transformers" or device == "cpu":
         return
     install = f'disagg ssh {name} -- "sudo apt install nvidia-driver-{OLDEST_DRIVER}-open"; then restart the machine'
-    if not vitals.smi:
-        if vitals.devices or device.startswith("cuda"):
+    if not hardware.smi:
+        if hardware.devices or device.startswith("cuda"):
             what = (
-                "there is an NVIDIA card and no" if vitals.devices else f'engine.device is "{device}", and there is no'
+                "there is an NVIDIA card and no"
+                if hardware.devices
+                else f'engine.device is "{device}", and there is no'
             )
             yield fault("gpu", f"{what} driver: nvidia-smi is missing", install)
         else:
             yield note("gpu", "no NVIDIA card: prefill runs on the CPU")
         return
-    if vitals.smi_failed or not vitals.gpus:
+    if hardware.smi_failed or not hardware.gpus:
         reload = "restart the machine; if it stays: " + install.partition(";")[0]
-        yield fault("gpu", f"nvidia-smi: {vitals.smi_failed or 'finds no card'}", reload)
+        yield fault("gpu", f"nvidia-smi: {hardware.smi_failed or 'finds no card'}", reload)
         return
     well = True
-    for card in vitals.gpus:
+    for card in hardware.gpus:
         for finding in _card(seen, card, install):
             well = False
             yield finding
     if well:
-        shared = "" if vitals.gpus[0].memory is not None else ", shared memory"
-        yield ok("gpu", f"{vitals.gpus[0].name}, driver {vitals.gpus[0].driver}{shared}")
+        shared = "" if hardware.gpus[0].memory is not None else ", shared memory"
+        yield ok("gpu", f"{hardware.gpus[0].name}, driver {hardware.gpus[0].driver}{shared}")
 
 
 def _card(seen: Examined, card: GPU, install: str) -> Iterator[Finding]:
@@ -121,7 +123,7 @@ def _card(seen: Examined, card: GPU, install: str) -> Iterator[Finding]:
 
 def wired_limit(seen: Examined) -> Iterator[Finding]:
     """How much of a Mac's memory its GPU may wire, against the model and its KV."""
-    limit, host, facts = seen.vitals.wired_limit, seen.host, seen.facts
+    limit, host, facts = seen.hardware.wired_limit, seen.host, seen.facts
     if facts.os != "Darwin" or host.engine.device == "cpu" or limit is None:
         return
     own = host.wired_limit_mb

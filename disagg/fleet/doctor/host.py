@@ -171,11 +171,11 @@ def _local_network(seen: Examined) -> Iterator[Finding]:
     if seen.facts.os != "Darwin":
         return
     refused = [place for place, number in seen.reach.items() if number in (_MAC_NO_ROUTE, _LINUX_NO_ROUTE)]
-    if seen.vitals.errno_65 and not refused:
+    if seen.hardware.errno_65 and not refused:
         yield fault(
             "local network",
-            f"the server's log has errno 65 (no route to host) {seen.vitals.errno_65} times, though the same addresses "
-            "answer over SSH: macOS' Local Network Privacy denies them to the server",
+            f"the server's log has errno 65 (no route to host) {seen.hardware.errno_65} times, though the same "
+            "addresses answer over SSH: macOS' Local Network Privacy denies them to the server",
             _daemon(seen),
         )
     elif refused:
@@ -201,9 +201,9 @@ def _daemon(seen: Examined) -> str:
 
 def _thunderbolt(seen: Examined) -> Iterator[Finding]:
     """RDMA over Thunderbolt 5 joins Macs only: it is told, and not used."""
-    if seen.facts.os != "Darwin" or not seen.vitals.rdma:
+    if seen.facts.os != "Darwin" or not seen.hardware.rdma:
         return
-    yield ok("thunderbolt", f"RDMA {seen.vitals.rdma}")
+    yield ok("thunderbolt", f"RDMA {seen.hardware.rdma}")
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -39,7 +39,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class HardwareFacts:
     """available: memory that could be had, bytes. wired_limit: MiB as macOS has it, 0 for its own rule. smi: where
     nvidia-smi is. smi_failed: its words. devices: signs of an NVIDIA card. errno_65: lines of the server's log."""
 
@@ -55,13 +55,13 @@ class Vitals:
     clock: Clock | None = None
 
 
-def gather_vitals(machine: Machine, python: str | None) -> Vitals:
+def read_hardware_facts(machine: Machine, python: str | None) -> HardwareFacts:
     """Read them on a machine. HostUnreachable where it does not answer, FleetError where the script fails."""
     result = machine.run([machine.name], script=SCRIPT.read_text(encoding="utf-8"), timeout=30.0)
     return replace(parse(machine.name, result.stdout), clock=clock(machine, python))
 
 
-def parse(host: str, text: str) -> Vitals:
+def parse(host: str, text: str) -> HardwareFacts:
     """What the script printed. FleetError if it did not reach its end."""
     lines = [line.split("\t") for line in text.splitlines()]
     if ["end"] not in lines:
@@ -69,7 +69,7 @@ def parse(host: str, text: str) -> Vitals:
     said = {line[0]: line[1] for line in lines if len(line) > 1}
     failed = next((line for line in lines if line[0] == "smi_failed"), None)
     available = _int(said.get("available", ""))
-    return Vitals(
+    return HardwareFacts(
         available=available << 10 if available is not None else None,
         wired_limit=_int(said.get("wired_limit", "")),
         rdma=said.get("rdma", ""),

@@ -63,7 +63,7 @@ class Installed:
 
 
 @dataclass(frozen=True)
-class Facts:
+class HostFacts:
     """One machine as one host of the fleet sees it. Sizes in bytes, None where the machine does not tell."""
 
     host: str
@@ -122,7 +122,7 @@ class Facts:
         return next((r.environment for r in self.releases if (r.host, r.hash) == (self.host, release)), "")
 
 
-def gather(machine: Machine, host: Host) -> Facts:
+def read_host_facts(machine: Machine, host: Host) -> HostFacts:
     """The facts of a host. HostUnreachable where the machine does not answer, FleetError where the probe fails."""
     ports = [str(port) for port in (host.port, host.kv_port) if port is not None]
     script = PROBE.read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def gather(machine: Machine, host: Host) -> Facts:
     return parse(host.name, result.stdout)
 
 
-def parse(host: str, text: str) -> Facts:
+def parse(host: str, text: str) -> HostFacts:
     """The facts in what the probe printed. FleetError if it did not reach its end."""
     lines = [line.split("\t") for line in text.splitlines()]
     if ["end"] not in lines:
@@ -157,11 +157,11 @@ class _Reading:
     def first(self, kind: str, width: int) -> Sequence[str]:
         return next(self.every(kind, width), [""] * width)
 
-    def facts(self, host: str) -> Facts:
+    def facts(self, host: str) -> HostFacts:
         os, arch, user, uid = self.first("machine", 4)
         home, writable = self.first("home", 2)
         token_digest, token_mode = self.first("token", 2)
-        return Facts(
+        return HostFacts(
             host=host,
             os=os,
             arch=arch,

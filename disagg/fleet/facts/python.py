@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from disagg.config import Host
 from disagg.errors import CommandFailed, FleetError
-from disagg.fleet.facts.host import Facts
-from disagg.fleet.machine.base import Machine, Result
+from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.output import last_lines
 
 OLDEST: Final = (3, 8)
@@ -26,7 +26,7 @@ exec "$python" -I -c 'import os; exec(os.environ.pop("DISAGG_PROGRAM"))' "$@"
 """
 
 
-def python_on(host: Host, facts: Facts) -> str | None:
+def python_on(host: Host, facts: HostFacts) -> str | None:
     """A python to run programs with: the deployed one, else any that is new enough; None where there is none."""
     if host.connector == "local":
         return sys.executable
@@ -36,7 +36,7 @@ def python_on(host: Host, facts: Facts) -> str | None:
     return next((python.path for python in sorted(usable, key=lambda one: not one.configured)), None)
 
 
-def deployed_python(facts: Facts) -> str | None:
+def deployed_python(facts: HostFacts) -> str | None:
     """The python of the environment that the host's current release runs in."""
     environment = facts.environment_of(facts.current) if facts.current else ""
     return f"{facts.layout.environment(environment)}/bin/python" if facts.environments.get(environment) else None
@@ -51,7 +51,7 @@ def run_program(
     environment: Mapping[str, str] | None = None,
     timeout: float = 60.0,
     on_line: Callable[[str], None] | None = None,
-) -> Result:
+) -> CommandResult:
     """Run a program to its end. `environment` is the place for secrets. CommandFailed where it fails."""
     variables = {**(environment or {}), "DISAGG_PROGRAM": program.read_text(encoding="utf-8")}
     result = machine.run([python, *argv], script=_RUN, environment=variables, timeout=timeout, on_line=on_line)
@@ -61,7 +61,7 @@ def run_program(
     return result
 
 
-def json_line(result: Result, machine: Machine) -> dict[str, Any]:
+def json_line(result: CommandResult, machine: Machine) -> dict[str, Any]:
     """The JSON object in the last line of what a program printed. FleetError where there is none."""
     lines = result.stdout.strip().splitlines()
     try:

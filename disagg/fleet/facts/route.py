@@ -6,14 +6,14 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path as File
+from pathlib import Path
 from typing import Final, Literal
 
 from disagg.fleet.machine.base import Machine
 
 Kind = Literal["wired", "wifi", "tunnel", "thunderbolt", "loopback"]
 
-SCRIPT: Final = File(__file__).with_name("route.sh")
+SCRIPT: Final = Path(__file__).with_name("route.sh")
 _TUNNEL_NAMES: Final = re.compile(r"(utun|tun|tap|wg|tailscale|zt|ppp|ipsec|gif|nordlynx|feth)[0-9a-z]*")
 _MEDIA: Final = re.compile(r"(\d+(?:\.\d+)?)(G?)base", re.IGNORECASE)
 
@@ -40,7 +40,7 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class NetworkPath:
     """The way to `target`. interface: the one it takes, "" where that cannot be told. gateway: "" where none is
     between. source: the address it comes from. trouble: what the system says where there is no way."""
 
@@ -57,20 +57,20 @@ class Path:
         return self.interfaces.get(self.interface)
 
 
-def look(machine: Machine, target: str) -> Path:
+def read_path(machine: Machine, target: str) -> NetworkPath:
     """The way from this machine to an address. HostUnreachable where the machine does not answer."""
     result = machine.run([target], script=SCRIPT.read_text(encoding="utf-8"), timeout=20.0)
     return parse_path(target, result.stdout)
 
 
-def parse_path(target: str, text: str) -> Path:
+def parse_path(target: str, text: str) -> NetworkPath:
     """The way to `target`, from what the script printed."""
     parts = _parts(text)
     if "ip-route" in parts:
         return _linux(target, parts)
     if "route-get" in parts:
         return _macos(target, parts)
-    return Path(target)
+    return NetworkPath(target)
 
 
 def _parts(text: str) -> dict[str, str]:
@@ -81,7 +81,7 @@ def _parts(text: str) -> dict[str, str]:
 # Linux
 
 
-def _linux(target: str, parts: Mapping[str, str]) -> Path:
+def _linux(target: str, parts: Mapping[str, str]) -> NetworkPath:
     addresses: dict[str, list[str]] = {}
     for line in parts.get("ip-addresses", "").splitlines():
         if found := re.match(r"\d+:\s+(\S+)\s+inet6?\s+(\S+)", line):
@@ -95,8 +95,8 @@ def _linux(target: str, parts: Mapping[str, str]) -> Path:
     route = parts["ip-route"]
     device = re.search(r"\bdev (\S+)", route)
     if device is None:
-        return Path(target, trouble=route.strip().removeprefix("RTNETLINK answers: "), interfaces=interfaces)
-    return Path(
+        return NetworkPath(target, trouble=route.strip().removeprefix("RTNETLINK answers: "), interfaces=interfaces)
+    return NetworkPath(
         target,
         interface=device[1],
         source=_first(r"\bsrc (\S+)", route),
@@ -116,7 +116,7 @@ def _kind(said: str, name: str) -> Kind:
 # macOS
 
 
-def _macos(target: str, parts: Mapping[str, str]) -> Path:
+def _macos(target: str, parts: Mapping[str, str]) -> NetworkPath:
     listed = re.findall(r"Hardware Port: (.+)\nDevice: (\S+)", parts.get("hardware-ports", ""))
     ports = {device: port for port, device in listed}
     interfaces = {}
@@ -127,13 +127,15 @@ def _macos(target: str, parts: Mapping[str, str]) -> Path:
     route = parts["route-get"]
     device = _first(r"interface: (\S+)", route)
     if not device:
-        return Path(target, trouble=route.strip().splitlines()[-1] if route.strip() else "", interfaces=interfaces)
+        return NetworkPath(
+            target, trouble=route.strip().splitlines()[-1] if route.strip() else "", interfaces=interfaces
+        )
     gateway = _first(r"gateway: (\S+)", route)
     taken = interfaces.get(device)
     source = _first(r"if ?address: (\S+)", route) or _source(taken, target)
     # A direct way names its interface or a hardware address here.
     direct = not re.fullmatch(r"[0-9.]+|[0-9a-f:]*::[0-9a-f:%a-z0-9]*", gateway) or gateway == target
-    return Path(target, device, source, "" if direct else gateway, interfaces=interfaces)
+    return NetworkPath(target, device, source, "" if direct else gateway, interfaces=interfaces)
 
 
 def _mac_interface(name: str, block: str, port: str) -> Interface:

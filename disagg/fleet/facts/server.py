@@ -28,7 +28,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ServerFacts:
     """One host's server.
 
     pid: of the server's process, None where none runs; release: what it runs, or ran last; current: what is deployed,
@@ -47,12 +47,12 @@ class Sight:
     log: tuple[str, ...] = ()
 
     @property
-    def kept(self) -> bool:
+    def supervised(self) -> bool:
         """Whether a manager keeps the server running: starts it again when it ends."""
         return any(self.managers.values())
 
     @property
-    def intruder(self) -> tuple[int, Holder] | None:
+    def port_conflict(self) -> tuple[int, Holder] | None:
         """The first of the host's ports that another program has."""
         for port, holder in self.ports.items():
             if self.pid is None or (holder.pid is not None and holder.pid != self.pid):
@@ -60,7 +60,7 @@ class Sight:
         return None
 
 
-def look(machine: Machine, name: str, host: Host | None) -> Sight:
+def read_server_facts(machine: Machine, name: str, host: Host | None) -> ServerFacts:
     """Look at the server of host `name` on this machine. `host`: None where hosts.toml no longer has it.
 
     HostUnreachable where the machine does not answer, FleetError where it answers something else."""
@@ -73,8 +73,8 @@ def look(machine: Machine, name: str, host: Host | None) -> Sight:
     return parse(lines)
 
 
-def parse(lines: list[list[str]]) -> Sight:
-    """The sight in what the script printed, split at tabs."""
+def parse(lines: list[list[str]]) -> ServerFacts:
+    """The facts in what the script printed, split at tabs."""
     said: dict[str, list[list[str]]] = {}
     for kind, *fields in lines:
         said.setdefault(kind, []).append(fields)
@@ -85,7 +85,7 @@ def parse(lines: list[list[str]]) -> Sight:
     pid, release, alive = (said.get("serving") or [["", "", "0"]])[0]
     known: tuple[ServiceManager, ...] = get_args(ServiceManager)
     managers = {one: fields for one in known for fields in said.get("manager", []) if fields[0] == one}
-    return Sight(
+    return ServerFacts(
         home=first("home"),
         current=first("current"),
         release=release,

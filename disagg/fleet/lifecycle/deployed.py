@@ -10,8 +10,8 @@ from typing import Final
 from disagg.config import Host, ServiceManager
 from disagg.errors import CommandFailed, FleetError, PortInUse, StartFailed
 from disagg.fleet import services
-from disagg.fleet.facts.host import Facts
-from disagg.fleet.facts.server import Sight, look
+from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.facts.server import ServerFacts, read_server_facts
 from disagg.fleet.lifecycle.base import LAST_LINES, Seen, start_failed
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
@@ -53,45 +53,49 @@ class DeployedServer:
 
     def look(self) -> Seen:
         """See Server."""
-        sight = self._sight()
-        if not sight.current:
+        facts = self._facts()
+        if not facts.current:
             raise FleetError(f"{self.host.name}: nothing is deployed there", f"disagg deploy --host {self.host.name}")
-        self._pid = sight.pid
-        if sight.pid is None:
+        self._pid = facts.pid
+        if facts.pid is None:
             return Seen()
-        if sight.release != sight.current:
-            stale = f"still runs release {sight.release[:8]}, and {sight.current[:8]} is deployed"
-            return Seen(sight.pid, stale, earlier=True)
-        return Seen(sight.pid, "" if sight.kept else "runs, but nothing would start it again: its supervisor is gone")
+        if facts.release != facts.current:
+            stale = f"still runs release {facts.release[:8]}, and {facts.current[:8]} is deployed"
+            return Seen(facts.pid, stale, earlier=True)
+        return Seen(
+            facts.pid, "" if facts.supervised else "runs, but nothing would start it again: its supervisor is gone"
+        )
 
     def start(self) -> None:
         """See Server."""
-        before = self._sight()
-        if before.intruder is not None:
-            port, holder = before.intruder
+        before = self._facts()
+        if before.port_conflict is not None:
+            port, holder = before.port_conflict
             raise PortInUse(
                 f"{self.host.name}: port {port} there is in use by {holder}",
                 f"stop it: disagg ssh {self.host.name}; or give {self.host.name} another port, then: disagg deploy",
             )
         # A manager that waits before its next try is to begin anew, so that a mended host does not wait for it.
-        _manage(self.machine, self.host.name, before.home, self.host.service, "restart" if before.kept else "start")
+        _manage(
+            self.machine, self.host.name, before.home, self.host.service, "restart" if before.supervised else "start"
+        )
         self._pid = self._appeared(before)
         self._looked = time.monotonic()
 
-    def _appeared(self, before: Sight) -> int | None:
+    def _appeared(self, before: ServerFacts) -> int | None:
         """The process's pid; None where it has come and gone already."""
         asked = time.monotonic()
         while True:
-            sight, waited = self._sight(), time.monotonic() - asked
-            if sight.pid is not None:
-                return sight.pid
-            if waited > _BRIEF_S and sight.log != before.log:
+            facts, waited = self._facts(), time.monotonic() - asked
+            if facts.pid is not None:
+                return facts.pid
+            if waited > _BRIEF_S and facts.log != before.log:
                 return None
             if waited > _APPEAR_S:
                 name = self.host.name
                 message = f"{name}: {self.host.service} was asked to start it, and no process appeared"
                 error = StartFailed(message, f"disagg logs --host {name}")
-                error.log = sight.log[-LAST_LINES:]
+                error.log = facts.log[-LAST_LINES:]
                 raise error
             interruption.sleep(0.1)
 
@@ -99,11 +103,11 @@ class DeployedServer:
         """See Server. A manager starts it again: another process than the first is the end of the first."""
         if self._pid is not None and time.monotonic() - self._looked < _LOOK_EVERY_S:
             return None
-        sight = self._sight()
+        facts = self._facts()
         self._looked = time.monotonic()
-        if sight.pid is not None and sight.pid == self._pid:
+        if facts.pid is not None and facts.pid == self._pid:
             return None
-        return start_failed(self.host.name, before_restart(sight.log, sight.pid))
+        return start_failed(self.host.name, before_restart(facts.log, facts.pid))
 
     def stop(self) -> bool:
         """See Server."""
@@ -111,22 +115,22 @@ class DeployedServer:
 
     def last_lines(self) -> list[str]:
         """See Server."""
-        return list(self._sight().log)
+        return list(self._facts().log)
 
     def close(self) -> None:
         """See Server."""
         self.machine.close()
 
-    def _sight(self) -> Sight:
-        return look(self.machine, self.host.name, self.host)
+    def _facts(self) -> ServerFacts:
+        return read_server_facts(self.machine, self.host.name, self.host)
 
 
 def stop_there(machine: Machine, name: str) -> bool:
     """Stop the server of a host on its machine, whichever managers know it. False: none tells whether it was killed."""
-    sight = look(machine, name, None)
-    for manager in sight.managers:
-        _manage(machine, name, sight.home, manager, "stop")
-    left = look(machine, name, None).pid
+    facts = read_server_facts(machine, name, None)
+    for manager in facts.managers:
+        _manage(machine, name, facts.home, manager, "stop")
+    left = read_server_facts(machine, name, None).pid
     if left is not None:
         result = machine.run([str(left)], script=_END, timeout=_VERB_S)
         if not result.ok:
@@ -152,7 +156,7 @@ def before_restart(log: Sequence[str], pid: int | None) -> list[str]:
 
 
 def _manage(machine: Machine, name: str, home: str, manager: ServiceManager, verb: services.Verb) -> None:
-    command = services.command(manager, Facts(host=name, home=home), verb)
+    command = services.command(manager, HostFacts(host=name, home=home), verb)
     result = machine.run(command.argv, script=command.script, timeout=_VERB_S)
     if result.ok:
         return

@@ -16,7 +16,7 @@ from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, HostUnreachable
-from disagg.fleet.facts.server import Sight, look
+from disagg.fleet.facts.server import ServerFacts, read_server_facts
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.lifecycle.loglines import last_error, last_words, never_started, since_ready, since_start, stopped
 from disagg.fleet.machine.base import Machine
@@ -40,20 +40,20 @@ def diagnose(
 ) -> list[HostStatus]:
     """The statuses, those in trouble explained as far as their machines tell within `seconds`."""
     asked = [s for s in statuses if s.state in _TROUBLED and fleet.hosts[s.host].connector != "local"]
-    answers: SimpleQueue[tuple[str, Sight | DisaggError]] = SimpleQueue()
+    answers: SimpleQueue[tuple[str, ServerFacts | DisaggError]] = SimpleQueue()
     stop, deadline = Event(), time.monotonic() + seconds
 
     def ask(host: Host) -> None:
         with listening_to(stop):
             try:
                 with closing(connect(host, seconds)) as machine:
-                    answers.put((host.name, look(machine, host.name, host)))
+                    answers.put((host.name, read_server_facts(machine, host.name, host)))
             except DisaggError as error:
                 answers.put((host.name, error))
 
     for status in asked:
         Thread(target=ask, args=(fleet.hosts[status.host],), daemon=True).start()
-    told: dict[str, Sight | DisaggError] = {}
+    told: dict[str, ServerFacts | DisaggError] = {}
     while len(told) < len(asked):
         try:
             name, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -71,7 +71,7 @@ def diagnose(
     ]
 
 
-def explained(status: HostStatus, host: Host, seen: Sight | DisaggError, token: str | None) -> HostStatus:
+def explained(status: HostStatus, host: Host, seen: ServerFacts | DisaggError, token: str | None) -> HostStatus:
     """What HTTP and SSH tell together."""
     if isinstance(seen, DisaggError):
         words = seen.message.removeprefix(f"{host.name}: ")
@@ -83,8 +83,8 @@ def explained(status: HostStatus, host: Host, seen: Sight | DisaggError, token: 
         )
     if status.state == "unauthorised":
         return _token(status, host, seen, token)
-    if (intruder := seen.intruder) is not None:
-        port, holder = intruder
+    if (port_conflict := seen.port_conflict) is not None:
+        port, holder = port_conflict
         why = f"port {port} there is taken by {holder}, so that its server cannot start"
         hint = f"end that program: disagg ssh {host.name}; or give the host another port in hosts.toml: disagg deploy"
         return replace(status, state="foreign", why=why, hint=f"{hint} && disagg restart --host {host.name}")
@@ -93,7 +93,7 @@ def explained(status: HostStatus, host: Host, seen: Sight | DisaggError, token: 
     return _dead(status, host, seen)
 
 
-def _token(status: HostStatus, host: Host, seen: Sight, token: str | None) -> HostStatus:
+def _token(status: HostStatus, host: Host, seen: ServerFacts, token: str | None) -> HostStatus:
     ours = hashlib.sha256(f"{token}\n".encode()).hexdigest() if token else None
     restart = f"disagg restart --host {host.name}"
     if ours == seen.token_digest:
@@ -118,17 +118,17 @@ def _alive(status: HostStatus, host: Host) -> HostStatus:
     return status
 
 
-def _dead(status: HostStatus, host: Host, seen: Sight) -> HostStatus:
+def _dead(status: HostStatus, host: Host, seen: ServerFacts) -> HostStatus:
     start, logs = f"disagg start --host {host.name}", f"disagg logs --host {host.name}"
     last = since_start(seen.log)
     # A server that failed to start may have been tried again, and stopped in mid-start: that is no ordinary stop.
-    if not seen.kept and (not last or stopped(last)) and not never_started(seen.log):
+    if not seen.supervised and (not last or stopped(last)) and not never_started(seen.log):
         return replace(status, state="not running", why="SSH is fine; no server process runs there", hint=start)
     lines = since_ready(seen.log)  # the last run may have been cut short before it said anything
     error = last_error(lines)
     words = error.message if error is not None else last_words(lines) or "it logged no reason"
     hint = error.hint if error is not None else ""
-    if seen.kept:
+    if seen.supervised:
         times = f"{seen.restarts} times" if seen.restarts > 1 else "once"
         return replace(status, state="failed", why=f"it ended {times} and is tried again: {words}", hint=hint or logs)
     why = f"its process ended and nothing starts it again: {words}"

@@ -46,9 +46,8 @@ class HostStatus:
     """One server as seen from this machine. Bytes, seconds; None where the server does not say.
 
     `device`: its name, `cpu_percent` of the whole machine (0 to 100), and `utilisation` of the accelerator (0 to 1)
-    where the server knows it. `why` and `hint` are empty for a healthy host, but for what is worth a remark. `kept`:
-    started again by itself after a crash, and after a reboot; `restarts`: how often that was, None where nobody was
-    asked.
+    where the server knows it. `why` and `hint` are empty for a healthy host, but for what is worth a remark.
+    `supervised`: what its service manager restarts it after. `restarts`: how often it did, None if unknown.
     """
 
     host: str
@@ -76,7 +75,7 @@ class HostStatus:
     config: str | None = None
     release: str | None = None
     last_error: Mapping[str, Any] = field(default_factory=dict)
-    kept: Literal["", "crash", "crash, reboot"] = ""
+    supervised: Literal["", "crash", "crash, reboot"] = ""
     restarts: int | None = None
 
     @property
@@ -144,7 +143,7 @@ def _poll_all(hosts: Sequence[Host], token: str | None, state: State, timeout_s:
 
 
 def _blank(host: Host) -> HostStatus:
-    return HostStatus(host.name, host.roles, host.model, host.url, "failed", kept=_kept(host))
+    return HostStatus(host.name, host.roles, host.model, host.url, "failed", supervised=_supervised(host))
 
 
 def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> HostStatus:
@@ -275,7 +274,7 @@ def _start_command(host: Host, verb: str) -> str:
     return f"disagg {verb} --host {host.name}"
 
 
-def _kept(host: Host) -> Literal["", "crash", "crash, reboot"]:
+def _supervised(host: Host) -> Literal["", "crash", "crash, reboot"]:
     if host.connector == "local":
         return ""
     return "crash" if host.service == "process" else "crash, reboot"

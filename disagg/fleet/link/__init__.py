@@ -8,7 +8,7 @@ judge          what is wrong with a link, and what it is good for; pure
 survey         all three for the links of a fleet, and what each means for its model
 """
 
-from disagg.fleet.facts.route import Interface, Path, parse_path
+from disagg.fleet.facts.route import Interface, NetworkPath, parse_path
 from disagg.fleet.link.ends import End
 from disagg.fleet.link.judge import far_below, hidden_tokens_per_s, judge
 from disagg.fleet.link.measure import Bounds, Link, measure, measure_all
@@ -19,7 +19,7 @@ __all__ = [
     "End",
     "Interface",
     "Link",
-    "Path",
+    "NetworkPath",
     "Surveyed",
     "exit_code",
     "far_below",

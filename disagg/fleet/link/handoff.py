@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from disagg.config import Host
 from disagg.errors import DisaggError, FleetError
-from disagg.fleet.facts.host import gather
+from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import deployed_python
 from disagg.fleet.link.ends import Hear, Listening
-from disagg.fleet.machine.base import Machine, Result
+from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.connect import machine
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.process import python_command
@@ -65,7 +65,7 @@ def at(host: Host) -> Place:
         argv, environment = python_command(host.python)
         return Place(LocalMachine(host.name), tuple(argv), environment, host.kv_address)
     reached = machine(host)
-    facts = gather(reached, host)
+    facts = read_host_facts(reached, host)
     python = deployed_python(facts)
     if python is None or facts.current is None:
         raise FleetError(f"{host.name}: nothing is deployed there", f"disagg deploy --host {host.name}")
@@ -104,7 +104,7 @@ def _run(place: Place, end: str, body: Mapping[str, Any], timeout: float, hear: 
     return _said(place.machine, place.machine.run(argv, environment=environment, timeout=timeout, on_line=hear))
 
 
-def _said(reached: Machine, result: Result) -> dict[str, Any]:
+def _said(reached: Machine, result: CommandResult) -> dict[str, Any]:
     """The last line as JSON; raises the error in it."""
     lines = result.stdout.strip().splitlines()
     try:

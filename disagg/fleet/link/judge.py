@@ -8,7 +8,7 @@ from typing import Final
 from disagg.config import Host
 from disagg.config.addresses import same_machine
 from disagg.fleet.facts.findings import Finding, Level, fault, note, ok, warning
-from disagg.fleet.facts.route import Interface, Path
+from disagg.fleet.facts.route import Interface, NetworkPath
 from disagg.fleet.link.measure import Link
 
 FAR_BELOW: Final = 0.6
@@ -59,7 +59,7 @@ def _summary(link: Link) -> str:
     return f"{rate(link.bits_per_s)}{of} by {interface.name}"
 
 
-def _route(name: str, path: Path, sender: Host, receiver: Host) -> Iterator[Finding]:
+def _route(name: str, path: NetworkPath, sender: Host, receiver: Host) -> Iterator[Finding]:
     """Whether packets take the way that hosts.toml means."""
     interface, target = path.taken, path.target
     choose = f"give {receiver.name} a data_address in a network that {sender.name} is wired to; then: disagg doctor"
@@ -95,7 +95,7 @@ def _route(name: str, path: Path, sender: Host, receiver: Host) -> Iterator[Find
         )
 
 
-def _faster(path: Path) -> Interface | None:
+def _faster(path: NetworkPath) -> Interface | None:
     """An interface with an address that is more than twice as fast as the one taken."""
     taken = path.taken
     if taken is None or taken.speed is None:
@@ -121,7 +121,7 @@ def _speed(name: str, link: Link, sender: Host) -> Iterator[Finding]:
         )
 
 
-def _counters(path: Path) -> str:
+def _counters(path: NetworkPath) -> str:
     return (
         f"netstat -I {path.interface} -b"
         if path.interface.startswith("en") and path.interface[2:].isdigit()

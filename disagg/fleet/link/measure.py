@@ -6,18 +6,18 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any, Final
 
 from disagg.config import Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError, PeerLost
 from disagg.fleet.facts.python import json_line, run_program
-from disagg.fleet.facts.route import Path, look
+from disagg.fleet.facts.route import NetworkPath, read_path
 from disagg.fleet.link.ends import End, Listening
 from disagg.fleet.machine.connect import each
 
-PROBE: Final = File(__file__).with_name("probe_program.py")
+PROBE: Final = Path(__file__).with_name("probe_program.py")
 _SLACK_S: Final = 20.0
 _MAC_DENIED: Final = 65
 """EHOSTUNREACH of macOS, where Linux has 113."""
@@ -39,7 +39,7 @@ class Link:
     sender: str
     receiver: str
     target: str
-    path: Path
+    path: NetworkPath
     bytes: int = 0
     seconds: float = 0.0
     latency: float = 0.0
@@ -75,7 +75,7 @@ def measure(sender: End, receiver: End, bounds: Bounds = Bounds()) -> Link:
     closed where the sender fails, and connects again when it is used again.
     """
     target = receiver.host.kv_address
-    path = look(sender.machine, target)
+    path = read_path(sender.machine, target)
     token = secrets.token_hex(32)
     listening = Listening(
         receiver.machine, lambda hear: _receive(receiver, target, token, bounds, hear), bounds.seconds + _SLACK_S

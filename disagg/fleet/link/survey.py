@@ -10,7 +10,7 @@ from typing import Any
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError, HostUnreachable, UsageError
 from disagg.fleet.facts.findings import Finding, fault, note
-from disagg.fleet.facts.host import gather
+from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import python_on
 from disagg.fleet.link.ends import End
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
@@ -135,7 +135,7 @@ class _Ready:
 
 def _prepare(fleet: Fleet, host: Host, where: Machine, sends: bool) -> _Ready:
     """What a measurement needs of a host. HostUnreachable, or FleetError where no program can run there."""
-    facts = gather(where, host)
+    facts = read_host_facts(where, host)
     python = python_on(host, facts)
     if python is None:
         raise FleetError(f"{host.name}: there is no python to measure with", f"disagg doctor --host {host.name}")

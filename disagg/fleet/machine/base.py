@@ -20,7 +20,7 @@ MAX_OUTPUT: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CommandResult:
     """A finished command. stdout, stderr: decoded as UTF-8 with replacement, at most `MAX_OUTPUT` bytes of each end."""
 
     argv: tuple[str, ...]
@@ -50,13 +50,13 @@ class Machine(Protocol):
         environment: Mapping[str, str] | None = None,
         timeout: float = 60.0,
         on_line: Callable[[str], None] | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         """Run a command to its end. script: POSIX sh that argv are the parameters of (`sh -s -- argv...`).
 
         environment: added to the login environment, through the script's standard input, never through argv.
         on_line: told every line of output as it comes, both streams. On timeout or interruption the remote process
         group is killed. Raises HostUnreachable where the link breaks, FleetError on timeout; a non-zero exit is a
-        Result.
+        CommandResult.
         """
         ...
 

@@ -15,7 +15,7 @@ from typing import IO
 from disagg.errors import FleetError
 from disagg.fleet.machine import interruption, shell
 from disagg.fleet.machine.output import Stream
-from disagg.fleet.machine.posix import Job, ShellMachine
+from disagg.fleet.machine.posix import Invocation, ShellMachine
 
 _DRAIN_S = 1.0
 """How long output may stay silent after the command ended: a process it left behind may hold it open for ever."""
@@ -32,7 +32,7 @@ class LocalMachine(ShellMachine):
     def name(self) -> str:
         return self._name
 
-    def execute(self, job: Job) -> tuple[int, float]:
+    def execute(self, invocation: Invocation) -> tuple[int, float]:
         """See ShellMachine."""
         began = time.monotonic()
         try:
@@ -48,10 +48,10 @@ class LocalMachine(ShellMachine):
             raise FleetError(f"{self._name}: cannot run /bin/sh here: {error.strerror}") from error
         self._running = process
         with process:
-            feeder = Thread(target=_feed, args=(process, job), daemon=True)
+            feeder = Thread(target=_feed, args=(process, invocation), daemon=True)
             feeder.start()
             try:
-                _collect(process, job, began + job.timeout)
+                _collect(process, invocation, began + invocation.timeout)
             except BaseException:  # also an interruption: nothing goes on running
                 _kill(process)
                 raise
@@ -69,21 +69,21 @@ class LocalMachine(ShellMachine):
             _kill(process)
 
 
-def _feed(process: subprocess.Popen[bytes], job: Job) -> None:
+def _feed(process: subprocess.Popen[bytes], invocation: Invocation) -> None:
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it ended early, and says itself why
-        process.stdin.write(job.program)
-        while job.payload is not None and (data := job.payload.read(1 << 16)):
+        process.stdin.write(invocation.program)
+        while invocation.payload is not None and (data := invocation.payload.read(1 << 16)):
             process.stdin.write(data)
         process.stdin.flush()
     with suppress(BrokenPipeError):
         process.stdin.close()
 
 
-def _collect(process: subprocess.Popen[bytes], job: Job, deadline: float) -> None:
+def _collect(process: subprocess.Popen[bytes], invocation: Invocation, deadline: float) -> None:
     """Pass output on until both streams ended, or the process did and the streams fell silent."""
     assert process.stdout is not None and process.stderr is not None
-    streams: list[tuple[IO[bytes], Stream]] = [(process.stdout, job.stdout), (process.stderr, job.stderr)]
+    streams: list[tuple[IO[bytes], Stream]] = [(process.stdout, invocation.stdout), (process.stderr, invocation.stderr)]
     with selectors.DefaultSelector() as selector:
         for pipe, stream in streams:
             selector.register(pipe, selectors.EVENT_READ, stream)

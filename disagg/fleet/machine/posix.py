@@ -11,7 +11,7 @@ from typing import IO
 
 from disagg.errors import CommandFailed, FleetError, HostUnreachable
 from disagg.fleet.machine import shell
-from disagg.fleet.machine.base import MAX_OUTPUT, Result
+from disagg.fleet.machine.base import MAX_OUTPUT, CommandResult
 from disagg.fleet.machine.output import Stream, last_lines
 from disagg.fleet.machine.tree import packed
 
@@ -22,7 +22,7 @@ _WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Invocation:
     """One run of BOOTSTRAP: what it reads, how long it may take, where its output goes.
 
     program: from `shell.program`. payload: what the program itself reads, if anything.
@@ -36,7 +36,7 @@ class Job:
 
 
 class ShellMachine(ABC):
-    """Machine, on top of one abstract thing: carrying out a Job."""
+    """Machine, implemented on one abstract method, `execute`."""
 
     @property
     @abstractmethod
@@ -44,11 +44,11 @@ class ShellMachine(ABC):
         """The host's name in hosts.toml."""
 
     @abstractmethod
-    def execute(self, job: Job) -> tuple[int, float]:
-        """Carry out a job to its end: exit code (128 + n for signal n) and seconds.
+    def execute(self, invocation: Invocation) -> tuple[int, float]:
+        """Run an invocation to its end. Returns the exit code (128 + n for signal n) and seconds.
 
-        Raises TimeoutError after `job.timeout` and Cancelled where this thread's work was given up, both after the
-        process group was killed; HostUnreachable where the link breaks.
+        Raises TimeoutError after `invocation.timeout` and Cancelled if this thread is interrupted, both after killing
+        the process group, and HostUnreachable if the connection breaks.
         """
 
     @abstractmethod
@@ -63,56 +63,56 @@ class ShellMachine(ABC):
         environment: Mapping[str, str] | None = None,
         timeout: float = 60.0,
         on_line: Callable[[str], None] | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         """See Machine."""
         if script is None and not argv:
             raise FleetError("there is no command to run")
         program = shell.program(argv, script, environment)
-        return self._run(tuple(argv), Job(program, Stream(on_line), Stream(on_line), timeout))
+        return self._run(tuple(argv), Invocation(program, Stream(on_line), Stream(on_line), timeout))
 
     def put_tree(self, files: Mapping[str, bytes | Path], target: str, *, timeout: float = 600.0) -> int:
         """See Machine."""
         with packed(files) as archive:
             program = shell.program((target,), shell.PUT_TREE, takes_input=True)
-            job = Job(program, Stream(), Stream(), timeout, archive.stream)
-            self._require(self._run(("put_tree", target), job), f"cannot put {len(files)} files into {target}")
+            invocation = Invocation(program, Stream(), Stream(), timeout, archive.stream)
+            self._require(self._run(("put_tree", target), invocation), f"cannot put {len(files)} files into {target}")
             return archive.size
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """See Machine."""
         program = shell.program((path, f"{mode:o}", str(len(content))), shell.WRITE, takes_input=True)
-        job = Job(program, Stream(), Stream(), _SMALL_S, io.BytesIO(content))
-        self._require(self._run(("write", path), job), f"cannot write {path}")
+        invocation = Invocation(program, Stream(), Stream(), _SMALL_S, io.BytesIO(content))
+        self._require(self._run(("write", path), invocation), f"cannot write {path}")
 
     def read(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
         """See Machine."""
         program = shell.program((path, str(limit)), shell.READ)
-        job = Job(program, Stream(keep=max(limit, MAX_OUTPUT)), Stream(), _SMALL_S)
-        result = self._run(("read", path), job)
+        invocation = Invocation(program, Stream(keep=max(limit, MAX_OUTPUT)), Stream(), _SMALL_S)
+        result = self._run(("read", path), invocation)
         if not result.ok and result.stderr.rstrip().endswith(("No such file", "No such file or directory")):
             return None
         self._require(result, f"cannot read {path}")
-        return job.stdout.content
+        return invocation.stdout.content
 
-    def _run(self, argv: tuple[str, ...], job: Job) -> Result:
+    def _run(self, argv: tuple[str, ...], invocation: Invocation) -> CommandResult:
         try:
-            code, seconds = self.execute(job)
+            code, seconds = self.execute(invocation)
         except TimeoutError:
-            words = last_lines(job.stderr.text or job.stdout.text, _WORDS)
+            words = last_lines(invocation.stderr.text or invocation.stdout.text, _WORDS)
             raise FleetError(
-                f"{self.name}: {_shown(argv)} did not end within {job.timeout:g} s and was killed"
+                f"{self.name}: {_shown(argv)} did not end within {invocation.timeout:g} s and was killed"
                 + (f"; its last words:\n{words}" if words else ""),
                 f"see what holds it up: disagg ssh {self.name}",
             ) from None
-        if job.stdout.pid is None or job.stderr.pid is None:
-            said = last_lines(f"{job.stdout.greeting}\n{job.stderr.greeting}", _WORDS) or "nothing"
+        if invocation.stdout.pid is None or invocation.stderr.pid is None:
+            said = last_lines(f"{invocation.stdout.greeting}\n{invocation.stderr.greeting}", _WORDS) or "nothing"
             raise HostUnreachable(
                 f"{self.name}: the login shell ended with code {code} before it ran anything; it said: {said}",
                 "the account needs a shell that can run /bin/sh",
             )
-        return Result(argv, code, job.stdout.text, job.stderr.text, seconds)
+        return CommandResult(argv, code, invocation.stdout.text, invocation.stderr.text, seconds)
 
-    def _require(self, result: Result, what: str) -> None:
+    def _require(self, result: CommandResult, what: str) -> None:
         if not result.ok:
             words = last_lines(result.stderr, _WORDS) or f"exit code {result.code}"
             raise CommandFailed(

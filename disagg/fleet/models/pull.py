@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError
-from disagg.fleet.facts.host import gather
+from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import deployed_python, python_on, run_program
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import each, machine
@@ -152,7 +152,10 @@ class Models:
         """What each host has of what any of them needs."""
         for host in hosts:
             self.machine(host)
-        facts = {outcome.host.name: outcome for outcome in each(hosts, lambda host: gather(self.machine(host), host))}
+        facts = {
+            outcome.host.name: outcome
+            for outcome in each(hosts, lambda host: read_host_facts(self.machine(host), host))
+        }
         needs = {name: need(self.fleet, one.host, one.value) for name, one in facts.items() if one.value is not None}
         sources = list(dict.fromkeys(one.source for one in needs.values()))
         readers = {

@@ -9,7 +9,7 @@ from disagg.config import Fleet, Host
 from disagg.config.addresses import is_path, same_machine
 from disagg.fleet.deploy.models import source
 from disagg.fleet.deploy.steps import Refusal
-from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.host import HostFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Need:
         return not is_path(self.source)
 
 
-def need(fleet: Fleet, host: Host, facts: Facts) -> Need:
+def need(fleet: Fleet, host: Host, facts: HostFacts) -> Need:
     """What this host needs. A local host reads the source itself: nothing is carried to it."""
     model, engine = fleet.models[host.model], host.engine.name
     if (written := model.written.get(engine, "")).startswith("~/"):

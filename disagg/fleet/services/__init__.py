@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from disagg.config import Host, ServiceManager
-from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services import launchd, process, systemd
 from disagg.fleet.services.base import Command, Definition, Verb
 
@@ -23,19 +23,19 @@ __all__ = ["Command", "Definition", "Verb", "command", "definitions"]
 
 
 class _Manager(Protocol):
-    def definitions(self, host: Host, facts: Facts) -> tuple[Definition, ...]: ...
+    def definitions(self, host: Host, facts: HostFacts) -> tuple[Definition, ...]: ...
 
-    def command(self, facts: Facts, verb: Verb) -> Command: ...
+    def command(self, facts: HostFacts, verb: Verb) -> Command: ...
 
 
 _MANAGERS: Final[dict[ServiceManager, _Manager]] = {"systemd": systemd, "launchd": launchd, "process": process}
 
 
-def definitions(host: Host, facts: Facts) -> tuple[Definition, ...]:
+def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
     """The files that the host's service manager must have."""
     return _MANAGERS[host.service].definitions(host, facts)
 
 
-def command(service: ServiceManager, facts: Facts, verb: Verb) -> Command:
+def command(service: ServiceManager, facts: HostFacts, verb: Verb) -> Command:
     """How to start, stop, restart or remove the host's service."""
     return _MANAGERS[service].command(facts, verb)

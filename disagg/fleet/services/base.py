@@ -13,7 +13,7 @@ Verb = Literal["start", "stop", "restart", "remove"]
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A file of a service manager. `key`: its name among Facts.installed; `as_root`: only root may put it there."""
+    """A file of a service manager. `key`: its name among HostFacts.installed; `as_root`: only root may put it there."""
 
     key: str
     path: str

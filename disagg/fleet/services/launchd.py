@@ -7,7 +7,7 @@ import plistlib
 from typing import Any, Final
 
 from disagg.config import Host
-from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.layout import Layout
 from disagg.fleet.services.base import Command, Definition, Verb
 
@@ -58,7 +58,7 @@ _COMMANDS: Final[dict[Verb, str]] = {
 }
 
 
-def definitions(host: Host, facts: Facts) -> tuple[Definition, ...]:
+def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
     files = [_definition(host.name, server_plist(host.name, facts.layout, facts.user))]
     if host.wired_limit_mb is not None:
         name = f"{host.name}.wired-limit"
@@ -114,6 +114,6 @@ def _plist(values: dict[str, Any]) -> bytes:
     return plistlib.dumps(values, sort_keys=True)
 
 
-def command(facts: Facts, verb: Verb) -> Command:
+def command(facts: HostFacts, verb: Verb) -> Command:
     """Every verb needs sudo without a password; exit code 77 says that it is missing."""
     return Command(_ROOT + _GONE + _COMMANDS[verb], (label(facts.host), plist_path(facts.host)))

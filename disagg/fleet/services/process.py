@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from disagg.config import Host
-from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services.base import Command, Definition, Verb
 
 _SCRIPT: Final = """\
@@ -18,9 +18,9 @@ exec /bin/sh "$1/current/supervise" "$2"
 """
 
 
-def definitions(host: Host, facts: Facts) -> tuple[Definition, ...]:
+def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
     return ()
 
 
-def command(facts: Facts, verb: Verb) -> Command:
+def command(facts: HostFacts, verb: Verb) -> Command:
     return Command(_SCRIPT, (facts.layout.folder, "stop" if verb == "remove" else verb))

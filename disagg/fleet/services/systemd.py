@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from disagg.config import Host
-from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services.base import Command, Definition, Verb
 
 _BACK_OFF_SINCE: Final = 254  # the version that brought RestartSteps
@@ -34,7 +34,7 @@ DISABLE: Final = _CTL + 'exec systemctl --user disable "$1"\n'
 LINGER: Final = 'loginctl enable-linger "$1" || exec sudo -n loginctl enable-linger "$1"\n'
 
 
-def definitions(host: Host, facts: Facts) -> tuple[Definition, ...]:
+def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
     version = facts.systemd.version if facts.systemd else 0
     content = unit(host.name, f"{facts.layout.current}/run", version).encode()
     return (Definition("systemd", facts.layout.systemd_unit, content),)
@@ -72,6 +72,6 @@ def quoted(text: str) -> str:
     return '"' + "".join(signs.get(character, character) for character in text) + '"'
 
 
-def command(facts: Facts, verb: Verb) -> Command:
+def command(facts: HostFacts, verb: Verb) -> Command:
     argv = (unit_name(facts.host), facts.layout.systemd_unit) if verb == "remove" else (unit_name(facts.host),)
     return Command(_CTL + _COMMANDS[verb], argv)

@@ -112,9 +112,9 @@ def test_the_same_cause_on_several_hosts_is_told_once_with_one_command() -> None
 
 
 def test_where_all_are_plain_processes_the_footnote_is_short_and_of_those_that_run() -> None:
-    text = shown(health_view([healthy("a", kept="crash"), healthy("b", kept="crash")]))
+    text = shown(health_view([healthy("a", supervised="crash"), healthy("b", supervised="crash")]))
     assert "\nAll run as plain processes: they come back after a crash, not after a reboot\n" in text
-    down = HostStatus("a", ("decode",), "m", "", "not running", "x", "y", kept="crash")
+    down = HostStatus("a", ("decode",), "m", "", "not running", "x", "y", supervised="crash")
     assert "reboot" not in shown(health_view([down]))
 
 
@@ -241,7 +241,10 @@ def test_health_remarks_last_errors_and_what_survives_no_reboot(width: Any) -> N
             [
                 healthy(why="it runs with other code than what is here", hint="disagg deploy --host dgx-spark-1"),
                 healthy(
-                    "mac-studio-1", kept="crash", version="0.1.0", device={"cpu_percent": 35.2, "utilisation": None}
+                    "mac-studio-1",
+                    supervised="crash",
+                    version="0.1.0",
+                    device={"cpu_percent": 35.2, "utilisation": None},
                 ),
                 healthy("mac-studio-2", last_error={"time": time.time() - 65, "message": "the peer was lost"}),
             ]

@@ -14,8 +14,8 @@ from disagg.fleet.deploy import scripts
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, deciding
 from disagg.fleet.deploy.release import Here
 from disagg.fleet.deploy.requirements import Needed
-from disagg.fleet.facts.host import Facts, gather
-from disagg.fleet.machine.base import Machine, Result
+from disagg.fleet.facts.host import HostFacts, read_host_facts
+from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.local import LocalMachine
 
 T = TypeVar("T")
@@ -124,9 +124,9 @@ class Site:
         """What the current release's own hosts.toml says."""
         return load(self.own / "current" / "hosts.toml")
 
-    def facts(self) -> Facts:
+    def facts(self) -> HostFacts:
         machine = LocalMachine("spark")
-        return gather(machine, self.host)
+        return read_host_facts(machine, self.host)
 
     def deployment(self, connect: Callable[[Host], Machine] = lambda host: LocalMachine(host.name)) -> Deployment:
         return Deployment([self.host], deciding(self.here), "deploy", connect=connect)
@@ -157,7 +157,7 @@ class Saboteur:
     def name(self) -> str:
         return self.inner.name
 
-    def run(self, argv: Sequence[str], **options: Any) -> Result:
+    def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
         if options.get("script") not in STEP_SCRIPTS:
             return self.inner.run(argv, **options)
         return self._change(lambda: self.inner.run(argv, **options))

@@ -21,7 +21,7 @@ import pytest
 
 from disagg.cli.app import main
 from disagg.config import load
-from disagg.fleet.facts.host import gather
+from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.machine.connect import machine
 from disagg.fleet.services import command
 from tests.fleet.deploy.guests import install_uv
@@ -113,7 +113,7 @@ def test_what_was_deployed_serves(fleet: Fleet) -> None:
     host = load(fleet.path).hosts["dgx-spark-1"]
     remote = machine(host)
     try:
-        facts = gather(remote, host)
+        facts = read_host_facts(remote, host)
         start, stop = (command("process", facts, verb) for verb in ("start", "stop"))
         result = remote.run(start.argv, script=start.script)
         assert result.ok, result.stderr
@@ -132,7 +132,7 @@ def test_what_was_deployed_serves(fleet: Fleet) -> None:
             wait_for(healthy)
         except AssertionError as error:
             raise AssertionError(log.read_text()) from error
-        serving = gather(remote, host).serving
+        serving = read_host_facts(remote, host).serving
         assert serving is not None and serving.alive and serving.release == fleet.current("dgx-spark-1")
         fleet.change(
             "queue_size" if "queue_size" in fleet.path.read_text() else "port = 8000", "port = 8000\nqueue_size = 5"

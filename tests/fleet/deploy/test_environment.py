@@ -10,19 +10,19 @@ import pytest
 from disagg.config import Deploy, Host
 from disagg.fleet.deploy.environment import Environment, environment
 from disagg.fleet.deploy.steps import Refusal
-from disagg.fleet.facts.host import Facts, Python
+from disagg.fleet.facts.host import HostFacts, Python
 from tests.fleet.facts.fixture_facts import NEEDS, facts, spark, studio
 
 UV = "/home/nvidia/.local/bin/uv"
 
 
-def made(host: Host, found: Facts, deploy: Deploy | None = None) -> Environment:
+def made(host: Host, found: HostFacts, deploy: Deploy | None = None) -> Environment:
     result = environment(host, deploy or Deploy(), found, NEEDS)
     assert isinstance(result, Environment), result
     return result
 
 
-def refused(host: Host, found: Facts, deploy: Deploy | None = None) -> Refusal:
+def refused(host: Host, found: HostFacts, deploy: Deploy | None = None) -> Refusal:
     result = environment(host, deploy or Deploy(), found, NEEDS)
     assert isinstance(result, Refusal)
     return result

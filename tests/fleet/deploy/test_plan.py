@@ -12,11 +12,11 @@ from disagg.config import Deploy, EngineOptions, Host
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.release import Desired, Here, desired
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
-from disagg.fleet.facts.host import Facts, Installed, Python, Release, Serving
+from disagg.fleet.facts.host import HostFacts, Installed, Python, Release, Serving
 from tests.fleet.facts.fixture_facts import facts, fleet, here, names, spark, studio, wanted
 
 
-def done(made: Desired, before: Facts) -> Facts:
+def done(made: Desired, before: HostFacts) -> HostFacts:
     """The facts once a plan has been carried out."""
     return replace(
         before,
@@ -32,13 +32,13 @@ def done(made: Desired, before: Facts) -> Facts:
     )
 
 
-def made(local: Here, host: Host, found: Facts) -> Desired:
+def made(local: Here, host: Host, found: HostFacts) -> Desired:
     result = desired(local, host, found)
     assert isinstance(result, Desired), result
     return result
 
 
-def planned(found: Facts, host: Host | None = None) -> Plan:
+def planned(found: HostFacts, host: Host | None = None) -> Plan:
     host = host or spark()
     return planning.plan(wanted(host, found), found)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from disagg.config import load
 from disagg.fleet.doctor.gather import Examined
-from disagg.fleet.facts.hardware import GPU, Clock, Vitals
-from disagg.fleet.facts.host import Facts, Installed, Python, Release, Serving, Systemd
+from disagg.fleet.facts.hardware import GPU, Clock, HardwareFacts
+from disagg.fleet.facts.host import HostFacts, Installed, Python, Release, Serving, Systemd
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.models.inventory import Held
 from disagg.fleet.models.sources import Need
@@ -30,7 +30,7 @@ DIGESTS = {"tokenizer": "aa", "chat template": "bb"}
 
 def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
     host = FLEET.hosts[name]
-    facts = Facts(
+    facts = HostFacts(
         host=name,
         os="Linux",
         arch="aarch64",
@@ -50,7 +50,7 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
         token_mode="-rw-------",
         serving=Serving(4711, RELEASE, True),
     )
-    vitals = Vitals(
+    hardware = HardwareFacts(
         available=100 << 30,
         smi="/usr/bin/nvidia-smi",
         gpus=(GPU("NVIDIA GB10", "580.95.05"),),
@@ -60,13 +60,13 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
     held = Held(
         "Qwen/Qwen3-Coder-30B-A3B-Instruct", "complete", 61 << 30, "/f", "/r", "a1" * 20, config=CONFIG, digests=DIGESTS
     )
-    seen = Examined(host, facts, vitals, 0.012, "/usr/bin/python3", Need(host, held.source), held)
+    seen = Examined(host, facts, hardware, 0.012, "/usr/bin/python3", Need(host, held.source), held)
     return change(seen, **changes)
 
 
 def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
     host = FLEET.hosts[name]
-    facts = Facts(
+    facts = HostFacts(
         host=name,
         os="Darwin",
         arch="arm64",
@@ -86,20 +86,20 @@ def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
         token_mode="-rw-------",
         serving=Serving(815, RELEASE, True),
     )
-    vitals = Vitals(wired_limit=0, rdma="disabled", version="0.1.0", clock=Clock(-0.003, 0.02))
+    hardware = HardwareFacts(wired_limit=0, rdma="disabled", version="0.1.0", clock=Clock(-0.003, 0.02))
     held = Held("mlx-community/Qwen3-8bit", "complete", 32 << 30, "/f", "/r", "b2" * 20, config=CONFIG, digests=DIGESTS)
     reach = {"169.254.150.103 22": 0}
-    seen = Examined(host, facts, vitals, 0.015, "/opt/homebrew/bin/python3", Need(host, held.source), held, reach)
+    seen = Examined(host, facts, hardware, 0.015, "/opt/homebrew/bin/python3", Need(host, held.source), held, reach)
     return change(seen, **changes)
 
 
-def change(seen: Any, host: Any = None, facts: Any = None, vitals: Any = None, **changes: Any) -> Any:
+def change(seen: Any, host: Any = None, facts: Any = None, hardware: Any = None, **changes: Any) -> Any:
     """The same host with other values in its parts."""
     return replace(
         seen,
         host=replace(seen.host, **(host or {})),
         facts=replace(seen.facts, **(facts or {})),
-        vitals=replace(seen.vitals, **(vitals or {})),
+        hardware=replace(seen.hardware, **(hardware or {})),
         **changes,
     )
 

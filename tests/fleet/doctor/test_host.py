@@ -50,7 +50,7 @@ def test_everything_that_is_looked_at_is_named() -> None:
 def test_every_trouble_names_a_command() -> None:
     sick = spark(
         facts={"folder": False, "current": "", "environments": {}, "pythons": (), "systemd": None, "disk_free": GIB},
-        vitals={"smi": "", "gpus": ()},
+        hardware={"smi": "", "gpus": ()},
         model=Held("x/y", "absent"),
     )
     assert len(ill(sick)) == 6
@@ -113,7 +113,7 @@ def test_gb10_without_gpu_memory_is_well_and_said_to_share_its_memory() -> None:
 
 
 def test_a_model_larger_than_the_cards_own_memory_is_a_fault() -> None:
-    seen = spark(vitals={"gpus": (GPU("RTX 4090", "580.1", 24 * GIB),)})
+    seen = spark(hardware={"gpus": (GPU("RTX 4090", "580.1", 24 * GIB),)})
     check, level, text, _ = only(seen)
     assert (check, level) == ("gpu", "fault") and "RTX 4090 has 24 GiB" in text
 
@@ -122,7 +122,7 @@ def test_a_model_larger_than_the_cards_own_memory_is_a_fault() -> None:
 
 
 def test_a_missing_driver_is_a_fault_with_the_package_that_brings_it() -> None:
-    check, level, text, hint = only(spark(vitals={"smi": "", "gpus": (), "devices": ("pci",)}))
+    check, level, text, hint = only(spark(hardware={"smi": "", "gpus": (), "devices": ("pci",)}))
     assert (check, level) == ("gpu", "fault")
     assert text == "there is an NVIDIA card and no driver: nvidia-smi is missing"
     assert hint.startswith('disagg ssh dgx-spark-1 -- "sudo apt install nvidia-driver-580-open"')
@@ -130,24 +130,24 @@ def test_a_missing_driver_is_a_fault_with_the_package_that_brings_it() -> None:
 
 def test_a_driver_that_does_not_talk_to_its_card_is_told_in_its_own_words() -> None:
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
-    check, level, text, hint = only(spark(vitals={"gpus": (), "smi_failed": words}))
+    check, level, text, hint = only(spark(hardware={"gpus": (), "smi_failed": words}))
     assert (check, level, text) == ("gpu", "fault", f"nvidia-smi: {words}") and hint.startswith("restart")
 
 
 def test_a_driver_that_is_too_old_is_a_fault() -> None:
-    seen = spark(vitals={"gpus": (GPU("NVIDIA GB10", "570.86.10"),)})
+    seen = spark(hardware={"gpus": (GPU("NVIDIA GB10", "570.86.10"),)})
     assert [one.check for one in found(seen)].count("gpu") == 1
     check, level, text, _ = only(seen)
     assert (check, level) == ("gpu", "fault") and "driver 570.86.10 of NVIDIA GB10 is older than 580" in text
 
 
 def test_memory_errors_of_a_card_are_a_fault() -> None:
-    check, level, text, _ = only(spark(vitals={"gpus": (GPU("L40S", "580.1", 46 * GIB, ecc_errors=3),)}))
+    check, level, text, _ = only(spark(hardware={"gpus": (GPU("L40S", "580.1", 46 * GIB, ecc_errors=3),)}))
     assert (check, level) == ("gpu", "fault") and "3 uncorrected memory errors" in text
 
 
 def test_a_prefill_host_on_the_cpu_needs_no_card() -> None:
-    seen = spark(host={"engine": replace(spark().host.engine, device="cpu")}, vitals={"smi": "", "gpus": ()})
+    seen = spark(host={"engine": replace(spark().host.engine, device="cpu")}, hardware={"smi": "", "gpus": ()})
     assert ill(seen) == []
 
 
@@ -155,7 +155,7 @@ def test_a_prefill_host_on_the_cpu_needs_no_card() -> None:
 
 
 def test_a_model_over_the_wired_limit_is_a_warning_with_both_ways_to_raise_it() -> None:
-    seen = mac(facts={"memory": 128 * GIB}, vitals={"wired_limit": 49152})
+    seen = mac(facts={"memory": 128 * GIB}, hardware={"wired_limit": 49152})
     check, level, text, hint = only(seen)
     assert (check, level) == ("wired limit", "warning")
     assert text == "the GPU may wire 48 GiB, and qwen3-coder:30b with max_kv_bytes takes 64 GiB"
@@ -255,16 +255,16 @@ def test_a_server_that_failed_says_why() -> None:
 
 
 def test_a_server_that_is_denied_the_local_network_is_told_from_a_broken_link() -> None:
-    check, level, text, hint = only(mac(vitals={"errno_65": 7}))
+    check, level, text, hint = only(mac(hardware={"errno_65": 7}))
     assert (check, level) == ("local network", "fault")
     assert "Local Network Privacy denies them to the server" in text and "7 times" in text
     assert "System Settings > Privacy & Security > Local Network" in hint
-    check, level, text, hint = only(mac(vitals={"errno_65": 7}, reach={"169.254.150.103 22": 65}))
+    check, level, text, hint = only(mac(hardware={"errno_65": 7}, reach={"169.254.150.103 22": 65}))
     assert text == "no route from here to 169.254.150.103 (errno 65)" and "ping" in hint
 
 
 def test_a_plain_process_that_is_denied_the_network_is_to_become_a_daemon() -> None:
-    seen = mac(host={"service": "process"}, vitals={"errno_65": 1})
+    seen = mac(host={"service": "process"}, hardware={"errno_65": 1})
     assert 'service = "launchd" in [hosts.mac-studio-2]' in only(seen)[3]
 
 
@@ -278,9 +278,9 @@ def test_what_could_not_be_read_is_told() -> None:
 
 def test_nvidia_smi_of_a_gb10_has_no_memory_and_no_ecc() -> None:
     text = "available\t104857600\nsmi\t/usr/bin/nvidia-smi\ngpu\tNVIDIA GB10, 580.95.05, [N/A], [N/A], [N/A], 41\nend\n"
-    vitals = parse("x", text)
-    assert vitals.gpus == (GPU("NVIDIA GB10", "580.95.05", temperature=41),)
-    assert vitals.available == 100 * GIB
+    hardware = parse("x", text)
+    assert hardware.gpus == (GPU("NVIDIA GB10", "580.95.05", temperature=41),)
+    assert hardware.available == 100 * GIB
 
 
 def test_nvidia_smi_of_a_server_card_has_both() -> None:

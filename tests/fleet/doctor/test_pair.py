@@ -7,7 +7,7 @@ import pytest
 
 from disagg.fleet.doctor.pair import clocks, hides, same_model, versions
 from disagg.fleet.facts.hardware import Clock
-from disagg.fleet.link import Link, Path
+from disagg.fleet.link import Link, NetworkPath
 from disagg.planning.kv_size import kv_bytes_per_token
 from tests.fleet.doctor.patients import CONFIG, FLEET, mac, spark, status
 
@@ -60,7 +60,7 @@ def test_a_model_that_is_missing_at_one_end_is_that_hosts_trouble() -> None:
 
 
 def test_a_measured_rate_is_told_in_prefill_tokens() -> None:
-    link = Link("dgx-spark-1", "mac-studio-2", "169.254.150.102", Path(""), int(9.4e9 / 8), 1.0)
+    link = Link("dgx-spark-1", "mac-studio-2", "169.254.150.102", NetworkPath(""), int(9.4e9 / 8), 1.0)
     (note,) = hides(link, FLEET.models["qwen3-coder:30b"], spark(), mac())
     assert note.text == "prefill up to 11,953 tok/s (96 KiB of KV a token)"
 
@@ -94,14 +94,14 @@ def test_kv_per_token_follows_from_the_configuration(
 def test_one_version_everywhere_is_one_line_and_two_are_a_fault() -> None:
     hosts = [spark(), mac()]
     assert [(one.level, one.text) for one in versions(hosts, {})] == [("ok", "disagg 0.1.0 on 2 hosts")]
-    other = [spark(), mac(vitals={"version": "0.2.0"})]
+    other = [spark(), mac(hardware={"version": "0.2.0"})]
     (fault,) = versions(other, {})
     assert fault.level == "fault"
     assert fault.text == "disagg differs: 0.1.0 on dgx-spark-1; 0.2.0 on mac-studio-2"
 
 
 def test_what_runs_counts_more_than_what_is_deployed() -> None:
-    hosts = [spark(), mac(vitals={"version": "0.2.0"})]
+    hosts = [spark(), mac(hardware={"version": "0.2.0"})]
     assert [one.level for one in versions(hosts, servers(MARK, MARK))] == ["ok"]
 
 
@@ -117,7 +117,7 @@ def test_frameworks_that_differ_between_hosts_are_a_warning() -> None:
 def ticking(**ahead: Any) -> Any:
     hosts = {"spark": spark(), "mac": mac(), "other": spark("dgx-spark-2")}
     return [
-        replace(hosts[name], vitals=replace(hosts[name].vitals, clock=Clock(value, 0.02)))
+        replace(hosts[name], hardware=replace(hosts[name].hardware, clock=Clock(value, 0.02)))
         for name, value in ahead.items()
     ]
 
@@ -142,5 +142,5 @@ def test_where_all_hosts_are_off_alike_it_is_this_machine() -> None:
 
 
 def test_a_slow_round_trip_is_no_evidence() -> None:
-    slow = [replace(one, vitals=replace(one.vitals, clock=Clock(1.5, 1.0))) for one in (spark(), mac())]
+    slow = [replace(one, hardware=replace(one.hardware, clock=Clock(1.5, 1.0))) for one in (spark(), mac())]
     assert [one.level for one in clocks(slow)] == ["ok"]

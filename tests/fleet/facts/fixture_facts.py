@@ -10,7 +10,7 @@ from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
 from disagg.fleet.deploy.release import Desired, Here, desired
 from disagg.fleet.deploy.requirements import Needed
 from disagg.fleet.deploy.steps import Plan
-from disagg.fleet.facts.host import Facts, parse
+from disagg.fleet.facts.host import HostFacts, parse
 
 FOLDER = Path(__file__).with_name("facts")
 NEEDS = Needed(
@@ -25,7 +25,7 @@ NEEDS = Needed(
 )
 
 
-def facts(name: str, host: str = "dgx-spark-1", **changes: Any) -> Facts:
+def facts(name: str, host: str = "dgx-spark-1", **changes: Any) -> HostFacts:
     return replace(parse(host, (FOLDER / f"{name}.facts").read_text()), **changes)
 
 
@@ -51,7 +51,7 @@ def here(of: Fleet, package: dict[str, bytes] | None = None, token: str = "secre
     return Here(of, package or {"disagg/__init__.py": b""}, NEEDS, token)
 
 
-def wanted(host: Host, facts: Facts, deploy: Deploy | None = None) -> Desired:
+def wanted(host: Host, facts: HostFacts, deploy: Deploy | None = None) -> Desired:
     found = desired(here(fleet(host, deploy=deploy)), host, facts)
     assert isinstance(found, Desired), found
     return found

@@ -11,12 +11,22 @@ from pathlib import Path
 import pytest
 
 from disagg.errors import FleetError
-from disagg.fleet.facts.host import PROBE, Facts, Installed, Python, Release, Serving, Systemd, gather, parse
+from disagg.fleet.facts.host import (
+    PROBE,
+    HostFacts,
+    Installed,
+    Python,
+    Release,
+    Serving,
+    Systemd,
+    parse,
+    read_host_facts,
+)
 from disagg.fleet.machine.local import LocalMachine
 from tests.fleet.facts.fixture_facts import facts, spark
 
 
-def probed(home: Path, *argv: str, shell: str = "sh", path: str = "/usr/bin:/bin") -> Facts:
+def probed(home: Path, *argv: str, shell: str = "sh", path: str = "/usr/bin:/bin") -> HostFacts:
     environment = {"HOME": str(home), "PATH": path}
     done = subprocess.run(
         [shell, "-s", "--", *(argv or ("h", ""))],
@@ -134,4 +144,4 @@ def test_a_tab_or_newline_in_a_value_cannot_forge_a_line(tmp_path: Path) -> None
 
 def test_gather_goes_through_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert gather(LocalMachine("dgx-spark-1"), spark()).home == str(tmp_path)
+    assert read_host_facts(LocalMachine("dgx-spark-1"), spark()).home == str(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.fleet.facts.server import Holder, Sight, look
+from disagg.fleet.facts.server import Holder, ServerFacts, read_server_facts
 from disagg.fleet.machine.local import LocalMachine
 from tests.values import present
 
@@ -27,8 +27,8 @@ def host(port: int = 1) -> Host:
     return Host("spark", "127.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), port, service="process")
 
 
-def seen(port: int = 1) -> Sight:
-    return look(LocalMachine("spark"), "spark", host(port))
+def seen(port: int = 1) -> ServerFacts:
+    return read_server_facts(LocalMachine("spark"), "spark", host(port))
 
 
 def deploy(own: Path) -> None:
@@ -37,9 +37,9 @@ def deploy(own: Path) -> None:
 
 
 def test_a_machine_without_anything_shows_nothing(home: Path) -> None:
-    sight = seen()
-    assert (sight.home, sight.current, sight.pid, sight.managers, sight.log) == (str(home.parents[2]), "", None, {}, ())
-    assert not sight.kept and sight.intruder is None
+    facts = seen()
+    assert (facts.home, facts.current, facts.pid, facts.managers, facts.log) == (str(home.parents[2]), "", None, {}, ())
+    assert not facts.supervised and facts.port_conflict is None
 
 
 def test_a_running_server_shows_pid_release_and_token(home: Path) -> None:
@@ -49,35 +49,35 @@ def test_a_running_server_shows_pid_release_and_token(home: Path) -> None:
         [sys.executable, "-c", "import sys; sys.stdin.read()", f"{home}/releases"], stdin=subprocess.PIPE
     ) as process:
         (home / "serving").write_text(f"{process.pid} fedcba9876543210\n")
-        sight = seen()
+        facts = seen()
         process.communicate()
-    assert (sight.pid, sight.release, sight.current) == (process.pid, "fedcba9876543210", "0123456789abcdef")
-    assert sight.token_digest == hashlib.sha256(b"secret\n").hexdigest()
+    assert (facts.pid, facts.release, facts.current) == (process.pid, "fedcba9876543210", "0123456789abcdef")
+    assert facts.token_digest == hashlib.sha256(b"secret\n").hexdigest()
     assert seen().pid is None, "it has ended"
 
 
 def test_a_later_process_with_the_same_pid_is_no_server(home: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
         (home / "serving").write_text(f"{process.pid} fedcba9876543210\n")
-        sight = seen()
+        facts = seen()
         process.communicate()
-    assert sight.pid is None
+    assert facts.pid is None
 
 
 def test_the_supervisors_record_tells_restarts_and_whether_it_lives(home: Path) -> None:
     (home / "supervisor.json").write_text(
         '{"pid": 999999, "child": null, "child_began": "", "restarts": 7, "last_exit": -9}'
     )
-    sight = seen()
-    assert sight.managers == {"process": False} and sight.restarts == 7 and not sight.kept
+    facts = seen()
+    assert facts.managers == {"process": False} and facts.restarts == 7 and not facts.supervised
 
 
 def test_another_program_on_the_port_is_named(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        sight = seen(port)
-    assert sight.intruder is not None
-    taken, holder = sight.intruder
+        facts = seen(port)
+    assert facts.port_conflict is not None
+    taken, holder = facts.port_conflict
     assert (taken, holder.pid) == (port, os.getpid()) and str(holder) == f"{holder.name} (pid {os.getpid()})"
 
 
@@ -91,16 +91,18 @@ def test_a_program_of_a_hostile_name_on_the_port_breaks_nothing(home: Path) -> N
     """
     argv = [sys.executable, "-c", code]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        sight = seen(int(present(process.stdout).readline()))
+        facts = seen(int(present(process.stdout).readline()))
         process.communicate("\n")
-    assert sight.intruder is not None and sight.intruder[1] == Holder(process.pid, "a b c")
+    assert facts.port_conflict is not None and facts.port_conflict[1] == Holder(process.pid, "a b c")
 
 
 def test_the_servers_own_port_is_no_intruder() -> None:
-    assert Sight("/h", pid=7, ports={80: Holder(7, "python")}).intruder is None
-    assert Sight("/h", pid=7, ports={80: Holder(None, "")}).intruder is None, "the machine does not tell whose it is"
-    assert Sight("/h", pid=7, ports={80: Holder(8, "x")}).intruder == (80, Holder(8, "x"))
-    assert Sight("/h", ports={80: Holder(None, "")}).intruder == (80, Holder(None, ""))
+    assert ServerFacts("/h", pid=7, ports={80: Holder(7, "python")}).port_conflict is None
+    assert ServerFacts("/h", pid=7, ports={80: Holder(None, "")}).port_conflict is None, (
+        "the machine does not tell whose it is"
+    )
+    assert ServerFacts("/h", pid=7, ports={80: Holder(8, "x")}).port_conflict == (80, Holder(8, "x"))
+    assert ServerFacts("/h", ports={80: Holder(None, "")}).port_conflict == (80, Holder(None, ""))
 
 
 def test_the_last_50_lines_come_whole_with_tabs_and_signs(home: Path) -> None:

@@ -20,9 +20,9 @@ import pytest
 from disagg.config import Fleet
 from disagg.errors import ConfigError, HostUnreachable, PortInUse
 from disagg.fleet.deploy.release import run_script
-from disagg.fleet.facts.host import gather
+from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.layout import Layout
-from disagg.fleet.facts.server import look
+from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.lifecycle.base import start_failed
 from disagg.fleet.lifecycle.fleet_servers import FleetServers, ServerResult, exit_code
 from disagg.fleet.lifecycle.health import poll
@@ -69,7 +69,7 @@ class Yard:
         link.symlink_to(f"releases/{release}")
 
     def pid(self, name: str) -> int | None:
-        return look(LocalMachine(name), name, None).pid
+        return read_server_facts(LocalMachine(name), name, None).pid
 
     def states(self) -> dict[str, str]:
         return {status.host: status.state for status in poll(self.fleet, self.state.token(), self.state)}
@@ -189,7 +189,7 @@ def test_an_older_release_is_told_of_by_start_and_left_by_restart(yard: Yard) ->
     (failed,) = yard.lifecycle().start(["a"])
     assert "still runs release aaaaaaaa, and bbbbbbbb is deployed" in present(failed.error).message
     assert outcomes(yard.lifecycle().restart(["a"])) == {"a": "restarted"}
-    assert look(LocalMachine("a"), "a", None).release == "b" * 16
+    assert read_server_facts(LocalMachine("a"), "a", None).release == "b" * 16
 
 
 def test_a_restart_rolls_and_stops_at_the_first_that_does_not_come_back(yard: Yard) -> None:
@@ -259,8 +259,8 @@ def test_a_pid_that_now_is_another_hosts_server_is_not_taken_for_ones_own(yard: 
     (yard.own("a") / "serving").write_text(f"{pid} {'a' * 16}\n")
     supervisor = supervise.status(yard.own("b"))["pid"]
     (yard.own("a") / "supervisor.json").write_text(f'{{"pid": {supervisor}}}')
-    assert look(LocalMachine("a"), "a", None).managers == {"process": False}
-    facts = gather(LocalMachine("a"), yard.fleet.hosts["a"])
+    assert read_server_facts(LocalMachine("a"), "a", None).managers == {"process": False}
+    facts = read_host_facts(LocalMachine("a"), yard.fleet.hosts["a"])
     assert facts.serving is not None and not facts.serving.alive
     assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "not running"}
     assert yard.pid("b") == pid

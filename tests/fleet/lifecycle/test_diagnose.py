@@ -14,13 +14,13 @@ import pytest
 
 from disagg.config import EngineOptions, Fleet, Host
 from disagg.errors import Cancelled, HostUnreachable
-from disagg.fleet.facts.server import Holder, Sight
+from disagg.fleet.facts.server import Holder, ServerFacts
 from disagg.fleet.lifecycle.diagnose import diagnose, explained
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.machine import interruption
 
 HOST = Host("spark", "10.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000, service="process")
-DEPLOYED = Sight("/home/x", current="abc", release="abc", managers={"process": True})
+DEPLOYED = ServerFacts("/home/x", current="abc", release="abc", managers={"process": True})
 TOKEN = "a-token"
 
 
@@ -42,9 +42,9 @@ ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2
 
 
 @pytest.mark.parametrize(
-    ("state", "sight", "expected", "why", "hint"),
+    ("state", "facts", "expected", "why", "hint"),
     [
-        ("not running", Sight("/h"), "not running", "nothing is deployed there", "disagg deploy --host spark"),
+        ("not running", ServerFacts("/h"), "not running", "nothing is deployed there", "disagg deploy --host spark"),
         (
             "not running",
             replace(DEPLOYED, managers={"process": False}),
@@ -104,15 +104,15 @@ ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2
         ),
     ],
 )
-def test_the_machine_tells_why_and_what_mends_it(state: str, sight: Any, expected: str, why: str, hint: str) -> None:
-    told = explained(status(state), HOST, sight, TOKEN)
+def test_the_machine_tells_why_and_what_mends_it(state: str, facts: Any, expected: str, why: str, hint: str) -> None:
+    told = explained(status(state), HOST, facts, TOKEN)
     assert (told.state, told.why, told.hint) == (expected, why, hint)
 
 
 def test_a_server_that_was_stopped_after_it_failed_before_has_not_failed() -> None:
     log = (STARTING, FAILED, STARTING, line("ready"), line("stopped"))
-    sight = replace(DEPLOYED, managers={"process": False}, log=log)
-    assert explained(status("not running"), HOST, sight, TOKEN).state == "not running"
+    facts = replace(DEPLOYED, managers={"process": False}, log=log)
+    assert explained(status("not running"), HOST, facts, TOKEN).state == "not running"
 
 
 def test_a_server_that_ended_because_its_model_would_not_load_has_failed() -> None:

@@ -15,7 +15,7 @@ from disagg.config import Host
 from disagg.errors import HostUnreachable
 from disagg.fleet.lifecycle.logs import Line, follow, read
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.machine.base import Result
+from disagg.fleet.machine.base import CommandResult
 from disagg.fleet.machine.local import LocalMachine
 from tests.fleet.farm import make_fleet, wait_until
 
@@ -155,7 +155,7 @@ class Breaking(LocalMachine):
 
     broken: ClassVar[set[str]] = set()
 
-    def run(self, argv: list[str], *, on_line: Any = None, **options: Any) -> Result:
+    def run(self, argv: list[str], *, on_line: Any = None, **options: Any) -> CommandResult:
         if self.name in self.broken:
             return super().run(argv, on_line=on_line, **options)
         self.broken.add(self.name)

@@ -7,7 +7,7 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import PeerLost
-from disagg.fleet.link import Interface, Link, Path, far_below, hidden_tokens_per_s, judge
+from disagg.fleet.link import Interface, Link, NetworkPath, far_below, hidden_tokens_per_s, judge
 from disagg.fleet.link.judge import rate
 from tests.testbed.bed import HOSTS_TOML
 
@@ -28,7 +28,7 @@ def link(
     **changes: Any,
 ) -> Any:
     interfaces = {one.name: one for one in (interface, *others)}
-    path = Path(MAC.address, interface.name, source, gateway, interfaces=interfaces)
+    path = NetworkPath(MAC.address, interface.name, source, gateway, interfaces=interfaces)
     return replace(Link(SPARK.name, MAC.name, MAC.address, path, int(gbits * 1e9 / 8), 1.0, 0.0003), **changes)
 
 
@@ -101,7 +101,7 @@ def test_what_kept_it_from_being_measured_is_the_only_finding() -> None:
 
 
 def test_no_route_is_a_fault() -> None:
-    path = Path(MAC.address, trouble="Network is unreachable")
+    path = NetworkPath(MAC.address, trouble="Network is unreachable")
     assert levels(judge(link(path=path, bytes=0), SPARK, MAC)) == ["fault", "fault"]
 
 
@@ -111,7 +111,7 @@ def test_two_hosts_of_one_machine_need_no_network() -> None:
 
 
 def test_an_unknown_way_is_said_and_the_rate_still_told() -> None:
-    found = judge(link(path=Path(MAC.address)), SPARK, MAC)
+    found = judge(link(path=NetworkPath(MAC.address)), SPARK, MAC)
     assert levels(found) == ["ok", "note"] and found[0].text == "9.4 Gb/s"
 
 

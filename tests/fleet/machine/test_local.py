@@ -19,7 +19,7 @@ from disagg.errors import Cancelled, CommandFailed, FleetError
 from disagg.fleet.machine import connect, shell
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.output import Stream
-from disagg.fleet.machine.posix import Job
+from disagg.fleet.machine.posix import Invocation
 from tests.fleet.farm import wait_until
 
 VALUE = "a 'b' \"c\" ; $(id) `id`\n-x \\ ünï\n"
@@ -86,7 +86,7 @@ def test_content_that_ends_early_changes_nothing(here: LocalMachine, tmp_path: P
     content = whole.getvalue()
     for length in (*range(0, len(content), 20), len(content) - 1):
         program = shell.program(("target", "644", str(len(content))), script, takes_input=True)
-        code, _ = here.execute(Job(program, Stream(), Stream(), 10, io.BytesIO(content[:length])))
+        code, _ = here.execute(Invocation(program, Stream(), Stream(), 10, io.BytesIO(content[:length])))
         assert code != 0 and list(tmp_path.iterdir()) == [], f"{length} of {len(content)} bytes"
 
 

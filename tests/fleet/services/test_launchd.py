@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.fleet.facts.host import Facts
+from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.layout import Layout
 from disagg.fleet.services import Verb, command, definitions
 from disagg.fleet.services.launchd import INSTALL, server_plist
@@ -20,7 +20,7 @@ HOST = Host(
     "mac-1", "10.0.0.1", ("decode",), "m", EngineOptions("mlx"), 8001, kv_port=9001, service="launchd",
     wired_limit_mb=400_000,
 )  # fmt: skip
-FACTS = Facts("mac-1", os="Darwin", user="studio", home="/Users/studio", launchd=True)
+FACTS = HostFacts("mac-1", os="Darwin", user="studio", home="/Users/studio", launchd=True)
 HOSTILE = ["a b", "it's", "<string>&amp;</string>", "$(id)", "a;b", "é"]
 
 

@@ -150,8 +150,8 @@ def _footnotes(statuses: Sequence[HostStatus]) -> Iterator[RenderableType]:
             said = str(status.last_error.get("message", ""))
             yield Text(f"{status.host}: last failed request{ago}: {said}", "dim")
     running = [status for status in statuses if status.backend]
-    unkept = [status.host for status in running if status.kept == "crash"]
-    if unkept:
-        kind, comes = ("plain processes", "they come") if len(unkept) > 1 else ("plain process", "it comes")
-        who = "All run as" if len(unkept) == len(running) > 1 else f"{', '.join(unkept)}:"
+    unsupervised = [status.host for status in running if status.supervised == "crash"]
+    if unsupervised:
+        kind, comes = ("plain processes", "they come") if len(unsupervised) > 1 else ("plain process", "it comes")
+        who = "All run as" if len(unsupervised) == len(running) > 1 else f"{', '.join(unsupervised)}:"
         yield Text(f"{who} {kind}: {comes} back after a crash, not after a reboot", "dim")

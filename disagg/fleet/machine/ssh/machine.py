@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from disagg.config import Host
 from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.machine import interruption, shell
-from disagg.fleet.machine.posix import Job, ShellMachine
+from disagg.fleet.machine.posix import Invocation, ShellMachine
 
 if TYPE_CHECKING:
     import fabric
@@ -63,7 +63,7 @@ class SSHMachine(ShellMachine):
             self._settings = settings_for(self._host)
         return self._settings
 
-    def execute(self, job: Job) -> tuple[int, float]:
+    def execute(self, invocation: Invocation) -> tuple[int, float]:
         """See ShellMachine."""
         import paramiko
 
@@ -71,7 +71,7 @@ class SSHMachine(ShellMachine):
         try:
             transport = self._transport()
             with self._open(transport) as channel:
-                code = _Execution(self, channel, job, began + job.timeout).run()
+                code = _Execution(self, channel, invocation, began + invocation.timeout).run()
         except (OSError, EOFError, paramiko.SSHException) as error:
             if isinstance(error, TimeoutError):
                 raise
@@ -137,7 +137,7 @@ class SSHMachine(ShellMachine):
         channel = transport.open_session(timeout=self._limits.channel)
         channel.settimeout(self._limits.channel)
         channel.exec_command(shell.BOOTSTRAP)
-        channel.settimeout(None)  # a slow upload may wait for long; what bounds it is the job's timeout
+        channel.settimeout(None)  # a slow upload may wait for long; what bounds it is the invocation's timeout
         return channel
 
     def _tell(self, line: str) -> None:
@@ -195,10 +195,10 @@ class SSHMachine(ShellMachine):
 
 
 class _Execution:
-    """One job on one channel."""
+    """One invocation on one channel."""
 
-    def __init__(self, machine: SSHMachine, channel: paramiko.Channel, job: Job, deadline: float) -> None:
-        self._machine, self._channel, self._job, self._deadline = machine, channel, job, deadline
+    def __init__(self, machine: SSHMachine, channel: paramiko.Channel, invocation: Invocation, deadline: float) -> None:
+        self._machine, self._channel, self._job, self._deadline = machine, channel, invocation, deadline
         self._next_beat = time.monotonic() + BEAT_S
         self._last_data = time.monotonic()
 

@@ -24,7 +24,7 @@ from disagg.errors import Cancelled, CommandFailed, FleetError, HostKeyRefused, 
 from disagg.fleet.machine import connect
 from disagg.fleet.machine.base import MAX_OUTPUT, Machine
 from disagg.fleet.machine.output import Stream
-from disagg.fleet.machine.posix import Job
+from disagg.fleet.machine.posix import Invocation
 from disagg.fleet.machine.ssh.connection import Timeouts
 from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution
 from tests.fleet.farm import wait_until
@@ -563,8 +563,8 @@ def test_an_upload_whose_command_has_ended_reads_no_closed_file() -> None:
 
     payload = io.BytesIO(b"rest")
     payload.close()
-    job = Job(b"", Stream(), Stream(), 1.0, payload)
-    _Execution(None, Taking(), job, 0.0)._feed()
+    invocation = Invocation(b"", Stream(), Stream(), 1.0, payload)
+    _Execution(None, Taking(), invocation, 0.0)._feed()
 
 
 def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: BedHost) -> None:
