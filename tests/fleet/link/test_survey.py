@@ -7,7 +7,7 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import HostUnreachable, UsageError
-from disagg.fleet.link import Bounds, Link, Path, Surveyed, exit_code, kv_pairs, pairs_between, survey
+from disagg.fleet.link import Bounds, Link, NetworkPath, Surveyed, exit_code, kv_pairs, pairs_between, survey
 from disagg.fleet.machine.connect import machine
 from tests.testbed.bed import HOSTS_TOML, Bed
 
@@ -17,7 +17,7 @@ SHORT = Bounds(seconds=0.5, bytes=16 << 20)
 
 
 def measured(gbits: Any) -> Any:
-    return Link(SPARK.name, MAC.name, MAC.address, Path(MAC.address), int(gbits * 1e9 / 8), 1.0)
+    return Link(SPARK.name, MAC.name, MAC.address, NetworkPath(MAC.address), int(gbits * 1e9 / 8), 1.0)
 
 
 def test_bandwidth_that_hides_is_tokens_per_second_times_bytes_per_token() -> None:
