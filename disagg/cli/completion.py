@@ -31,7 +31,7 @@ def complete_model(context: typer.Context, incomplete: str) -> list[tuple[str, s
 
 
 def complete_role(context: typer.Context, incomplete: str) -> list[str]:
-    return [role for role in ("prefill", "decode", "gateway") if role.startswith(incomplete)]
+    return [role for role in ("prefill", "decode") if role.startswith(incomplete)]
 
 
 def _fleet(context: typer.Context) -> Fleet | None:

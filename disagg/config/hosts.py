@@ -61,16 +61,16 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
 
 
 def _roles(table: Table) -> tuple[Role, ...]:
+    if "gateway" in (written := table.strings("roles", 'roles = ["prefill"]')):
+        raise table.fault_at_element(
+            "roles", written.index("gateway"), "no gateway exists yet", 'remove "gateway" from roles'
+        )
     roles = table.choices("roles", get_args(Role))
     if "prefill" in roles and "decode" in roles:
         raise table.fault_at_value(
             "roles",
             "one host cannot prefill and decode: the two need different engines",
             "describe the machine as two hosts with the same address and different ports",
-        )
-    if roles == ("gateway",):
-        raise table.fault_at_value(
-            "roles", "a gateway alone serves no model", 'give the role "gateway" to a prefill or decode host'
         )
     return roles
 

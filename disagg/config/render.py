@@ -12,7 +12,7 @@ from disagg.config.words import toml_key, toml_string
 KEPT = frozenset(
     {"address", "roles", "model", "port", "kv_port", "data_address", "connector", "service", "queue_size", "hardware"}
 )
-"""Of a host: what its own server or the gateway reads. The rest is for the machine that deploys."""
+"""Of a host: what its own server reads. The rest is for the machine that deploys."""
 
 
 def render(fleet: Fleet, hosts: Collection[str], sources: Mapping[str, Mapping[str, str]]) -> str:

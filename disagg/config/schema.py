@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from disagg.config.words import nearest, printable
-from disagg.errors import UnknownModel
+from disagg.config.words import nearest, one_of, printable
+from disagg.errors import UnknownModel, UsageError
 
-Role = Literal["prefill", "decode", "gateway"]
+Role = Literal["prefill", "decode"]
 EngineName = Literal["transformers", "mlx", "simulated"]
 Connector = Literal["ssh", "local"]
 ServiceManager = Literal["systemd", "launchd", "process"]
@@ -127,5 +127,31 @@ class Fleet:
         raise UnknownModel(f'no model "{printable(name)}" in this fleet: there are {there}', nearest(name, known))
 
     def serving(self, model: str, role: Role) -> list[Host]:
-        """The hosts that serve this model (by canonical name) in this role, in file order."""
+        """The hosts that serve this model (by canonical name) in this role, in file order; may be empty."""
         return [host for host in self.hosts.values() if host.model == model and role in host.roles]
+
+    def select(self, names: Sequence[str] = (), *, role: str | None = None, model: str | None = None) -> list[Host]:
+        """The hosts with these names, this role and this model (name or alias), in file order; all by default.
+
+        Raises UsageError for a name or role that does not exist and if no host is left, UnknownModel for a model.
+        """
+        if unknown := [name for name in names if name not in self.hosts]:
+            raise UsageError(
+                f"{self.path} has no host {', '.join(map(printable, unknown))}", f"it has: {', '.join(self.hosts)}"
+            )
+        if role is not None and role not in get_args(Role):
+            raise UsageError(f'"{printable(role)}" is not a role', one_of(get_args(Role)))
+        served = self.model(model).name if model is not None else None
+        hosts = [
+            host
+            for host in self.hosts.values()
+            if (not names or host.name in names)
+            and (role is None or role in host.roles)
+            and (served is None or host.model == served)
+        ]
+        if not hosts:
+            raise UsageError(
+                f"no host of {self.path} fits these options",
+                "`disagg status` lists hosts, roles and models: give --host, --role or --model less narrowly",
+            )
+        return hosts

@@ -182,13 +182,13 @@ def test_a_list_of_host_tables_is_refused(expect_fault: Expect) -> None:
             SPARK_ROLES,
             'roles = [«"prefil"»]',
             '"prefil" is not a value for roles',
-            'one of "prefill", "decode", "gateway"; did you mean "prefill"?',
+            'one of "prefill", "decode"; did you mean "prefill"?',
         ),
         (
             SPARK_ROLES,
-            "roles = ['gateway', «'x'»]",
+            "roles = ['decode', «'x'»]",
             '"x" is not a value for roles',
-            'one of "prefill", "decode", "gateway"',
+            'one of "prefill", "decode"',
         ),
         (
             SPARK_ENGINE,
@@ -262,7 +262,7 @@ def test_a_word_that_is_not_allowed_is_pointed_at(
 @pytest.mark.parametrize(
     ("roles", "message", "hint"),
     [
-        ("«[]»", "roles is empty", 'one of "prefill", "decode", "gateway"'),
+        ("«[]»", "roles is empty", 'one of "prefill", "decode"'),
         ('["prefill", «"prefill"»]', 'roles names "prefill" twice', "keep one"),
         (
             '«["prefill", "decode"]»',
@@ -270,9 +270,9 @@ def test_a_word_that_is_not_allowed_is_pointed_at(
             "describe the machine as two hosts with the same address and different ports",
         ),
         (
-            '«["gateway"]»',
-            "a gateway alone serves no model",
-            'give the role "gateway" to a prefill or decode host',
+            '["decode", «"gateway"»]',
+            "no gateway exists yet",
+            'remove "gateway" from roles',
         ),
     ],
 )

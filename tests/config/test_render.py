@@ -29,7 +29,6 @@ def test_every_kept_field_survives(tmp_path: Path, fleet_text: str) -> None:
         service="launchd",
         connector="local",
         queue_size=7,
-        roles=("decode", "gateway"),
         engine=EngineOptions("mlx", dtype="float32", device="gpu", threads=3, max_batch=2, max_kv_bytes=1 << 33),
     )
     fleet = replace(fleet, hosts={**fleet.hosts, "mac": mac})

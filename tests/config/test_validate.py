@@ -6,16 +6,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import disagg
 from disagg.config import Fleet, load
-from disagg.errors import ConfigError
+from disagg.errors import ConfigError, DisaggError, UnknownModel, UsageError
 
 Expect = Callable[[dict[str, str], str, str], ConfigError]
 
 PACKAGE = Path(disagg.__file__).parent
+SHIPPED = PACKAGE.parent / "hosts.toml"
 NAME_RULE = 'letters, digits, ".", "_" and "-", beginning with a letter or digit, at most 64'
 
 
@@ -120,7 +122,7 @@ def test_the_shipped_fleet_is_the_four_machines() -> None:
             "http://169.254.150.104:8000", ("prefill",), "gpt-oss:120b", None, "ssh", "systemd", "transformers",
         ),
         "mac-studio-1": (
-            "http://169.254.150.101:8001", ("decode", "gateway"), "gpt-oss:120b", 9001, "ssh", "launchd", "mlx",
+            "http://169.254.150.101:8001", ("decode",), "gpt-oss:120b", 9001, "ssh", "launchd", "mlx",
         ),
         "mac-studio-2": ("http://169.254.150.102:8001", ("decode",), "qwen3-coder:30b", 9001, "ssh", "launchd", "mlx"),
     }  # fmt: skip
@@ -146,3 +148,31 @@ def test_configuration_imports_nothing_heavy() -> None:
     script = "import sys, disagg.config, disagg.config.starter, disagg.config.convert; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert not heavy & set(loaded.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "hosts"),
+    [
+        ({}, ["dgx-spark-1", "dgx-spark-2", "mac-studio-1", "mac-studio-2"]),
+        ({"names": ["mac-studio-2", "dgx-spark-1"]}, ["dgx-spark-1", "mac-studio-2"]),
+        ({"role": "decode"}, ["mac-studio-1", "mac-studio-2"]),
+        ({"model": "qwen"}, ["dgx-spark-1", "mac-studio-2"]),
+        ({"role": "prefill", "model": "gpt-oss:120b"}, ["dgx-spark-2"]),
+    ],
+)
+def test_hosts_are_selected_by_name_role_and_model_in_file_order(chosen: dict[str, Any], hosts: list[str]) -> None:
+    assert [host.name for host in load(SHIPPED).select(**chosen)] == hosts
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kind", "message"),
+    [
+        ({"names": ["mac-studio-2", "x"]}, UsageError, "hosts.toml has no host x"),
+        ({"role": "gateway"}, UsageError, '"gateway" is not a role'),
+        ({"model": "llama"}, UnknownModel, 'no model "llama"'),
+        ({"names": ["mac-studio-2"], "role": "prefill"}, UsageError, "fits these options"),
+    ],
+)
+def test_a_selection_without_hosts_is_an_error(chosen: dict[str, Any], kind: type[DisaggError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        load(SHIPPED).select(**chosen)

@@ -92,9 +92,8 @@ def _place(fleet: Fleet | None, name: str | None, end: str) -> Place:
 
 
 def _host(fleet: Fleet, name: str | None) -> Host:
-    from disagg.fleet.lifecycle.health import select_hosts
 
-    return select_hosts(fleet, [name or ""])[0]
+    return fleet.select([name or ""])[0]
 
 
 def _shape(name: str | None, fleet: Fleet | None, sender: str | None) -> ModelShape:

@@ -51,6 +51,5 @@ def link(
 
 
 def _host(fleet: Fleet, name: str | None) -> Host | None:
-    from disagg.fleet.lifecycle.health import select_hosts
 
-    return None if name is None else select_hosts(fleet, [name])[0]
+    return None if name is None else fleet.select([name])[0]

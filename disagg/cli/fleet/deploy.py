@@ -15,7 +15,7 @@ from disagg.cli.context import agreed, settings, stderr, stdout, told_when_inter
 from disagg.cli.fleet.lifecycle import Hosts
 
 if TYPE_CHECKING:
-    from disagg.config import Fleet, Host, Role
+    from disagg.config import Fleet, Host
     from disagg.fleet.deploy.deployment import Decide, DeployResult
     from disagg.fleet.deploy.steps import Plan
     from disagg.fleet.facts.host import HostFacts
@@ -25,7 +25,7 @@ RoleOption = Annotated[
     typer.Option(
         "--role",
         metavar="ROLE",
-        help="Only hosts with this role: prefill, decode, gateway.",
+        help="Only hosts with this role: prefill or decode.",
         autocompletion=complete_role,
     ),
 ]
@@ -130,17 +130,9 @@ def uninstall(
 
 
 def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: str | None) -> list[Host]:
-    from typing import get_args
-
-    from disagg.config import Role
-    from disagg.errors import UsageError
     from disagg.fleet.deploy.deployment import choose
 
-    roles: tuple[Role, ...] = get_args(Role)
-    chosen = next((one for one in roles if one == role), None)
-    if role is not None and chosen is None:
-        raise UsageError(f"there is no role {role!r}", f"one of {', '.join(roles)}")
-    return choose(fleet, names or (), chosen, model)
+    return choose(fleet, names or (), role, model)
 
 
 def _deploying(fleet: Fleet, dry: bool) -> Decide:

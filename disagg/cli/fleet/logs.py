@@ -40,12 +40,11 @@ def logs(
 
     Times are this machine's local time. Exit code 0, or 1 or 4 if a host's log cannot be read.
     """
-    from disagg.fleet.lifecycle.health import select_hosts
     from disagg.fleet.lifecycle.state import State
 
     begin = time.time() - _ago(since) if since is not None else None
     fleet = settings(context).fleet()
-    hosts, state = select_hosts(fleet, host or ()), State.of(fleet)
+    hosts, state = fleet.select(host or ()), State.of(fleet)
     count = lines or (_LINES if since is None else _LINES_SINCE)
     if follow:
         _follow(hosts, state, count, begin)

@@ -119,10 +119,9 @@ def rm(
 
 def _chosen(fleet: Fleet, names: Sequence[str] | None, hosts: Sequence[str] | None) -> list[Host]:
     from disagg.errors import UsageError
-    from disagg.fleet.lifecycle.health import select_hosts
     from disagg.fleet.models.sources import chosen
 
-    found = chosen(fleet, names or (), select_hosts(fleet, hosts or ()))
+    found = chosen(fleet, names or (), fleet.select(hosts or ()))
     if not found:
         raise UsageError(f"no host of {fleet.path} fits", "leave out MODEL or --host")
     return found

@@ -32,10 +32,9 @@ def ssh(
     One argument behind -- is a line for the shell there; several are a command and its arguments.
     """
     from disagg.errors import FleetError
-    from disagg.fleet.lifecycle.health import select_hosts
     from disagg.fleet.machine.ssh.command import ssh_command
 
-    one = select_hosts(settings(context).fleet(), [host])[0]
+    one = settings(context).fleet().select([host])[0]
     argv = ssh_command(one, command or (), terminal=sys.stdin.isatty())
     sys.stdout.flush()
     try:
@@ -78,14 +77,7 @@ def exec_(
 
 
 def _chosen(context: typer.Context, names: Sequence[str] | None, role: str | None) -> list[Host]:
-    from disagg.errors import UsageError
-    from disagg.fleet.lifecycle.health import select_hosts
-
-    fleet = settings(context).fleet()
-    hosts = [one for one in select_hosts(fleet, names or ()) if role is None or role in one.roles]
-    if not hosts:
-        raise UsageError(f"no host of {fleet.path} has the role {role!r}", "one of prefill, decode, gateway")
-    return hosts
+    return settings(context).fleet().select(names or (), role=role)
 
 
 def _finish(outcomes: Sequence[Outcome[CommandResult]]) -> None:

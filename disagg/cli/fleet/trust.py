@@ -30,10 +30,9 @@ def trust(
 
     Exit code 1: a key was not added; 4: a host cannot be reached.
     """
-    from disagg.fleet.lifecycle.health import select_hosts
 
     codes: set[int] = set()
-    for host in select_hosts(settings(context).fleet(), hosts or ()):
+    for host in settings(context).fleet().select(hosts or ()):
         if host.connector == "local":
             stdout().print(f"{host.name}: this machine, no key needed")
             continue

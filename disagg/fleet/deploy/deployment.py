@@ -9,7 +9,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Literal
 
-from disagg.config import Fleet, Host, Role
+from disagg.config import Fleet, Host
 from disagg.errors import DeployRefused, DisaggError, UsageError
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import Report, apply, nobody
@@ -18,7 +18,6 @@ from disagg.fleet.deploy.release import Here, desired
 from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.facts.layout import Layout
-from disagg.fleet.lifecycle.health import select_hosts
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import Outcome, each, machine
 
@@ -54,21 +53,14 @@ class DeployResult:
         }
 
 
-def choose(fleet: Fleet, names: Sequence[str] = (), role: Role | None = None, model: str | None = None) -> list[Host]:
-    """The hosts these options mean, of those that are deployed at all: with connector "local" a host is served from
-    this very installation. UsageError where there is none."""
-    wanted = fleet.model(model).name if model is not None else None
-    hosts = [
-        host
-        for host in select_hosts(fleet, names)
-        if (role is None or role in host.roles) and (wanted is None or host.model == wanted)
-    ]
-    if not hosts:
-        raise UsageError(f"no host of {fleet.path} fits these options", "leave out one of --host, --role, --model")
+def choose(fleet: Fleet, names: Sequence[str] = (), role: str | None = None, model: str | None = None) -> list[Host]:
+    """The selected hosts that are deployed to: all but those with connector "local", which are served from this
+    installation. Raises UsageError if a local host is named, or no host is left."""
+    hosts = fleet.select(names, role=role, model=model)
     local = [host.name for host in hosts if host.connector == "local"]
     if local and (names or len(local) == len(hosts)):
         raise UsageError(
-            f'{", ".join(local)}: connector is "local", so that it is served from this installation of disagg',
+            f'{", ".join(local)}: connector is "local": served from this installation of disagg',
             "there is nothing to deploy: disagg start",
         )
     return [host for host in hosts if host.connector != "local"]

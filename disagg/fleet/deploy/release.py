@@ -114,12 +114,9 @@ def run_script(layout: Layout, host: str, python: str) -> str:
 
 
 def fleet_file(fleet: Fleet, host: Host, source: Source) -> str:
-    """The host's own hosts.toml: a gateway knows the whole fleet; a prefill host itself and where it may deliver
-    KV; any other host itself alone."""
+    """The host's own hosts.toml: the host itself and, for a prefill host, the decode hosts that it delivers KV to."""
     known = [host.name]
-    if "gateway" in host.roles:
-        known = list(fleet.hosts)
-    elif "prefill" in host.roles:
+    if "prefill" in host.roles:
         known += [decoding.name for decoding in fleet.serving(host.model, "decode") if decoding.name != host.name]
     sources: dict[str, dict[str, str]] = {}
     for one in map(fleet.hosts.__getitem__, known):

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from disagg.config import Fleet, Host
-from disagg.config.addresses import same_machine
 from disagg.errors import DisaggError, HostKeyRefused, HostUnreachable, LoginRefused
 from disagg.fleet.doctor import host as about_host
 from disagg.fleet.doctor import pair as about_pair
 from disagg.fleet.doctor.gather import Examined, examine_host
 from disagg.fleet.facts.findings import Finding, fault
-from disagg.fleet.lifecycle.health import HostStatus, poll, select_hosts
+from disagg.fleet.lifecycle.health import HostStatus, poll
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.link import Bounds, End, Link, judge, kv_pairs, measure_all
 from disagg.fleet.machine.base import Machine
@@ -101,7 +100,7 @@ def examine(
     bounds: Bounds = Bounds(),  # noqa: B008  # frozen
 ) -> Diagnosis:
     """Examine the named hosts (all without names), and the links between any of them and its peers."""
-    chosen = select_hosts(fleet, names)
+    chosen = fleet.select(names)
     pairs = [(one, other) for one, other in kv_pairs(fleet) if one in chosen or other in chosen]
     involved = [host for host in fleet.hosts.values() if host in chosen or any(host in pair for pair in pairs)]
     with ExitStack() as stack:
@@ -121,9 +120,7 @@ def examine(
 
 
 def _peers(fleet: Fleet, host: Host) -> list[Host]:
-    """Whom programs on this host call: a gateway all others, a prefill host its decode hosts."""
-    if "gateway" in host.roles:
-        return [other for other in fleet.hosts.values() if same_machine(other.address) != same_machine(host.address)]
+    """The hosts that servers on this host connect to: a prefill host delivers KV to its decode hosts."""
     return fleet.serving(host.model, "decode") if "prefill" in host.roles else []
 
 

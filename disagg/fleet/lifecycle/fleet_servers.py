@@ -19,7 +19,7 @@ from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, StartFailed
 from disagg.fleet.lifecycle.base import Server
 from disagg.fleet.lifecycle.deployed import DeployedServer, hosts_there, stop_there
-from disagg.fleet.lifecycle.health import HostStatus, poll_host, select_hosts
+from disagg.fleet.lifecycle.health import HostStatus, poll_host
 from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, server_argv
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
@@ -83,7 +83,7 @@ class FleetServers:
 
         An interruption stops what this call started.
         """
-        hosts = select_hosts(self.fleet, names)
+        hosts = self.fleet.select(names)
         with self.state.locked("start"):
             self._prepare(hosts)
             self._begun.clear()
@@ -96,7 +96,7 @@ class FleetServers:
     def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[ServerResult]:
         """Stop every named host; without names also local servers that hosts.toml no longer lists. `everything`: also
         whatever else disagg runs on the machines of these hosts."""
-        hosts = select_hosts(self.fleet, names)
+        hosts = self.fleet.select(names)
         if not any(host.connector != "local" for host in hosts) and not self.state.exists():
             return [ServerResult(host.name, "not running") for host in hosts]
         with self.state.locked("stop"):
@@ -111,7 +111,7 @@ class FleetServers:
 
         An interruption starts what this call has stopped, and does not wait for its health.
         """
-        hosts = select_hosts(self.fleet, names)
+        hosts = self.fleet.select(names)
         rows: dict[str, list[Host]] = {}
         for host in hosts:
             rows.setdefault(host.name if at_once else host.model, []).append(host)

@@ -28,7 +28,7 @@ from threading import Thread
 from typing import Any, Literal
 
 from disagg.config import Fleet, Host, served_digest
-from disagg.errors import FleetError, UsageError
+from disagg.errors import FleetError
 from disagg.fleet.lifecycle.ask import ReplyTimeout, get
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
@@ -92,16 +92,8 @@ def poll(
     """All named hosts (every host by default) at once, in file order. Takes at most about `timeout_s`.
 
     `token` is None where this machine has none: servers then tell no more than that they live."""
-    hosts = select_hosts(fleet, names)
+    hosts = fleet.select(names)
     return _remarked(fleet, _flag_skew(_poll_all(hosts, token, state, timeout_s)))
-
-
-def select_hosts(fleet: Fleet, names: Sequence[str]) -> list[Host]:
-    """The named hosts in file order, all of them without names. UsageError for one that hosts.toml does not name."""
-    unknown = [name for name in names if name not in fleet.hosts]
-    if unknown:
-        raise UsageError(f"{fleet.path} has no host {', '.join(unknown)}", f"it has: {', '.join(fleet.hosts)}")
-    return [host for host in fleet.hosts.values() if not names or host.name in names]
 
 
 def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S) -> HostStatus:

@@ -274,6 +274,6 @@ def test_roles_and_models_choose_hosts(fleet: Fleet) -> None:
     assert [name for name in fleet.deploy("--dry-run", "--role", "decode") if name] == ["mac-studio-1", "mac-studio-2"]
     assert [name for name in fleet.deploy("--dry-run", "--model", "gpt-oss") if name] == ["dgx-spark-2", "mac-studio-1"]
     code, _, err = fleet.disagg("deploy", "--role", "gateway", "--model", "qwen")
-    assert code == 2 and "no host of" in err
+    assert code == 2 and '"gateway" is not a role' in err
     code, _, err = fleet.disagg("deploy", "--role", "cook")
     assert code == 2 and "there is no role 'cook'" in err
