@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from disagg.bench.plan import MAX_REQUESTS
-from disagg.config.excerpt import fault
+from disagg.config.messages import fault
 from disagg.errors import ConfigError, UsageError
 
 BLOCK_TOKENS = 512  # of one hash id in a Mooncake trace

@@ -1,20 +1,21 @@
-"""hosts.toml as frozen, validated models.
+"""hosts.toml as frozen, validated values.
 
-schema     what a fleet is: Fleet, Host, Model, EngineOptions
-reader     path -> Document: bytes, UTF-8, TOML
-locate     where each key and value of a TOML text stands
-excerpt    the source line with a caret under the fault
-table      one TOML table, read key by key; faults point at the key or value
-addresses  names, addresses and model sources: what is safe
-words      nearest words, text that is safe to show, TOML keys and strings
+schema     the values: Fleet, Host, Model, EngineOptions, Deploy
+validate   load: path -> Fleet; the [fleet] table
+hosts      the rules of [hosts.*] tables
+models     the rules of [models.*] tables
 deploy     the rules of the [deploy] table
-validate   load: path -> Document -> Fleet
-render     Fleet -> the text of a hosts.toml for another machine
-digest     what of a host its server heeds, as a short hash
-starter    the files that `disagg init` writes
+table      one TOML table, read key by key; errors point at the key or value
+reader     path -> Document: bytes, UTF-8, TOML
+locate     line and column of each key and value of a TOML text
+addresses  which names, addresses and model sources are valid
+messages   error text: source line with caret, nearest words, printable user text
+render     Fleet -> the text of a hosts.toml for another machine, and its hash
+starter    the file that `disagg init` writes
+convert    a JSON list of servers -> the text of a hosts.toml
 """
 
-from disagg.config.digest import served_digest
+from disagg.config.render import served_digest
 from disagg.config.schema import (
     Connector,
     Deploy,

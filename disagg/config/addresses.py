@@ -1,4 +1,4 @@
-"""Names, addresses and model sources from outside: each check returns what is wrong, or nothing.
+"""Which names, addresses and model sources are valid.
 
 Host and fleet names become file, service and table names; addresses become arguments of ssh and parts of URLs.
 """
@@ -46,7 +46,7 @@ def is_path(source: str) -> bool:
 
 
 def address_fault(address: str) -> str | None:
-    """What is wrong with the address of a host: a hostname, IPv4 or IPv6 address is wanted."""
+    """Why this is not the address of a host (hostname, IPv4 or IPv6 address); None if it is."""
     if any(sign in address for sign in "/@[]%"):
         return 'give the bare hostname or IP address, without URL, user, brackets or "%" zone'
     if address.count(":") == 1:
@@ -56,7 +56,9 @@ def address_fault(address: str) -> str | None:
             unspecified = ipaddress.ip_address(address).is_unspecified
         except ValueError:
             return "this is not a valid IP address"
-        return "this means every interface: give the address that the other machines reach" if unspecified else None
+        return (
+            "this address means every interface: give the one that other machines connect to" if unspecified else None
+        )
     labels = address.removesuffix(".").split(".")
     if len(address) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         return 'a hostname holds letters, digits, "-" and ".", and no part of it begins or ends with "-"'
@@ -64,7 +66,7 @@ def address_fault(address: str) -> str | None:
 
 
 def same_machine(address: str) -> str:
-    """One spelling for every spelling of an address."""
+    """An address in one canonical spelling, to compare."""
     try:
         return str(ipaddress.ip_address(address))
     except ValueError:
@@ -72,10 +74,10 @@ def same_machine(address: str) -> str:
 
 
 def resolve(source: str, folder: Path) -> str:
-    """A model source as the engines take it: hub ids as they are, paths absolute.
+    """A model source as the engines take it: hub ids unchanged, paths absolute.
 
-    Relative paths begin at `folder`, `package:` paths at the installed disagg package.
-    RuntimeError: `~name` where there is no such user.
+    Relative paths start at `folder`, `package:` paths at the installed disagg package. Raises RuntimeError for
+    `~name` if there is no such user.
     """
     if not is_path(source):
         return source

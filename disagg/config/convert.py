@@ -1,20 +1,22 @@
-"""A JSON list of servers, `{"prefill_servers": [{"host", "port", "model", "name"}], "decode_servers": [...]}`, as a
-hosts.toml. What JSON does not say (sources, context, connectors) gets a value that is right for the usual fleet, and
-a comment where it wants a look."""
+"""From JSON, `{"prefill_servers": [{"host", "port", "model", "name"}], "decode_servers": [...]}`, to a hosts.toml.
+
+What the JSON does not state (sources, context, KV ports) gets a likely value and a CHECK comment.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
+
+import tomli_w
 
 from disagg.config.addresses import address_fault, is_hub_id, is_label, same_machine
-from disagg.config.excerpt import fault
-from disagg.config.words import nearest, printable, toml_key, toml_string
+from disagg.config.messages import fault, nearest, printable
 from disagg.errors import ConfigError
 
 T = TypeVar("T")
@@ -23,19 +25,24 @@ _SECTIONS: tuple[Section, ...] = ("prefill_servers", "decode_servers")
 _KEYS = ("host", "port", "model", "name")
 _ENGINES = {"prefill_servers": "transformers", "decode_servers": "mlx"}
 _KV_PORT = 9001
-_KNOWN_MODELS = {  # name -> context, sources
-    "qwen3-coder:30b": (
-        32768,
-        "Qwen/Qwen3-Coder-30B-A3B-Instruct",
-        "mlx-community/Qwen3-Coder-30B-A3B-Instruct-8bit",
-    ),
-    "gpt-oss:120b": (8192, "openai/gpt-oss-120b", "mlx-community/gpt-oss-120b-MXFP4-Q8"),
+_KNOWN_MODELS: Final[Mapping[str, Mapping[str, Any]]] = {  # as in the shipped hosts.toml
+    "qwen3-coder:30b": {
+        "context": 32768,
+        "sources": {
+            "transformers": "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+            "mlx": "mlx-community/Qwen3-Coder-30B-A3B-Instruct-8bit",
+        },
+    },
+    "gpt-oss:120b": {
+        "context": 8192,
+        "sources": {"transformers": "openai/gpt-oss-120b", "mlx": "mlx-community/gpt-oss-120b-MXFP4-Q8"},
+    },
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The text of a hosts.toml, and what was in the JSON but is not in it."""
+    """`text`: of the hosts.toml. `ignored`: messages about keys of the JSON that are not in it."""
 
     text: str
     ignored: tuple[str, ...]
@@ -52,7 +59,7 @@ class _Server:
 
 
 def from_json(text: str, name: str) -> Converted:
-    """The hosts.toml for a JSON text; `name` is what messages call it. ConfigError says which value is wrong."""
+    """The hosts.toml for a JSON text. `name`: of the text in messages. Raises ConfigError, which names the value."""
     body = _parse(text, name)
     if not isinstance(body, dict) or not any(section in body for section in _SECTIONS):
         raise ConfigError(
@@ -63,7 +70,7 @@ def from_json(text: str, name: str) -> Converted:
     ignored = [_unknown(key, "", _SECTIONS) for key in body if key not in _SECTIONS]
     drafts = [draft for section in _SECTIONS for draft in _drafts(body.get(section, []), section, name, ignored)]
     if not drafts:
-        raise ConfigError(f"{name}: lists no servers", "a fleet needs one at least")
+        raise ConfigError(f"{name}: lists no servers", "a fleet has at least one")
     _refuse_shared_ports(drafts, name)
     servers = _with_kv_ports(_with_names(drafts))
     return Converted(_render(servers), tuple(ignored))
@@ -102,8 +109,8 @@ def _draft(entry: dict[str, Any], section: Section, where: str) -> _Server:
     model = _value(entry, "model", str, where)
     if not is_label(model):
         raise ConfigError(f"{where}.model: not usable as a name", "printable characters, no blank at either end")
-    wanted = "" if entry.get("name") is None else _value(entry, "name", str, where)
-    return _Server(section, wanted, host, port, model, None)
+    name = "" if entry.get("name") is None else _value(entry, "name", str, where)
+    return _Server(section, name, host, port, model, None)
 
 
 def _value(entry: dict[str, Any], key: str, kind: type[T], where: str) -> T:
@@ -130,7 +137,7 @@ def _refuse_shared_ports(servers: list[_Server], name: str) -> None:
 
 
 def _with_names(servers: list[_Server]) -> list[_Server]:
-    """Names as hosts.toml wants them: given names made safe, doubles numbered, then missing ones made."""
+    """Servers with usable, unique names: unsafe characters replaced, duplicates numbered, missing names made."""
     names: dict[int, str] = {}
     taken: set[str] = set()
     for index, server in sorted(enumerate(servers), key=lambda numbered: not numbered[1].name):
@@ -143,7 +150,7 @@ def _with_names(servers: list[_Server]) -> list[_Server]:
 
 
 def _with_kv_ports(servers: list[_Server]) -> list[_Server]:
-    """Each decode server with a KV port that is free on its machine."""
+    """Decode servers with a KV port that no other server on the machine has."""
     taken = {(same_machine(server.host), server.port) for server in servers}
     for index, server in enumerate(servers):
         if server.section == "decode_servers":
@@ -158,54 +165,52 @@ def _with_kv_ports(servers: list[_Server]) -> list[_Server]:
 
 
 def _render(servers: list[_Server]) -> str:
-    models: dict[str, list[str]] = {}
+    engines: dict[str, list[str]] = {}
     for server in servers:
-        engines = models.setdefault(server.model, [])
-        if (engine := _ENGINES[server.section]) not in engines:
-            engines.append(engine)
-    head = "# Converted from JSON by `disagg init`. Lines marked CHECK hold what the JSON did not say.\n\n"
-    tables = ['[fleet]\nname = "fleet"\n']
-    tables += [_render_model(model, engines) for model, engines in models.items()]
-    tables += [_render_host(server) for server in servers]
-    return head + "\n".join(tables)
+        of_model = engines.setdefault(server.model, [])
+        if (engine := _ENGINES[server.section]) not in of_model:
+            of_model.append(engine)
+    head = "# Converted from JSON by `disagg init`. Lines marked CHECK hold what the JSON did not state.\n"
+    tables = [tomli_w.dumps({"fleet": {"name": "fleet"}})]
+    tables += [_model_table(model, names) for model, names in engines.items()]
+    tables += [_host_table(server) for server in servers]
+    return "\n".join([head, *tables])
 
 
-def _render_model(model: str, engines: list[str]) -> str:
-    key = toml_key(model)
-    lines = [f"[models.{key}]"]
+def _model_table(model: str, engines: list[str]) -> str:
     if known := _KNOWN_MODELS.get(model):
-        context, transformers, mlx = known
-        lines += [f"context = {context}", "", f"[models.{key}.sources]"]
-        lines += [f"transformers = {toml_string(transformers)}", f"mlx = {toml_string(mlx)}"]
-    else:
-        hub = "/" in model and is_hub_id(model)
-        source = model if hub else "./models/" + (re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model")
-        lines += ["context = 8192 # CHECK: prompt and answer together, in tokens", "", f"[models.{key}.sources]"]
-        lines += [f"{engine} = {toml_string(source)} # CHECK: hub id or path" for engine in engines]
-    return "\n".join(lines) + "\n"
+        return tomli_w.dumps({"models": {model: known}})
+    hub = "/" in model and is_hub_id(model)
+    source = model if hub else "./models/" + (re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model")
+    text = tomli_w.dumps({"models": {model: {"context": 8192, "sources": dict.fromkeys(engines, source)}}})
+    checks = {"context": "prompt and answer together, in tokens", **dict.fromkeys(engines, "hub id or path")}
+    return _with_checks(text, checks)
 
 
-def _render_host(server: _Server) -> str:
-    key = toml_key(server.name)
+def _host_table(server: _Server) -> str:
     local = _is_loopback(server.host)
-    service = "process" if local else "systemd" if server.section == "prefill_servers" else "launchd"
-    lines = [
-        f"[hosts.{key}]",
-        f"address = {toml_string(server.host)}",
-        f'roles = ["{server.section.removesuffix("_servers")}"]',
-        f"model = {toml_string(server.model)}",
-        f"port = {server.port}",
-    ]
+    host: dict[str, Any] = {
+        "address": server.host,
+        "roles": [server.section.removesuffix("_servers")],
+        "model": server.model,
+        "port": server.port,
+    }
     if server.kv_port is not None:
-        lines.append(f"kv_port = {server.kv_port} # CHECK: prefill hosts deliver KV here")
-    lines += [
-        f'connector = "{"local" if local else "ssh"}"',
-        f'service = "{service}"',
-        "",
-        f"[hosts.{key}.engine]",
-        f'name = "{_ENGINES[server.section]}"',
+        host["kv_port"] = server.kv_port
+    host["connector"] = "local" if local else "ssh"
+    host["service"] = "process" if local else "systemd" if server.section == "prefill_servers" else "launchd"
+    host["engine"] = {"name": _ENGINES[server.section]}
+    return _with_checks(tomli_w.dumps({"hosts": {server.name: host}}), {"kv_port": "prefill hosts deliver KV here"})
+
+
+def _with_checks(text: str, checks: Mapping[str, str]) -> str:
+    """TOML text with a comment behind each of these keys."""
+    lines = text.splitlines()
+    keys = [line.partition(" = ")[0] for line in lines]
+    marked = [
+        f"{line} # CHECK: {checks[key]}" if key in checks else line for key, line in zip(keys, lines, strict=True)
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*marked, ""])
 
 
 def _is_loopback(host: str) -> bool:

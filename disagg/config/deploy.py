@@ -16,7 +16,7 @@ _KEYS: Final = ("index_url", "extra_index_urls", "find_links", "wheels", "instal
 
 
 def read_deploy(table: Table, folder: Path) -> Deploy:
-    """The table as a Deploy; a relative `wheels` begins at `folder`."""
+    """The table as a Deploy. A relative `wheels` starts at `folder`."""
     table.only(_KEYS)
     return Deploy(
         index_url=_index(table) if "index_url" in table else None,
@@ -48,16 +48,17 @@ def _links(table: Table, key: str, paths: bool) -> tuple[str, ...]:
 
 
 def _url_fault(url: str, otherwise: str = "") -> tuple[str, str] | None:
-    """What is wrong with a URL and how to fix it. It ends up in logs and in pip's arguments: no password in it."""
-    wanted = f"it begins with https:// or http://{otherwise}"
+    """What is wrong with a URL, and the hint; None if nothing is. URLs appear in logs and in pip's arguments, so that
+    a password in one is refused."""
+    hint = f"it begins with https:// or http://{otherwise}"
     try:
         parts = urlsplit(url)
     except ValueError:
-        return "this is not a URL", wanted
+        return "this is not a URL", hint
     if not (url.isprintable() and url.isascii()) or " " in url or parts.scheme not in ("http", "https"):
-        return "this is not a URL", wanted
+        return "this is not a URL", hint
     if not parts.hostname:
-        return "this URL names no server", 'as in "https://mirror.example/simple"'
+        return "this URL has no host name", 'as in "https://mirror.example/simple"'
     if "@" in parts.netloc:
         return "a password does not belong in this file", "put it into ~/.netrc on the hosts: pip and uv read it there"
     return None

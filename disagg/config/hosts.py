@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
 from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_hub_id, is_name, is_user, same_machine
+from disagg.config.messages import nearest, printable, toml_key
 from disagg.config.schema import Connector, DType, EngineName, EngineOptions, Host, KVWire, Model, Role, ServiceManager
 from disagg.config.table import Table
-from disagg.config.words import nearest, printable, toml_key
 from disagg.planning.devices import DEVICES as HARDWARE
 
-Reader = Callable[[Table, str], Any]  # takes one key's value out of a table, checked
+Reader = Callable[[Table, str], Any]  # returns the checked value of a key
 
 ENGINES_FOR: Final[Mapping[Role, tuple[EngineName, ...]]] = {
     "prefill": ("transformers", "simulated"),
@@ -33,7 +33,7 @@ def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
         hosts[name] = _host(name, table, models)
         _claim_ports(hosts[name], table, ports)
     if not hosts:
-        raise tables.document.fault_at_value(tables.path, "there is no host", "add [hosts.dgx-spark-1]")
+        raise tables.document.fault_at_value(tables.path, "no host is defined", "add [hosts.dgx-spark-1]")
     return hosts
 
 
@@ -48,7 +48,7 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
     _options_fit(table)
     engine = _engine(table.table("engine", 'engine = {name = "transformers"}'), roles)
     if engine.name == "simulated":
-        table.require("hardware", 'the engine "simulated" plays a machine: add hardware = "dgx-spark"')
+        table.require("hardware", 'the engine "simulated" predicts the times of a machine: add hardware = "dgx-spark"')
     return Host(
         name=name,
         address=_address(table, "address"),
@@ -79,17 +79,15 @@ def _kv_port_fits(table: Table, roles: tuple[Role, ...]) -> None:
     if "decode" in roles:
         table.require("kv_port", "prefill hosts deliver KV to this port of a decode host: add kv_port = 9001")
     elif "kv_port" in table:
-        raise table.fault_at_key("kv_port", "kv_port is for decode hosts", "only they take KV: remove this line")
+        raise table.fault_at_key("kv_port", "kv_port is for decode hosts", "only they receive KV: remove this line")
 
 
 def _options_fit(table: Table) -> None:
-    """Options that mean something only beside another one."""
+    """Options that are only valid together with another one."""
     if "site_packages" in table and "python" not in table:
         raise table.fault_at_key("site_packages", "site_packages needs python", 'as in python = "/usr/bin/python3"')
     if "wired_limit_mb" in table and table.data.get("service") != "launchd":
-        raise table.fault_at_key(
-            "wired_limit_mb", "wired_limit_mb is for Macs", 'it needs service = "launchd": remove this line otherwise'
-        )
+        raise table.fault_at_key("wired_limit_mb", "wired_limit_mb is for Macs", 'it needs service = "launchd"')
 
 
 def _served_model(table: Table, models: Mapping[str, Model], engine: EngineName) -> str:
@@ -109,23 +107,23 @@ def _served_model(table: Table, models: Mapping[str, Model], engine: EngineName)
 
 
 def _claim_ports(host: Host, table: Table, ports: dict[tuple[str, int], str]) -> None:
-    """Refuse a port that another server on the same machine has. The KV listener may bind either address."""
+    """Raise for a port that another server on the same machine has. The KV listener may bind either address."""
     for key, port, addresses in (
         ("port", host.port, {host.address}),
         ("kv_port", host.kv_port, {host.address, host.kv_address}),
     ):
-        places = {(same_machine(address), port) for address in addresses if port is not None}
-        if taken := next((ports[place] for place in sorted(places) if place in ports), None):
+        sockets = {(same_machine(address), port) for address in addresses if port is not None}
+        if taken := next((ports[socket] for socket in sorted(sockets) if socket in ports), None):
             raise table.fault_at_value(key, f"{key} {port} is already {taken}", "choose another port")
-        ports.update(dict.fromkeys(places, f"the {key} of [hosts.{toml_key(host.name)}] on {host.address}"))
+        ports.update(dict.fromkeys(sockets, f"the {key} of [hosts.{toml_key(host.name)}] on {host.address}"))
 
 
 def _engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
     names: tuple[EngineName, ...] = get_args(EngineName)
     name = table.choice("name", names, 'name = "transformers"')
     for role in roles:
-        if name not in (able := ENGINES_FOR.get(role, names)):
-            hint = f'{role} needs name = "{able[0]}"'
+        if name not in (suitable := ENGINES_FOR.get(role, names)):
+            hint = f'{role} needs name = "{suitable[0]}"'
             raise table.fault_at_value("name", f'the engine "{name}" cannot {role}', hint)
     known = _ENGINE_OPTIONS[name]
     others = {
@@ -157,7 +155,7 @@ def _key(table: Table, key: str) -> str:
     path = table.value(key, str, f'{key} = "~/.ssh/id_ed25519"')
     if not path.startswith(("/", "~/")) or not path.isprintable():
         raise table.fault_at_value(
-            key, f"{key} is not an absolute path", "the file of a private key on this machine: begin with / or ~/"
+            key, f"{key} is not an absolute path", "a private key file on this machine: begin with / or ~/"
         )
     if path.endswith(".pub"):
         raise table.fault_at_value(key, f"{key} is a public key", "name the private one, without .pub")
@@ -167,9 +165,7 @@ def _key(table: Table, key: str) -> str:
 def _python(table: Table, key: str) -> str:
     path = table.value(key, str, f'{key} = "/opt/homebrew/bin/python3"')
     if not path.startswith(("/", "~/")) or not path.isprintable():
-        raise table.fault_at_value(
-            key, f"{key} is not an absolute path", "over ssh a host's PATH is short: begin with / or ~/"
-        )
+        raise table.fault_at_value(key, f"{key} is not an absolute path", "PATH is short over ssh: begin with / or ~/")
     return path
 
 
@@ -182,7 +178,7 @@ def _device(table: Table, key: str) -> str:
 
 
 def _attention(table: Table, key: str) -> str:
-    """One of transformers' own, or a kernel from the hub, `owner/name`."""
+    """The name of an attention of transformers, or of a kernel on the hub, `owner/name`."""
     attention = table.value(key, str, f'{key} = "sdpa"')
     return attention if "/" in attention and is_hub_id(attention) else table.choice(key, ATTENTION)
 

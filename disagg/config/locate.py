@@ -1,7 +1,7 @@
-"""Where each key and value of a TOML text stands, which tomli does not tell.
+"""The position of each key and value of a TOML text, which tomli does not report.
 
-The text has already been accepted by tomli, so this scanner need not judge it, only walk it. Where the walk ends
-early, the keys behind that point are simply not known, and a fault in them is shown at the nearest table that is.
+The text has already been accepted by tomli, so this scanner does not validate it. If the scan ends early, the keys
+behind that point have no position, and an error in them points at the nearest table that has one.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _EQUALS = re.compile(r"[ \t]*=[ \t]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a key stands and where its value. The value of a `[table]` is its header; a list element is its own key."""
+class KeySpans:
+    """The spans of a key and of its value. The value of a `[table]` is its header; a list element is its own key."""
 
     key: Span
     value: Span
 
 
-def locate(text: str) -> dict[KeyPath, Place]:
-    """The place of every key, table and list element of a valid TOML text with ``\\n`` line ends."""
-    walk = _Walk(text)
-    # A value nested hundreds deep, or TOML that this walk does not know: what was found so far still serves.
+def locate(text: str) -> dict[KeyPath, KeySpans]:
+    """The spans of every key, table and list element of a valid TOML text with ``\\n`` line ends."""
+    scan = _Scan(text)
+    # A value nested hundreds deep, or TOML that the scan does not support: the spans so far are still useful.
     with contextlib.suppress(RecursionError, LookupError):
-        walk.document()
-    return walk.places
+        scan.document()
+    return scan.spans
 
 
-class _Walk:
+class _Scan:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
-        self.places: dict[KeyPath, Place] = {}
+        self.spans: dict[KeyPath, KeySpans] = {}
         self._elements: dict[KeyPath, int] = {}  # [[tables]] so far
 
     def document(self) -> None:
@@ -69,10 +69,10 @@ class _Walk:
         path = self._enter((), parts[:-1])
         path, header = (*path, parts[-1][0]), (start, self.at)
         if double:
-            self.places.setdefault(path, Place(parts[-1][1], header))
+            self.spans.setdefault(path, KeySpans(parts[-1][1], header))
             self._elements[path] = self._elements.get(path, -1) + 1
             path = (*path, self._elements[path])
-        self.places[path] = Place(parts[-1][1], header)
+        self.spans[path] = KeySpans(parts[-1][1], header)
         return path
 
     def _pair(self, table: KeyPath) -> None:
@@ -81,10 +81,10 @@ class _Walk:
         self._skip(_EQUALS)
         path = (*parent, parts[-1][0])
         start = self.at
-        self.places[path] = Place(parts[-1][1], (start, self._value(path)))
+        self.spans[path] = KeySpans(parts[-1][1], (start, self._value(path)))
 
     def _value(self, path: KeyPath) -> int:
-        """Walk over one value; its end."""
+        """Skip one value and return its end."""
         opening = self.text[self.at]
         if opening == "[":
             self._sequence(path, "]")
@@ -98,7 +98,7 @@ class _Walk:
         return self.at
 
     def _sequence(self, path: KeyPath, closing: str) -> None:
-        """Walk over an array or an inline table."""
+        """Skip an array or an inline table."""
         self.at += 1
         index = 0
         while True:
@@ -113,11 +113,11 @@ class _Walk:
             else:
                 start, element = self.at, (*path, index)
                 span = (start, self._value(element))
-                self.places[element] = Place(span, span)
+                self.spans[element] = KeySpans(span, span)
                 index += 1
 
     def _key(self) -> Iterator[tuple[str, Span]]:
-        """The parts of a dotted key, and where each stands."""
+        """The parts of a dotted key, each with its span."""
         while True:
             match = _KEY_PART.match(self.text, self.at)
             if match is None:
@@ -128,11 +128,11 @@ class _Walk:
                 return
 
     def _enter(self, table: KeyPath, parts: list[tuple[str, Span]]) -> KeyPath:
-        """The table that the leading parts of a dotted key lead to; parts seen for the first time get a place."""
+        """The table that the leading parts of a dotted key lead to. Parts that have no span yet get one."""
         for name, span in parts:
             table = (*table, name)
-            if table not in self.places:
-                self.places[table] = Place(span, span)
+            if table not in self.spans:
+                self.spans[table] = KeySpans(span, span)
             if table in self._elements:
                 table = (*table, self._elements[table])
         return table
@@ -143,7 +143,7 @@ class _Walk:
 
 
 def _name(part: str) -> str:
-    """What a key part says, without quotes and escapes."""
+    """A key part without quotes and escapes."""
     if part[0] not in "\"'":
         return part
     parsed: dict[str, Any] = tomli.loads(f"{part} = 0")

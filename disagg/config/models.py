@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final, get_args
 
 from disagg.config.addresses import is_hub_id, is_label, is_path, resolve
+from disagg.config.messages import nearest, printable, toml_key
 from disagg.config.schema import EngineName, Model
 from disagg.config.table import Table
-from disagg.config.words import nearest, printable, toml_key
 from disagg.planning.shapes import SHAPES
 from disagg.planning.sizing import SHAPE
 
@@ -17,10 +17,10 @@ _LABEL_RULE = "printable characters, no blank at either end, at most 200"
 
 
 def read_models(tables: Table, folder: Path) -> dict[str, Model]:
-    """The models by name, in file order; relative paths begin at `folder`."""
+    """The models by name, in file order. Relative paths start at `folder`."""
     models = {name: _model(name, table, folder) for name, table in tables.tables('[models."qwen3-coder:30b"]')}
     if not models:
-        raise tables.document.fault_at_value(tables.path, "there is no model", 'add [models."qwen3-coder:30b"]')
+        raise tables.document.fault_at_value(tables.path, "no model is defined", 'add [models."qwen3-coder:30b"]')
     taken = {name: f"the name of [models.{toml_key(name)}]" for name in models}
     for name, table in tables.tables(""):
         for index, alias in enumerate(models[name].aliases):
@@ -43,12 +43,15 @@ def _model(name: str, table: Table, folder: Path) -> Model:
         if not is_label(alias):
             raise table.fault_at_element("aliases", index, "this alias is not usable", _LABEL_RULE)
     engines: tuple[EngineName, ...] = get_args(EngineName)
-    found: dict[EngineName, str] = {engine: _source(sources, engine, folder) for engine in engines if engine in sources}
-    if not found:
+    by_engine: dict[EngineName, str] = {
+        engine: _source(sources, engine, folder) for engine in engines if engine in sources
+    }
+    if not by_engine:
         raise table.document.fault_at_value(
             sources.path, f"{sources.title} is empty", 'as in transformers = "owner/model" or mlx = "./models/mine"'
         )
-    return Model(name, found, context, aliases, {engine: sources.data[engine] for engine in found})
+    written = {engine: sources.data[engine] for engine in by_engine}
+    return Model(name, by_engine, context, aliases, written)
 
 
 def _model_name(table: Table, name: str) -> None:
@@ -70,7 +73,7 @@ def _source(sources: Table, engine: EngineName, folder: Path) -> str:
 
 
 def _shape(sources: Table, source: str, folder: Path) -> str:
-    """The simulated engine runs no model: its source says how large one is."""
+    """The source of the simulated engine, which runs no model: the model's size."""
     name = source.removeprefix(SHAPE)
     if name != source and name not in SHAPES:
         hint = nearest(name, SHAPES) or f"there are {', '.join(SHAPES)}"
@@ -83,8 +86,8 @@ def _shape(sources: Table, source: str, folder: Path) -> str:
 
 
 def resolved(table: Table, key: str, source: str, folder: Path) -> str:
-    """A source as the engines take it; a fault where `~user` has no home."""
+    """A source as the engines take it. Raises ConfigError if `~user` has no home folder."""
     try:
         return resolve(source, folder)
     except RuntimeError as error:
-        raise table.fault_at_value(key, "no such user's home folder", "write the path out") from error
+        raise table.fault_at_value(key, "this user has no home folder here", "write the path out") from error

@@ -1,4 +1,4 @@
-"""From a path to a parsed TOML document whose keys can be pointed at."""
+"""From a path to a parsed TOML document, which can build errors that point at a key or value."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import tomli
 
-from disagg.config.excerpt import fault
-from disagg.config.locate import KeyPath, Place, locate
+from disagg.config.locate import KeyPath, KeySpans, locate
+from disagg.config.messages import fault
 from disagg.errors import ConfigError
 
 MAX_BYTES = 1 << 20
 
-_QUOTES = 'a name with other characters than letters, digits, "-" and "_" needs quotes'
+_QUOTES = 'a name with characters other than letters, digits, "-" and "_" needs quotes'
 _SYNTAX_HINTS = {  # how tomli's message begins -> how to fix it
     "Invalid value": 'text needs quotes, as in address = "10.0.0.1"',
     "Cannot overwrite a value": "this key is given twice: keep one",
@@ -32,34 +32,34 @@ _SYNTAX_HINTS = {  # how tomli's message begins -> how to fix it
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed TOML file. `name` is what messages call it."""
+    """A parsed TOML file. `name`: of the file in messages."""
 
     name: str
     text: str
     data: Mapping[str, Any]
 
     def fault_at_key(self, path: KeyPath, message: str, hint: str = "") -> ConfigError:
-        """A fault in the key at `path`."""
-        place, found = self._place(path)
-        return fault(self.name, self.text, place.key if found else place.value, message, hint)
+        """A ConfigError that points at the key at `path`."""
+        spans, exact = self._spans(path)
+        return fault(self.name, self.text, spans.key if exact else spans.value, message, hint)
 
     def fault_at_value(self, path: KeyPath, message: str, hint: str = "") -> ConfigError:
-        """A fault in the value at `path`; for a table, in its header."""
-        place, _ = self._place(path)
-        return fault(self.name, self.text, place.value, message, hint)
+        """A ConfigError that points at the value at `path`; for a table, at its header."""
+        spans, _ = self._spans(path)
+        return fault(self.name, self.text, spans.value, message, hint)
 
-    def _place(self, path: KeyPath) -> tuple[Place, bool]:
-        """Where `path` stands, or else the nearest table around it."""
-        places = locate(self.text)  # only now: a file without faults needs none
+    def _spans(self, path: KeyPath) -> tuple[KeySpans, bool]:
+        """The spans of `path` and True, or of the nearest table around it and False."""
+        located = locate(self.text)  # here and not in `parse`: a valid file needs no spans
         for length in range(len(path), 0, -1):
-            if place := places.get(path[:length]):
-                return place, length == len(path)
-        return Place((0, 0), (0, 0)), False
+            if spans := located.get(path[:length]):
+                return spans, length == len(path)
+        return KeySpans((0, 0), (0, 0)), False
 
 
-def read(path: Path, where_from: str = "") -> str:
-    """The text of a configuration file, line ends as ``\\n``. `where_from`: the hint where there is no such file."""
-    raw = _bytes(path, where_from)
+def read(path: Path, missing_hint: str = "") -> str:
+    """The text of a configuration file, line ends as ``\\n``. `missing_hint`: the hint if the file does not exist."""
+    raw = _bytes(path, missing_hint)
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", "is this the right file?")
     try:
@@ -74,7 +74,7 @@ def read(path: Path, where_from: str = "") -> str:
 
 
 def parse(text: str, name: str) -> Document:
-    """The document in a TOML text."""
+    """Parse a TOML text. `name`: of the file in messages."""
     try:
         data = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
@@ -85,13 +85,13 @@ def parse(text: str, name: str) -> Document:
     return Document(name, text, data)
 
 
-def _bytes(path: Path, where_from: str) -> bytes:
-    """At most one byte more than the limit. Looks before it opens: opening a pipe would wait for a writer."""
+def _bytes(path: Path, missing_hint: str) -> bytes:
+    """At most one byte more than the limit. Checks the kind of file first: opening a pipe would wait for a writer."""
     try:
         if path.is_dir():
             raise ConfigError(f"{path}: is a folder", "name the file in it")
         if not path.exists():
-            raise ConfigError(f"{path}: no such file", where_from)
+            raise ConfigError(f"{path}: no such file", missing_hint)
         if not path.is_file():
             raise ConfigError(f"{path}: not a regular file")
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What hosts.toml says, as frozen values. They are made by `load`, which has checked them."""
+"""hosts.toml as frozen values. `load` makes and checks them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from disagg.config.words import nearest, one_of, printable
+from disagg.config.messages import nearest, one_of, printable
 from disagg.errors import UnknownModel, UsageError
 
 Role = Literal["prefill", "decode"]
@@ -21,10 +21,12 @@ KVWire = Literal["as-is", "auto", "int8"]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model the fleet serves. `sources`: hub id or path per engine name; relative paths are made absolute
-    against the folder of hosts.toml (or the package, for ``package:`` paths). `written`: the same as they stand in
-    the file, since "~" and "." mean something else on another machine. The simulated engine's source is ``shape:NAME``
-    or the path of a config.json. `context`: tokens."""
+    """A model that the fleet serves.
+
+    sources: hub id or absolute path by engine; for the simulated engine ``shape:NAME`` or the path of a config.json.
+    written: the same as in the file, where "~" and "." refer to whichever machine reads them. context: tokens of the
+    longest request, prompt and answer together.
+    """
 
     name: str
     sources: Mapping[EngineName, str]
@@ -35,7 +37,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How a host runs its model. Fields that the host's engine does not know are refused when the file is read."""
+    """How a host runs its model. `load` refuses options that the engine does not have."""
 
     name: EngineName
     dtype: DType = "bfloat16"
@@ -44,17 +46,20 @@ class EngineOptions:
     quantization: str | None = None  # transformers: int8 | int4
     chunk_tokens: int = 2048  # tokens per prefill chunk
     threads: int | None = None  # CPU compute threads
-    kv_wire: KVWire = "as-is"  # prefill: how KV leaves; int8 is not exact, auto takes it where the link is too slow
+    kv_wire: KVWire = (
+        "as-is"  # prefill: the form KV is sent in; int8 is not exact, auto takes it if the link is too slow
+    )
     max_batch: int = 16  # decode: requests in the running batch
-    max_kv_bytes: int = 8 << 30  # decode: KV bytes held, received and in use
+    max_kv_bytes: int = 8 << 30  # decode: KV bytes, received and in use
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine. `port` is its HTTP port; `kv_port` (decode only) takes KV transfers.
+    """One server of the fleet and the machine it runs on.
 
-    `user`, `ssh_port` and `key` (a private key file) go before what ssh_config says; None leaves it to that.
-    `hardware`: what it is, for predictions; a host with the engine "simulated" plays it."""
+    port: HTTP. kv_port: KV transfers, decode hosts only. user, ssh_port, key (a private key file): None leaves them
+    to ssh_config. hardware: the machine's name in `planning.devices`, for predictions and the engine "simulated".
+    """
 
     name: str
     address: str
@@ -67,7 +72,7 @@ class Host:
     connector: Connector = "ssh"
     service: ServiceManager = "systemd"
     python: str | None = None
-    site_packages: bool = False  # use what is installed for `python`, such as the vendor's own torch
+    site_packages: bool = False  # use the packages installed for `python`, such as the vendor's own torch
     wired_limit_mb: int | None = None  # launchd: GPU memory that macOS may wire, set at every boot
     queue_size: int = 32
     user: str | None = None
@@ -83,29 +88,29 @@ class Host:
 
     @property
     def simulated(self) -> bool:
-        """Whether no model runs here: its times are predicted, its bytes and tokens are noise."""
+        """Whether this host runs no model: its times are predicted, its bytes and tokens are noise."""
         return self.engine.name == "simulated"
 
     @property
     def kv_address(self) -> str:
-        """Where prefill hosts deliver KV: the data address if there is one."""
+        """The address that prefill hosts deliver KV to: the data address if there is one."""
         return self.data_address or self.address
 
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """How python environments are made on the hosts. `wheels`: a folder here, whose wheels are carried to the hosts."""
+    """How Python environments are made on the hosts. `wheels`: a local folder, whose wheels are copied to the hosts."""
 
     index_url: str | None = None
     extra_index_urls: tuple[str, ...] = ()
     find_links: tuple[str, ...] = ()
     wheels: Path | None = None
-    installer: Installer = "auto"  # auto: uv where the host has it, else venv and pip
+    installer: Installer = "auto"  # auto: uv if the host has it, else venv and pip
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All of hosts.toml. `path` is the file it came from; `token_file` holds the fleet's shared secret."""
+    """All of hosts.toml. `path`: of the file. `token_file`: holds the fleet's shared secret."""
 
     name: str
     path: Path
@@ -115,7 +120,7 @@ class Fleet:
     deploy: Deploy = Deploy()
 
     def model(self, name: str) -> Model:
-        """The model with this name or alias; UnknownModel lists those there are, with the nearest match."""
+        """The model with this name or alias. Raises UnknownModel, which lists all models and the nearest match."""
         for model in self.models.values():
             if name == model.name or name in model.aliases:
                 return model
@@ -124,7 +129,7 @@ class Fleet:
             f"{model.name} ({', '.join(model.aliases)})" if model.aliases else model.name
             for model in self.models.values()
         )
-        raise UnknownModel(f'no model "{printable(name)}" in this fleet: there are {there}', nearest(name, known))
+        raise UnknownModel(f'no model "{printable(name)}" in this fleet: it has {there}', nearest(name, known))
 
     def serving(self, model: str, role: Role) -> list[Host]:
         """The hosts that serve this model (by canonical name) in this role, in file order; may be empty."""

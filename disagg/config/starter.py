@@ -1,4 +1,4 @@
-"""The hosts.toml that `disagg init` writes, and writing it whole or not at all."""
+"""The hosts.toml that `disagg init` writes, and an atomic write of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def starter() -> str:
 
 
 def write(text: str, path: Path, force: bool = False) -> None:
-    """Write a hosts.toml that has been seen to load. UsageError where the file is there already, without `force`."""
+    """Write a hosts.toml after checking that it loads. Raises UsageError if the file exists, unless `force`."""
     build(parse(text, str(path)), path)
     refuse_to_overwrite(path, force)
     target = Path(os.path.realpath(path))  # through a link, so that the link stays one
@@ -29,14 +29,14 @@ def write(text: str, path: Path, force: bool = False) -> None:
             os.fsync(file.fileno())
         draft.replace(target)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}", "give another place with --path") from error
+        raise UsageError(f"{path}: cannot be written: {error.strerror}", "give another file with --path") from error
     finally:
-        with contextlib.suppress(OSError):  # where all went well it has become the file
+        with contextlib.suppress(OSError):  # after `replace` it no longer exists
             draft.unlink()
 
 
 def refuse_to_overwrite(path: Path, force: bool) -> None:
-    """UsageError for a folder, and for a file that is there already, without `force`."""
+    """Raises UsageError for a folder, and for a file that exists, unless `force`."""
     if path.is_dir():
         raise UsageError(f"{path}: is a folder", f"name the file in it: --path {path / 'hosts.toml'}")
     if os.path.lexists(path) and not force:

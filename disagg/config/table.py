@@ -1,4 +1,4 @@
-"""One TOML table, read key by key into checked values. Every fault points at the key or value it is about."""
+"""One TOML table, read key by key into checked values. Every error points at its key or value."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import date, datetime, time
 from typing import Any, TypeVar
 
 from disagg.config.locate import KeyPath
+from disagg.config.messages import nearest, one_of, printable, toml_key
 from disagg.config.reader import Document
-from disagg.config.words import nearest, one_of, printable, toml_key
 from disagg.errors import ConfigError
 
 T = TypeVar("T")
@@ -40,24 +40,24 @@ class Table:
 
     @property
     def title(self) -> str:
-        """As its header would be written: [hosts.dgx-spark-1]."""
+        """The header of the table: [hosts.dgx-spark-1]."""
         return f"[{printable('.'.join(toml_key(str(part)) for part in self.path))}]" if self.path else "the file"
 
     def only(self, known: Collection[str], hints: Mapping[str, str] | None = None) -> None:
-        """Refuse keys that are not known. `hints`: what to say about keys of which more is known than that."""
+        """Raise for a key that is not in `known`. `hints`: by key, in place of the nearest known key."""
         for key, value in self.data.items():
             if key not in known:
                 hint = (hints or {}).get(key) or _hint(key, value, known)
                 raise self.fault_at_key(key, f'unknown key "{printable(key)}" in {self.title}', hint)
 
     def require(self, key: str, hint: str) -> None:
-        """Refuse a table without this key."""
+        """Raise if the table lacks this key."""
         if key not in self.data:
             what = f'missing key "{key}" in {self.title}' if self.path else f"missing table [{key}]"
             raise self.document.fault_at_value(self.path, what, hint)
 
     def value(self, key: str, kind: type[T], example: str) -> T:
-        """The value of a key that must be there, of this very type."""
+        """The value of a required key, of exactly this type."""
         self.require(key, f"add {example}")
         return self._checked(key, self.data[key], kind, example)
 
@@ -101,7 +101,7 @@ class Table:
         return Table(self.document, (*self.path, key), self.value(key, dict, example))
 
     def tables(self, example: str) -> Iterator[tuple[str, Table]]:
-        """All the values of this table, which must be tables, by name."""
+        """All values of this table by name; each must be a table."""
         for key, value in self.data.items():
             if not isinstance(value, dict):
                 raise self.fault_at_key(key, f'"{printable(key)}" in {self.title} is not a table', f"as in {example}")
@@ -120,7 +120,7 @@ class Table:
         return self.document.fault_at_value((*self.path, *below), message, hint)
 
     def _checked(self, key: str, value: Any, kind: type[T], example: str) -> T:
-        if type(value) is kind:  # not isinstance: true is no port number
+        if type(value) is kind:  # not isinstance: bool is a subclass of int
             return value
         raise self.fault_at_value(key, f"{key} must be {_KINDS[kind]}, not {_kind(value)}", f"as in {example}")
 

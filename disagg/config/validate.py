@@ -1,4 +1,4 @@
-"""From a parsed document to a Fleet: `load`, and the rules of the file as a whole."""
+"""`load`: from a path to a Fleet, and the rules of the [fleet] table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from disagg.config.table import Table
 
 
 def load(path: Path) -> Fleet:
-    """Read and validate hosts.toml. Every fault is a ConfigError; whether the models exist is not looked at."""
-    return build(parse(read(path, "`disagg init` writes one to start from"), str(path)), path)
+    """Read and validate hosts.toml. Raises ConfigError. Does not check that model files exist."""
+    return build(parse(read(path, "`disagg init` writes an example"), str(path)), path)
 
 
 def build(document: Document, path: Path) -> Fleet:
-    """The fleet that a document describes; relative paths in it begin at the folder of `path`."""
+    """The fleet that a document describes. Relative paths in it start at the folder of `path`."""
     root = Table(document, (), document.data)
     root.only(("fleet", "models", "hosts", "deploy"))
     head = root.table("fleet", '[fleet] with name = "studio"')

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli
 
 from disagg.config import Fleet, load
 from disagg.config.convert import from_json
 from disagg.config.starter import write
-from disagg.config.words import toml_key, toml_string
 from disagg.errors import ConfigError
 
 
@@ -69,7 +67,10 @@ def test_other_models_get_a_source_to_be_checked_for_each_engine_in_use(tmp_path
     fleet = converted(tmp_path, **sections)
     assert fleet.models["org/m"].sources == {"transformers": "org/m", "mlx": "org/m"}
     assert fleet.models["my model?"].sources == {"mlx": str(tmp_path / "models/my-model")}
-    assert "CHECK" in from_json(json.dumps(sections), "s.json").text
+    lines = from_json(json.dumps(sections), "s.json").text.splitlines()
+    assert "context = 8192 # CHECK: prompt and answer together, in tokens" in lines
+    assert 'mlx = "org/m" # CHECK: hub id or path' in lines
+    assert "kv_port = 9001 # CHECK: prefill hosts deliver KV here" in lines
 
 
 HOSTILE = ['a"b', "a\\b", "it's", "]\\nx=1", "# x", "a.b", "[fleet]", '"""', "日本", "${HOME}", "\\u0041", "../../x"]
@@ -80,11 +81,6 @@ def test_hostile_model_names_come_through_unchanged(tmp_path: Path, model: str) 
     fleet = converted(tmp_path, decode_servers=[server(model=model)])
     assert list(fleet.models) == [model]
     assert fleet.hosts["decode-1"].model == model
-
-
-@pytest.mark.parametrize("text", [*HOSTILE, "", "a\nb\tc\0\x7f\u2028\u202e", "\U0001f600", "-", "a b", "é"])
-def test_strings_and_keys_read_back_as_they_were(text: str) -> None:
-    assert tomli.loads(f"{toml_key(text)} = {toml_string(text)}") == {text: text}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ NO_URL = "it begins with https:// or http://"
         ('index_url = «"ftp://mirror/simple"»', "this is not a URL", NO_URL),
         ('index_url = «"https://mirror/a b"»', "this is not a URL", NO_URL),
         ('index_url = «"https://[mirror"»', "this is not a URL", NO_URL),
-        ('index_url = «"https:///simple"»', "this URL names no server", 'as in "https://mirror.example/simple"'),
+        ('index_url = «"https:///simple"»', "this URL has no host name", 'as in "https://mirror.example/simple"'),
         (
             'index_url = «"https://me:secret@mirror/simple"»',
             "a password does not belong in this file",
@@ -62,7 +62,7 @@ def test_a_fault_in_the_deploy_table_is_pointed_at(
         (
             "«wired_limit_mb» = 4096",
             "wired_limit_mb is for Macs",
-            'it needs service = "launchd": remove this line otherwise',
+            'it needs service = "launchd"',
         ),
         (
             'python = "/usr/bin/python3"\nsite_packages = «1»',

@@ -348,7 +348,7 @@ def test_kv_port_is_refused_where_no_kv_arrives(expect_fault: Expect) -> None:
     expect_fault(
         {"port = 8000": "port = 8000\n«kv_port» = 9001"},
         "kv_port is for decode hosts",
-        "only they take KV: remove this line",
+        "only they receive KV: remove this line",
     )
 
 
@@ -417,8 +417,8 @@ HOSTNAME = 'a hostname holds letters, digits, "-" and ".", and no part of it beg
         ("10.0.0.300", "this is not a valid IP address"),
         ("10.0.0", "this is not a valid IP address"),
         ("1::2::3", "this is not a valid IP address"),
-        ("0.0.0.0", "this means every interface: give the address that the other machines reach"),
-        ("::", "this means every interface: give the address that the other machines reach"),
+        ("0.0.0.0", "this address means every interface: give the one that other machines connect to"),
+        ("::", "this address means every interface: give the one that other machines connect to"),
     ],
 )
 @pytest.mark.parametrize("key", ["address", "data_address"])
@@ -442,7 +442,7 @@ def test_a_python_that_is_no_absolute_path_is_pointed_at(expect_fault: Expect, p
     expect_fault(
         {SPARK: f'{SPARK}\npython = «"{python}"»'},
         "python is not an absolute path",
-        "over ssh a host's PATH is short: begin with / or ~/",
+        "PATH is short over ssh: begin with / or ~/",
     )
 
 
@@ -457,7 +457,7 @@ def test_a_key_that_is_no_absolute_path_is_pointed_at(expect_fault: Expect, key:
     expect_fault(
         {SPARK: f'{SPARK}\nkey = «"{key}"»'},
         "key is not an absolute path",
-        "the file of a private key on this machine: begin with / or ~/",
+        "a private key file on this machine: begin with / or ~/",
     )
 
 

@@ -94,7 +94,9 @@ def test_a_source_that_is_neither_hub_id_nor_path_is_pointed_at(expect_fault: Ex
 
 
 def test_the_home_of_an_unknown_user_is_pointed_at(expect_fault: Expect) -> None:
-    expect_fault({PLAIN_SOURCE: 'mlx = «"~no-such-user-here/m"»'}, "no such user's home folder", "write the path out")
+    expect_fault(
+        {PLAIN_SOURCE: 'mlx = «"~no-such-user-here/m"»'}, "this user has no home folder here", "write the path out"
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_names_and_aliases_lead_to_the_model(fleet: Fleet) -> None:
 def test_an_unknown_model_is_answered_with_those_there_are_and_the_nearest(fleet: Fleet) -> None:
     with pytest.raises(UnknownModel) as caught:
         fleet.model("Qwen:3b")
-    assert caught.value.message == 'no model "Qwen:3b" in this fleet: there are qwen:30b (qwen), plain'
+    assert caught.value.message == 'no model "Qwen:3b" in this fleet: it has qwen:30b (qwen), plain'
     assert caught.value.hint == 'did you mean "qwen:30b"?'
 
 

@@ -14,7 +14,7 @@ from disagg.errors import ConfigError
 
 Expect = Callable[[dict[str, str], str, str], ConfigError]
 
-QUOTES = 'a name with other characters than letters, digits, "-" and "_" needs quotes'
+QUOTES = 'a name with characters other than letters, digits, "-" and "_" needs quotes'
 
 
 def refusal(path: Path) -> ConfigError:

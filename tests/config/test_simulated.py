@@ -54,7 +54,7 @@ def test_a_simulated_host_needs_hardware(expect_fault: Expect) -> None:
             "[hosts.spark]": "«[hosts.spark]»",
         },
         'missing key "hardware" in [hosts.spark]',
-        'the engine "simulated" plays a machine: add hardware = "dgx-spark"',
+        'the engine "simulated" predicts the times of a machine: add hardware = "dgx-spark"',
     )
 
 

@@ -68,9 +68,9 @@ def test_a_fault_in_the_file_as_a_whole_is_pointed_at(
     [
         ("", "1:1: missing table [fleet]"),
         ('[fleet]\nname = "x"\n', "1:1: missing table [models]"),
-        ('[fleet]\nname = "x"\n[models]\n[hosts]\n', "3:1: there is no model"),
+        ('[fleet]\nname = "x"\n[models]\n[hosts]\n', "3:1: no model is defined"),
         ('[fleet]\nname = "x"\n[models.a]\ncontext=1\nsources.mlx="a/b"\n', "1:1: missing table [hosts]"),
-        ('[fleet]\nname = "x"\n[models.a]\ncontext=1\nsources.mlx="a/b"\n[hosts]', "6:1: there is no host"),
+        ('[fleet]\nname = "x"\n[models.a]\ncontext=1\nsources.mlx="a/b"\n[hosts]', "6:1: no host is defined"),
     ],
 )
 def test_a_file_that_lacks_a_part_is_refused(tmp_path: Path, text: str, first: str) -> None:

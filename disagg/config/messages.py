@@ -1,16 +1,23 @@
-"""A fault in a text file, shown: `file:line:column: message`, the source line, a caret under the exact place."""
+"""The text of error messages about a file: source line and caret, nearest words, user text made safe to print."""
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
+from collections.abc import Collection, Sequence
+
+import tomli_w
 
 from disagg.errors import ConfigError
 
-MAX_COLUMNS = 110  # of a source line shown; longer ones are cut around the caret
+MAX_COLUMNS = 110  # of the source line; longer ones are cut around the caret
 
 
 def fault(name: str, text: str, span: tuple[int, int], message: str, hint: str = "") -> ConfigError:
-    """The ConfigError for text[start:end] of the file called `name`. Lines and columns count from 1, in characters."""
+    """A ConfigError about text[start:end] of the file `name`: `name:line:column: message`, the source line, a caret.
+
+    Lines and columns count from 1, in characters.
+    """
     start, end = span
     first = text.rfind("\n", 0, start) + 1
     last = text.find("\n", first)
@@ -26,8 +33,31 @@ def fault(name: str, text: str, span: tuple[int, int], message: str, hint: str =
     )
 
 
+def nearest(word: str, known: Collection[str]) -> str:
+    """`did you mean "this"?` with the most similar known word, or "" if none is similar."""
+    spellings = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(word[:200].lower(), spellings, n=1)
+    return f'did you mean "{spellings[close[0]]}"?' if close else ""
+
+
+def one_of(allowed: Sequence[str]) -> str:
+    """`one of "a", "b"`, for a hint."""
+    return "one of " + ", ".join(f'"{word}"' for word in allowed)
+
+
+def printable(text: str) -> str:
+    """Text from the user for a message: control characters replaced, at most 80 characters."""
+    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return clean if len(clean) <= 80 else f"{clean[:79]}…"
+
+
+def toml_key(key: str) -> str:
+    """A key as TOML writes it: quoted if it must be."""
+    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
+
+
 def _cut(line: str, column: int, length: int) -> tuple[str, int, int]:
-    """What is shown of a line, where the fault begins in that, and how much of the fault is in it."""
+    """The part of the line to show, the column of the fault in it, and how many characters of the fault it holds."""
     line = "".join(map(_visible, line))
     if len(line) <= MAX_COLUMNS:
         return line, column, length
