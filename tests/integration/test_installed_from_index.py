@@ -136,7 +136,7 @@ def test_a_changed_line_of_code_sends_the_package_alone_and_a_rollback_goes_back
     environment = deployed.parents[1] / "envs" / (first / "environment").read_text().strip()
     before = stamps(environment)
     edited = replace(fleet, code=str(with_another_line(tmp_path)))
-    (report,) = json.loads(edited.run("deploy", "--json", "--host", PREFILL).stdout)["hosts"]
+    (report,) = json.loads(edited.run("deploy", "--yes", "--json", "--host", PREFILL).stdout)["hosts"]
     assert [step["name"] for step in report["plan"]["steps"]] == ["prepare", "release", "check", "switch", "tidy"]
     assert report["bytes"] < 2 << 20, "the package, compressed"
     assert (deployed / "previous").resolve() == first != (deployed / "current").resolve()

@@ -82,10 +82,12 @@ def deploy(
     """
     fleet = settings(context).fleet()
     hosts = _choose(fleet, host, role, model)
+    if not dry_run:
+        _require_answer("deploy", "changes", yes=yes, as_json=as_json)
     decide = _deploying(fleet, dry=dry_run)
     if dry_run:
         _show_plan(fleet, _plan_only(hosts, decide), as_json)
-    question = None if yes or as_json else "Deploy"
+    question = None if yes else "Deploy"
     _finish(
         fleet, _run(hosts, decide, "deploy", question=question, keep_going=keep_going, break_lock=break_lock), as_json
     )
@@ -112,11 +114,9 @@ def uninstall(
     as_json: Json = False,
 ) -> None:
     """Stop the servers and remove all of disagg from the hosts, but models."""
-    from disagg.errors import UsageError
     from disagg.fleet.deploy.plan import uninstall as planned
 
-    if not yes and (as_json or not sys.stdin.isatty()):
-        raise UsageError("uninstall asks before it removes anything, and there is nobody to ask", "--yes answers")
+    _require_answer("uninstall", "removes", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()
     hosts = _choose(fleet, host, None, None)
     question = None if yes else "Uninstall"
@@ -127,6 +127,15 @@ def uninstall(
     reports = _run(hosts, decide, "uninstall", question=question, break_lock=break_lock)
     note = "" if models else "models stay below ~/.disagg/models: disagg uninstall --models removes them too"
     _finish(fleet, reports, as_json, {"changed": "removed", "unchanged": "nothing there"}, note)
+
+
+def _require_answer(command: str, verb: str, *, yes: bool, as_json: bool) -> None:
+    """UsageError unless --yes answers the question or a person at a terminal can."""
+    from disagg.errors import UsageError
+
+    if not yes and (as_json or not sys.stdin.isatty()):
+        reason = "--json prints no question" if as_json else "stdin is not a terminal"
+        raise UsageError(f"{command} asks before it {verb} anything, and {reason}", f"disagg {command} --yes")
 
 
 def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: str | None) -> list[Host]:

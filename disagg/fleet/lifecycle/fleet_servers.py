@@ -20,7 +20,7 @@ from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable,
 from disagg.fleet.lifecycle.base import Server
 from disagg.fleet.lifecycle.deployed import DeployedServer, hosts_there, stop_there
 from disagg.fleet.lifecycle.health import HostStatus, poll_host
-from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, server_argv
+from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, recorded_pid, server_argv
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
@@ -94,16 +94,27 @@ class FleetServers:
                 raise
 
     def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[ServerResult]:
-        """Stop every named host; without names also local servers that hosts.toml no longer lists. `everything`: also
-        whatever else disagg runs on the machines of these hosts."""
+        """Stop every named host; without names also local servers that hosts.toml no longer lists.
+
+        everything: also all other servers of disagg on the machines of these hosts. On this machine these are the
+        servers of other fleets, named `HOST of FLEET`; on a deployed machine hosts that are not in hosts.toml, named
+        `NAME on HOST`.
+        """
         hosts = self.fleet.select(names)
+        other_fleets = self.state.others() if everything and any(host.connector == "local" for host in hosts) else []
+        return self._stop_own(hosts, names, everything) + [
+            result for state in other_fleets for result in self._stop_other_fleet(state)
+        ]
+
+    def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], everything: bool) -> list[ServerResult]:
         if not any(host.connector != "local" for host in hosts) and not self.state.exists():
             return [ServerResult(host.name, "not running") for host in hosts]
         with self.state.locked("stop"):
             results = self._all(hosts, self._stop)
             if not names:
-                results += [self._stop_orphan(n) for n in self.state.recorded_hosts() if n not in self.fleet.hosts]
-            return results + (self._stop_strangers(hosts) if everything else [])
+                removed = [name for name in self.state.recorded_hosts() if name not in self.fleet.hosts]
+                results += [self._stop_recorded(self.state, name, name) for name in removed]
+            return results + (self._stop_other_hosts(hosts) if everything else [])
 
     def restart(self, names: Sequence[str] = (), timeout_s: float = 300.0, at_once: bool = False) -> list[ServerResult]:
         """Stop and start every named host, one after the other within a model (`at_once`: all at the same time), each
@@ -283,30 +294,43 @@ class FleetServers:
 
     # Servers of no host of this fleet
 
-    def _stop_orphan(self, name: str) -> ServerResult:
+    def _stop_recorded(self, state: State, name: str, shown: str) -> ServerResult:
+        """Stop a local server by its record alone; `shown` is its name in the result."""
         began = time.monotonic()
         try:
-            killed = end_recorded(self.state, name, self.grace_s)
+            running = recorded_pid(state, name) is not None
+            killed = end_recorded(state, name, self.grace_s)
         except DisaggError as error:
-            return ServerResult(name, "failed", time.monotonic() - began, error)
-        return ServerResult(name, "killed" if killed else "stopped", time.monotonic() - began)
+            return ServerResult(shown, "failed", time.monotonic() - began, error)
+        outcome: Outcome = "killed" if killed else "stopped" if running else "not running"
+        return ServerResult(shown, outcome, time.monotonic() - began if running else 0.0)
 
-    def _stop_strangers(self, hosts: Sequence[Host]) -> list[ServerResult]:
-        """Stop what else is deployed on these machines, named `NAME on HOST`."""
+    def _stop_other_fleet(self, state: State) -> list[ServerResult]:
+        """Stop the local servers of another fleet of this user."""
+        fleet = state.folder.name
+        try:
+            with state.locked("stop"):
+                names = [name for name in state.recorded_hosts() if recorded_pid(state, name) is not None]
+                return [self._stop_recorded(state, name, f"{name} of {fleet}") for name in names]
+        except DisaggError as error:
+            return [ServerResult(f"fleet {fleet}", "failed", error=error)]
+
+    def _stop_other_hosts(self, hosts: Sequence[Host]) -> list[ServerResult]:
+        """Stop what else is deployed on these machines."""
 
         def stop(host: Host) -> list[ServerResult]:
             machine = self.connect(host)
             try:
-                strangers = [name for name in hosts_there(machine) if name not in self.fleet.hosts]
-                return [self._stop_stranger(machine, name, host) for name in strangers]
+                names = [name for name in hosts_there(machine) if name not in self.fleet.hosts]
+                return [self._stop_other_host(machine, name, host) for name in names]
             finally:
                 machine.close()
 
         outcomes = each([host for host in hosts if host.connector != "local"], stop)
-        # A machine that does not answer has been told of already.
+        # A machine that does not answer has a failed result of its own already.
         return [result for outcome in outcomes for result in outcome.value or ()]
 
-    def _stop_stranger(self, machine: Machine, name: str, host: Host) -> ServerResult:
+    def _stop_other_host(self, machine: Machine, name: str, host: Host) -> ServerResult:
         began, shown = time.monotonic(), f"{name} on {host.name}"
         try:
             stop_there(machine, name)

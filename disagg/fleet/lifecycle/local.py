@@ -79,6 +79,12 @@ class LocalServer:
         """See Server. There is nothing to let go of."""
 
 
+def recorded_pid(state: State, name: str) -> int | None:
+    """The process that was last started for a host, None if it has ended."""
+    record = state.recorded(name)
+    return record.pid if record is not None and local.identity(record.pid) == record.identity else None
+
+
 def end_recorded(state: State, name: str, grace_s: float) -> bool:
     """End the process that was last started for a host, also one that hosts.toml no longer has; True if killed."""
     record = state.recorded(name)

@@ -80,6 +80,13 @@ class State:
         with _reported(self.folder):
             return self.folder.exists()
 
+    def others(self) -> list[State]:
+        """The states of this user's other fleets that have a record of a server process."""
+        root = self.folder.parent
+        with _reported(root):
+            folders = {path.parent for path in root.glob("*/*.pid")} - {self.folder}
+        return [State(folder, folder / "token") for folder in sorted(folders)]
+
     def log_file(self, host: str) -> Path:
         """Where the host's server writes."""
         return self.folder / f"{host}.log"

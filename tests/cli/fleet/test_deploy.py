@@ -20,7 +20,7 @@ from tests.testbed.bed import Bed
 from tests.values import present
 
 
-@pytest.mark.parametrize("command", [("plan",), ("deploy",), ("rollback",), ("uninstall", "--yes")])
+@pytest.mark.parametrize("command", [("plan",), ("deploy", "--yes"), ("rollback",), ("uninstall", "--yes")])
 def test_a_fleet_of_local_hosts_has_nothing_to_deploy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
@@ -37,11 +37,27 @@ def test_a_host_that_is_not_in_the_file_is_a_usage_error(tmp_path: Path, capsys:
     assert "has no host nobody" in capsys.readouterr().err
 
 
-def test_uninstall_does_not_go_on_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["deploy", "uninstall"])
+def test_without_a_terminal_or_with_json_a_command_that_asks_needs_yes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(Deployment, "plan", lambda self: pytest.fail("no host is asked before the question"))
     path = write_fleet(tmp_path, connector="ssh")
-    for arguments in (("uninstall",), ("uninstall", "--json")):
-        assert run("--config", path, *arguments) == 2
-        assert "--yes" in capsys.readouterr().err
+    for arguments, reason in (((), "stdin is not a terminal"), (("--json",), "--json prints no question")):
+        assert run("--config", path, command, *arguments) == 2
+        captured = capsys.readouterr()
+        assert reason in captured.err + captured.out and f"disagg {command} --yes" in captured.err + captured.out
+
+
+def test_a_dry_run_of_deploy_does_not_ask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(
+        Deployment, "plan", lambda self: [DeployResult("prefill-1", "unchanged", Plan("prefill-1", ""))]
+    )
+    assert run("--config", write_fleet(tmp_path, connector="ssh"), "deploy", "--dry-run") == 0
+    assert "--yes" not in capsys.readouterr().err
 
 
 def test_a_dry_run_makes_no_token_here(

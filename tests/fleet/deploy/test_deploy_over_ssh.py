@@ -47,7 +47,7 @@ class Fleet:
 
     def deploy(self, *arguments: str) -> dict[str, dict[str, Any]]:
         """`disagg deploy --json`: the reports by host, and the exit code under ""."""
-        code, out, _ = self.disagg("deploy", "--json", *arguments)
+        code, out, _ = self.disagg("deploy", "--yes", "--json", *arguments)
         return {"": {"code": code}} | {report["host"]: report for report in json.loads(out)["hosts"]}
 
     def results(self, *arguments: str) -> list[str]:
@@ -96,12 +96,12 @@ def test_four_bare_hosts_are_deployed_and_a_second_run_touches_nothing(fleet: Fl
     code, out, _ = fleet.disagg("plan")
     assert code == 0 and "4 planned" in out and "switch to the new release" in out
     assert not any((host.home / ".disagg").exists() for host in fleet.bed.hosts.values())
-    code, out, err = fleet.disagg("deploy")
+    code, out, err = fleet.disagg("deploy", "--yes")
     assert code == 0 and "4 changed" in out and "next: disagg start" in out
     assert "mac-studio-2: [1/10] make folders" in err
     before = fleet.stamps()
     began = time.monotonic()
-    code, out, err = fleet.disagg("deploy")
+    code, out, err = fleet.disagg("deploy", "--yes")
     assert time.monotonic() - began < 10
     assert (code, err) == (0, "") and "4 unchanged" in out
     assert fleet.stamps() == before
@@ -150,7 +150,7 @@ def test_what_was_deployed_serves(fleet: Fleet) -> None:
 def test_one_hosts_failure_is_its_own_and_the_next_run_mends_it(fleet: Fleet) -> None:
     broken = fleet.bed.hosts["mac-studio-1"].home / "no-index"
     broken.touch()
-    code, out, _ = fleet.disagg("deploy")
+    code, out, _ = fleet.disagg("deploy", "--yes")
     broken.unlink()
     assert code == 1 and "3 changed, 1 failed" in out
     assert "error: no index answers" in out and "in step 3 of 10: build the Python" in out and "hint: " in out
@@ -253,7 +253,18 @@ def test_an_interruption_gives_the_lock_back_and_leaves_no_process(fleet: Fleet)
     fleet.bed.need_links()
     name = "dgx-spark-2"
     mine = fleet.bed.hosts[name].home / ".disagg/hosts" / name
-    argv = [sys.executable, "-P", "-m", "disagg.cli.app", "--config", str(fleet.path), "deploy", "--host", name]
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "disagg.cli.app",
+        "--config",
+        str(fleet.path),
+        "deploy",
+        "--yes",
+        "--host",
+        name,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     with fleet.bed.limited(name, 2):
         pipe = subprocess.PIPE

@@ -31,7 +31,7 @@ def disagg(
             main(["--config", str(path), *arguments])
         return int(ended.value.code or 0), capsys.readouterr().out
 
-    assert run("deploy")[0] == 0
+    assert run("deploy", "--yes")[0] == 0
     yield run
     for host in bed.hosts.values():
         for name in (".disagg", ".cache"):
@@ -88,7 +88,7 @@ def test_uninstall_leaves_models_and_with_models_nothing(disagg: Callable[..., t
     for host in bed.hosts.values():
         left = remains(host)
         assert left and [path for path in left if not path.startswith(".disagg/models/")] == []
-    assert disagg("deploy")[0] == 0
+    assert disagg("deploy", "--yes")[0] == 0
     assert disagg("uninstall", "--yes", "--models")[0] == 0
     for host in bed.hosts.values():
         assert remains(host) == []

@@ -155,6 +155,34 @@ def test_stop_also_ends_a_server_whose_host_left_the_file(farm: Farm) -> None:
     assert outcomes(results) == {"a": "stopped", "b": "stopped"}
 
 
+def test_stop_all_ends_the_servers_of_other_fleets_on_this_machine(farm: Farm, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Farm(tmp_path / "other")
+    other.state = State.of(other.fleet, tmp_path / "state")  # beside the first fleet's, as one user's fleets are
+    other.lifecycle.state = other.state
+    other.lifecycle.start(["a"])
+    name = other.state.folder.name
+    assert outcomes(farm.lifecycle.stop()) == {"a": "not running", "b": "not running"}
+    assert other.state.recorded_hosts() == ["a"], "without --all other fleets go on"
+    results = farm.lifecycle.stop(everything=True)
+    assert outcomes(results) == {"a": "not running", "b": "not running", f"a of {name}": "stopped"}
+    assert other.state.recorded_hosts() == []
+    assert outcomes(farm.lifecycle.stop(everything=True)) == {"a": "not running", "b": "not running"}
+
+
+def test_stop_all_reports_another_fleet_that_is_busy(farm: Farm, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Farm(tmp_path / "other")
+    other.state = State.of(other.fleet, tmp_path / "state")
+    other.lifecycle.state = other.state
+    other.lifecycle.start(["a"])
+    with other.state.locked("start"):
+        *_, busy = farm.lifecycle.stop(everything=True)
+    assert (busy.host, busy.outcome) == (f"fleet {other.state.folder.name}", "failed")
+    assert "busy: disagg start" in present(busy.error).message
+    other.lifecycle.stop()
+
+
 def test_an_unknown_host_lists_those_there_are(farm: Farm) -> None:
     with pytest.raises(UsageError, match=r"no host c \(it has: a, b\)"):
         farm.lifecycle.start(["c"])
