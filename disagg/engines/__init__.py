@@ -1,8 +1,8 @@
-"""Engines: the only room that imports torch, transformers or mlx. `base` states the two interfaces.
+"""Engines: the only package that imports torch, transformers or mlx. `base` defines the two interfaces.
 
 model/         one model, without a framework: checkpoint, tokenizer, profile, preflight
 transformers/  PrefillEngine on PyTorch and transformers
 mlx/           DecodeEngine on MLX and mlx-lm
-simulated/     both interfaces without a model: they play predicted times, with KV of full size
-exit           how a process that has used mlx ends
+simulated/     both interfaces without a model: predicted times, and KV of full size
+exit           ends a process that has used mlx
 """

@@ -1,4 +1,4 @@
-"""How a program that has run mlx ends."""
+"""End a process that has used mlx."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NoReturn
 
 
 def exit_without_cleanup(code: int) -> NoReturn:
-    """End this process at once with `code`; all that must be closed has been closed.
+    """Flush logs and output and end this process with `code`, without the interpreter's shutdown.
 
-    Without the interpreter's own end: a stream's thread that mlx left behind then aborts the process now and again
-    ("terminate called without an active exception", exit code 134 in one of four ends of a decode server that had
-    answered a request), and a service manager would take that for a crash.
+    mlx leaves a thread per stream behind, and during the interpreter's shutdown it sometimes aborts the process
+    ("terminate called without an active exception": exit code 134 in one of four ends of a decode server that had
+    answered a request). A service manager would take that for a crash.
     """
     logging.shutdown()
     sys.stdout.flush()

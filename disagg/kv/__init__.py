@@ -1,6 +1,11 @@
-"""The hand-off: how a KV cache is described, framed, sent, received and checked.
+"""The hand-off: a KV cache described, framed, sent, received and checked. Bytes only; no framework is imported.
 
-Knows bytes, no framework. `layout` and `fingerprint` say what is shipped, `wire` in what form; `blocks` and `received`
-are its two forms in memory; `frames` is the wire format; `send` and `receive` are its two ends, `channel` the
-connection between them, `assemble` the buffers at its end; `tickets` decides who may deliver.
+layout, fingerprint  the shape of a model's KV, and what else both hosts must have in common
+wire                 the forms in which KV crosses the network: as-is or quantised
+blocks               KV in the sender's memory: rows of one layer
+frames               the wire format: values to bytes and back
+channel              a socket with timeouts; send and receive: the two ends of a transfer
+tickets              who may deliver which KV, and how much may be held
+arena                memory to receive into; assemble: the place of each frame in it
+received             a complete KV cache in the receiver's memory
 """

@@ -1,8 +1,7 @@
-"""Memory for arriving KV: one arena per transfer, reused by later ones.
+"""Memory to receive KV into: one arena per transfer, reused by later ones.
 
-An arena is whatever the decode engine can compute from without copying it (mlx's arrays are memory that a socket can
-fill). Fresh memory costs a page fault per page, for 800 MB more than the transfer itself; memory that was used before
-costs nothing.
+An arena is memory that the decode engine can compute from without a copy (a socket can fill an mlx array). Fresh memory
+costs a page fault per page, for 800 MB more than the transfer itself; reused memory does not.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from disagg.errors import Overloaded
 
 __all__ = ["Allocate", "Arena", "Arenas", "allocate_numpy"]
 
-CLASSES = 8  # sizes per doubling: a new arena is at most an eighth larger than what was asked for
-SLACK = 4  # a used one may be larger by one part in so many: the budget counts what was asked for
+CLASSES = 8  # sizes per doubling: a new arena is at most an eighth larger than requested
+SLACK = 4  # a reused arena may be larger by another quarter: the budget counts requested bytes
 
 Buffer = Any  # numpy.ndarray of uint8, C-contiguous
-# (bytes) -> an object with a writable, contiguous buffer of at least that size; from any thread.
-# MemoryError without room.
+# (bytes) -> an object with a writable, contiguous buffer of at least that size; callable from any thread.
+# Raises MemoryError if there is not enough memory.
 Allocate = Callable[[int], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arena:
-    """`memory`: the engine's own object; `data`: all of its bytes, as a uint8 array."""
+    """memory: the object that the engine allocated. data: its bytes, as a uint8 array."""
 
     memory: Any
     data: Buffer
@@ -41,18 +40,18 @@ class Arena:
 
 
 def allocate_numpy(nbytes: int) -> Buffer:
-    """Memory of no framework."""
+    """An Allocate for engines without memory of their own: a numpy array."""
     import numpy
 
     return numpy.empty(nbytes, numpy.uint8)
 
 
 class Arenas:
-    """Arenas to take and to give back. Safe to use from any thread.
+    """A pool of arenas. Safe to use from any thread.
 
-    keep_bytes: how much memory may lie idle here; never more than `left()`, what the budget leaves for it.
-    An arena that is not given back is freed with its last user.
-    No arena is more than 1.41 times as large as what it was taken for.
+    keep_bytes: the most idle memory to keep; never more than `left()`, the bytes that are not reserved.
+    An arena that is not released is freed with its last reference.
+    No arena is more than 1.41 times as large as requested.
     """
 
     def __init__(
@@ -62,16 +61,16 @@ class Arenas:
         self._keep_bytes = keep_bytes
         self._left = left or (lambda: keep_bytes)
         self._lock = threading.Lock()
-        self._idle: list[Arena] = []  # the one given back last comes last
+        self._idle: list[Arena] = []  # in the order of their release
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes of memory that nobody uses at the moment."""
+        """Bytes of released arenas that are kept for reuse."""
         with self._lock:
             return sum(arena.data.nbytes for arena in self._idle)
 
     def acquire(self, nbytes: int) -> Arena:
-        """An arena of at least `nbytes`, what it holds being anything. Overloaded where there is no memory."""
+        """An arena of at least `nbytes`, with any contents. Overloaded if there is not enough memory."""
         size = size_class(nbytes)
         with self._lock:
             fitting = [arena for arena in self._idle if size <= arena.data.nbytes <= size + size // SLACK]
@@ -79,31 +78,31 @@ class Arenas:
                 best = min(fitting, key=lambda arena: arena.data.nbytes)
                 self._idle.remove(best)
                 return best
-            self._bound()
+            self._trim()
         try:
             return Arena.over(self._make(size))
         except MemoryError as error:
             raise Overloaded(f"no memory for {nbytes} bytes of KV: {error}") from error
 
     def release(self, arena: Arena) -> None:
-        """Offer an arena that nobody reads any more to the next transfer; the oldest idle ones make room for it. One
-        that is larger than all that may be kept goes by itself."""
+        """Keep an arena that is no longer read for a later transfer; the oldest idle arenas are dropped to make room.
+        An arena larger than `keep_bytes` is not kept."""
         if arena.data.nbytes > self._keep_bytes:
             return
         with self._lock:
             self._idle.append(arena)
-            self._bound()
+            self._trim()
 
-    def _bound(self) -> None:
-        """Let the oldest idle arenas go until the rest may be kept."""
-        most = min(self._keep_bytes, self._left())
-        while sum(idle.data.nbytes for idle in self._idle) > most:
+    def _trim(self) -> None:
+        """Drop the oldest idle arenas until the rest fits the bound."""
+        bound = min(self._keep_bytes, self._left())
+        while sum(idle.data.nbytes for idle in self._idle) > bound:
             self._idle.pop(0)
 
     def _make(self, size: int) -> Any:
         try:
             return self._allocate(size)
-        except MemoryError:  # what lies idle here may be what is missing
+        except MemoryError:  # freeing the idle arenas may be enough
             with self._lock:
                 self._idle.clear()
             return self._allocate(size)

@@ -1,4 +1,4 @@
-"""The buffers of one arriving KV cache: where each frame belongs, and whether all of it came."""
+"""One arriving KV cache: the place of each frame's payload in memory, and whether the cache is complete."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ from disagg.kv.wire import AS_IS, WireForm, plane_bytes
 
 
 class Assembly:
-    """The places of tokens [start, tokens) of `layout` in one arena, to be filled by frames in the protocol's order.
+    """The KV of tokens [start, tokens) of `layout` in one arena, filled frame by frame in the protocol's order.
 
-    Within one layer, kind and plane the rows come contiguous and ascending; beyond that all may interleave freely.
+    Within one layer, kind and plane, rows arrive in ascending order without gaps; beyond that frames may interleave.
     """
 
     def __init__(self, layout: Layout, tokens: int, start: int, arena: Arena, wire: WireForm = AS_IS) -> None:
         self._kv = ReceivedKV(layout, tokens, arena, start, wire)
-        self._keys: list[list[_Run]] = []  # [layer][plane]
-        self._values: list[list[_Run]] = []
+        self._keys: list[list[_Plane]] = []  # [layer][plane]
+        self._values: list[list[_Plane]] = []
         for layer, keys, values in zip(layout.layers, self._kv.keys, self._kv.values, strict=True):
             rows = layer.rows(tokens, start)
-            for runs, dim, buffers in ((self._keys, layer.key_dim, keys), (self._values, layer.value_dim, values)):
-                sizes = plane_bytes(dim, layout.itemsize, wire)
-                planes = zip(sizes, buffers, strict=True)
-                runs.append([_Run(rows, layer.kv_heads, size, buffer) for size, buffer in planes])
+            for layers, dim, buffers in ((self._keys, layer.key_dim, keys), (self._values, layer.value_dim, values)):
+                sized = zip(plane_bytes(dim, layout.itemsize, wire), buffers, strict=True)
+                layers.append([_Plane(rows, layer.kv_heads, size, buffer) for size, buffer in sized])
         self._states = self._kv.states
         self._missing_states = {(i, j) for i, states in enumerate(self._states) for j in range(len(states))}
         self._frames = 0
         self._bytes = 0
 
     def place(self, frame: Frame) -> list[memoryview]:
-        """Where the payload of the next frame goes, in wire order; ProtocolError where that frame may not come next."""
+        """The memory for the next frame's payload, in wire order. ProtocolError if that frame may not come next."""
         views = self._place_state(frame) if frame.kind is Kind.STATE else self._place_rows(frame)
         self._frames += 1
         self._bytes += frame.length
         return views
 
     def finish(self, totals: Totals, digest: bytes) -> ReceivedKV:
-        """The whole cache; ProtocolError where something is missing, IntegrityError where a bit was changed."""
+        """The complete cache. ProtocolError if something is missing, IntegrityError if the digests differ."""
         self._require_complete()
         if (totals.frames, totals.payload_bytes) != (self._frames, self._bytes):
             raise ProtocolError(
@@ -50,39 +49,43 @@ class Assembly:
             )
         if totals.digest != digest:
             raise IntegrityError(
-                f"the KV was changed on the way: its digest is {digest.hex()}, the sender's {totals.digest.hex()}",
+                f"the KV was damaged on the way: its digest is {digest.hex()}, the sender's {totals.digest.hex()}",
                 "repeat the request; if it happens again, test the network link and the memory of both hosts",
             )
         return self._kv
 
     def _place_rows(self, frame: Frame) -> list[memoryview]:
-        runs = self._keys if frame.kind is Kind.KEYS else self._values
-        if frame.layer >= len(runs) or frame.tensor >= len(runs[frame.layer]):
+        planes = self._keys if frame.kind is Kind.KEYS else self._values
+        if frame.layer >= len(planes) or frame.tensor >= len(planes[frame.layer]):
             raise ProtocolError(f"{_name(frame)} is not part of the model")
-        return runs[frame.layer][frame.tensor].take(frame)
+        return planes[frame.layer][frame.tensor].place(frame)
 
     def _place_state(self, frame: Frame) -> list[memoryview]:
         key = (frame.layer, frame.tensor)
         if key not in self._missing_states or frame.start or frame.end:
-            raise ProtocolError(f"{_name(frame)} is not expected, or came before")
+            raise ProtocolError(f"{_name(frame)} is not expected, or was already received")
         buffer = self._states[frame.layer][frame.tensor]
         _require_length(frame, buffer.nbytes)
         self._missing_states.remove(key)
         return [buffer.data]
 
     def _require_complete(self) -> None:
-        for name, runs in (("keys", self._keys), ("values", self._values)):
-            for layer, plane, run in ((i, j, run) for i, planes in enumerate(runs) for j, run in enumerate(planes)):
-                if not run.complete:
-                    part = f"plane {plane} of the {name}" if plane else f"the {name}"
-                    raise ProtocolError(f"truncated: {part} of layer {layer} end at {run.next} of {run.rows.stop}")
+        for name, layers in (("keys", self._keys), ("values", self._values)):
+            for layer, index, plane in (
+                (i, j, plane) for i, planes in enumerate(layers) for j, plane in enumerate(planes)
+            ):
+                if not plane.complete:
+                    part = f"plane {index} of the {name}" if index else f"the {name}"
+                    raise ProtocolError(f"truncated: {part} of layer {layer} end at {plane.next} of {plane.rows.stop}")
         for layer, index in sorted(self._missing_states):
             raise ProtocolError(f"truncated: state {index} of layer {layer} is missing")
 
 
 @dataclass(slots=True)
-class _Run:
-    """One plane of the keys or the values of one layer, [heads, rows, row_bytes], filled from the first row on."""
+class _Plane:
+    """One plane of the keys or values of one layer, [heads, rows, row_bytes], filled from the first row on.
+
+    next: index of the first row that has not arrived."""
 
     rows: range
     heads: int
@@ -97,8 +100,8 @@ class _Run:
     def complete(self) -> bool:
         return self.next == self.rows.stop or self.buffer.nbytes == 0
 
-    def take(self, frame: Frame) -> list[memoryview]:
-        """One slice per head for the frame's rows, or one slice for all where it brings every row."""
+    def place(self, frame: Frame) -> list[memoryview]:
+        """The memory of the frame's rows: one slice per head, or one slice if the frame carries every row."""
         if self.complete:
             raise ProtocolError(f"{_name(frame)} comes after the last expected row")
         if frame.start != self.next:

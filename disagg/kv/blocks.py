@@ -1,4 +1,4 @@
-"""The unit that moves: the keys and values of one layer for one run of tokens."""
+"""What a prefill engine emits and a transfer sends: rows of one layer's keys and values, or one layer's state."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KVBlock:
-    """Rows [start, end) of one layer, ready or about to be ready to send.
+    """Rows [start, end) of one layer's keys and values.
 
-    keys, values: one contiguous byte view per KV head, (end - start) * dim * itemsize bytes each, in head order. Of a
-    tensor that is quantised on the wire (see `wire`): the views of its first plane, then of its second, then of its
-    third, each (end - start) rows of that plane.
-    The memory stays valid and unchanged until the transfer ends.
+    keys, values: one contiguous byte view per KV head, (end - start) * dim * itemsize bytes each, in head order. For a
+    tensor that is quantised on the wire (see `wire`): the views of its first plane, then its second, then its third,
+    each with (end - start) rows of that plane.
+    The memory must stay valid and unchanged until the transfer ends.
     wait: called by the sender before it reads the views (a CUDA copy still in flight, a quantisation yet to be done);
-    None when they are ready.
+    None if they are ready.
     """
 
     layer: int
@@ -28,7 +28,7 @@ class KVBlock:
 
 @dataclass(frozen=True, slots=True)
 class StateBlock:
-    """The fixed-size tensors of one ``state`` layer, one contiguous byte view each, final after the last token."""
+    """The fixed-size tensors of one ``state`` layer after the last token, one contiguous byte view each."""
 
     layer: int
     tensors: Sequence[memoryview]

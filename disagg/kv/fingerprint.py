@@ -1,7 +1,7 @@
-"""What must be equal on both hosts for a hand-off to make sense, beyond the KV layout.
+"""What must be equal on both hosts for a hand-off, beyond the KV layout.
 
-Each component is a short hash or a plain value that both hosts derive from their own files by the same code.
-Weights are not part of it: one host may hold bf16 and the other an 8-bit conversion of the same checkpoint.
+Both hosts compute each component from their own files with the same code. Weights are not part of it: one host may
+hold bf16 and the other an 8-bit conversion of the same checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from disagg.errors import FingerprintMismatch, ProtocolError, clipped
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The model as a host knows it. Hash components are the first 16 hex digits of a SHA-256."""
+    """Identifies a model. rope, tokenizer, chat_template and special_tokens are short hashes."""
 
     architecture: str
     vocab_size: int
@@ -43,7 +43,7 @@ class Fingerprint:
 
     @staticmethod
     def from_json(body: Any) -> Fingerprint:
-        """The fingerprint a peer sent; ProtocolError where it is not one."""
+        """The fingerprint that a peer sent. ProtocolError if it is malformed."""
         try:
             return Fingerprint(**{f.name: body[f.name] for f in fields(Fingerprint)})
         except (KeyError, TypeError) as error:
@@ -56,5 +56,5 @@ def short_hash(data: bytes) -> str:
 
 
 def token_hash(tokens: Sequence[int]) -> str:
-    """SHA-256 (hex) of token ids as little-endian uint32: proves both hosts tokenised alike."""
+    """SHA-256 (hex) of token ids as little-endian uint32: equal if both hosts tokenised the prompt alike."""
     return hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).hexdigest()

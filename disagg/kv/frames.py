@@ -5,8 +5,8 @@
     sender   -> receiver   frames, end frame
     receiver -> sender     reply: acknowledged, or failed with the reason
 
-Integers are little-endian. Everything a peer sends is checked here before it is believed; ProtocolError says what
-was wrong with it. docs/wire-protocol.md specifies the same for other programs.
+Integers are little-endian. Everything from a peer is validated here; ProtocolError names what is wrong with it.
+docs/wire-protocol.md specifies the same for other implementations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from disagg.kv.wire import AS_IS, WIRE_FORMS, WireForm, plane_bytes
 
 MAGIC = b"DISAGG"
 VERSION = 2
-MAX_HEADER_BYTES = 1 << 18  # over twice what 1024 layers need: this much is read from a peer without a ticket
+MAX_HEADER_BYTES = 1 << 18  # over twice what 1024 layers need; it is read before the ticket is checked
 MAX_REPLY_BYTES = 1 << 16
 MAX_TOKENS = (1 << 32) - 1
 MAX_NAME_CHARS = 256  # tickets, request ids and token hashes
@@ -51,7 +51,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the sender says it will deliver: the KV of tokens [start, tokens) of one prompt."""
+    """What the sender will deliver: the KV of tokens [start, tokens) of one prompt."""
 
     ticket: str
     request_id: str
@@ -64,8 +64,8 @@ class Header:
 
 
 class Frame(NamedTuple):
-    """The head of one frame. tensor: which tensor of a ``state`` layer, or which plane of the keys or values (0 as they
-    are). length: payload bytes."""
+    """The head of one frame. tensor: index of the tensor of a ``state`` layer, or of the plane of keys or values (0 in
+    the form as-is). length: payload bytes."""
 
     kind: Kind
     layer: int
@@ -84,7 +84,7 @@ class Totals(NamedTuple):
 
 
 def new_digest() -> xxhash.xxh3_128:
-    """The running checksum of a transfer: XXH3-128 over every frame head and payload, end frame excluded, in order."""
+    """The running checksum of a transfer: XXH3-128 over all frame heads and payloads before the end frame, in order."""
     return xxhash.xxh3_128()
 
 
@@ -114,7 +114,7 @@ def decode_preamble(raw: bytes) -> int:
         raise ProtocolError(f"not a KV transfer: it begins with {magic!r}", "point the sender at the KV port")
     if version != VERSION:
         raise ProtocolError(
-            f"the sender speaks KV protocol version {version}, the receiver version {VERSION}",
+            f"the sender uses KV protocol version {version}, the receiver version {VERSION}",
             "install the same disagg version on both hosts",
         )
     if length > MAX_HEADER_BYTES:
@@ -123,7 +123,7 @@ def decode_preamble(raw: bytes) -> int:
 
 
 def decode_header(raw: bytes) -> Header:
-    """The header, each field of the right type and size; whether it is the expected one is for the caller."""
+    """The header, each field of the right type and size. The caller compares it with what the ticket allows."""
     body = _json_object(raw, "transfer header")
     tokens = _count(body, "tokens", MAX_TOKENS)
     return Header(
@@ -139,12 +139,12 @@ def decode_header(raw: bytes) -> Header:
 
 
 def encode_ok(**facts: float) -> bytes:
-    """The receiver's reply when all is well, with what it measured."""
+    """The receiver's reply of success, with what it measured."""
     return _reply({"ok": True, **facts})
 
 
 def encode_error(error: DisaggError) -> bytes:
-    """The receiver's reply when it refuses or gives up; long messages are cut."""
+    """The receiver's reply of failure; long messages are cut."""
     clipped = {name: text[:MAX_ERROR_CHARS] for name, text in error.to_json().items()}
     return _reply({"ok": False, "error": clipped})
 
@@ -158,7 +158,7 @@ def decode_reply_length(raw: bytes) -> int:
 
 
 def decode_reply(raw: bytes) -> dict[str, Any]:
-    """The facts of a good reply; raises the error of a bad one."""
+    """The fields of a reply of success; raises the error in a reply of failure."""
     body = _json_object(raw, "receiver's reply")
     if body.get("ok") is True:
         return body
@@ -169,12 +169,12 @@ def decode_reply(raw: bytes) -> dict[str, Any]:
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """A frame's head; the payload follows it."""
+    """A frame's head; the payload follows it on the wire."""
     return FRAME.pack(*frame)
 
 
 def decode_frame(raw: bytes) -> Frame:
-    """A frame's head. Whether that frame may come next is known to who assembles the KV."""
+    """A frame's head. `Assembly` checks whether that frame may come next."""
     kind, *rest = FRAME.unpack(raw)
     if kind not in Kind.__members__.values():
         raise ProtocolError(f"unknown frame kind {kind}")
@@ -194,7 +194,7 @@ def decode_totals(raw: bytes) -> Totals:
 
 
 def frames_of(block: Block, layout: Layout, wire: WireForm = AS_IS) -> list[tuple[Frame, list[memoryview]]]:
-    """The frames that carry a block, each with its payload; ProtocolError where the block does not fit the layout."""
+    """The frames that carry a block, each with its payload. ProtocolError if the block does not fit the layout."""
     if not 0 <= block.layer < len(layout.layers):
         raise ProtocolError(f"a block for layer {block.layer} of a model with {len(layout.layers)} layers")
     layer = layout.layers[block.layer]
@@ -219,9 +219,9 @@ def frames_of(block: Block, layout: Layout, wire: WireForm = AS_IS) -> list[tupl
 
 
 def _fitting(views: Sequence[memoryview], sizes: Sequence[int], what: str) -> list[memoryview]:
-    found = [view.nbytes for view in views]
-    if found != list(sizes):
-        raise ProtocolError(f"a block carries {found} bytes for {what}, the layout has {list(sizes)}")
+    given = [view.nbytes for view in views]
+    if given != list(sizes):
+        raise ProtocolError(f"a block carries {given} bytes for {what}, the layout has {list(sizes)}")
     return [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views]
 
 
@@ -257,12 +257,12 @@ def _wire(body: dict[str, Any]) -> WireForm:
             return form
     raise ProtocolError(
         f"unknown wire form {clipped(repr(body.get('wire')))} in the transfer header",
-        f"this receiver knows {', '.join(WIRE_FORMS)}: install the same disagg version on both hosts",
+        f"this receiver supports {', '.join(WIRE_FORMS)}: install the same disagg version on both hosts",
     )
 
 
-def _count(body: dict[str, Any], field: str, most: int) -> int:
+def _count(body: dict[str, Any], field: str, maximum: int) -> int:
     value = body.get(field)
-    if type(value) is not int or not 0 <= value <= most:
-        raise ProtocolError(f"{field} in the transfer header must be a whole number from 0 to {most}")
+    if type(value) is not int or not 0 <= value <= maximum:
+        raise ProtocolError(f"{field} in the transfer header must be a whole number from 0 to {maximum}")
     return value

@@ -1,4 +1,4 @@
-"""The shape of a model's KV cache, as both hosts must see it.
+"""The shape of a model's KV cache, which must be the same on both hosts.
 
 A layer is one of
 - ``full``: keys [kv_heads, n, key_dim] and values [kv_heads, n, value_dim] for all n tokens;
@@ -48,7 +48,7 @@ class LayerLayout:
     states: tuple[StateTensor, ...] = ()
 
     def rows(self, tokens: int, start: int = 0) -> range:
-        """The absolute token indices from `start` on that this layer keeps once `tokens` tokens were read."""
+        """The absolute token indices from `start` on that this layer keeps after `tokens` tokens."""
         if self.kind == "state":
             return range(0)
         first = max(0, tokens - self.window) if self.window else 0
@@ -67,7 +67,7 @@ class Layout:
         return DTYPE_BYTES[self.dtype]
 
     def nbytes(self, tokens: int, start: int = 0, wire: WireForm = AS_IS) -> int:
-        """Bytes of KV for tokens [start, tokens): what one transfer carries in payloads; 0 where there are none."""
+        """Payload bytes of a transfer of tokens [start, tokens); 0 if there are none."""
         if tokens <= start:
             return 0
         return sum(
@@ -92,7 +92,7 @@ class Layout:
 
     @staticmethod
     def from_json(body: Any) -> Layout:
-        """The layout a peer described; ProtocolError where it is not one."""
+        """The layout that a peer sent. ProtocolError if it is malformed or out of bounds."""
         try:
             layers = tuple(_layer_from_json(layer) for layer in body["layers"][: MAX_LAYERS + 1])
             layout = Layout(layers, str(body["dtype"]))

@@ -1,7 +1,7 @@
 """The receiving end: a server to which prefill hosts push KV caches, one per connection.
 
-A hostile peer can hold one of a bounded number of connections for a bounded time, and nothing else: memory is only
-allocated for a valid ticket, to the size that this host computed itself.
+A hostile peer can occupy one of a bounded number of connections for a bounded time, and nothing else: memory is
+allocated only for a valid ticket, and its size is computed on this host.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from disagg.kv.wire import WireForm
 
 __all__ = ["KVServer", "ReceiveLimits", "ReceivedKV"]
 
-SWEEP_S = 0.1  # how often deadlines are looked at
+SWEEP_S = 0.1  # interval between checks of the tickets' deadlines
 CLOSE_S = 5.0  # how long close() waits for each thread
-REPLY_S = 1.0  # how long the last reply may take to leave
+REPLY_S = 1.0  # how long sending the last reply may take
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveLimits:
-    """What one peer may cost. header_s: to send its whole header. idle_s: between two signs of life afterwards.
-    linger_s: to read the last reply. connections: at the same time; one more is refused with Overloaded."""
+    """Bounds on what peers may use, in seconds. header_s: for the whole header. idle_s: without any byte afterwards.
+    linger_s: for reading the last reply. connections: open at the same time; one more is refused with Overloaded."""
 
     header_s: float = 5.0
     idle_s: float = 30.0
@@ -46,7 +46,7 @@ class ReceiveLimits:
 
 
 class KVServer:
-    """Listens from construction until `close`; port 0 takes a free one. PortInUse where the port is taken."""
+    """Listens from construction until `close`; port 0 picks a free one. PortInUse if the port is taken."""
 
     def __init__(self, host: str, port: int, tickets: Tickets, limits: ReceiveLimits | None = None) -> None:
         self._tickets = tickets
@@ -68,11 +68,11 @@ class KVServer:
 
     @property
     def connections(self) -> int:
-        """Connections open right now, whatever their state."""
+        """Open connections, in any state."""
         return len(self._connections)
 
     def close(self) -> None:
-        """Stop listening, revoke every ticket, end every connection, and wait a bounded time for the threads."""
+        """Stop listening, revoke every ticket, abort every connection, and wait a bounded time for the threads."""
         self._closed.set()
         self._acceptor.join(CLOSE_S)
         self._listener.close()
@@ -95,19 +95,19 @@ class KVServer:
     def _accept_one(self) -> None:
         try:
             sock, address = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # the peer left between poll and accept
+        except (BlockingIOError, ConnectionAbortedError):  # the peer disconnected between poll and accept
             return
-        except OSError as error:  # out of descriptors: the peer stays in the backlog, try again without spinning
+        except OSError as error:  # out of descriptors: the peer stays in the backlog; retry without spinning
             log.warning("cannot accept a KV connection: %s", error)
             self._closed.wait(SWEEP_S)
             return
         deadline = time.monotonic() + self._limits.header_s
         channel = Channel(sock, f"prefill host {address[0]}", deadline=deadline, idle_s=self._limits.header_s)
         if not self._start(channel, address[0]):
-            self._turn_away(channel)
+            self._reject(channel)
 
     def _start(self, channel: Channel, name: str) -> bool:
-        """Give the connection a thread; False where there is none left for it."""
+        """Start a thread for the connection; False if there are too many."""
         thread = threading.Thread(target=self._serve, args=(channel,), name=f"kv-{name}", daemon=True)
         with self._lock:
             if len(self._connections) >= self._limits.connections:
@@ -122,8 +122,8 @@ class KVServer:
             return False
         return True
 
-    def _turn_away(self, channel: Channel) -> None:
-        """Without a thread: the reply is small and the socket new, so it fits its buffer and nothing waits."""
+    def _reject(self, channel: Channel) -> None:
+        """Called on the accepting thread: the reply is small and the socket new, so the write does not block."""
         error = Overloaded("the decode host has no free KV connection", "try again shortly")
         _reply(channel, frames.encode_error(error))
         channel.close()
@@ -138,7 +138,7 @@ class KVServer:
 
 
 def receive_transfer(channel: Channel, tickets: Tickets, limits: ReceiveLimits) -> None:
-    """One connection from first byte to last. Its outcome goes to the slot's owner and, as a reply, to the peer."""
+    """Serve one connection to its end. The outcome goes to the slot's callback and, as a reply, to the peer."""
     try:
         header = frames.decode_header(channel.read(frames.decode_preamble(channel.read(frames.PREAMBLE.size))))
         slot = tickets.claim(header.ticket, channel.abort)
@@ -150,19 +150,18 @@ def receive_transfer(channel: Channel, tickets: Tickets, limits: ReceiveLimits) 
         failure = _attempt(channel, header, slot, tickets, limits)
         if failure is not None:
             tickets.settle(slot, failure)
-            level = (
-                logging.INFO if isinstance(slot.failure, Cancelled) else logging.WARNING
-            )  # revoked by its own receiver
+            revoked_here = isinstance(slot.failure, Cancelled)
+            level = logging.INFO if revoked_here else logging.WARNING
             log.log(level, "KV transfer of request %s failed: %s", slot.expected.request_id, slot.failure)
             _refuse(channel, slot.failure or failure, limits)
-    finally:  # a defect in this program must not leave the owner waiting
-        tickets.settle(slot, HandoffError(f"the KV receiver broke down on request {slot.expected.request_id}"))
+    finally:  # a defect in this program must not leave the request waiting
+        tickets.settle(slot, HandoffError(f"internal error of the KV receiver in request {slot.expected.request_id}"))
 
 
 def _attempt(
     channel: Channel, header: frames.Header, slot: Slot, tickets: Tickets, limits: ReceiveLimits
 ) -> DisaggError | None:
-    """Receive, deliver and acknowledge; or the failure, by when every buffer is freed."""
+    """Receive, deliver and acknowledge. Returns None, or the failure after every buffer is freed."""
     release = None
     try:
         slot.expected.require(header)
@@ -173,12 +172,12 @@ def _attempt(
         kv.on_release = release
         received, timing = kv.nbytes, kv.timing  # before the owner may release it
         if not tickets.settle(slot, kv):
-            raise Cancelled("the KV was not wanted any more when it was complete")
+            raise Cancelled("the request ended before its KV was complete")
     except BaseException as error:
         if release is not None:
             release()
         if isinstance(error, DisaggError):
-            return DisaggError.from_json(error.to_json())  # a copy: the traceback's frames hold the buffers
+            return DisaggError.from_json(error.to_json())  # a copy: the traceback's frames reference the buffers
         raise
     acknowledgement = frames.encode_ok(received_bytes=received, receive_s=timing.last_byte - timing.first_byte)
     _reply(channel, acknowledgement)
@@ -187,12 +186,12 @@ def _attempt(
 
 
 def _receive(channel: Channel, slot: Slot, wire: WireForm, arenas: Arenas, limits: ReceiveLimits) -> ReceivedKV:
-    """Accept the transfer and read all of it, each payload straight to its place."""
+    """Accept the transfer and read all of it, each payload straight into its place."""
     claimed = time.monotonic()
     expected = slot.expected
     channel.deadline, channel.idle_s = slot.deadline, limits.idle_s
     channel.write([memoryview(frames.encode_ok())])
-    # After the answer: the prefill host computes its first chunk while fresh memory is made.
+    # After the reply, so that the prefill host computes its first chunk while fresh memory is allocated.
     arena = arenas.acquire(Placement.of(expected.layout, expected.tokens, expected.start, wire).nbytes)
     assembly = Assembly(expected.layout, expected.tokens, expected.start, arena, wire)
     digest = frames.new_digest()
@@ -220,7 +219,7 @@ def _refuse(channel: Channel, error: DisaggError, limits: ReceiveLimits) -> None
 
 
 def _reply(channel: Channel, raw: bytes) -> None:
-    """Send a last word. A peer that no longer listens has lost nothing: the outcome is the owner's by now."""
+    """Send the last reply. A failure is only logged: the outcome has been delivered on this host."""
     channel.deadline = max(channel.deadline, time.monotonic() + REPLY_S)
     try:
         channel.write([memoryview(raw)])
@@ -236,7 +235,7 @@ def _listen(host: str, port: int, *, backlog: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
                 f"cannot receive KV on {host}: port {port} is already in use",
-                f"see who holds it with `lsof -nP -iTCP:{port} -sTCP:LISTEN`, or choose another port",
+                f"find the process with `lsof -nP -iTCP:{port} -sTCP:LISTEN`, or choose another port",
             ) from error
         raise FleetError(
             f"cannot receive KV on {host} port {port}: {error}", "check the host's data address"

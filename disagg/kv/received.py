@@ -1,4 +1,4 @@
-"""What a finished transfer leaves behind: a whole KV cache in host memory, and when it came."""
+"""A complete KV cache in the receiver's memory: where each tensor lies in its arena, and when it arrived."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ ALIGNMENT = 256  # of each tensor, in bytes: more than the vector loads of CPUs 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTiming:
-    """time.monotonic() on the receiving host. With nothing to ship, the byte times are those of the end frame."""
+    """time.monotonic() on the receiving host. If there was nothing to send, the byte times are the end frame's."""
 
     claimed: float = 0.0  # the ticket was accepted
     first_byte: float = 0.0  # the first frame began to arrive
     last_byte: float = 0.0  # the end frame was read
-    accepted: float = 0.0  # coverage and digest were found right; the acknowledgement follows
+    accepted: float = 0.0  # coverage and digest were checked; the acknowledgement follows
 
 
 @dataclass(slots=True, eq=False)
 class ReceivedKV:
     """The KV cache of tokens [start, tokens), in host memory.
 
-    wire: the form in which it came, and in which it lies there.
-    arena: the memory it lies in, where `placement` says; None once it was released.
-    return_arena: takes an arena that nobody reads any more.
-    on_release: gives the bytes back to the receiver's budget.
+    wire: the form in which it was sent and is stored.
+    arena: its memory, used as `placement` states; None after `release`.
+    return_arena: called with an arena that is no longer read.
+    on_release: returns the bytes to the receiver's budget.
     """
 
     layout: Layout
@@ -47,13 +47,13 @@ class ReceivedKV:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of it in the form in which it came."""
+        """Bytes of the KV in the form `wire`."""
         return self.layout.nbytes(self.tokens, self.start, self.wire)
 
     @property
     def keys(self) -> list[list[Buffer]]:
         """Per layer one uint8 array per plane, C order: [kv_heads, len(layers[l].rows(tokens, start)), bytes of a row].
-        As it is there is one plane, rows of key_dim elements; see `wire` for the quantised form's three."""
+        The form as-is has one plane, with rows of key_dim elements; see `wire` for the three of the quantised form."""
         return [self._views(planes) for planes in self.placement.keys]
 
     @property
@@ -63,13 +63,14 @@ class ReceivedKV:
 
     @property
     def states(self) -> list[list[Buffer]]:
-        """Per layer one uint8 array per state tensor; none where nothing was shipped (tokens == start)."""
+        """Per layer one uint8 array per state tensor; none if nothing was sent (tokens == start)."""
         return [self._views(places) for places in self.placement.states]
 
     def release(self, *, reuse: bool = False) -> None:
-        """Let go of the memory and give its bytes back to the receiver's budget. Twice is as good as once.
+        """Release the memory and return its bytes to the receiver's budget. Safe to call twice.
 
-        reuse: nobody reads the memory any more, so the next transfer may have it; else it goes with its last user.
+        reuse: nothing reads the memory any more, so a later transfer may use it. Otherwise it is freed with its last
+        reference.
         """
         arena, self.arena = self.arena, None
         if arena is not None and reuse and self.return_arena is not None:

@@ -1,4 +1,4 @@
-"""The sending end: one transfer, fed with blocks by the compute thread and shipped by a thread of its own."""
+"""The sending end of a transfer: the compute thread queues blocks, a sender thread sends them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from disagg.kv.blocks import Block
 from disagg.kv.channel import Channel, OnPiece
 
 SEND_BUFFER_BYTES = 4 << 20
-LISTEN_S = 0.2  # how often a sender with nothing to send looks whether either side has given up
+POLL_S = 0.2  # interval between checks for a reply or the deadline while there is nothing to send
 STOP_S = 5.0  # how long abort() waits for the sender thread
-WAITED_S = 1e-4  # a shorter pause did not leave the link without work: its buffers hold more than that
-BEHIND_SHARE = 0.8  # of the bytes: more than a link that keeps up with the computation ever sends in one stretch
-RATED_BYTES = 64 << 20  # many times what both ends' socket buffers hold, which a rate would else count as delivered
+WAITED_S = 1e-4  # shorter pauses do not count: the socket's buffers keep the link busy for longer
+BEHIND_SHARE = 0.8  # of the bytes: more than a link that keeps up with the computation ever sends without a pause
+RATED_BYTES = 64 << 20  # for a rate: many times both ends' socket buffers, whose bytes are sent but not delivered
 
 
 @dataclass(frozen=True, slots=True)
 class SendLimits:
-    """Bounds on waiting, in seconds. answer_s: for the receiver's answer to the header. idle_s: without any progress,
-    also for room in the queue. queue_blocks: blocks that may wait to be sent."""
+    """Bounds on waiting, in seconds. answer_s: for the receiver's reply to the header. idle_s: without any progress,
+    including a wait for room in the queue. queue_blocks: the most blocks that may be queued."""
 
     connect_s: float = 5.0
     answer_s: float = 10.0
@@ -38,7 +38,7 @@ class SendLimits:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One frame on its way: time.monotonic() around its sending, and its payload bytes."""
+    """The sending of one frame: time.monotonic() before and after, and its payload bytes."""
 
     began: float
     ended: float
@@ -49,7 +49,7 @@ class Span:
 class TransferResult:
     """An acknowledged transfer. Times are time.monotonic() on the sending host.
 
-    backlog: the spans from this index on were sent without waiting for KV in between.
+    backlog: the spans from this index on were sent without waiting for KV between them.
     """
 
     acknowledged: float
@@ -62,32 +62,32 @@ class TransferResult:
 
     @property
     def fell_behind(self) -> bool:
-        """Whether nearly all of it was sent without ever waiting for KV: the computation was ahead throughout, and may
-        itself have waited for the link."""
+        """Whether nearly all of it was sent without waiting for KV: the computation was ahead, and may have been
+        slowed by the link."""
         return sum(span.nbytes for span in self.spans[self.backlog :]) > BEHIND_SHARE * self.payload_bytes
 
     @property
     def link_bytes_s(self) -> float | None:
-        """What the link and the receiver took, in bytes per second, while there always was KV to send: over the last
-        such stretch, to its acknowledgement. None where that stretch is too short to tell, as it is where the
-        transfer kept up with the computation."""
+        """Bytes per second of the link and the receiver, from the start of the last stretch without a wait for KV to
+        the acknowledgement. None if that stretch is shorter than RATED_BYTES, as it is if the transfer kept up with
+        the computation."""
         stretch = self.spans[self.backlog :]
         nbytes = sum(span.nbytes for span in stretch)
         return nbytes / (self.acknowledged - stretch[0].began) if nbytes >= RATED_BYTES else None
 
     def hidden_s(self, compute_ended: float) -> float:
-        """Seconds spent sending before the compute ended: the part of the transfer that cost the user nothing."""
+        """Seconds spent sending before the compute ended: the part of the transfer that delays nothing."""
         return sum(max(0.0, min(span.ended, compute_ended) - span.began) for span in self.spans)
 
     def exposed_s(self, compute_ended: float) -> float:
-        """Seconds from the end of compute to the acknowledgement: what the user waited for."""
+        """Seconds from the end of compute to the acknowledgement: the part of the transfer that the user waits for."""
         return max(0.0, self.acknowledged - compute_ended)
 
 
 class Transfer:
-    """One KV cache on its way to a decode host. Use `open`; then `send` each block, then `finish`.
+    """The transfer of one KV cache to a decode host. Call `open`, then `send` for each block, then `finish`.
 
-    A failure, also one that the receiver reports, is raised by the next `send` and by `finish`. Leaving the `with`
+    A failure, including one that the receiver reports, is raised by the next `send` and by `finish`. Leaving the `with`
     block without `finish` aborts. Blocks must stay unchanged until `finish` or `abort` has returned.
     """
 
@@ -95,7 +95,7 @@ class Transfer:
         self._channel = channel
         self._layout, self._wire = header.layout, header.wire
         self._limits = limits
-        self._queue: queue.Queue[_Parcel | None] = queue.Queue(limits.queue_blocks)
+        self._queue: queue.Queue[_FramedBlock | None] = queue.Queue(limits.queue_blocks)
         self._failing = threading.Lock()
         self._failure: DisaggError | None = None
         self._result: TransferResult | None = None
@@ -109,14 +109,14 @@ class Transfer:
     def open(
         cls, host: str, port: int, header: frames.Header, *, deadline: float, limits: SendLimits | None = None
     ) -> Self:
-        """Connect, present the header and wait for the answer; raises PeerLost or the receiver's refusal.
+        """Connect, send the header and wait for the reply. Raises PeerLost or the error that the receiver replies.
 
         deadline: on time.monotonic(), for the whole transfer.
         """
         limits = limits or SendLimits()
         channel = _connect(host, port, deadline, limits)
         try:
-            _converse_header(channel, header)
+            _send_header(channel, header)
         except DisaggError:
             channel.close()
             raise
@@ -130,11 +130,11 @@ class Transfer:
         self.abort()
 
     def send(self, block: Block) -> None:
-        """Queue a block. Waits only while the queue is full, PeerLost once that has lasted `idle_s`."""
-        self._put(_Parcel(block.wait, frames.frames_of(block, self._layout, self._wire)))
+        """Queue a block. Blocks only while the queue is full; PeerLost if that lasts `idle_s`."""
+        self._put(_FramedBlock(block.wait, frames.frames_of(block, self._layout, self._wire)))
 
     def finish(self) -> TransferResult:
-        """Send what is queued and the end frame; returns when the receiver has acknowledged all of it."""
+        """Send what is queued and the end frame; returns once the receiver has acknowledged all of it."""
         if self._result is None:
             self._put(None)
             self._thread.join(max(0.0, self._channel.deadline - time.monotonic()) + STOP_S)
@@ -145,58 +145,60 @@ class Transfer:
         return self._result
 
     def abort(self) -> None:
-        """Drop the connection and forget queued blocks. Without effect after `finish`."""
+        """Close the connection and drop queued blocks. No effect after `finish`."""
         if self._result is None:
             self._fail(Cancelled("the KV transfer was aborted by its sender"))
         self._channel.abort()
         self._thread.join(STOP_S)
 
-    def _put(self, parcel: _Parcel | None) -> None:
+    def _put(self, block: _FramedBlock | None) -> None:
         self._raise_failure()
-        patience = min(self._limits.idle_s, max(0.0, self._channel.deadline - time.monotonic()))
+        timeout = min(self._limits.idle_s, max(0.0, self._channel.deadline - time.monotonic()))
         try:
-            self._queue.put(parcel, timeout=patience)
+            self._queue.put(block, timeout=timeout)
         except queue.Full:
-            self._fail(PeerLost(f"{self._channel.peer} took no KV for {patience:.3g} s", "check it and the link to it"))
+            self._fail(
+                PeerLost(f"{self._channel.peer} accepted no KV for {timeout:.3g} s", "check it and the link to it")
+            )
             self._raise_failure()
 
     def _run(self) -> None:
         try:
-            while (parcel := self._next()) is not None:
-                self._ship(parcel)
+            while (block := self._next()) is not None:
+                self._send_block(block)
             self._result = self._conclude()
         except DisaggError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - Block.wait is the engine's: its failure belongs to the caller
+        except Exception as error:  # noqa: BLE001 - Block.wait is the engine's code and may raise anything
             self._fail(HandoffError(f"the KV could not be read for sending: {error!r}"))
         finally:
             self._channel.close()
             self._drain()
 
-    def _next(self) -> _Parcel | None:
-        """What to send next. With nothing to send, listens for a receiver that gives up."""
+    def _next(self) -> _FramedBlock | None:
+        """The next block to send, None for the end. While there is none, raises if the receiver reports a failure."""
         with contextlib.suppress(queue.Empty):
             return self._queue.get_nowait()
         began = time.monotonic()
         while True:
             try:
-                parcel = self._queue.get(timeout=LISTEN_S)
-                if parcel is not None or time.monotonic() - began > WAITED_S:
+                block = self._queue.get(timeout=POLL_S)
+                if block is not None or time.monotonic() - began > WAITED_S:
                     self._backlog = len(self._spans)
-                return parcel
+                return block
             except queue.Empty:
                 if self._channel.readable():
-                    raise self._last_words() from None
+                    raise self._reason() from None
                 if time.monotonic() >= self._channel.deadline:
                     raise PeerLost("the KV transfer's deadline passed before all blocks were computed") from None
 
-    def _ship(self, parcel: _Parcel) -> None:
-        if parcel.wait is not None:
-            asked = time.monotonic()
-            parcel.wait()
-            if time.monotonic() - asked > WAITED_S:
+    def _send_block(self, block: _FramedBlock) -> None:
+        if block.wait is not None:
+            began = time.monotonic()
+            block.wait()
+            if time.monotonic() - began > WAITED_S:
                 self._backlog = len(self._spans)
-        for frame, views in parcel.frames:
+        for frame, views in block.frames:
             began = time.monotonic()
             self._write([memoryview(frames.encode_frame(frame)), *views], self._digest.update)
             self._spans.append(Span(began, time.monotonic(), frame.length))
@@ -211,19 +213,19 @@ class Transfer:
         try:
             written = self._channel.write(views, on_piece, stop_on_reply=True)
         except PeerLost as lost:
-            raise self._last_words(lost) from lost
+            raise self._reason(lost) from lost
         if not written:
-            raise self._last_words()
+            raise self._reason()
 
-    def _last_words(self, lost: PeerLost | None = None) -> DisaggError:
-        """Why the receiver gave up before the end, where it said so; else that it did."""
+    def _reason(self, lost: PeerLost | None = None) -> DisaggError:
+        """Why the transfer ended early: the error that the receiver replied if there is one, else `lost`."""
         try:
             if self._channel.readable():
                 _read_reply(self._channel)
-        except PeerLost as silence:
-            return lost or silence
-        except DisaggError as reason:
-            return reason
+        except PeerLost as no_reply:
+            return lost or no_reply
+        except DisaggError as refusal:
+            return refusal
         return lost or ProtocolError(f"{self._channel.peer} acknowledged KV that it had not received")
 
     def _fail(self, error: DisaggError) -> None:
@@ -235,15 +237,15 @@ class Transfer:
             raise self._failure
 
     def _drain(self) -> None:
-        """Forget queued blocks, which also frees a thread that waits for room."""
+        """Drop queued blocks, which also unblocks a thread that waits for room in the queue."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._queue.get_nowait()
 
 
 @dataclass(frozen=True, slots=True)
-class _Parcel:
-    """A block as the sender thread needs it."""
+class _FramedBlock:
+    """A queued block: its `wait`, and its frames with their payloads."""
 
     wait: Callable[[], None] | None
     frames: list[tuple[frames.Frame, list[memoryview]]]
@@ -251,22 +253,23 @@ class _Parcel:
 
 def _connect(host: str, port: int, deadline: float, limits: SendLimits) -> Channel:
     peer = f"decode host {host}:{port}"
-    patience = min(limits.connect_s, deadline - time.monotonic())
-    if patience <= 0:
+    timeout = min(limits.connect_s, deadline - time.monotonic())
+    if timeout <= 0:
         raise PeerLost(f"the KV transfer's deadline passed before connecting to {peer}")
     try:
-        sock = socket.create_connection((host, port), timeout=patience)
+        sock = socket.create_connection((host, port), timeout=timeout)
     except OSError as error:
         raise PeerLost(
             f"cannot connect to {peer}: {error}", "check that it runs and that its KV port is open"
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(OSError):  # a wish: some kernels refuse more than their maximum instead of giving that
+    with contextlib.suppress(OSError):  # optional: some kernels refuse a size over their maximum instead of capping it
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return Channel(sock, peer, deadline=deadline, idle_s=limits.answer_s)
 
 
-def _converse_header(channel: Channel, header: frames.Header) -> None:
+def _send_header(channel: Channel, header: frames.Header) -> None:
+    """Send the header and read the reply; a refusal may arrive before all of the header is sent."""
     try:
         channel.write([memoryview(frames.encode_header(header))], stop_on_reply=True)
     except PeerLost:

@@ -1,8 +1,8 @@
-"""In what form keys and values cross the wire: as they are, or quantised to eight bits.
+"""The wire forms of keys and values: ``as-is`` (unchanged), or ``int8-g64`` (quantised to eight bits).
 
-``int8-g64``: each run of 64 elements of a row becomes 64 bytes, a scale and a bias, as mlx's affine quantisation at
-8 bits and group size 64 makes them. A tensor then travels as three *planes*: packed, scales, biases. Tensors whose rows
-do not divide into groups, and the tensors of ``state`` layers, travel as they are in either form.
+``int8-g64``: each group of 64 elements of a row becomes 64 bytes, a scale and a bias, as in mlx's affine quantisation
+with 8 bits and group size 64. A tensor is then sent as three *planes*: packed, scales, biases. Tensors whose rows do
+not divide into groups, and the tensors of ``state`` layers, are always sent as-is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_quantised(dim: int, wire: WireForm) -> bool:
 
 
 def plane_bytes(dim: int, itemsize: int, wire: WireForm) -> tuple[int, ...]:
-    """Of each plane of a tensor with rows of `dim` elements of `itemsize` bytes: the bytes of one row of one head."""
+    """Bytes per row of one head, for each plane of a tensor with rows of `dim` elements of `itemsize` bytes."""
     if is_quantised(dim, wire):
         per_group = dim // GROUP * itemsize
         return dim * BITS // 8, per_group, per_group

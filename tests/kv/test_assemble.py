@@ -99,7 +99,7 @@ FIRST_STATE = next(i for i, (frame, _) in enumerate(parts_of(CACHE)) if frame.ki
         (lambda parts: parts[3:], "out of order"),
         (lambda parts: parts[:-1], "truncated: state"),
         (lambda parts: [p for p in parts if p[0][:2] != (Kind.VALUES, 1)], "truncated: the values of layer 1"),
-        (lambda parts: [*parts, parts[FIRST_STATE]], "came before"),
+        (lambda parts: [*parts, parts[FIRST_STATE]], "was already received"),
         (change(0, end=11), "does not lie within"),
         (change(0, end=0), "does not lie within"),
         (change(0, length=1 << 60), "announces"),

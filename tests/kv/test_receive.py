@@ -439,7 +439,7 @@ def test_a_defect_in_the_receiver_reaches_the_owner_and_frees_the_bytes(
         patch.setattr("disagg.kv.assemble.Assembly.place", defective)
         receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
     error = receiver.result(slot)
-    assert isinstance(error, DisaggError) and "broke down on request r1" in error.message
+    assert isinstance(error, DisaggError) and "internal error of the KV receiver in request r1" in error.message
     until(lambda: [type(b.exc_value) for b in broken] == [ZeroDivisionError])
     broken.clear()
     receiver.require_serving()

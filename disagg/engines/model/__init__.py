@@ -1,8 +1,8 @@
-"""A model as its checkpoint describes it. Imports no framework but transformers' tokenizers.
+"""A model as its checkpoint describes it. Of the frameworks, only transformers' configs and tokenizers are imported.
 
 checkpoint        a model folder -> reference profile; checkpoint_files: reading and checking its files
 profile           layers, windows and rotary frequencies: what an engine computes
 rope              reference rotary frequencies, from the configuration
-preflight         compares the reference profile with what a loaded engine measured
+preflight         compares the reference profile with the profile that a loaded engine measured
 text              prompts -> token ids; stream: token ids -> text, with stop strings
 """

@@ -1,7 +1,7 @@
-"""A model's checkpoint on disk, read without torch or mlx: where it is, whether it is whole, what it describes.
+"""A model's checkpoint on disk, read without torch or mlx: find it, check its files, compute its reference profile.
 
-The reference profile comes from transformers' config classes and the formulas in `rope.py` alone, so every host gets
-the same one from the same files, and both frameworks can be measured against it.
+The reference profile uses only transformers' config classes and the formulas in `rope.py`, so every host gets the same
+one from the same files, and both frameworks can be compared with it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _ROPE_ON_SLIDING_ONLY = {"cohere2", "exaone4"}
 
 
 def resolve(source: str | Path) -> Path:
-    """The folder of a checkpoint: `source` itself, or a hub id's snapshot (downloaded where it is not cached).
-    ModelError where it is missing or damaged; every weight file's header and size is looked at, no weight is read."""
+    """The folder of a checkpoint: `source` itself, or a hub id's snapshot (downloaded if it is not cached).
+    ModelError if it is missing or damaged. Checks the header and size of every weight file; reads no weights."""
     path = Path(source).expanduser()
     if not path.is_dir():
         if path.exists() or not _HUB_ID.fullmatch(str(source)):
             raise ModelError(
                 f"{source}: no such model folder",
-                "give a folder with config.json, or a hub id owner/name; hosts of a fleet get their models by "
-                "disagg deploy where it carries them, else by disagg models pull",
+                "give a folder with config.json, or a hub id owner/name; on a host of a fleet, run disagg models pull "
+                "(disagg deploy copies models that are folders)",
             )
         path = _download(str(source))
     if not (path / "config.json").is_file():
@@ -44,8 +44,8 @@ def resolve(source: str | Path) -> Path:
 
 
 def reference_profile(path: Path, context: int, tokenizer: HFTokenizer | None = None) -> ModelProfile:
-    """What the checkpoint in folder `path` describes, to be served with `context` tokens. `tokenizer`: that of the
-    same folder, where it is loaded already. ModelError for a model whose KV cannot be handed over, with the reason."""
+    """The profile that the checkpoint in folder `path` describes, served with `context` tokens. tokenizer: that of the
+    same folder, if it is already loaded. ModelError, with the reason, for a model whose KV cannot be handed over."""
     config = _load_config(path)
     _refuse_unsupported(path, config)
     _check_context(path, config, context)
@@ -65,7 +65,7 @@ def reference_profile(path: Path, context: int, tokenizer: HFTokenizer | None = 
 
 
 def longest_context(path: Path) -> int | None:
-    """How many tokens the checkpoint in folder `path` says it reads; None where it does not say."""
+    """The longest context, in tokens, that the checkpoint in folder `path` states; None if it states none."""
     return _longest_context(_load_config(path))
 
 
@@ -75,7 +75,7 @@ def layout(profile: ModelProfile, dtype: str) -> Layout:
 
 
 def fingerprint(profile: ModelProfile) -> Fingerprint:
-    """What a peer must share with this profile. Frequencies count with six significant digits."""
+    """The fingerprint of a profile. Rotary frequencies are compared to six significant digits."""
     layers = [_rope_text(layer.rope) for layer in profile.layers]
     return Fingerprint(
         architecture=profile.architecture,
@@ -138,7 +138,7 @@ def _check_context(path: Path, config: Any, context: int) -> None:
 
 
 def _longest_context(config: Any) -> int | None:
-    """A YaRN factor may take a model beyond max_position_embeddings; nothing else may. None: no limit is stated."""
+    """max_position_embeddings, or more with a YaRN factor; None if no limit is stated."""
     limit = int(getattr(config, "max_position_embeddings", None) or 0)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "yarn":
@@ -147,7 +147,7 @@ def _longest_context(config: Any) -> int | None:
 
 
 def _layer_types(config: Any) -> list[str]:
-    """One name per layer, as transformers chooses its cache: layer_types, else one kind for all by the window."""
+    """One name per layer, by transformers' own rule: layer_types, else one kind for all layers, given by the window."""
     count = int(config.num_hidden_layers)
     given = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)

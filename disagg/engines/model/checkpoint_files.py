@@ -1,6 +1,6 @@
-"""A checkpoint's files, one at a time: its JSON objects, and whether its weights are whole.
+"""A checkpoint's files: read its JSON objects, and check that its weight files are complete.
 
-Of weight files only headers and sizes are looked at, so it is quick for a model of any size.
+Only headers and sizes of weight files are read, so the check is quick for a model of any size.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from disagg.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+MAX_HEADER_BYTES = 100_000_000  # the bound of the safetensors format
 _HINT = "download the model again"
 
 
 def check_weights(folder: Path) -> None:
-    """ModelError, naming the file, where a shard is missing, cut short or malformed, or lacks a tensor of the index."""
+    """Raise ModelError, naming the file, if a shard is missing, truncated or malformed, or lacks an indexed tensor."""
     if (folder / INDEX).is_file():
         _check_index(folder)
         return
@@ -29,7 +29,7 @@ def check_weights(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a checkpoint's file; ModelError where it is missing or is none."""
+    """The JSON object in a checkpoint's file. ModelError if the file is missing or not a JSON object."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -44,20 +44,20 @@ def _check_index(folder: Path) -> None:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{folder / INDEX}: no weight_map", _HINT)
     for shard in sorted(set(weight_map.values())):
-        held = _tensors(folder / shard)
-        lost = sorted(name for name, file in weight_map.items() if file == shard and name not in held)
-        if lost:
-            raise ModelError(f"{folder / shard}: lacks {lost[0]}, which {INDEX} places in it", _HINT)
+        present = _tensors(folder / shard)
+        missing = sorted(name for name, file in weight_map.items() if file == shard and name not in present)
+        if missing:
+            raise ModelError(f"{folder / shard}: {missing[0]} is missing, which {INDEX} places in it", _HINT)
 
 
 def _tensors(shard: Path) -> set[str]:
-    """Names of the tensors in a shard whose header is sound and whose size is what the header says."""
+    """Names of the tensors in a shard. ModelError if its header is malformed or its size differs from the header's."""
     try:
         size = shard.stat().st_size
         with shard.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-                raise ModelError(f"{shard}: not a safetensors file, or cut short ({size} bytes)", _HINT)
+                raise ModelError(f"{shard}: not a safetensors file, or truncated ({size} bytes)", _HINT)
             header: dict[str, Any] = json.loads(file.read(length))
         header.pop("__metadata__", None)
         end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
@@ -66,5 +66,5 @@ def _tensors(shard: Path) -> set[str]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(f"{shard}: malformed safetensors header: {error!r}", _HINT) from error
     if size != 8 + length + end:
-        raise ModelError(f"{shard}: {size} bytes where its header says {8 + length + end}", _HINT)
+        raise ModelError(f"{shard}: {size} bytes, but its header describes {8 + length + end}", _HINT)
     return set(header)

@@ -1,7 +1,7 @@
-"""Do two frameworks mean the same by this model? Pure: profiles in, findings out.
+"""Compare what two frameworks compute for a model. Pure: profiles in, findings out.
 
-`compare` yields one finding per component that agrees and one per disagreement; `require` refuses the model where any
-disagreement is left. What is known to be mendable is mended by the engine between two calls of `compare`.
+`compare` returns one finding per component that agrees and one per difference; `require` raises if any difference is
+left. Differences with a known patch are corrected by the engine before it calls `compare`.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from disagg.api.status import PreflightFinding
 from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import PreflightRefused
 
-# Relative. Measured over thirteen architectures, a rope read off numerically in float32 is within 1e-6 of the formula
-# where both agree. The disagreement this is for, gpt-oss without `truncate: false`, is off by 27 to 43 %.
+# Relative. Over thirteen architectures, a rope measured in float32 was within 1e-6 of the formula if both agreed. The
+# difference to detect, gpt-oss without `truncate: false`, is 27 to 43 %.
 FREQUENCY_TOLERANCE = 1e-4
-# Relative. Measured 1e-8 where both agree; an attention factor that is forgotten is off by 35 % for gpt-oss.
+# Relative. 1e-8 was measured if both agreed; a missing attention factor is a difference of 35 % for gpt-oss.
 SCALE_TOLERANCE = 1e-3
 
 
 def compare(reference: ModelProfile, actual: ModelProfile) -> tuple[PreflightFinding, ...]:
     """Findings on every component, in the order of ModelProfile's fields; status "ok" or "refused"."""
     findings = [
-        *_plain(reference, actual, "architecture", "architecture"),
-        *_plain(reference, actual, "vocab_size", "vocabulary"),
+        *_field(reference, actual, "architecture", "architecture"),
+        *_field(reference, actual, "vocab_size", "vocabulary"),
         *_layers(reference, actual),
-        *_plain(reference, actual, "tokenizer", "tokenizer"),
-        *_plain(reference, actual, "chat_template", "chat template"),
-        *_plain(reference, actual, "special_tokens", "special tokens"),
-        *_plain(reference, actual, "eos_ids", "eos"),
+        *_field(reference, actual, "tokenizer", "tokenizer"),
+        *_field(reference, actual, "chat_template", "chat template"),
+        *_field(reference, actual, "special_tokens", "special tokens"),
+        *_field(reference, actual, "eos_ids", "eos"),
     ]
     return tuple(findings)
 
 
 def require(findings: Iterable[PreflightFinding]) -> None:
-    """Raise PreflightRefused with every refused line; nothing where there is none."""
+    """Raise PreflightRefused if any finding is refused; the message has all of them."""
     refused = [f"{finding.component}: {finding.detail}" for finding in findings if finding.status == "refused"]
     if refused:
         raise PreflightRefused(
             "the frameworks disagree about this model: " + "; ".join(refused),
-            "use a checkpoint that both read alike; an ignored window does no harm where context is no longer than it",
+            "use a checkpoint that both compute alike; an ignored window is harmless if context is no longer than it",
         )
 
 
-def _plain(reference: ModelProfile, actual: ModelProfile, name: str, component: str) -> Iterator[PreflightFinding]:
+def _field(reference: ModelProfile, actual: ModelProfile, name: str, component: str) -> Iterator[PreflightFinding]:
     want, have = getattr(reference, name), getattr(actual, name)
     if want == have:
         yield PreflightFinding(component, "ok", _shown(want))
@@ -71,7 +71,7 @@ def _layers(reference: ModelProfile, actual: ModelProfile) -> Iterator[Preflight
 
 
 def _kinds(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightFinding]:
-    """Kind and window of each layer. A window no shorter than the context hides no token and drops no row."""
+    """Kind and window of each layer. A window no shorter than the context has no effect."""
     differing: dict[str, list[int]] = {}
     for index, (want, have) in enumerate(_pairs(reference, actual)):
         if _span(want, reference.context) != _span(have, reference.context):
@@ -94,12 +94,12 @@ def _kind_difference(want: LayerProfile, have: LayerProfile, reference: ModelPro
 
 
 def _applier(reference: ModelProfile) -> str:
-    """The reference profile is transformers' reading of the checkpoint's files."""
+    """The framework behind the reference: a checkpoint's profile is computed with transformers' config classes."""
     return "transformers" if reference.source == "checkpoint" else reference.source
 
 
 def _span(layer: LayerProfile, context: int) -> tuple[str, int | None]:
-    """What the layer attends to, for prompts within the context."""
+    """Kind and window of the layer, as far as they matter for prompts within the context."""
     layout = layer.layout
     if layout.kind == "sliding" and layout.window is not None and layout.window < context:
         return "sliding", layout.window
@@ -138,7 +138,7 @@ def _ropes(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightF
 
 
 def rope_differences(want: Rope | None, have: Rope | None, reference: str, actual: str) -> Iterator[str]:
-    """Sentences on how two ropes differ, without naming the layer; none where they agree within the tolerances."""
+    """Sentences on how two ropes differ, without the layer's name; none if they agree within the tolerances."""
     if want is None or have is None:
         if want is not have:
             yield f"{reference} has {'no rope' if want is None else 'a rope'} and {actual} has " + (
@@ -150,9 +150,9 @@ def rope_differences(want: Rope | None, have: Rope | None, reference: str, actua
         return
     error, pair = _worst(want, have)
     if error > FREQUENCY_TOLERANCE:
-        expected, found = _turning(want)[pair], _turning(have)[pair]
+        expected, measured = _turning(want)[pair], _turning(have)[pair]
         yield (
-            f"{actual} turns pair {pair} by {found:.6g} radians per token instead of {expected:.6g} "
+            f"{actual} turns pair {pair} by {measured:.6g} radians per token instead of {expected:.6g} "
             f"({100 * error:.3g} % off, the worst of {len(_turning(want))} frequencies)"
         )
     if abs(have.scale - want.scale) > SCALE_TOLERANCE * abs(want.scale):
@@ -160,13 +160,13 @@ def rope_differences(want: Rope | None, have: Rope | None, reference: str, actua
 
 
 def _worst(want: Rope, have: Rope) -> tuple[float, int]:
-    """(relative error, pair) of the frequency that is furthest off."""
+    """(relative error, pair) of the frequency with the largest error."""
     pairs = zip(_turning(want), _turning(have), strict=True)
     return max((abs(b - a) / a, index) for index, (a, b) in enumerate(pairs))
 
 
 def _turning(rope: Rope) -> list[float]:
-    """Frequencies of the pairs that turn at all: one framework may list the rest as zeros, another not at all."""
+    """Frequencies without zeros: one framework lists pairs that do not turn as zeros, another leaves them out."""
     return [frequency for frequency in rope.inv_freq if frequency != 0.0]
 
 

@@ -1,7 +1,7 @@
-"""What a framework will really compute for a model, as values that two hosts can compare.
+"""What a framework computes for a model, as values that two hosts can compare.
 
 The *reference* profile comes from the checkpoint's files alone (transformers' config classes, which need no torch);
-each engine also measures an *actual* profile from its loaded modules. `engines/preflight.py` compares them.
+each engine also measures an *actual* profile from its loaded modules. `preflight` compares them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from disagg.kv.layout import LayerLayout
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding of one layer. inv_freq: radians per token, one per rotated pair, fastest first.
-    scale: what cos and sin are multiplied by (YaRN's attention factor); 1.0 otherwise."""
+    scale: factor of cos and sin (YaRN's attention factor), 1.0 for other ropes."""
 
     inv_freq: tuple[float, ...]
     scale: float = 1.0
@@ -22,7 +22,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
-    """One layer: its cache layout and its rotary embedding (None where the layer has none)."""
+    """One layer: its cache layout and its rotary embedding (None if it has none)."""
 
     layout: LayerLayout
     rope: Rope | None
@@ -30,7 +30,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """A model as one framework, or the checkpoint's files, see it.
+    """A model as one framework computes it or as the checkpoint's files describe it.
 
     source: "checkpoint", "transformers" or "mlx-lm".
     """

@@ -1,8 +1,7 @@
-"""Rotary frequencies from a checkpoint's parameters, in plain Python.
+"""Rotary frequencies from a checkpoint's parameters, in pure Python: the reference for both frameworks.
 
-The same formulas run on every host, whatever framework it has, and are what both frameworks are compared with.
-Only scalings that are fixed for a model are here. `dynamic` and `longrope` change the frequencies with the length of
-the prompt, so keys computed for a short prompt are wrong for a long one: a KV hand-off cannot carry them.
+Only types with fixed frequencies are supported. `dynamic` and `longrope` change the frequencies with the length of the
+prompt, so keys computed for a short prompt are wrong for a long one and cannot be handed over.
 
 `parameters` has the keys of transformers' `rope_parameters`: rope_type, rope_theta, factor, partial_rotary_factor, ...
 """
@@ -20,11 +19,11 @@ Parameters = Mapping[str, Any]
 
 
 def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    """The rotary embedding these parameters describe. ModelError for a type whose frequencies are not fixed."""
+    """The rotary embedding that the parameters describe. ModelError for a type whose frequencies are not fixed."""
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if kind not in _FORMULAS:
         raise ModelError(
-            f"rope type {kind!r} cannot be handed over: " + _REASONS.get(kind, "its formula is not known here"),
+            f"rope type {kind!r} cannot be handed over: " + _REASONS.get(kind, "its formula is not implemented"),
             f"use a model whose rope type is one of {', '.join(sorted(_FORMULAS))}",
         )
     dim = int(head_dim * (parameters.get("partial_rotary_factor") or 1.0))
@@ -32,7 +31,7 @@ def reference_rope(parameters: Parameters, head_dim: int, max_positions: int) ->
         return _FORMULAS[kind](parameters, dim, max_positions)
     except KeyError as missing:
         raise ModelError(
-            f"rope type {kind!r} in config.json lacks {missing}", "compare config.json with the model's original"
+            f"rope type {kind!r} in config.json: {missing} is missing", "compare config.json with the model's original"
         ) from missing
 
 
@@ -47,7 +46,8 @@ def _linear(parameters: Parameters, dim: int, max_positions: int) -> Rope:
 
 
 def _llama3(parameters: Parameters, dim: int, max_positions: int) -> Rope:
-    """Long wavelengths are divided by `factor`, short ones kept, those between blended by how often they turn."""
+    """Slow frequencies are divided by `factor`, fast ones unchanged. Those between are interpolated by their number of
+    turns over the original context."""
     factor, low, high = (float(parameters[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
     original = float(parameters.get("original_max_position_embeddings") or max_positions)
 
@@ -64,7 +64,7 @@ def _llama3(parameters: Parameters, dim: int, max_positions: int) -> Rope:
 
 
 def _yarn(parameters: Parameters, dim: int, max_positions: int) -> Rope:
-    """Fast pairs are kept, slow ones divided by `factor`, with a linear ramp over the pair index between them."""
+    """Fast pairs are unchanged, slow ones divided by `factor`, with a linear ramp over the pair index between them."""
     original = float(parameters.get("original_max_position_embeddings") or max_positions)
     factor = float(parameters.get("factor") or max_positions / original)
     low, high = _yarn_ramp(parameters, dim, original)

@@ -1,6 +1,6 @@
-"""Between text and tokens: prompts to ids, ids to streamed text, stop strings. Uses transformers' tokenizers only.
+"""Prompts (text, chat messages or token ids) to token ids, with the checkpoint's tokenizer.
 
-`HFTokenizer.load(path)` works without torch and without mlx.
+`HFTokenizer.load(path)` needs transformers, but neither torch nor mlx. `stream` has the way back, ids to text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class PromptTokenizer(Protocol):
-    """The tokenizer of one model, the same code on every host. Safe to use from several threads."""
+    """The tokenizer of one model. Safe to use from several threads."""
 
     @property
     def digest(self) -> str:
@@ -36,24 +36,24 @@ class PromptTokenizer(Protocol):
         ...
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
-        """A fresh detokenizer for one answer."""
+        """A new detokenizer for one answer."""
         ...
 
 
 class TextStream(Protocol):
-    """Incremental detokenizer with stop strings. Never emits half a character or a possible beginning of a stop."""
+    """Incremental detokenizer with stop strings. Never returns half a character or what may begin a stop string."""
 
     def push(self, token: int) -> str:
-        """Text that became certain with this token, maybe empty."""
+        """Text that became certain with this token, possibly empty."""
         ...
 
     def finish(self) -> str:
-        """What was held back, at the end of the answer."""
+        """The text held back, at the end of the answer."""
         ...
 
     @property
     def stopped(self) -> bool:
-        """A stop string was met: the text already returned ends right before it."""
+        """True once a stop string was reached: the text returned so far ends right before it."""
         ...
 
 
@@ -61,10 +61,10 @@ class HFTokenizer:
     """A PromptTokenizer over the tokenizer files of a checkpoint."""
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int], vocab_size: int) -> None:
-        """tokenizer: one of transformers' fast tokenizers. vocab_size: ids below it are allowed in a prompt."""
+        """tokenizer: one of transformers' fast tokenizers. vocab_size: prompts may contain ids below it."""
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        # Fixed once, here: transformers would set them anew on each call, which is not safe between threads.
+        # Set once, here: transformers would set them on each call, which is not thread-safe.
         self._backend.no_truncation()
         self._backend.no_padding()
         self.eos_ids = eos_ids
@@ -73,7 +73,7 @@ class HFTokenizer:
 
     @staticmethod
     def load(path: Path) -> HFTokenizer:
-        """Read the tokenizer of the checkpoint in folder `path`; ModelError where there is none that can be used."""
+        """The tokenizer of the checkpoint in folder `path`. ModelError if it has no usable one."""
         from transformers import AutoTokenizer
 
         try:
@@ -95,7 +95,7 @@ class HFTokenizer:
 
     @property
     def chat_template_digest(self) -> str:
-        """Short hash of the chat template; of nothing where there is none."""
+        """Short hash of the chat template, or of null if there is none."""
         return short_hash(_canonical(self._tokenizer.chat_template))
 
     @property
@@ -125,7 +125,7 @@ class HFTokenizer:
 
     def _encode_text(self, text: str) -> list[int]:
         if not text:
-            return []  # else a tokenizer that adds a beginning-of-sequence token would make a prompt of nothing
+            return []  # else a tokenizer that adds a beginning-of-sequence token would return one for an empty text
         return list(self._backend.encode(text, add_special_tokens=True).ids)
 
     def _encode_messages(self, messages: Sequence[Any]) -> list[int]:
@@ -147,7 +147,7 @@ class HFTokenizer:
 
 
 def check_ids(ids: Sequence[Any], vocab_size: int) -> list[int]:
-    """The ids as a list; RequestError for what is no token id or lies outside the vocabulary."""
+    """The ids as a list. RequestError for a value that is not a token id or lies outside the vocabulary."""
     for index, token in enumerate(ids):
         if not isinstance(token, int) or isinstance(token, bool):
             raise RequestError(
@@ -162,7 +162,7 @@ def check_ids(ids: Sequence[Any], vocab_size: int) -> list[int]:
 
 
 def check_message(index: int, message: Any) -> None:
-    """RequestError where this is no chat message."""
+    """Raise RequestError if `message` is not a chat message."""
     where = f"messages[{index}]"
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} is {type(message).__name__}", 'a message is {"role": ..., "content": ...}')
@@ -179,7 +179,7 @@ def _ids(value: int | Iterable[int] | None) -> list[int]:
 
 
 def _vocabulary(backend: Any) -> dict[str, Any]:
-    """The parts of tokenizer.json that decide how text becomes ids, in one form whatever version wrote them."""
+    """The parts of tokenizer.json that determine how text becomes ids, in one form for all versions of the format."""
     whole = json.loads(backend.to_str())
     model = whole["model"]
     merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges") or []]
