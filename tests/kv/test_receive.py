@@ -155,7 +155,7 @@ def first(parts: Parts, **fields: Any) -> Parts:
     ("damage", "message"),
     [
         (lambda parts: [parts[0], *parts], "out of order"),
-        (lambda parts: [*parts, parts[-1]], "came before"),
+        (lambda parts: [*parts, parts[-1]], "was already received"),
         (lambda parts: list(reversed(parts)), "out of order"),
         (lambda parts: parts[1:], "out of order"),
         (lambda parts: parts[:-1], "truncated"),
