@@ -87,6 +87,11 @@ class Host:
         return f"http://{host}:{self.port}"
 
     @property
+    def local(self) -> bool:
+        """Whether this is the machine that disagg runs on: served from this installation, nothing is deployed."""
+        return self.connector == "local"
+
+    @property
     def simulated(self) -> bool:
         """Whether this host runs no model: its times are predicted, its bytes and tokens are noise."""
         return self.engine.name == "simulated"

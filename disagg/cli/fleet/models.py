@@ -89,7 +89,7 @@ def rm(
     from disagg.cli.views.fleet.models import removed_view, stocks_view
     from disagg.cli.views.units import counted
     from disagg.errors import UsageError
-    from disagg.fleet.machine.connect import each
+    from disagg.fleet.machine.fan_out import each
     from disagg.fleet.models.pull import Models
     from disagg.fleet.models.remove import removable, remove
     from disagg.fleet.models.sources import neighbours

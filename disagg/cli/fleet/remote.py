@@ -16,7 +16,7 @@ from disagg.cli.fleet.lifecycle import Hosts
 if TYPE_CHECKING:
     from disagg.config import Host
     from disagg.fleet.machine.base import CommandResult
-    from disagg.fleet.machine.connect import Outcome
+    from disagg.fleet.machine.fan_out import Outcome
 
 
 def ssh(
@@ -60,14 +60,15 @@ def exec_(
     it failed somewhere; 4: a host cannot be reached.
     """
     from disagg.cli.views.fleet.remote import Prefixed
-    from disagg.fleet.machine.connect import each, machine
+    from disagg.fleet.machine.connect import machine_for
+    from disagg.fleet.machine.fan_out import each
 
     hosts = _chosen(context, host, role)
     shown = Prefixed(stdout(), [one.name for one in hosts])
     argv = ["/bin/sh", "-c", command[0]] if len(command) == 1 else command
 
     def run(one: Host) -> CommandResult:
-        where = machine(one)
+        where = machine_for(one)
         try:
             return where.run(argv, timeout=timeout, on_line=lambda line: shown.line(one.name, line))
         finally:

@@ -19,7 +19,8 @@ from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.facts.layout import Layout
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import Outcome, each, machine
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import Outcome, each
 
 Decide = Callable[[Host, HostFacts], Plan]
 """What is to be done on a host, from its facts."""
@@ -95,7 +96,7 @@ class Deployment:
     decide: Decide
     why: str
     report: Report = nobody
-    connect: Callable[[Host], Machine] = machine
+    connect: Callable[[Host], Machine] = machine_for
     _machines: dict[str, Machine] = field(default_factory=dict)
     _homes: dict[str, Layout] = field(default_factory=dict)
     _guard: Lock = field(default_factory=Lock)

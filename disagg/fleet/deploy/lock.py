@@ -20,7 +20,7 @@ from disagg.errors import CommandFailed, DisaggError, HostLocked, HostUnreachabl
 from disagg.fleet.facts.layout import Layout
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.interruption import listening_to
+from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.output import last_lines
 
 _HELD: Final = 75
@@ -130,7 +130,7 @@ def _acquire(machine: Machine, layout: Layout, own: str, take_over: str) -> None
 
 
 def _release(machine: Machine, layout: Layout, own: str) -> None:
-    with listening_to(Event()):  # also when this thread is to give up
+    with interrupted_by(Event()):  # also when this thread is to give up
         result = machine.run([layout.lock, own], script=_RELEASE, timeout=_SMALL_S)
     if not result.ok:
         raise HostUnreachable(f"{machine.name}: the lock could not be released: {last_lines(result.stderr, 3)}")

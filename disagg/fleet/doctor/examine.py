@@ -18,7 +18,8 @@ from disagg.fleet.lifecycle.health import HostStatus, poll
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.link import Bounds, End, Link, judge, kv_pairs, measure_all
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import Outcome, each, machine
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import Outcome, each
 
 Tell = Callable[[str], None]
 """Told what is being looked at."""
@@ -96,7 +97,7 @@ def examine(
     names: Sequence[str] = (),
     *,
     tell: Tell = lambda what: None,
-    connect: Callable[[Host], Machine] = machine,
+    connect: Callable[[Host], Machine] = machine_for,
     bounds: Bounds = Bounds(),  # noqa: B008  # frozen
 ) -> Diagnosis:
     """Examine the named hosts (all without names), and the links between any of them and its peers."""

@@ -6,12 +6,9 @@ Only hosts in trouble are asked: looking at a healthy fleet opens no SSH connect
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
 from typing import Final
 
 from disagg.config import Fleet, Host
@@ -20,53 +17,31 @@ from disagg.fleet.facts.server import ServerFacts, read_server_facts
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.lifecycle.loglines import last_error, last_words, never_started, since_ready, since_start, stopped
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.interruption import listening_to
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import each
 
 _TROUBLED: Final = ("not running", "unreachable", "silent", "foreign", "unauthorised")
 Connect = Callable[[Host, float], Machine]
 """The machine of a host, which gives up connecting after so many seconds."""
 
 
-def machine_for(host: Host, seconds: float) -> Machine:
-    """Over SSH, with every timeout cut to what there is."""
-    from disagg.fleet.machine.ssh.connection import Timeouts
-    from disagg.fleet.machine.ssh.machine import SSHMachine
-
-    return SSHMachine(host, timeouts=Timeouts(*[max(0.2, seconds)] * 5))
-
-
 def diagnose(
     fleet: Fleet, statuses: Sequence[HostStatus], token: str | None, seconds: float, connect: Connect = machine_for
 ) -> list[HostStatus]:
-    """The statuses, those in trouble explained as far as their machines tell within `seconds`."""
-    asked = [s for s in statuses if s.state in _TROUBLED and fleet.hosts[s.host].connector != "local"]
-    answers: SimpleQueue[tuple[str, ServerFacts | DisaggError]] = SimpleQueue()
-    stop, deadline = Event(), time.monotonic() + seconds
+    """The statuses; those in trouble are explained from what their machines answer within `seconds`."""
 
-    def ask(host: Host) -> None:
-        with listening_to(stop):
-            try:
-                with closing(connect(host, seconds)) as machine:
-                    answers.put((host.name, read_server_facts(machine, host.name, host)))
-            except DisaggError as error:
-                answers.put((host.name, error))
+    def ask(host: Host) -> ServerFacts:
+        with closing(connect(host, seconds)) as machine:
+            return read_server_facts(machine, host.name, host)
 
-    for status in asked:
-        Thread(target=ask, args=(fleet.hosts[status.host],), daemon=True).start()
-    told: dict[str, ServerFacts | DisaggError] = {}
-    while len(told) < len(asked):
-        try:
-            name, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
-        except Empty:
-            break
-        told[name] = answer
-    stop.set()
-    late = HostUnreachable(f"SSH did not answer within {seconds:.1f} s either")
-    given = {status.host for status in asked}
+    hosts = [fleet.hosts[status.host] for status in statuses if status.state in _TROUBLED]
+    answers: dict[str, ServerFacts | DisaggError] = {}
+    for outcome in each([host for host in hosts if not host.local], ask, timeout=seconds):
+        late = HostUnreachable(f"SSH did not answer within {seconds:.1f} s either")
+        error = late if outcome.timed_out else outcome.error
+        answers[outcome.host.name] = error or outcome.value or late
     return [
-        explained(status, fleet.hosts[status.host], told.get(status.host, late), token)
-        if status.host in given
-        else status
+        explained(status, fleet.hosts[status.host], answers[status.host], token) if status.host in answers else status
         for status in statuses
     ]
 

@@ -24,8 +24,8 @@ from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, record
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import each
-from disagg.fleet.machine.connect import machine as connect_to
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import each
 
 Outcome = Literal["started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left"]
 """left: not touched, since an earlier host of its model did not come back."""
@@ -73,7 +73,7 @@ class FleetServers:
     argv: Argv = server_argv
     report: OnProgress = lambda host, doing: None
     grace_s: float = GRACE_S
-    connect: Callable[[Host], Machine] = connect_to
+    connect: Callable[[Host], Machine] = machine_for
     _begun: list[Host] = field(default_factory=list)
     _down: list[Host] = field(default_factory=list)
     _guard: Lock = field(default_factory=Lock)

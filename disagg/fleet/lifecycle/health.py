@@ -23,8 +23,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any, Literal
 
 from disagg.config import Fleet, Host, served_digest
@@ -32,6 +30,7 @@ from disagg.errors import FleetError
 from disagg.fleet.lifecycle.ask import ReplyTimeout, get
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
+from disagg.fleet.machine.fan_out import Outcome, each
 from disagg.version import code_hash
 
 HealthState = Literal[
@@ -109,29 +108,19 @@ def exit_code(statuses: Sequence[HostStatus]) -> int:
 
 
 def _poll_all(hosts: Sequence[Host], token: str | None, state: State, timeout_s: float) -> list[HostStatus]:
-    """Each in a thread of its own. One that hangs beyond every timeout, as a name look-up may, is left behind."""
-    ended: SimpleQueue[tuple[str, HostStatus | BaseException]] = SimpleQueue()
-    deadline = time.monotonic() + timeout_s + _SLACK_S
+    """All at once. A host that hangs beyond every timeout, as a name look-up may, counts as silent."""
 
-    def work(host: Host) -> None:
-        try:
-            ended.put((host.name, _poll(host, token, state, timeout_s)))
-        except BaseException as error:  # noqa: BLE001  # carried to the caller's thread and raised there
-            ended.put((host.name, error))
+    def status(outcome: Outcome[HostStatus]) -> HostStatus:
+        if outcome.timed_out:
+            return _silent(_blank(outcome.host), outcome.host, state, TimeoutError(), timeout_s)
+        if outcome.value is None:
+            raise outcome.error or AssertionError("an outcome has a value or an error")
+        return outcome.value
 
-    for host in hosts:
-        Thread(target=work, args=(host,), name=f"poll {host.name}", daemon=True).start()
-    found: dict[str, HostStatus] = {}
-    while len(found) < len(hosts):
-        try:
-            name, status = ended.get(timeout=max(0.0, deadline - time.monotonic()))
-        except Empty:
-            break
-        if isinstance(status, BaseException):
-            raise status
-        found[name] = status
-    late = TimeoutError()
-    return [found.get(host.name) or _silent(_blank(host), host, state, late, timeout_s) for host in hosts]
+    return [
+        status(one)
+        for one in each(hosts, lambda host: _poll(host, token, state, timeout_s), timeout=timeout_s + _SLACK_S)
+    ]
 
 
 def _blank(host: Host) -> HostStatus:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from queue import Empty, Full, Queue
-from threading import Event, Thread
 from typing import Any, Final
 
 from disagg.config import Host
@@ -23,9 +22,8 @@ from disagg.fleet.lifecycle.loglines import entry
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import each
-from disagg.fleet.machine.connect import machine as connect_to
-from disagg.fleet.machine.interruption import listening_to
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import each, in_background
 from disagg.fleet.machine.output import last_lines
 
 _READ: Final = """\
@@ -85,7 +83,7 @@ class _Clock:
 
 
 def read(
-    hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = connect_to
+    hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = machine_for
 ) -> tuple[list[Line], list[DisaggError]]:
     """The last lines of every host in order of time, at most `lines` of each, none from before `since` (seconds since
     1970); and the errors of hosts whose log cannot be read."""
@@ -115,23 +113,16 @@ def read(
 
 
 def follow(
-    hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = connect_to
+    hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = machine_for
 ) -> Generator[Line, None, None]:
     """The last lines of every host, then each new one as it is written, until the iterator is closed."""
     arrived: Queue[Line] = Queue(_QUEUED)
-    stop = Event()
-    threads = [
-        Thread(target=_Follower(host, state, lines, since, connect, arrived, stop).run, daemon=True) for host in hosts
-    ]
-    for thread in threads:
-        thread.start()
-    try:
+
+    def follow_host(host: Host) -> None:
+        _Follower(host, state, lines, since, connect, arrived).run()
+
+    with in_background(hosts, follow_host):
         yield from _in_order(arrived, {host.name for host in hosts})
-    finally:
-        stop.set()
-        deadline = time.monotonic() + 6
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _in_order(arrived: Queue[Line], silent: set[str]) -> Iterator[Line]:
@@ -167,25 +158,21 @@ class _Follower:
     since: float | None
     connect: Connect
     arrived: Queue[Line]
-    stop: Event
     _last: float = 0.0
     _at_last: set[str] = field(default_factory=set)
     _again: bool = False
 
     def run(self) -> None:
+        """Follow until interrupted, which raises Cancelled."""
         tries = 0
-        with listening_to(self.stop):
-            while not self.stop.is_set():
-                began = time.monotonic()
-                try:
-                    why = self._follow()
-                    tries = 0 if time.monotonic() - began > 10 else tries
-                    self._put(Line(self.host.name, self._last, why, notice=True))
-                    interruption.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
-                    tries, self._again = tries + 1, True
-                    self.lines = _QUEUED  # more than the asked ones may have been written while the link was down
-                except Cancelled:
-                    return
+        while True:
+            began = time.monotonic()
+            why = self._follow()
+            tries = 0 if time.monotonic() - began > 10 else tries
+            self._put(Line(self.host.name, self._last, why, notice=True))
+            interruption.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
+            tries, self._again = tries + 1, True
+            self.lines = _QUEUED  # more than the asked ones may have been written while the link was down
 
     def _follow(self) -> str:
         """Pass lines on until something ends that; why."""
@@ -227,7 +214,7 @@ class _Follower:
         while True:
             interruption.check()
             try:
-                self.arrived.put(line, timeout=interruption.PATIENCE_S)
+                self.arrived.put(line, timeout=interruption.POLL_S)
                 return
             except Full:
                 continue

@@ -46,10 +46,10 @@ class Listening:
         waited = 0.0
         while waited < self._timeout:
             try:
-                said = self._said.get(timeout=interruption.PATIENCE_S)
+                said = self._said.get(timeout=interruption.POLL_S)
             except Empty:
                 interruption.check()
-                waited += interruption.PATIENCE_S
+                waited += interruption.POLL_S
                 continue
             if isinstance(said, BaseException):
                 raise said

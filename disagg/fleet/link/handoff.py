@@ -17,7 +17,7 @@ from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import deployed_python
 from disagg.fleet.link.ends import Hear, Listening
 from disagg.fleet.machine.base import CommandResult, Machine
-from disagg.fleet.machine.connect import machine
+from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.process import python_command
 
@@ -64,7 +64,7 @@ def at(host: Host) -> Place:
     if host.connector == "local":
         argv, environment = python_command(host.python)
         return Place(LocalMachine(host.name), tuple(argv), environment, host.kv_address)
-    reached = machine(host)
+    reached = machine_for(host)
     facts = read_host_facts(reached, host)
     python = deployed_python(facts)
     if python is None or facts.current is None:

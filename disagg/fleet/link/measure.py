@@ -15,7 +15,7 @@ from disagg.errors import CommandFailed, DisaggError, FleetError, PeerLost
 from disagg.fleet.facts.python import json_line, run_program
 from disagg.fleet.facts.route import NetworkPath, read_path
 from disagg.fleet.link.ends import End, Listening
-from disagg.fleet.machine.connect import each
+from disagg.fleet.machine.fan_out import each
 
 PROBE: Final = Path(__file__).with_name("probe_program.py")
 _SLACK_S: Final = 20.0

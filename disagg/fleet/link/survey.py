@@ -16,7 +16,8 @@ from disagg.fleet.link.ends import End
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
 from disagg.fleet.link.measure import Bounds, Link, measure_all
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import each, machine
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import each
 from disagg.fleet.models.inventory import held
 from disagg.fleet.models.sources import need
 from disagg.planning.kv_size import kv_bytes_per_token
@@ -103,7 +104,7 @@ def survey(
     pairs: Sequence[Pair],
     *,
     tell: Callable[[str], None] = lambda what: None,
-    connect: Callable[[Host], Machine] = machine,
+    connect: Callable[[Host], Machine] = machine_for,
     bounds: Bounds = Bounds(),  # noqa: B008  # frozen
 ) -> list[Surveyed]:
     """Measure and judge these links, in the pairs' order. What fails is told of its own link and hides no other."""

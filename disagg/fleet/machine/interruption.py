@@ -1,4 +1,4 @@
-"""One thread tells many to give up: what waits in between looks here."""
+"""Interrupt the waits of other threads: every wait on a machine checks here, and raises Cancelled once interrupted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from disagg.errors import Cancelled
 
 _stop: ContextVar[Event | None] = ContextVar("stop", default=None)
 
-PATIENCE_S = 0.2
-"""How long a wait may last before it looks again."""
+POLL_S = 0.2
+"""The longest that a wait may last between two checks."""
 
 
 @contextmanager
-def listening_to(stop: Event) -> Iterator[None]:
-    """Within, this thread gives up when `stop` is set."""
+def interrupted_by(stop: Event) -> Iterator[None]:
+    """Within, waits of this thread raise Cancelled once `stop` is set."""
     token = _stop.set(stop)
     try:
         yield
@@ -27,14 +27,14 @@ def listening_to(stop: Event) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise Cancelled if this thread is to give up."""
+    """Raise Cancelled if this thread has been interrupted."""
     stop = _stop.get()
     if stop is not None and stop.is_set():
         raise Cancelled("interrupted")
 
 
 def sleep(seconds: float) -> None:
-    """Wait so long; raise Cancelled as soon as this thread is to give up."""
+    """Wait; raise Cancelled as soon as this thread is interrupted."""
     stop = _stop.get()
     if stop is None:
         time.sleep(seconds)

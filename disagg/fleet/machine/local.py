@@ -89,7 +89,7 @@ def _collect(process: subprocess.Popen[bytes], invocation: Invocation, deadline:
             selector.register(pipe, selectors.EVENT_READ, stream)
         last = time.monotonic()
         while selector.get_map():
-            for key, _ in selector.select(interruption.PATIENCE_S):
+            for key, _ in selector.select(interruption.POLL_S):
                 last = time.monotonic()
                 if data := os.read(key.fd, 1 << 16):
                     key.data.feed(data)
@@ -105,7 +105,7 @@ def _collect(process: subprocess.Popen[bytes], invocation: Invocation, deadline:
             if time.monotonic() > deadline:
                 raise TimeoutError
             with suppress(subprocess.TimeoutExpired):
-                process.wait(interruption.PATIENCE_S)
+                process.wait(interruption.POLL_S)
     for _, stream in streams:
         stream.end()
 

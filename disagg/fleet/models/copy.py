@@ -140,7 +140,7 @@ class _Server:
         while time.monotonic() < deadline:
             interruption.check()
             try:
-                news = self._news.get(timeout=interruption.PATIENCE_S)
+                news = self._news.get(timeout=interruption.POLL_S)
             except Empty:
                 continue
             if isinstance(news, DisaggError):

@@ -16,7 +16,8 @@ from disagg.errors import CommandFailed, DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import deployed_python, python_on, run_program
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.connect import each, machine
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import each
 from disagg.fleet.models.copy import Place, copy
 from disagg.fleet.models.inventory import Held, cache_of, held
 from disagg.fleet.models.sources import Need, need
@@ -133,7 +134,7 @@ class Models:
     """The models of some hosts. Its machines stay connected until it is closed."""
 
     fleet: Fleet
-    connect: Callable[[Host], Machine] = machine
+    connect: Callable[[Host], Machine] = machine_for
     _machines: dict[str, Machine] = field(default_factory=dict)
 
     def __enter__(self) -> Models:

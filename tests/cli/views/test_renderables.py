@@ -24,7 +24,7 @@ from disagg.errors import DisaggError, PortInUse, StartFailed
 from disagg.fleet.lifecycle.fleet_servers import ServerResult
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.lifecycle.logs import Line
-from disagg.fleet.machine.connect import Outcome
+from disagg.fleet.machine.fan_out import Outcome
 from disagg.fleet.models.inventory import Held
 from disagg.fleet.models.pull import Stock
 from disagg.fleet.models.sources import Need

@@ -22,7 +22,7 @@ import pytest
 from disagg.cli.app import main
 from disagg.config import load
 from disagg.fleet.facts.host import read_host_facts
-from disagg.fleet.machine.connect import machine
+from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.services import command
 from tests.fleet.deploy.guests import install_uv
 from tests.testbed.bed import Bed
@@ -111,7 +111,7 @@ def test_what_was_deployed_serves(fleet: Fleet) -> None:
     """One host, started through its service manager's own command."""
     assert fleet.deploy("--host", "dgx-spark-1")["dgx-spark-1"]["result"] == "changed"
     host = load(fleet.path).hosts["dgx-spark-1"]
-    remote = machine(host)
+    remote = machine_for(host)
     try:
         facts = read_host_facts(remote, host)
         start, stop = (command("process", facts, verb) for verb in ("start", "stop"))

@@ -12,7 +12,7 @@ import pytest
 
 from disagg.fleet.link import Bounds, End, far_below, judge, measure, measure_all
 from disagg.fleet.link.measure import PROBE, rounds
-from disagg.fleet.machine.connect import machine
+from disagg.fleet.machine.connect import machine_for
 from tests.testbed.bed import Bed
 from tests.values import present
 
@@ -23,7 +23,7 @@ PYTHON = "/usr/bin/python3"
 @pytest.fixture
 def ends(bed: Bed) -> Iterator[dict[str, End]]:
     bed.need_links()
-    made = {name: End(bed.host(name), machine(bed.host(name)), PYTHON) for name in bed.hosts}
+    made = {name: End(bed.host(name), machine_for(bed.host(name)), PYTHON) for name in bed.hosts}
     yield made
     for end in made.values():
         end.machine.close()

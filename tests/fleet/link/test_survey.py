@@ -8,7 +8,7 @@ import pytest
 from disagg.config import load
 from disagg.errors import HostUnreachable, UsageError
 from disagg.fleet.link import Bounds, Link, NetworkPath, Surveyed, exit_code, kv_pairs, pairs_between, survey
-from disagg.fleet.machine.connect import machine
+from disagg.fleet.machine.connect import machine_for
 from tests.testbed.bed import HOSTS_TOML, Bed
 
 FLEET = load(HOSTS_TOML)
@@ -46,8 +46,8 @@ def test_a_model_that_no_host_has_yet_is_sized_by_its_name(bed: Bed) -> None:
 
 def test_every_host_that_fails_is_told_of(bed: Bed) -> None:
     def connect(host: Any) -> Any:
-        nowhere = machine(replace(host, address="127.0.0.1", ssh_port=1))
-        return nowhere if host.name != "dgx-spark-2" else machine(host)
+        nowhere = machine_for(replace(host, address="127.0.0.1", ssh_port=1))
+        return nowhere if host.name != "dgx-spark-2" else machine_for(host)
 
     links = survey(bed.fleet, kv_pairs(bed.fleet), connect=connect, bounds=SHORT)
     assert [len(one.findings) for one in links] == [2, 1]

@@ -16,7 +16,9 @@ import pytest
 
 from disagg.config import EngineOptions, Host
 from disagg.errors import Cancelled, CommandFailed, FleetError
-from disagg.fleet.machine import connect, shell
+from disagg.fleet.machine import shell
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.output import Stream
 from disagg.fleet.machine.posix import Invocation
@@ -129,7 +131,7 @@ def test_an_interruption_ends_local_commands_too() -> None:
 
     def action(host: Host) -> None:
         try:
-            connect.machine(host).run(["sleep", "5323"])
+            machine_for(host).run(["sleep", "5323"])
         except Cancelled as error:
             errors.append(error)
             raise
@@ -141,6 +143,6 @@ def test_an_interruption_ends_local_commands_too() -> None:
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
     with pytest.raises(KeyboardInterrupt):
-        connect.each([host], action)
+        each([host], action)
     interrupter.join()
     assert len(errors) == 1 and not running("sleep 5323")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from disagg.errors import FleetError
-from disagg.fleet.machine.connect import machine
+from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.models.copy import Place, copy
 from disagg.fleet.models.inventory import SERVICES_CACHE, held
 from tests.fleet.models.hub_models import REVISION, SOURCE, content, files, own, write_folder, write_hub
@@ -25,10 +25,10 @@ def ends(clean_homes: Bed) -> Iterator[Any]:
     bed = clean_homes
     bed.need_links()
     giver, taker = bed.host("dgx-spark-1"), bed.host("mac-studio-2")
-    taking = machine(taker)
+    taking = machine_for(taker)
 
     def run(source: Any = SOURCE, root: Any = ROOT, told: Any = lambda done, total: None) -> Any:
-        giving = machine(giver)
+        giving = machine_for(giver)
         there = held(giving, PYTHON, giver, [source])[source]
         return copy(Place(giver, giving, PYTHON), Place(taker, taking, PYTHON), there, root, told)
 

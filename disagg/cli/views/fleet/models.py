@@ -12,7 +12,7 @@ from rich.text import Text
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.units import seconds, size
 from disagg.errors import DisaggError
-from disagg.fleet.machine.connect import Outcome
+from disagg.fleet.machine.fan_out import Outcome
 from disagg.fleet.models.pull import Pulled, Stock
 
 _STATES = {"complete": "green", "partial": "yellow", "absent": "dim"}

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import fabric
 import paramiko
@@ -18,29 +17,14 @@ import paramiko
 from disagg.fleet.machine.ssh.errors import explain, refused_key
 from disagg.fleet.machine.ssh.keys import Keys
 from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts
-from disagg.fleet.machine.ssh.settings import Settings
+from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, Settings, Timeouts
 
 # paramiko prints tracebacks of its threads; what matters of them arrives as exceptions.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds. connect: until TCP stands, and again until keys are agreed on. banner: until sshd says its version.
-    auth: for each answer to a login. dead_link: until a link that carries nothing counts as broken."""
-
-    connect: float = 8.0
-    banner: float = 6.0
-    auth: float = 15.0
-    channel: float = 10.0
-    dead_link: float = 8.0
-
-
-DEFAULT: Final = Timeouts()
-
-
-def open_connection(name: str, settings: Settings, timeouts: Timeouts = DEFAULT) -> fabric.Connection:
+def open_connection(name: str, settings: Settings, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> fabric.Connection:
     """Connect and log in. `name`: the host's name in hosts.toml, for messages.
 
     Raises HostKeyRefused, LoginRefused, HostUnreachable.
@@ -69,7 +53,7 @@ def close_connection(connection: fabric.Connection) -> None:
         hop = hop.gateway
 
 
-def offered_key(name: str, settings: Settings, timeouts: Timeouts = DEFAULT) -> HostKey:
+def offered_key(name: str, settings: Settings, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> HostKey:
     """The host key that a host shows, unchecked and without logging in. Its gateways, if any, are checked.
 
     Raises HostKeyRefused, LoginRefused (of a gateway), HostUnreachable.

@@ -18,12 +18,12 @@ from disagg.config import Host
 from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.machine import interruption, shell
 from disagg.fleet.machine.posix import Invocation, ShellMachine
+from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, Timeouts
 
 if TYPE_CHECKING:
     import fabric
     import paramiko
 
-    from disagg.fleet.machine.ssh.connection import Timeouts
     from disagg.fleet.machine.ssh.settings import Settings
 
 BEAT_S = 5.0
@@ -40,7 +40,7 @@ _KILLED = 137
 class SSHMachine(ShellMachine):
     """A host with connector "ssh". Connects when first used, and again when a broken connection is used again."""
 
-    def __init__(self, host: Host, *, timeouts: Timeouts | None = None, guard_s: float = GUARD_S) -> None:
+    def __init__(self, host: Host, *, timeouts: Timeouts = DEFAULT_TIMEOUTS, guard_s: float = GUARD_S) -> None:
         self._host = host
         self._timeouts = timeouts
         self._guard_s = guard_s
@@ -127,15 +127,15 @@ class SSHMachine(ShellMachine):
                 return self._connection.transport
         self.close()
         interruption.check()
-        connection = ssh_open.open_connection(self.name, self.settings, self._limits)
+        connection = ssh_open.open_connection(self.name, self.settings, self._timeouts)
         with self._lock:
             self._connection = connection
             self._live.clear()
         return connection.transport
 
     def _open(self, transport: paramiko.Transport) -> Any:
-        channel = transport.open_session(timeout=self._limits.channel)
-        channel.settimeout(self._limits.channel)
+        channel = transport.open_session(timeout=self._timeouts.channel)
+        channel.settimeout(self._timeouts.channel)
         channel.exec_command(shell.BOOTSTRAP)
         channel.settimeout(None)  # a slow upload may wait for long; what bounds it is the invocation's timeout
         return channel
@@ -158,26 +158,20 @@ class SSHMachine(ShellMachine):
     def _await_guard(self) -> None:
         guard, said = self._guard, b""
         assert guard is not None
-        deadline = time.monotonic() + self._limits.channel
+        deadline = time.monotonic() + self._timeouts.channel
         while not said.endswith(shell.WATCHING):
             interruption.check()
-            guard.settimeout(interruption.PATIENCE_S)
+            guard.settimeout(interruption.POLL_S)
             with suppress(TimeoutError):
                 if not (data := guard.recv(1 << 12)):
                     raise self._lost()
                 said = (said + data)[-(1 << 12) :]
             if time.monotonic() > deadline:
                 raise HostUnreachable(
-                    f"{self.name}: its shell does nothing within {self._limits.channel:g} s",
+                    f"{self.name}: its shell does nothing within {self._timeouts.channel:g} s",
                     f"the machine may be overloaded: ssh {self.settings.address} uptime",
                 )
         guard.settimeout(None)
-
-    @property
-    def _limits(self) -> Timeouts:
-        from disagg.fleet.machine.ssh import connection as ssh_open
-
-        return self._timeouts or ssh_open.DEFAULT
 
     def _explained(self, error: BaseException) -> DisaggError:
         from disagg.fleet.machine.ssh.errors import explain
@@ -242,9 +236,9 @@ class _Execution:
     def _wait(self, selector: selectors.BaseSelector) -> None:
         channel = self._channel
         if not channel.eof_received:
-            selector.select(interruption.PATIENCE_S)
+            selector.select(interruption.POLL_S)
         elif not channel.status_event.is_set():  # after the end of output the selector is always ready
-            channel.status_event.wait(interruption.PATIENCE_S)
+            channel.status_event.wait(interruption.POLL_S)
         elif not channel.closed:
             time.sleep(0.005)
 

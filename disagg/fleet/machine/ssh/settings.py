@@ -47,6 +47,21 @@ class Settings:
     explicit: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. connect: for TCP, and again for the key exchange. banner: until sshd sends its version. auth: for each
+    reply during login. channel: for opening one. dead_link: until a connection without traffic counts as broken."""
+
+    connect: float = 8.0
+    banner: float = 6.0
+    auth: float = 15.0
+    channel: float = 10.0
+    dead_link: float = 8.0
+
+
+DEFAULT_TIMEOUTS: Final = Timeouts()
+
+
 def settings_for(host: Host) -> Settings:
     """The settings of a host of hosts.toml. FleetError where ssh_config cannot be read."""
     import paramiko

@@ -21,12 +21,13 @@ import pytest
 
 from disagg.config import Host
 from disagg.errors import Cancelled, CommandFailed, FleetError, HostKeyRefused, HostUnreachable, LoginRefused
-from disagg.fleet.machine import connect
 from disagg.fleet.machine.base import MAX_OUTPUT, Machine
+from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.output import Stream
 from disagg.fleet.machine.posix import Invocation
-from disagg.fleet.machine.ssh.connection import Timeouts
 from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution
+from disagg.fleet.machine.ssh.settings import Timeouts
 from tests.fleet.farm import wait_until
 from tests.testbed.bed import Bed, BedHost
 
@@ -56,7 +57,7 @@ def make(bed: Bed) -> Iterator[Make]:
     """Machines that are closed when the test ends."""
     made: list[SSHMachine] = []
 
-    def machine(name: str = "dgx-spark-1", host: Host | None = None, **options: Any) -> SSHMachine:
+    def machine_for(name: str = "dgx-spark-1", host: Host | None = None, **options: Any) -> SSHMachine:
         made.append(SSHMachine(host or bed.host(name), **options))
         return made[-1]
 
@@ -579,9 +580,9 @@ def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: Be
 
 def test_a_client_that_is_killed_leaves_nothing_running(bed: Bed, there: BedHost, tmp_path: Path) -> None:
     hosts_toml = bed.write_hosts_toml(tmp_path / "hosts.toml")
-    code = "from disagg.config import load; from disagg.fleet.machine.connect import machine; "
+    code = "from disagg.config import load; from disagg.fleet.machine.connect import machine_for; "
     code += f"host = load(__import__('pathlib').Path({str(hosts_toml)!r})).hosts['dgx-spark-1']; "
-    code += "machine(host).run(['sleep', '4325'])"
+    code += "machine_for(host).run(['sleep', '4325'])"
     with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[4]) as client:
         wait_until(lambda: running(there, "sleep 4325"))
         client.kill()
@@ -596,13 +597,13 @@ def test_each_keeps_the_order_and_hides_no_result_behind_an_error(bed: Bed) -> N
     hosts[1] = replace(hosts[1], user="nobody-here")
 
     def action(host: Host) -> str:
-        machine = connect.machine(host)
+        machine = machine_for(host)
         try:
             return machine.run(["echo", host.name]).stdout
         finally:
             machine.close()
 
-    outcomes = connect.each(hosts, action)
+    outcomes = each(hosts, action)
     assert [outcome.host.name for outcome in outcomes] == list(bed.hosts)
     assert [outcome.ok for outcome in outcomes] == [True, False, True, True]
     assert isinstance(outcomes[1].error, LoginRefused)
@@ -614,7 +615,7 @@ def test_ctrl_c_ends_every_host_within_seconds(bed: Bed) -> None:
     errors: list[BaseException] = []
 
     def action(host: Host) -> None:
-        machine = connect.machine(host)
+        machine = machine_for(host)
         try:
             machine.run(["sleep", "4326"])
         except Cancelled as error:
@@ -631,7 +632,7 @@ def test_ctrl_c_ends_every_host_within_seconds(bed: Bed) -> None:
     interrupter.start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        connect.each(hosts, action)
+        each(hosts, action)
     interrupter.join()
     assert time.monotonic() - began < 8 and len(errors) == 4
     wait_until(lambda: not any(running(host, "sleep 4326") for host in bed.hosts.values()), 5)
@@ -646,5 +647,5 @@ def test_a_fault_of_the_action_is_raised_when_the_others_have_ended(bed: Bed) ->
         done.append(host.name)
 
     with pytest.raises(ZeroDivisionError):
-        connect.each([bed.host(name) for name in bed.hosts], action, limit=1)
+        each([bed.host(name) for name in bed.hosts], action, limit=1)
     assert len(done) == 3

@@ -1,0 +1,146 @@
+"""One action on many hosts at the same time.
+
+`each` waits for all hosts, or until a timeout; `in_background` runs an action per host while the caller does something
+else. Both interrupt the commands that machines still run when they are left early.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from typing import Generic, TypeVar
+
+from disagg.config import Host
+from disagg.errors import Cancelled, DisaggError, HostUnreachable
+from disagg.fleet.machine.interruption import interrupted_by
+
+T = TypeVar("T")
+
+_CLEANUP_S = 10.0
+"""How long interrupted actions may take to kill the commands that they run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
+    """The result of an action on one host: `value`, or else `error`. timed_out: the action has not ended."""
+
+    host: Host
+    seconds: float
+    value: T | None = None
+    error: DisaggError | None = None
+    timed_out: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+def each(
+    hosts: Sequence[Host], action: Callable[[Host], T], limit: int = 16, *, timeout: float | None = None
+) -> list[Outcome[T]]:
+    """Run the action for every host, at most `limit` at the same time; outcomes in the hosts' order.
+
+    A DisaggError ends its own host only. Ctrl-C interrupts the commands that machines run, with Cancelled, and is
+    raised again when they have ended. Any other exception is a bug in the action; it is raised after the others end.
+
+    timeout: seconds for all hosts together; they all start at once then, whatever the limit. A host that has not ended
+    in time is interrupted and its thread left behind, since it may hang in the kernel; its outcome is `timed_out`.
+    Ctrl-C leaves all of them behind.
+    """
+    stop = Event()
+    waiting: SimpleQueue[int] = SimpleQueue()
+    ended: _Ended[T] = SimpleQueue()
+    for index in range(len(hosts)):
+        waiting.put(index)
+
+    def work() -> None:
+        with interrupted_by(stop):
+            while True:
+                try:
+                    index = waiting.get_nowait()
+                except Empty:
+                    return
+                ended.put((index, _outcome(hosts[index], action, stop)))
+
+    # Daemon threads: one that hangs in the kernel must not keep an interrupted command from exiting.
+    for number in range(len(hosts) if timeout is not None else min(limit, len(hosts))):
+        Thread(target=work, name=f"host {number}", daemon=True).start()
+    gathered: dict[int, Outcome[T] | BaseException] = {}
+    try:
+        _gather(len(hosts), ended, gathered, None if timeout is None else time.monotonic() + timeout)
+    except BaseException:
+        stop.set()
+        if timeout is None:
+            _gather(len(hosts), ended, gathered, time.monotonic() + _CLEANUP_S)
+        raise
+    stop.set()
+    outcomes = [gathered.get(index) or _late(host, timeout or 0.0) for index, host in enumerate(hosts)]
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
+
+
+@contextmanager
+def in_background(hosts: Sequence[Host], action: Callable[[Host], None]) -> Iterator[None]:
+    """Within, the action runs for every host in a thread of its own.
+
+    Leaving interrupts what they wait for (`interruption`, and commands of machines, raise Cancelled) and waits for
+    their end, at most `_CLEANUP_S`.
+    """
+    stop = Event()
+
+    def work(host: Host) -> None:
+        with interrupted_by(stop):
+            try:
+                action(host)
+            except Cancelled:
+                return
+
+    threads = [Thread(target=work, args=(host,), name=host.name, daemon=True) for host in hosts]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        deadline = time.monotonic() + _CLEANUP_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+_Ended = SimpleQueue[tuple[int, Outcome[T] | BaseException]]
+
+
+def _outcome(host: Host, action: Callable[[Host], T], stop: Event) -> Outcome[T] | BaseException:
+    began = time.monotonic()
+    try:
+        if stop.is_set():
+            raise Cancelled(f"{host.name}: interrupted before it began")
+        value = action(host)
+        return Outcome(host, time.monotonic() - began, value=value)
+    except DisaggError as error:
+        return Outcome(host, time.monotonic() - began, error=error)
+    except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
+        return error
+
+
+def _late(host: Host, timeout: float) -> Outcome[T]:
+    error = HostUnreachable(f"{host.name}: no answer within {timeout:.1f} s", "disagg doctor")
+    return Outcome(host, timeout, error=error, timed_out=True)
+
+
+def _gather(
+    count: int, ended: _Ended[T], gathered: dict[int, Outcome[T] | BaseException], deadline: float | None
+) -> None:
+    """Take what has ended, until all have or the deadline has passed."""
+    while len(gathered) < count:
+        try:
+            index, result = ended.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except Empty:
+            return
+        gathered[index] = result
