@@ -117,10 +117,8 @@ def _poll_all(hosts: Sequence[Host], token: str | None, state: State, timeout_s:
             raise outcome.error or AssertionError("an outcome has a value or an error")
         return outcome.value
 
-    return [
-        status(one)
-        for one in each(hosts, lambda host: _poll(host, token, state, timeout_s), timeout=timeout_s + _SLACK_S)
-    ]
+    outcomes = each(hosts, lambda host: _poll(host, token, state, timeout_s), timeout=timeout_s + _SLACK_S)
+    return [status(outcome) for outcome in outcomes]
 
 
 def _blank(host: Host) -> HostStatus:

@@ -70,9 +70,8 @@ def _first(machine: Machine, news: SimpleQueue[int | BaseException], timeout: fl
         if isinstance(port, BaseException):
             raise port
         return port
-    raise FleetError(
-        f"{machine.name}: the program listens on no port after {timeout:g} s", f"disagg ssh {machine.name}"
-    )
+    message = f"{machine.name}: the program listens on no port after {timeout:g} s"
+    raise FleetError(message, f"disagg ssh {machine.name}")
 
 
 def _port(line: str) -> int | None:
