@@ -5,26 +5,35 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
+import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from disagg.cli import bench, demo, generate, init, plan_capacity, verify
-from disagg.cli.context import Settings, complain
+from disagg.cli.completion import VARIABLE, names_with_colons
+from disagg.cli.context import Output, print_error, print_json
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, trust
+from disagg.cli.options import Command, CommandGroup
 from disagg.cli.signals import terminating
-from disagg.errors import DisaggError
+from disagg.errors import Cancelled, DisaggError, UsageError
 from disagg.version import VERSION
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What writing to an open file fails with where it takes no more. Opening one also tells its name."""
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of writing to an open file whose device is full. An error of opening a file also has its name."""
+_INTERRUPTED = 130
+_CLOSED_PIPE = 128 + signal.SIGPIPE
+"""What a shell reports of a program such as `yes | head` whose reader has closed the pipe."""
+_CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
+"""click's UsageError, which typer does not export: newer versions of typer contain click, older ones import it."""
 
 app = typer.Typer(
     name="disagg",
-    help="One LLM server from machines of different makes: NVIDIA prefills, Apple decodes, the KV cache crosses.",
+    cls=CommandGroup,
+    help="Run LLMs on machines of different makes as one server: NVIDIA hosts do prefill, Apple hosts decode.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # fills the paragraphs of help texts; otherwise they break where the source does
@@ -40,77 +49,120 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="PATH", help="The fleet's file; without it $DISAGG_CONFIG, then ./hosts.toml."
-        ),
-    ] = None,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options of every command."""
-    context.obj = Settings(config)
+    """The options of `disagg` itself."""
 
 
-# In the order in which a newcomer meets them.
-_USE, _SET_UP, _OPERATE = "Use", "Set up a fleet", "Operate it"
-app.command(rich_help_panel=_USE)(demo.demo)
-app.command(rich_help_panel=_USE)(generate.generate)
-app.command(rich_help_panel=_USE)(verify.verify)
+# In the order of a first use.
+_USE, _SET_UP, _OPERATE = "Use a fleet", "Set up a fleet", "Operate a fleet"
+app.command(cls=Command, rich_help_panel=_USE)(demo.demo)
+app.command(cls=Command, rich_help_panel=_USE, context_settings={"allow_extra_args": True})(generate.generate)
+app.command(cls=Command, rich_help_panel=_USE)(verify.verify)
 app.add_typer(bench.app, rich_help_panel=_USE)
-app.command("plan-capacity", rich_help_panel=_USE)(plan_capacity.plan_capacity)
-app.command(rich_help_panel=_SET_UP)(init.init)
-app.command(rich_help_panel=_SET_UP)(trust.trust)
-app.command(rich_help_panel=_SET_UP)(deploy.plan)
-app.command(rich_help_panel=_SET_UP)(deploy.deploy)
+app.command("plan-capacity", cls=Command, rich_help_panel=_USE)(plan_capacity.plan_capacity)
+app.command(cls=Command, rich_help_panel=_SET_UP)(init.init)
+app.command(cls=Command, rich_help_panel=_SET_UP)(trust.trust)
+app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.plan)
+app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.deploy)
 app.add_typer(models.models, rich_help_panel=_SET_UP)
-app.command(rich_help_panel=_SET_UP)(deploy.rollback)
-app.command(rich_help_panel=_SET_UP)(deploy.uninstall)
-app.command(rich_help_panel=_OPERATE)(lifecycle.start)
-app.command(rich_help_panel=_OPERATE)(status.status)
-app.command(rich_help_panel=_OPERATE)(doctor.doctor)
-app.command(rich_help_panel=_OPERATE)(logs.logs)
-app.command(rich_help_panel=_OPERATE)(lifecycle.restart)
-app.command(rich_help_panel=_OPERATE)(lifecycle.stop)
-app.command(rich_help_panel=_OPERATE)(remote.ssh)
-app.command("exec", rich_help_panel=_OPERATE)(remote.exec_)
+app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.rollback)
+app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.uninstall)
+app.command(cls=Command, rich_help_panel=_OPERATE)(lifecycle.start)
+app.command(cls=Command, rich_help_panel=_OPERATE)(status.status)
+app.command(cls=Command, rich_help_panel=_OPERATE)(doctor.doctor)
+app.command(cls=Command, rich_help_panel=_OPERATE)(logs.logs)
+app.command(cls=Command, rich_help_panel=_OPERATE)(lifecycle.restart)
+app.command(cls=Command, rich_help_panel=_OPERATE)(lifecycle.stop)
+app.command(cls=Command, rich_help_panel=_OPERATE)(remote.ssh)
+app.command("exec", cls=Command, rich_help_panel=_OPERATE)(remote.exec_)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command line and exit: 0, or the error's own code. Errors are one message on stderr."""
-    # A second Ctrl-C lands in asyncio's clean-up, which would log the tasks it tore down with their tracebacks.
+    """Run one command line and exit with 0 or the error's exit code. An error is one message on stderr."""
+    # A second Ctrl-C interrupts asyncio's clean-up, which would log the tasks it cancels with their tracebacks.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    Output.quiet = Output.printed_json = False
     with terminating():
-        _run(sys.argv[1:] if arguments is None else arguments)
+        sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
-def _run(arguments: Sequence[str]) -> None:
+def _run(arguments: Sequence[str]) -> int:
     try:
-        app(args=list(arguments), prog_name="disagg")
+        code = invoke(arguments)
+        sys.stdout.flush()
+        return code
     except DisaggError as error:
-        _fail(error)
+        return _report(error, arguments)
     except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        _silence_stdout()
-        sys.exit(1)
+        _report_json(Cancelled("interrupted"), arguments)
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
+        _discard_stdout()
+        return _CLOSED_PIPE
     except OSError as error:
-        if error.errno not in _FULL or error.filename is not None:
+        if error.errno not in _NO_SPACE or error.filename is not None:
             raise
-        _silence_stdout()
-        _fail(DisaggError(f"cannot write the output: {error.strerror}", "make room where it is redirected to"))
+        _discard_stdout()
+        reason = f"cannot write the output: {error.strerror}"
+        return _report(DisaggError(reason, "free space on the device that stdout is redirected to"), ())
 
 
-def _fail(error: DisaggError) -> NoReturn:
-    complain(error)
-    sys.exit(error.exit_code)
+def invoke(arguments: Sequence[str]) -> int:
+    """Run the command; its exit code. Raises DisaggError, also for a command line that is wrong."""
+    command = typer.main.get_command(app)
+    try:
+        if VARIABLE in os.environ:
+            with names_with_colons():
+                command(list(arguments), prog_name="disagg")
+        with command.make_context("disagg", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except typer.Abort:
+        return _INTERRUPTED
+    except _CommandLineError as error:
+        return _explain(error)
+    return 0
 
 
-def _silence_stdout() -> None:
-    """Nothing more is written to stdout, also not what is left in its buffer when the interpreter ends."""
+def _explain(error: Any) -> int:
+    """Raise the UsageError that says what is wrong with the command line; only print the help if there was no word."""
+    path = error.ctx.command_path if error.ctx is not None else "disagg"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return int(error.exit_code)
+    message = re.sub(
+        r"^Invalid value for (.*?): ", lambda match: match[1].replace("'", "") + ": ", error.format_message()
+    )
+    raise UsageError(message[:1].lower() + message[1:].rstrip("."), f"see `{path} --help`")
+
+
+def _report(error: DisaggError, arguments: Sequence[str]) -> int:
+    print_error(error)
+    _report_json(error, arguments)
+    return error.exit_code
+
+
+def _report_json(error: DisaggError, arguments: Sequence[str]) -> None:
+    """With --json, print the error as the one object on stdout, unless the command has printed its own."""
+    if wants_json(arguments) and not Output.printed_json:
+        print_json({"error": error.to_json()})
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether this command line asks for JSON on stdout. `disagg bench --json FILE` writes a file, unless it is `-`."""
+    words = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    if "--json" not in words:
+        return "--json=-" in words
+    takes_file = "bench" in words and not {"link", "handoff"} & set(words)
+    return not takes_file or words[words.index("--json") + 1 :][:1] == ["-"]
+
+
+def _discard_stdout() -> None:
+    """Write nothing more to stdout, including what the interpreter would flush at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,13 +1,14 @@
-"""What commands share: which hosts.toml they mean, and where they write."""
+"""What all commands share: which hosts.toml they use, where they write, and how an error is shown."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -22,13 +23,13 @@ CONFIG_VARIABLE = "DISAGG_CONFIG"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The global options. `config` is None where --config was not given."""
+    """The options of every command. `config`: None without --config."""
 
     config: Path | None = None
 
     @property
     def path(self) -> Path:
-        """--config, else $DISAGG_CONFIG, else ./hosts.toml. ConfigError if that file is not there."""
+        """--config, else $DISAGG_CONFIG, else ./hosts.toml. ConfigError if that file does not exist."""
         named = self.config or (Path(variable) if (variable := os.environ.get(CONFIG_VARIABLE)) else None)
         path = named or Path("hosts.toml")
         if not path.exists():
@@ -37,16 +38,23 @@ class Settings:
         return path
 
     def fleet(self) -> Fleet:
-        """The fleet these options mean."""
+        """The fleet that this file describes."""
         from disagg.config import load
 
         return load(self.path)
 
 
 def settings(context: typer.Context) -> Settings:
-    """The global options of this command line."""
-    found = context.find_root().obj
-    return found if isinstance(found, Settings) else Settings()
+    """The settings of this command line."""
+    stored = context.find_root().obj
+    return stored if isinstance(stored, Settings) else Settings()
+
+
+class Output:
+    """State of one command's output. `quiet`: nothing but errors on stderr. `printed_json`: stdout has its object."""
+
+    quiet = False
+    printed_json = False
 
 
 def stdout() -> Console:
@@ -55,35 +63,46 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """For progress, metrics and errors."""
+    """For progress, metrics and notes. Prints nothing with --quiet."""
+    return Console(stderr=True, highlight=False, quiet=Output.quiet)
+
+
+def error_console() -> Console:
+    """For errors and questions, with --quiet too."""
     return Console(stderr=True, highlight=False)
 
 
-def complain(error: DisaggError) -> None:
-    """Show an error on stderr: between words broken for a terminal, each line in one piece for a file."""
+def print_json(body: Mapping[str, Any]) -> None:
+    """Print the one JSON object of --json on stdout."""
+    Output.printed_json = True
+    typer.echo(json.dumps(body, indent=2))
+
+
+def print_error(error: DisaggError) -> None:
+    """Show an error on stderr: wrapped between words on a terminal, unwrapped in a file."""
     from disagg.cli.views.errors import error_view
 
-    console = stderr()
+    console = error_console()
     console.print(error_view(error), soft_wrap=not console.is_terminal)
 
 
 @contextmanager
-def told_when_interrupted(state: str) -> Iterator[None]:
-    """Say in which state an interruption leaves the hosts."""
+def note_if_interrupted(state: str) -> Iterator[None]:
+    """On Ctrl-C, print in which state the hosts are left."""
     try:
         yield
     except KeyboardInterrupt:
-        stderr().print(f"interrupted: {state}")
+        error_console().print(f"interrupted: {state}")
         raise
 
 
-def agreed(question: str, console: Console) -> bool:
-    """Whether a person at the terminal says yes; no is the default. Ctrl-C is a KeyboardInterrupt, as anywhere."""
+def confirm(question: str, console: Console) -> bool:
+    """Ask a yes-or-no question on the terminal; no is the default. Ctrl-C raises KeyboardInterrupt."""
     try:
         answer = console.input(f"{question} [y/N]: ", markup=False)
     except EOFError:
         answer = ""
     except KeyboardInterrupt:
-        console.print()  # what is said next begins a line of its own
+        console.print()  # the next message starts on its own line
         raise
     return answer.strip().lower() in ("y", "yes")

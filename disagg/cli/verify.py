@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.completion import complete_model
+from disagg.cli.context import print_json, settings, stderr, stdout
+from disagg.cli.options import AsJson
 from disagg.errors import DisaggError
 
 if TYPE_CHECKING:
@@ -28,14 +29,19 @@ def verify(
     context: typer.Context,
     *,
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model of hosts.toml, or the path of a model folder.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model of hosts.toml, or the path of a model folder.",
+            autocompletion=complete_model,
+        ),
     ],
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the answer.")] = None,
     chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens per prefill chunk.")] = None,
     dtype: Annotated[DTypeName | None, typer.Option(help="Of weights, KV and compute.")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 1800.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run MODEL through the hand-off and through each engine alone, and compare. Exit code 1: they differ."""
     from disagg.fleet.machine.process import python_command, run_json
@@ -49,10 +55,10 @@ def verify(
             result = run_json(argv, environment, timeout)
     except DisaggError as error:
         if as_json:
-            typer.echo(json.dumps({"error": error.to_json(), "ok": False}, indent=2))
+            print_json({"error": error.to_json(), "ok": False})
         raise
     if as_json:
-        typer.echo(json.dumps(result, indent=2))
+        print_json(result)
     else:
         from disagg.cli.views.verify import verify_view
 

@@ -30,7 +30,7 @@ class Answer:
     def to_json(self) -> dict[str, Any]:
         """The answer as `--json` prints it; token log-probabilities only where there are alternatives."""
         if self.completion is None:
-            return {"model": self.model, "error": self.error.to_json() if self.error else None}
+            return {"model": self.model, "text": self.text, "error": self.error.to_json() if self.error else None}
         done = self.completion
         body: dict[str, Any] = {
             "model": self.model,

@@ -56,10 +56,10 @@ def test_commands_that_need_no_engine_import_none(
 def test_an_error_is_one_message_on_stderr_with_its_exit_code(
     error: Any, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(**arguments: Any) -> None:
+    def fail(arguments: list[str]) -> int:
         raise error
 
-    monkeypatch.setattr(app, "app", fail)
+    monkeypatch.setattr(app, "invoke", fail)
     assert run("anything") == code
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
@@ -69,19 +69,19 @@ def test_an_error_is_one_message_on_stderr_with_its_exit_code(
 def test_markup_in_an_error_is_shown_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(**arguments: Any) -> None:
+    def fail(arguments: list[str]) -> int:
         raise ConfigError("hosts.toml: [hosts.a] is wrong [bold]")
 
-    monkeypatch.setattr(app, "app", fail)
+    monkeypatch.setattr(app, "invoke", fail)
     run("anything")
     assert "[hosts.a] is wrong [bold]" in capsys.readouterr().err
 
 
 def test_an_interruption_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(**arguments: Any) -> None:
+    def interrupted(arguments: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(app, "app", interrupted)
+    monkeypatch.setattr(app, "invoke", interrupted)
     assert run("anything") == 130
 
 
@@ -121,10 +121,10 @@ def test_output_into_a_closed_pipe_is_no_traceback(tmp_path: Path, monkeypatch: 
 
 
 def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**arguments: Any) -> None:
+    def fail(arguments: list[str]) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "some file")
 
-    monkeypatch.setattr(app, "app", fail)
+    monkeypatch.setattr(app, "invoke", fail)
     with pytest.raises(OSError, match="No space left"):
         app.main(["anything"])
 
@@ -154,7 +154,7 @@ def test_help_texts_are_filled_and_name_arguments_as_the_usage_does(capsys: pyte
         (["exec"], "disagg exec [OPTIONS] {CMD}..."),
         (["trust"], "disagg trust [OPTIONS] [HOST]..."),
         (["models", "pull"], "disagg models pull [OPTIONS] [MODEL]..."),
-        (["generate"], "disagg generate [OPTIONS] [PROMPT]"),
+        (["generate"], "disagg generate [OPTIONS] [MODEL] [PROMPT]"),
     ):
         assert run(*command, "--help") == 0
         assert usage in capsys.readouterr().out

@@ -114,7 +114,7 @@ def test_a_failed_models_error_is_in_the_json(
     fake_client.on_stream = staticmethod(fail)
     assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "--json", "x") == 3
     results = json.loads(capsys.readouterr().out)["results"]
-    assert results[0] == {"model": "tiny", "error": {"code": "Overloaded", "message": "full", "hint": ""}}
+    assert results[0] == {"model": "tiny", "text": "", "error": {"code": "Overloaded", "message": "full", "hint": ""}}
 
 
 def test_which_model_must_be_said_where_there_are_several(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,11 +145,11 @@ def test_the_prompt_comes_from_a_file_or_stdin_as_it_is(
         (b"\n", ["-"], "the prompt from stdin is empty"),
         (b"\xff", ["-"], "the prompt from stdin is not UTF-8"),
         (b"", [""], "the prompt from PROMPT is empty"),
-        (b"", [], "there is no prompt"),
+        (b"", [], "the prompt from stdin is empty"),
         (b"", ["x", "-f", "y"], "there are two prompts"),
         (b"", ["-f", "/no/such/file"], "cannot read the prompt from /no/such/file: No such file or directory"),
         (b"", ["-f", "/"], "cannot read the prompt from /: Is a directory"),
-        (b"", ["x", "--logprobs", "2"], "--logprobs shows its numbers in JSON only"),
+        (b"", ["x", "--logprobs", "2"], "--logprobs: its figures are printed as JSON only"),
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_one_clear_error(
@@ -195,7 +195,7 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(
     os.close(reading)
     pipe = os.fdopen(writing, "w")
     monkeypatch.setattr(sys, "stdout", pipe)
-    assert run("--config", two, "generate", *models, "x") == 1
+    assert run("--config", two, "generate", *models, "x") == 128 + signal.SIGPIPE
     assert capsys.readouterr().err == ""
     with contextlib.suppress(BrokenPipeError):  # what could not be written is still in its buffer
         pipe.close()

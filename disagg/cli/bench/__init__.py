@@ -12,8 +12,9 @@ from __future__ import annotations
 import typer
 
 from disagg.cli.bench import arguments, handoff, link, load
+from disagg.cli.options import Command
 
 app = typer.Typer(name="bench", cls=arguments.Group, invoke_without_command=True)
 app.callback(invoke_without_command=True)(load.load)
-app.command("handoff")(handoff.handoff)
-app.command("link")(link.link)
+app.command("handoff", cls=Command)(handoff.handoff)
+app.command("link", cls=Command)(link.link)

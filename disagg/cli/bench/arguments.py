@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import typer
-from typer.core import TyperGroup
 
+from disagg.cli.options import CommandGroup
 from disagg.errors import UsageError
 
 T = TypeVar("T", int, float)
 
 
-class Group(TyperGroup):
+class Group(CommandGroup):
     """Lets --goodput and --watts take several pairs at once: `--goodput ttft:500 tpot:50`."""
 
     def parse_args(self, ctx: object, args: list[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from disagg.cli.completion import complete_model, complete_role
-from disagg.cli.context import agreed, settings, stderr, stdout, told_when_interrupted
-from disagg.cli.fleet.lifecycle import Hosts
+from disagg.cli.completion import complete_model
+from disagg.cli.context import confirm, note_if_interrupted, print_json, settings, stderr, stdout
+from disagg.cli.options import AsJson, Hosts, RoleName, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -20,21 +19,10 @@ if TYPE_CHECKING:
     from disagg.fleet.deploy.steps import Plan
     from disagg.fleet.facts.host import HostFacts
 
-RoleOption = Annotated[
-    str | None,
-    typer.Option(
-        "--role",
-        metavar="ROLE",
-        help="Only hosts with this role: prefill or decode.",
-        autocompletion=complete_role,
-    ),
-]
 ModelOption = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="NAME", help="Only hosts of this model.", autocompletion=complete_model),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 _INTERRUPTED: Final = {
     "deploy": "each host has the release it had, or the whole new one; `disagg deploy` goes on from here",
     "rollback": "some hosts may have gone back, others not; `disagg plan` shows what would bring each one forward",
@@ -47,9 +35,9 @@ def plan(
     context: typer.Context,
     *,
     host: Hosts = None,
-    role: RoleOption = None,
+    role: RoleName = None,
     model: ModelOption = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what `disagg deploy` would do, step by step. Changes nothing."""
     fleet = settings(context).fleet()
@@ -61,7 +49,7 @@ def deploy(
     context: typer.Context,
     *,
     host: Hosts = None,
-    role: RoleOption = None,
+    role: RoleName = None,
     model: ModelOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only, as `disagg plan` does.")] = False,
     yes: Yes = False,
@@ -73,7 +61,7 @@ def deploy(
         ),
     ] = True,
     break_lock: BreakLock = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Bring this disagg, its environment and its settings to the hosts. Running servers are not restarted.
 
@@ -94,7 +82,7 @@ def deploy(
 
 
 def rollback(
-    context: typer.Context, *, host: Hosts = None, break_lock: BreakLock = False, as_json: Json = False
+    context: typer.Context, *, host: Hosts = None, break_lock: BreakLock = False, as_json: AsJson = False
 ) -> None:
     """Go back to the release before the current one. Running servers are not restarted."""
     from disagg.fleet.deploy.plan import rollback as decide
@@ -111,7 +99,7 @@ def uninstall(
     models: Annotated[bool, typer.Option("--models", help="Remove ~/.disagg/models too.")] = False,
     yes: Yes = False,
     break_lock: BreakLock = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stop the servers and remove all of disagg from the hosts, but models."""
     from disagg.fleet.deploy.plan import uninstall as planned
@@ -177,7 +165,7 @@ def _run(
 
     progress = Progress(stderr())
     with Deployment(hosts, decide, why, progress.report) as deployment:
-        with told_when_interrupted("nothing was changed"):
+        with note_if_interrupted("nothing was changed"):
             with stderr().status("reading facts …"):
                 planned = deployment.plan()
             changing = [report for report in planned if report.result == "planned"]
@@ -185,10 +173,10 @@ def _run(
                 return planned
             if question is not None and sys.stdin.isatty():
                 stderr().print(plan_view(planned))
-                if not agreed(f"{question} on {len(changing)} of {counted(len(hosts), 'host')}?", stderr()):
+                if not confirm(f"{question} on {len(changing)} of {counted(len(hosts), 'host')}?", stderr()):
                     stderr().print("nothing was changed")
                     raise typer.Exit(1)
-        with told_when_interrupted(_INTERRUPTED[why]), progress:
+        with note_if_interrupted(_INTERRUPTED[why]), progress:
             return deployment.carry_out(planned, break_lock)
 
 
@@ -230,4 +218,4 @@ def _print_json(fleet: Fleet, reports: list[DeployResult]) -> None:
         "ok": all(report.ok for report in reports),
         "hosts": [report.to_json() for report in reports],
     }
-    typer.echo(json.dumps(body, indent=2))
+    print_json(body)

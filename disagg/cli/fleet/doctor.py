@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
-
 import typer
 
-from disagg.cli.context import settings, stderr, stdout
-from disagg.cli.fleet.lifecycle import Hosts
+from disagg.cli.context import print_json, settings, stderr, stdout
+from disagg.cli.options import AsJson, Hosts
 
 
 def doctor(
     context: typer.Context,
     *,
     host: Hosts = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Examine the hosts and measure the links that KV takes. Changes nothing.
 
@@ -28,7 +25,7 @@ def doctor(
     with stderr().status("examining …") as status:
         diagnosis = examine(fleet, State.of(fleet), host or (), tell=lambda what: status.update(f"examining {what} …"))
     if as_json:
-        typer.echo(json.dumps({"fleet": fleet.name, **diagnosis.to_json()}, indent=2))
+        print_json({"fleet": fleet.name, **diagnosis.to_json()})
     else:
         from disagg.cli.views.fleet.doctor import doctor_view
 

@@ -6,22 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.completion import complete_host
-from disagg.cli.context import Settings, settings, stderr, stdout, told_when_interrupted
+from disagg.cli.context import Settings, note_if_interrupted, settings, stderr, stdout
+from disagg.cli.options import Hosts
 
 if TYPE_CHECKING:
     from disagg.fleet.lifecycle.fleet_servers import FleetServers, ServerResult
 
-Hosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--host",
-        metavar="NAME",
-        help="Only this host; may be repeated.",
-        show_default=False,
-        autocompletion=complete_host,
-    ),
-]
 Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait for the servers to be healthy.")]
 
 
@@ -31,7 +21,7 @@ def start(context: typer.Context, host: Hosts = None, timeout: Timeout = 300.0) 
     Exit code 0: all healthy; 1: a host failed; 3: some still load, and were left running; 4: a machine does not answer.
     """
     lifecycle = _lifecycle(settings(context))
-    with told_when_interrupted("what this command had started is stopped again"):
+    with note_if_interrupted("what this command had started is stopped again"):
         results = lifecycle.start(host or (), timeout)
     _finish(lifecycle, results)
 
@@ -45,7 +35,7 @@ def stop(
 ) -> None:
     """Stop the fleet's servers: requests in progress are finished first."""
     lifecycle = _lifecycle(settings(context))
-    with told_when_interrupted("servers may still run; `disagg status` shows which"):
+    with note_if_interrupted("servers may still run; `disagg status` shows which"):
         results = lifecycle.stop(host or (), everything)
     _finish(lifecycle, results)
 
@@ -63,7 +53,7 @@ def restart(
     Where one does not come back, the other hosts of its model are left as they are. Exit codes as of `start`.
     """
     lifecycle = _lifecycle(settings(context))
-    with told_when_interrupted("what was started goes on; `disagg status` shows what does not run"):
+    with note_if_interrupted("what was started goes on; `disagg status` shows what does not run"):
         results = lifecycle.restart(host or (), timeout, all_at_once)
     _finish(lifecycle, results)
 

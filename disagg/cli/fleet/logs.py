@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import complain, settings, stdout
-from disagg.cli.fleet.lifecycle import Hosts
+from disagg.cli.context import print_error, settings, stdout
+from disagg.cli.options import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) 
     for line in found:
         out.print(view.line(line), soft_wrap=True)
     for error in errors:
-        complain(error)
+        print_error(error)
     return max((error.exit_code for error in errors), default=0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.completion import complete_model
-from disagg.cli.context import agreed, settings, stderr, stdout
-from disagg.cli.fleet.lifecycle import Hosts
+from disagg.cli.context import confirm, print_json, settings, stderr, stdout
+from disagg.cli.options import AsJson, Command, CommandGroup, Hosts, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 models = typer.Typer(
     name="models",
+    cls=CommandGroup,
     help="Bring models to the hosts, list them, remove them.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -28,11 +28,10 @@ Named = Annotated[
     list[str] | None,
     typer.Argument(metavar="MODEL", help="Models of hosts.toml.", autocompletion=complete_model),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
-@models.command()
-def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: Json = False) -> None:
+@models.command(cls=Command)
+def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: AsJson = False) -> None:
     """Bring the models to the hosts that serve them: one download from the hub, then copies from host to host.
 
     A model that is there stays as it is. What was broken off goes on where it ended.
@@ -54,14 +53,14 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
     lost = {name: error for name, error in errors.items() if any(one.name == name for one in wanted)}
     if as_json:
         body = {"fleet": fleet.name, "hosts": [one.to_json() for one in done], "errors": _json_errors(lost)}
-        typer.echo(json.dumps(body, indent=2))
+        print_json(body)
     else:
         stdout().print(pulled_view(done, lost))
     _finish([*lost.values(), *(one.error for one in done if one.error is not None)])
 
 
-@models.command("list")
-def list_models(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: Json = False) -> None:
+@models.command("list", cls=Command)
+def list_models(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: AsJson = False) -> None:
     """Show each host's model: its size, its revision, whether it is whole."""
     from disagg.cli.views.fleet.models import stocks_view
     from disagg.fleet.models.pull import Models
@@ -71,19 +70,19 @@ def list_models(context: typer.Context, model: Named = None, *, host: Hosts = No
         stocks, errors = _survey(these, _chosen(fleet, model, host))
     if as_json:
         rows = [{"host": one.host.name, "model": one.host.model, **one.wanted.to_json()} for one in stocks]
-        typer.echo(json.dumps({"fleet": fleet.name, "hosts": rows, "errors": _json_errors(errors)}, indent=2))
+        print_json({"fleet": fleet.name, "hosts": rows, "errors": _json_errors(errors)})
     else:
         stdout().print(stocks_view(stocks, errors))
     _finish(list(errors.values()))
 
 
-@models.command()
+@models.command(cls=Command)
 def rm(
     context: typer.Context,
     model: Named = None,
     *,
     host: Hosts = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Remove models that were pulled or carried to the hosts. Folders named by their path in hosts.toml stay."""
     from disagg.cli.views.fleet.models import removed_view, stocks_view
@@ -107,7 +106,7 @@ def rm(
         by_name = {one.host.name: one for one in there if removable(one) or one.wanted.state != "absent"}
         if by_name and not yes:
             stderr().print(stocks_view([*by_name.values()], {}))
-            if not agreed(f"Remove from {counted(len(by_name), 'host')}?", stderr()):
+            if not confirm(f"Remove from {counted(len(by_name), 'host')}?", stderr()):
                 stderr().print("nothing was removed")
                 raise typer.Exit(1)
         going = [one.host for one in by_name.values()]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.completion import complete_host, complete_role
-from disagg.cli.context import complain, settings, stderr, stdout
-from disagg.cli.fleet.lifecycle import Hosts
+from disagg.cli.completion import complete_host
+from disagg.cli.context import print_error, settings, stderr, stdout
+from disagg.cli.options import Hosts, RoleName
 
 if TYPE_CHECKING:
     from disagg.config import Host
@@ -48,10 +48,7 @@ def exec_(
     *,
     command: Annotated[list[str], typer.Argument(metavar="CMD", help="Behind --: what to run.")],
     host: Hosts = None,
-    role: Annotated[
-        str | None,
-        typer.Option("--role", metavar="ROLE", help="Only hosts with this role.", autocompletion=complete_role),
-    ] = None,
+    role: RoleName = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until the command is ended.")] = 600.0,
 ) -> None:
     """Run CMD on all hosts at the same time; every line of output begins with its host.
@@ -86,7 +83,7 @@ def _finish(outcomes: Sequence[Outcome[CommandResult]]) -> None:
     codes = set()
     for one in outcomes:
         if one.error is not None:
-            complain(one.error)
+            print_error(one.error)
             codes.add(one.error.exit_code)
         elif one.value is not None and not one.value.ok:
             stderr().print(f"{one.host.name}: exit code {one.value.code}", style="bold red", soft_wrap=True)

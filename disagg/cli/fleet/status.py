@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import settings, stdout
-from disagg.cli.fleet.lifecycle import Hosts
+from disagg.cli.context import print_json, settings, stdout
+from disagg.cli.options import AsJson, Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ def status(
     *,
     host: Hosts = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until interrupted.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: AsJson = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks with --watch.")] = 2.0,
     timeout: Annotated[float, typer.Option(min=0.2, help="Seconds for a look: half by HTTP, the rest by SSH.")] = 6.0,
 ) -> None:
@@ -53,7 +52,7 @@ def status(
     statuses = look()
     if as_json:
         body = {"fleet": fleet.name, "ok": exit_code(statuses) == 0, "hosts": [one.to_json() for one in statuses]}
-        typer.echo(json.dumps(body, indent=2))
+        print_json(body)
     else:
         from disagg.cli.views.fleet.health import health_view
 

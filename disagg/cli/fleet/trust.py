@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.completion import complete_host
-from disagg.cli.context import agreed, complain, settings, stdout
+from disagg.cli.context import confirm, print_error, settings, stdout
 from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def trust(
         except UsageError:
             raise
         except DisaggError as error:  # the others are asked about all the same
-            complain(error)
+            print_error(error)
             codes.add(error.exit_code)
     if codes:
         raise typer.Exit(4 if 4 in codes else 1)
@@ -58,7 +58,7 @@ def _trust(host: Host, yes: bool) -> bool:
         _say(f"  {offer.key.kind} {offer.key.fingerprint}")  # a line of its own: it is to be compared by eye
         if known:
             continue
-        if not yes and not _agreed(offer):
+        if not yes and not _confirmed(offer):
             _say("  not added")
             return False
         offer.accept()
@@ -70,7 +70,7 @@ def _say(line: str) -> None:
     stdout().print(line, soft_wrap=True, markup=False)
 
 
-def _agreed(offer: Offer) -> bool:
+def _confirmed(offer: Offer) -> bool:
     """Whether a person says yes. UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise UsageError(
@@ -79,4 +79,4 @@ def _agreed(offer: Offer) -> bool:
         )
     kind = next(kind for kind in ("ed25519", "ecdsa", "rsa", "*") if kind in offer.key.kind or kind == "*")
     _say(f"  compare it on the machine: ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub")
-    return agreed("  is it the machine's own?", stdout())
+    return confirm("  is it the machine's own?", stdout())

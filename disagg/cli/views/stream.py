@@ -1,11 +1,14 @@
-"""Answers while they arrive, one panel per model, and when they are whole."""
+"""Answers while they arrive and when they are complete: as text, or in one panel per model."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from typing import Final, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
@@ -14,9 +17,12 @@ from rich.text import Text
 from disagg.cli.views.units import speed
 from disagg.inference.several import Answer
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_SIDE_BY_SIDE = 50  # columns a panel needs
-_LIVE_LINES = 24
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SIDE_BY_SIDE: Final = 50  # columns of a panel
+_LIVE_LINES: Final = 24
+_FRAMES_PER_S: Final = 12
+# While a frame is drawn, the thread that reads the sockets waits at most this long for the interpreter, not 5 ms.
+_SWITCH_INTERVAL_S: Final = 0.0005
 
 
 def printable(text: str) -> str:
@@ -24,8 +30,86 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
+class AnswersView:
+    """Shows answers while the block runs. This one shows nothing, as for --json."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self.answers = answers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def arrived(self, answer: Answer, text: str) -> None:
+        """Called with each piece of text, which `answer` already has, and once more when the answer is complete."""
+
+    def finish(self) -> None:
+        """Show what is not shown yet of answers that are complete, failed or interrupted."""
+
+
+class OneText(AnswersView):
+    """The text of one answer on stdout as it arrives. Control characters reach files and pipes, but no terminal."""
+
+    def arrived(self, answer: Answer, text: str) -> None:
+        _write(printable(text) if sys.stdout.isatty() else text)
+
+    def finish(self) -> None:
+        text = self.answers[0].text
+        if text and not text.endswith("\n"):
+            _write("\n")
+
+
+class HeadedTexts(AnswersView):
+    """Each text under a header once it is complete, for files and pipes."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        super().__init__(answers)
+        self._written: set[str] = set()
+
+    def arrived(self, answer: Answer, text: str) -> None:
+        if answer.completion is not None:
+            self._written.add(answer.model)
+            _write(f"== {answer.model} ==\n{answer.text}\n")
+
+    def finish(self) -> None:
+        for answer in self.answers:
+            if answer.text and answer.model not in self._written:
+                _write(f"== {answer.model} (incomplete) ==\n{answer.text}\n")
+
+
+class Panels(AnswersView):
+    """One panel per model on the terminal, drawn anew in a thread of its own while the texts arrive; the complete
+    panels at the end."""
+
+    def __init__(self, answers: Sequence[Answer], prompt: str, console: Console) -> None:
+        super().__init__(answers)
+        self._prompt, self._console = prompt, console
+        view = LiveView(prompt, answers)
+        self._live = Live(view, console=console, refresh_per_second=_FRAMES_PER_S, transient=True)
+        self._switch_interval = sys.getswitchinterval()
+
+    def __enter__(self) -> Self:
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+        sys.setswitchinterval(self._switch_interval)
+
+    def finish(self) -> None:
+        self._console.print(final_view(self._prompt, self.answers, self._console.width))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 class LiveView:
-    """The answers as they are now, in the space the terminal has now."""
+    """The answers as they are now, in the size that the terminal has now."""
 
     def __init__(self, prompt: str, answers: Sequence[Answer]) -> None:
         self._prompt, self._answers = prompt, answers
@@ -38,7 +122,7 @@ class LiveView:
 
 
 def final_view(prompt: str, answers: Sequence[Answer], width: int) -> RenderableType:
-    """The whole answers, side by side where the width allows it."""
+    """The complete texts, side by side if the width allows it."""
     return arranged([_panel(prompt, answer, None) for answer in answers], _fits_beside(answers, width))
 
 
@@ -73,7 +157,7 @@ def _panel(prompt: str, answer: Answer, rows: int | None) -> Panel:
 
 
 def _footer(answer: Answer) -> str:
-    """Tokens so far, or how it ended."""
+    """Tokens so far, or how the answer ended."""
     if answer.error is not None:
         return answer.error.message
     if answer.completion is not None:
@@ -83,13 +167,14 @@ def _footer(answer: Answer) -> str:
 
 
 class _Tail:
-    """The last `rows` lines of a text, as wrapped to the width it gets."""
+    """The last `rows` lines of a text, wrapped to the width it gets. Wraps no more text than can fit."""
 
     def __init__(self, text: Text, rows: int) -> None:
         self.text, self.rows = text, rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = self.text.wrap(console, options.max_width, overflow="fold", tab_size=4)
+        end = Text("\n").join(self.text.split("\n", allow_blank=True)[-self.rows :])
+        lines = end[-self.rows * options.max_width :].wrap(console, options.max_width, overflow="fold", tab_size=4)
         yield Text("\n").join(lines[-self.rows :])
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:

@@ -51,4 +51,4 @@ def test_an_unknown_model_is_refused_with_those_there_are(
 ) -> None:
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     assert run("--config", path, "models", "pull", "llama") == 2
-    assert "there are qwen3-coder:30b" in capsys.readouterr().err
+    assert "it has qwen3-coder:30b" in capsys.readouterr().err

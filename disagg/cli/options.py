@@ -1,0 +1,116 @@
+"""Options that several commands have, and those of sampling with the bounds that the servers apply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from disagg.api.base import Bounds, bounds
+from disagg.api.sampling import Sampling
+from disagg.cli.completion import complete_host, complete_role
+from disagg.cli.context import Output, settings
+
+_MAX_NAMED: Final = 1e12
+
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="Only this host; repeatable.",
+        show_default=False,
+        autocompletion=complete_host,
+    ),
+]
+RoleName = Annotated[
+    str | None,
+    typer.Option("--role", metavar="ROLE", help="Only hosts with this role.", autocompletion=complete_role),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+class Command(TyperCommand):
+    """A command that also takes the options of every command: `disagg status --config FILE`."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.params += _shared_options()
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands that also takes the options of every command: `disagg --config FILE status`."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.params += _shared_options()
+
+
+def _use_config(context: typer.Context, value: Path | None) -> None:
+    if value is not None:
+        context.find_root().obj = replace(settings(context), config=value)
+
+
+def _use_quiet(context: typer.Context, value: bool) -> None:
+    Output.quiet = Output.quiet or value
+
+
+_shared = typer.Typer(add_completion=False)
+
+
+@_shared.command()
+def _options_of_every_command(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="PATH",
+            help="The fleet's file. Default: $DISAGG_CONFIG, else ./hosts.toml.",
+            expose_value=False,
+            callback=_use_config,
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Print results and errors only.", expose_value=False, callback=_use_quiet),
+    ] = False,
+) -> None:
+    """Never run: typer builds the options from this signature."""
+
+
+def _shared_options() -> list[Any]:
+    return list(typer.main.get_command(_shared).params)
+
+
+def sampling_option(field: str, metavar: str = "N") -> Any:
+    """The option of a field of Sampling. Its help states the range; a value outside it is a usage error."""
+    limits = bounds(Sampling, field)
+
+    def check(value: Any) -> Any:
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if any(not _within(one, limits) for one in values):
+            raise typer.BadParameter(f"{range_text(limits)} (got {value})")
+        return value
+
+    range_note = f" {range_text(limits).capitalize()}." if range_text(limits) else ""
+    return typer.Option(metavar=metavar, help=limits.description + range_note, callback=check)
+
+
+def range_text(limits: Bounds) -> str:
+    """`0 to 10`, `over 0, at most 1`, `at least 0`; empty without bounds. A bound of 64-bit integers is not named."""
+    low, high = limits.minimum, limits.maximum
+    if low is None:
+        return ""
+    if high is None or high > _MAX_NAMED:
+        return f"{'over' if limits.exclusive_minimum else 'at least'} {low:g}"
+    return f"over {low:g}, at most {high:,.10g}" if limits.exclusive_minimum else f"{low:g} to {high:,.10g}"
+
+
+def _within(value: float, limits: Bounds) -> bool:
+    low, high = limits.minimum, limits.maximum
+    above = low is None or value > low or (value == low and not limits.exclusive_minimum)
+    return above and (high is None or value <= high)
