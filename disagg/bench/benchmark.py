@@ -1,4 +1,4 @@
-"""A benchmark from what was asked for to its Result: plan it, check it, play it, judge it."""
+"""A benchmark from what was asked for to its BenchResult: plan it, check it, play it, judge it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from disagg.bench import datasets, energy, load
 from disagg.bench.plan import MAX_REQUESTS, Load, Plan, Point
-from disagg.bench.records import MODES, Mode, Played
-from disagg.bench.result import Result, gather, judge
+from disagg.bench.records import MODES, Mode, TurnResult
+from disagg.bench.result import BenchResult, gather, judge
 from disagg.bench.workloads import RandomTokens, Texts, Trace, Workload
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable, UsageError
@@ -24,7 +24,7 @@ from disagg.token import fleet_token
 if TYPE_CHECKING:
     import httpx
 
-Kind = Literal["random", "prompts", "sharegpt", "mooncake"]
+WorkloadKind = Literal["random", "prompts", "sharegpt", "mooncake"]
 DEFAULT_PROMPT_TOKENS = (128, 512, 2048, 8192)
 DEFAULT_OUTPUT_TOKENS = 64
 DEFAULT_REQUESTS = 10
@@ -32,11 +32,11 @@ _HEALTH_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BenchSpec:
     """What was asked for. Empty sequences and None: the default. `limits`: milliseconds; `watts` by role."""
 
     model: str
-    kind: Kind = "random"
+    kind: WorkloadKind = "random"
     file: Path | None = None
     modes: Sequence[Mode] = ()
     prompt_tokens: Sequence[int] = ()
@@ -54,26 +54,26 @@ class Order:
     watts: Mapping[str, float] = field(default_factory=dict)
 
 
-async def benchmark(fleet: Fleet, order: Order, watch: load.Watch, token: str | None = None) -> Result:
+async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, token: str | None = None) -> BenchResult:
     """Carry out the order on the running fleet; `token`: its secret, where that is not in its file.
 
     UsageError or ConfigError before the first request where it cannot be; ServerUnavailable where a host is not ready.
-    `watch.end` stops it and keeps what there is."""
-    model = fleet.model(order.model).name
+    `monitor.end` stops it and keeps what there is."""
+    model = fleet.model(spec.model).name
     token = token or fleet_token(fleet)
     async with AsyncClient(fleet, token=token) as client:
-        plan, workload, left_out = prepare(fleet, order, await vocabulary(fleet, model, token))
-        power = energy.Power(stated=order.watts)
+        plan, workload, left_out = prepare(fleet, spec, await vocabulary(fleet, model, token))
+        power = energy.Power(stated=spec.watts)
         timer = asyncio.get_running_loop().call_later(
-            order.max_duration or 1e9, watch.end, f"after {order.max_duration or 0:g} s, as asked"
+            spec.max_duration or 1e9, monitor.end, f"after {spec.max_duration or 0:g} s, as asked"
         )
         try:
             with energy.sampled(power, _local_roles(fleet, model)):
-                played = await load.run(client.stream, model, plan, workload, watch, timeout=order.timeout)
+                turn_results = await load.run(client.stream, model, plan, workload, monitor, timeout=spec.timeout)
         finally:
             timer.cancel()
-    cells = gather(plan, played, power, order.limits)
-    return Result(
+    cells = gather(plan, turn_results, power, spec.limits)
+    return BenchResult(
         fleet=fleet.name,
         model=model,
         workload=workload.label,
@@ -81,11 +81,11 @@ async def benchmark(fleet: Fleet, order: Order, watch: load.Watch, token: str | 
         plan=plan,
         cells=cells,
         verdict=judge(cells),
-        limits=order.limits,
-        stopped=watch.reason,
-        unfinished=sum(turn.unfinished for turn in played if not turn.warmup),
+        limits=spec.limits,
+        stopped=monitor.reason,
+        unfinished=sum(turn.unfinished for turn in turn_results if not turn.warmup),
         left_out=left_out,
-        warmup_errors=_warmup_errors(played),
+        warmup_errors=_warmup_errors(turn_results),
         simulated=_simulated(fleet, model),
     )
 
@@ -111,71 +111,71 @@ async def _vocabulary(client: httpx.AsyncClient, host: Host) -> int:
     return int(fingerprint["vocab_size"])
 
 
-def prepare(fleet: Fleet, order: Order, vocab_size: int) -> tuple[Plan, Workload, int]:
+def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[Plan, Workload, int]:
     """The plan, the workload, and how many items of a trace do not fit the model's context."""
-    model = fleet.model(order.model)
-    _check(order)
-    workload, left_out = _workload(order, vocab_size, model.context)
-    requests = order.requests or (len(workload.times) or DEFAULT_REQUESTS)
+    model = fleet.model(spec.model)
+    _check(spec)
+    workload, left_out = _workload(spec, vocab_size, model.context)
+    requests = spec.requests or (len(workload.times) or DEFAULT_REQUESTS)
     if workload.times:
         requests = min(requests, len(workload.times))
-    if order.requests is None:
-        requests = max(requests, *(2 * count for count in order.concurrency), 1)
+    if spec.requests is None:
+        requests = max(requests, *(2 * count for count in spec.concurrency), 1)
     plan = Plan(
-        points=_points(order, model.context),
-        modes=_modes(fleet, model.name, order.modes),
+        points=_points(spec, model.context),
+        modes=_modes(fleet, model.name, spec.modes),
         requests=requests,
-        rounds=order.rounds,
-        warmup=order.warmup,
-        burstiness=order.burstiness,
-        seed=order.seed,
+        rounds=spec.rounds,
+        warmup=spec.warmup,
+        burstiness=spec.burstiness,
+        seed=spec.seed,
     )
     if plan.total > MAX_REQUESTS:
         raise UsageError(f"this sweep has {plan.total:,} requests, over {MAX_REQUESTS:,}", "sweep less at once")
-    if short := [c for c in order.concurrency if c > plan.requests]:
+    if short := [c for c in spec.concurrency if c > plan.requests]:
         raise UsageError(
             f"{plan.requests} requests never reach a concurrency of {max(short)}", f"give --requests {2 * max(short)}"
         )
     return plan, workload, left_out
 
 
-def _check(order: Order) -> None:
+def _check(spec: BenchSpec) -> None:
     """Refuse what would have no effect or no meaning."""
-    if (order.kind == "random") != (order.file is None):
-        hint = "give --file FILE" if order.file is None else "give --workload prompts, sharegpt or mooncake"
-        raise UsageError(f"the workload {order.kind} {'needs a' if order.file is None else 'reads no'} file", hint)
-    if order.prompt_tokens and order.kind != "random":
-        raise UsageError(f"the prompts of {order.file} have their own lengths", "leave --prompt-tokens out")
-    if order.output_tokens and order.kind == "mooncake":
-        raise UsageError(f"the requests of {order.file} state their output lengths", "leave --output-tokens out")
-    if order.concurrency and order.rates:
+    if (spec.kind == "random") != (spec.file is None):
+        hint = "give --file FILE" if spec.file is None else "give --workload prompts, sharegpt or mooncake"
+        raise UsageError(f"the workload {spec.kind} {'needs a' if spec.file is None else 'reads no'} file", hint)
+    if spec.prompt_tokens and spec.kind != "random":
+        raise UsageError(f"the prompts of {spec.file} have their own lengths", "leave --prompt-tokens out")
+    if spec.output_tokens and spec.kind == "mooncake":
+        raise UsageError(f"the requests of {spec.file} state their output lengths", "leave --output-tokens out")
+    if spec.concurrency and spec.rates:
         raise UsageError("--concurrency and --rate are two ways to offer load", "sweep one, then the other")
 
 
-def _workload(order: Order, vocab_size: int, context: int) -> tuple[Workload, int]:
-    limit = order.requests or MAX_REQUESTS
-    if order.file is None:
-        return RandomTokens(vocab_size, order.seed), 0
-    label = f"{order.kind}, {order.file.name}"
-    if order.kind == "mooncake":
-        rows = datasets.read_mooncake(order.file, limit)
+def _workload(spec: BenchSpec, vocab_size: int, context: int) -> tuple[Workload, int]:
+    limit = spec.requests or MAX_REQUESTS
+    if spec.file is None:
+        return RandomTokens(vocab_size, spec.seed), 0
+    label = f"{spec.kind}, {spec.file.name}"
+    if spec.kind == "mooncake":
+        rows = datasets.read_mooncake(spec.file, limit)
         fitting = [row for row in rows if row.input_length + row.output_length <= context]
         if not fitting:
-            raise UsageError(f"no request of {order.file} fits the context of {context:,} tokens", "raise the context")
-        return Trace(fitting, vocab_size, label, order.seed), len(rows) - len(fitting)
-    read = datasets.read_prompts if order.kind == "prompts" else datasets.read_sharegpt
-    return Texts(read(order.file, limit), label), 0
+            raise UsageError(f"no request of {spec.file} fits the context of {context:,} tokens", "raise the context")
+        return Trace(fitting, vocab_size, label, spec.seed), len(rows) - len(fitting)
+    read = datasets.read_prompts if spec.kind == "prompts" else datasets.read_sharegpt
+    return Texts(read(spec.file, limit), label), 0
 
 
-def _points(order: Order, context: int) -> tuple[Point, ...]:
-    outputs: Sequence[int | None] = order.output_tokens or (DEFAULT_OUTPUT_TOKENS,)
+def _points(spec: BenchSpec, context: int) -> tuple[Point, ...]:
+    outputs: Sequence[int | None] = spec.output_tokens or (DEFAULT_OUTPUT_TOKENS,)
     prompts: Sequence[int | None] = (None,)
-    if order.kind == "mooncake":
+    if spec.kind == "mooncake":
         outputs = (None,)
-    elif order.kind == "random":
+    elif spec.kind == "random":
         longest = max(one for one in outputs if one is not None)
-        prompts = order.prompt_tokens or [n for n in DEFAULT_PROMPT_TOKENS if n + longest <= context]
-    points = [Point(prompt, output, one) for output in outputs for one in _loads(order) for prompt in prompts]
+        prompts = spec.prompt_tokens or [n for n in DEFAULT_PROMPT_TOKENS if n + longest <= context]
+    points = [Point(prompt, output, one) for output in outputs for one in _loads(spec) for prompt in prompts]
     for point in points:
         if (point.prompt_tokens or 0) + (point.output_tokens or 0) > context:
             raise UsageError(f"{point.label}: over the model's context of {context:,} tokens", "sweep shorter ones")
@@ -184,12 +184,12 @@ def _points(order: Order, context: int) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def _loads(order: Order) -> list[Load]:
-    if order.rates:
-        return [Load(rate=rate) for rate in order.rates]
-    if order.concurrency:
-        return [Load(concurrency=count) for count in order.concurrency]
-    return [Load() if order.kind == "mooncake" else Load(concurrency=1)]
+def _loads(spec: BenchSpec) -> list[Load]:
+    if spec.rates:
+        return [Load(rate=rate) for rate in spec.rates]
+    if spec.concurrency:
+        return [Load(concurrency=count) for count in spec.concurrency]
+    return [Load() if spec.kind == "mooncake" else Load(concurrency=1)]
 
 
 def _modes(fleet: Fleet, model: str, wanted: Sequence[Mode]) -> tuple[Mode, ...]:
@@ -217,5 +217,5 @@ def _simulated(fleet: Fleet, model: str) -> dict[str, str]:
     return {host.name: host.hardware or "" for host in hosts if host.simulated}
 
 
-def _warmup_errors(played: Sequence[Played]) -> Counter[str]:
-    return Counter(record.error for turn in played if turn.warmup for record in turn.records if record.error)
+def _warmup_errors(turn_results: Sequence[TurnResult]) -> Counter[str]:
+    return Counter(record.error for turn in turn_results if turn.warmup for record in turn.records if record.error)

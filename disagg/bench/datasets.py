@@ -49,7 +49,7 @@ def read_prompts(path: Path, limit: int = MAX_REQUESTS) -> list[TextItem]:
         return [TextItem(text)]
     items = []
     for start, line in _lines(text, limit):
-        where = _Place(path, text, start, start + len(line))
+        where = _FileSpan(path, text, start, start + len(line))
         body = where.object(line)
         where.only(body, ("prompt", "output_tokens"))
         prompt = body.get("prompt")
@@ -85,7 +85,7 @@ def read_mooncake(path: Path, limit: int = MAX_REQUESTS) -> list[TraceRow]:
     """`{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}` a line, in order of time."""
     text, rows = _read(path), list[TraceRow]()
     for start, line in _lines(text, limit):
-        where = _Place(path, text, start, start + len(line))
+        where = _FileSpan(path, text, start, start + len(line))
         body = where.object(line)
         timestamp, ids = body.get("timestamp"), body.get("hash_ids")
         if not isinstance(timestamp, int | float) or isinstance(timestamp, bool) or not 0 <= timestamp < 1e15:
@@ -105,7 +105,7 @@ def read_mooncake(path: Path, limit: int = MAX_REQUESTS) -> list[TraceRow]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _FileSpan:
     """A stretch of a file that holds one item."""
 
     path: Path
@@ -162,11 +162,11 @@ def _lines(text: str, limit: int) -> Iterator[tuple[int, str]]:
         start = end + 1
 
 
-def _array(path: Path, text: str) -> Iterator[tuple[_Place, Any]]:
+def _array(path: Path, text: str) -> Iterator[tuple[_FileSpan, Any]]:
     """The elements of the JSON array that the file is, read one by one so that each keeps its place."""
     decoder, at = json.JSONDecoder(), _after_blanks(text, 0)
     if text[at : at + 1] != "[":
-        _Place(path, text, at, at + 1).refuse("the file does not begin with [", "ShareGPT form is one JSON array")
+        _FileSpan(path, text, at, at + 1).refuse("the file does not begin with [", "ShareGPT form is one JSON array")
     at = _after_blanks(text, at + 1)
     while text[at : at + 1] != "]":
         try:
@@ -174,13 +174,13 @@ def _array(path: Path, text: str) -> Iterator[tuple[_Place, Any]]:
         except json.JSONDecodeError as error:
             raise fault(str(path), text, (error.pos, error.pos + 1), f"this is not JSON: {error.msg}") from None
         except RecursionError:
-            _Place(path, text, at, at + 1).refuse("this JSON is nested too deeply")
-        yield _Place(path, text, at, end), body
+            _FileSpan(path, text, at, at + 1).refuse("this JSON is nested too deeply")
+        yield _FileSpan(path, text, at, end), body
         at = _after_blanks(text, end)
         if text[at : at + 1] == ",":
             at = _after_blanks(text, at + 1)
         elif text[at : at + 1] != "]":
-            _Place(path, text, at, at + 1).refuse("expected , or ] after an element of the array")
+            _FileSpan(path, text, at, at + 1).refuse("expected , or ] after an element of the array")
 
 
 def _after_blanks(text: str, at: int) -> int:

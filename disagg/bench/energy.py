@@ -20,9 +20,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from disagg.bench.records import ROLES, Mode, Played
+from disagg.bench.records import ROLES, Mode, TurnResult
 
-Read = Callable[[], float | None]
+ReadWatts = Callable[[], float | None]
 INTERVAL_S = 0.2
 _MAX_SAMPLES = 1_000_000
 
@@ -40,7 +40,7 @@ class Power:
             return watts * (ended - began), "measured"
         return (self.stated[role] * (ended - began), "stated") if role in self.stated else None
 
-    def per_request(self, mode: Mode, turns: Sequence[Played], completed: int) -> dict[str, Any]:
+    def per_request(self, mode: Mode, turns: Sequence[TurnResult], completed: int) -> dict[str, Any]:
         """`joules_per_request` and `energy_source`; None where a machine's power is unknown or nothing completed."""
         found = [self.joules(role, turn.began, turn.ended) for turn in turns for role in ROLES[mode]]
         known = [one for one in found if one is not None]
@@ -76,7 +76,7 @@ def sampled(power: Power, local_roles: Sequence[str]) -> Iterator[Power]:
 
 
 @contextmanager
-def _sampling(read: Read, samples: deque[tuple[float, float]]) -> Iterator[None]:
+def _sampling(read: ReadWatts, samples: deque[tuple[float, float]]) -> Iterator[None]:
     ended = threading.Event()
 
     def sample() -> None:
@@ -96,7 +96,7 @@ def _sampling(read: Read, samples: deque[tuple[float, float]]) -> Iterator[None]
         thread.join(5.0)
 
 
-def _nvml(stack: ExitStack) -> Read | None:
+def _nvml(stack: ExitStack) -> ReadWatts | None:
     """The sum over this machine's NVIDIA GPUs, through nvidia-ml-py where it is installed."""
     try:
         nvml: Any = importlib.import_module("pynvml")
@@ -118,7 +118,7 @@ def _nvml(stack: ExitStack) -> Read | None:
     return read
 
 
-def _macmon(stack: ExitStack) -> Read | None:
+def _macmon(stack: ExitStack) -> ReadWatts | None:
     """The whole Mac's power, from `macmon pipe` where that program is installed."""
     program = shutil.which("macmon")
     if program is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from disagg.bench.plan import Load, Plan, Turn, turns
-from disagg.bench.records import ALONE, WRONG_COUNT, Mode, Played, Record
+from disagg.bench.records import ALONE, WRONG_COUNT, Mode, Record, TurnResult
 from disagg.bench.workloads import Item, Workload
 from disagg.errors import DisaggError
 from disagg.inference.types import Chunk, Completion
@@ -25,7 +25,7 @@ Stream = Callable[..., AsyncGenerator[Chunk | Completion, None]]
 
 
 @dataclass(slots=True)
-class Watch:
+class RunMonitor:
     """The run as seen from outside while it goes on; `changed` is called after each request.
 
     `end` stops it, for a reason. `work` counts tokens of the requests that ended: requests differ in length by far
@@ -55,27 +55,27 @@ class Watch:
 
 
 async def run(
-    stream: Stream, model: str, plan: Plan, workload: Workload, watch: Watch, *, timeout: float
-) -> list[Played]:
-    """Every turn that was played, in order, the last one perhaps in part. `timeout`: seconds per request."""
-    began, played = time.monotonic(), list[Played]()
-    watch.total_work = plan.work
+    stream: Stream, model: str, plan: Plan, workload: Workload, monitor: RunMonitor, *, timeout: float
+) -> list[TurnResult]:
+    """Run the turns in order. Returns those that began; the last may be incomplete. `timeout`: seconds per request."""
+    began, turn_results = time.monotonic(), list[TurnResult]()
+    monitor.total_work = plan.work
     for turn in turns(plan, workload.times):
-        if watch.stop.is_set():
+        if monitor.stop.is_set():
             break
         point = plan.points[turn.point]
-        watch.doing = f"{'warming up ' if turn.warmup else ''}{turn.mode} · {point.label}"
-        watch.changed()
+        monitor.doing = f"{'warming up ' if turn.warmup else ''}{turn.mode} · {point.label}"
+        monitor.changed()
         # Prompts are made before the clock starts: making one of 32k tokens takes milliseconds.
         indices = range(turn.first, turn.first + turn.count)
         items = [workload.item(point, turn.mode, index) for index in indices]
-        ask = _Asker(stream, model, turn.mode, timeout, began, watch, point.work)
-        played.append(await _play(turn, items, point.load, ask))
-    return played
+        ask = _RequestSender(stream, model, turn.mode, timeout, began, monitor, point.work)
+        turn_results.append(await _run_turn(turn, items, point.load, ask))
+    return turn_results
 
 
 @dataclass(slots=True)
-class _Asker:
+class _RequestSender:
     """Sends one request and makes its Record."""
 
     stream: Stream
@@ -83,7 +83,7 @@ class _Asker:
     mode: Mode
     timeout: float
     run_began: float
-    watch: Watch
+    monitor: RunMonitor
     work: int
 
     async def __call__(self, index: int, due: float, item: Item) -> Record:
@@ -92,7 +92,7 @@ class _Asker:
             record = _answered(record, item, await self._collect(item, gaps), gaps)
         except DisaggError as error:
             record = replace(record, error=error.code(), message=error.message)
-        self.watch.ended(record, self.work)
+        self.monitor.ended(record, self.work)
         return record
 
     async def _collect(self, item: Item, gaps: list[float]) -> Completion:
@@ -121,7 +121,7 @@ def _answered(record: Record, item: Item, completion: Completion, gaps: Sequence
     return replace(record, metrics=metrics, itl=tuple(gaps))
 
 
-async def _play(turn: Turn, items: Sequence[Item], load: Load, ask: _Asker) -> Played:
+async def _run_turn(turn: Turn, items: Sequence[Item], load: Load, ask: _RequestSender) -> TurnResult:
     """One turn, until all its requests have ended or the run is stopped."""
     began = time.monotonic()
     queue = iter(list(enumerate(items)))
@@ -144,9 +144,9 @@ async def _play(turn: Turn, items: Sequence[Item], load: Load, ask: _Asker) -> P
 
     places = min(load.concurrency or 1, len(items))
     parts = [when_due()] if turn.offsets else [one_after_another(queue) for _ in range(places)]
-    await _until_done_or_stopped([asyncio.ensure_future(part) for part in parts], started, ask.watch.stop)
+    await _until_done_or_stopped([asyncio.ensure_future(part) for part in parts], started, ask.monitor.stop)
     records = tuple(task.result() for task in started if not task.cancelled())
-    return Played(
+    return TurnResult(
         point=turn.point,
         mode=turn.mode,
         warmup=turn.warmup,

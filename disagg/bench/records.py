@@ -9,11 +9,11 @@ from typing import Any, Literal
 from disagg.inference.execute import Alone
 from disagg.inference.metrics import Metrics
 
-Mode = Literal["disagg", "decode-alone", "prefill-alone"]
-MODES: tuple[Mode, ...] = ("disagg", "decode-alone", "prefill-alone")
-ALONE: Mapping[Mode, Alone | None] = {"disagg": None, "decode-alone": "decode", "prefill-alone": "prefill"}
+Mode = Literal["disaggregated", "decode-alone", "prefill-alone"]
+MODES: tuple[Mode, ...] = ("disaggregated", "decode-alone", "prefill-alone")
+ALONE: Mapping[Mode, Alone | None] = {"disaggregated": None, "decode-alone": "decode", "prefill-alone": "prefill"}
 ROLES: Mapping[Mode, tuple[str, ...]] = {
-    "disagg": ("prefill", "decode"),
+    "disaggregated": ("prefill", "decode"),
     "decode-alone": ("decode",),
     "prefill-alone": ("prefill",),
 }
@@ -64,7 +64,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class TurnResult:
     """One turn as it went. `began`, `ended`: time.monotonic(), first request due -> last one ended.
 
     `unfinished`: requests under way when the run was stopped: neither completed nor failed.

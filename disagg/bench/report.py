@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from disagg.bench.charts import Axis, Bar, Dot, Line, Mark, axis, bar_chart, line_chart
-from disagg.bench.result import SIMULATED, Cell, Result
+from disagg.bench.result import SIMULATED, BenchResult, Cell
 from disagg.bench.stats import PART_NAMES
 from disagg.bench.verdict import Series, about
 
@@ -32,7 +32,7 @@ _DEFINITIONS = {
 }
 
 
-def page(result: Result) -> str:
+def page(result: BenchResult) -> str:
     """The whole HTML document."""
     css = files("disagg.bench").joinpath("report.css").read_text(encoding="utf-8")
     body = "".join((_head(result), _hero(result), _notes(result), *_sections(result), _footer()))
@@ -45,7 +45,7 @@ def page(result: Result) -> str:
     )
 
 
-def _head(result: Result) -> str:
+def _head(result: BenchResult) -> str:
     plan = result.plan
     facts = (
         f"{_simulated(result)}{result.fleet} · {result.workload} · {plan.requests} requests per mode and point · "
@@ -55,11 +55,11 @@ def _head(result: Result) -> str:
     return f'<h1>{title}</h1><p class="facts">{escape(facts)}</p>'
 
 
-def _simulated(result: Result) -> str:
+def _simulated(result: BenchResult) -> str:
     return "simulated: " if result.simulated else ""
 
 
-def _hero(result: Result) -> str:
+def _hero(result: BenchResult) -> str:
     """One box per family of points: the headline, and a sentence or two for each machine and metric."""
     boxes = []
     for where, headline in result.verdict.headlines.items():
@@ -70,10 +70,10 @@ def _hero(result: Result) -> str:
     return "".join(boxes) or '<div class="hero"><h3>Verdict</h3><p class="headline">Nothing was completed.</p></div>'
 
 
-def _notes(result: Result) -> str:
+def _notes(result: BenchResult) -> str:
     notes = []
     if result.simulated:
-        notes.append(("", f"Simulated: {result.played}. {SIMULATED}"))
+        notes.append(("", f"Simulated: {result.simulated_text}. {SIMULATED}"))
     if result.stopped:
         notes.append(("", f"Stopped: {result.stopped_early}."))
     if result.left_out:
@@ -87,7 +87,7 @@ def _notes(result: Result) -> str:
     return "".join(f'<p class="note {css}">{escape(text)}</p>' for css, text in notes)
 
 
-def _sections(result: Result) -> list[str]:
+def _sections(result: BenchResult) -> list[str]:
     parts = []
     for where, cells in result.families.items():
         done = [cell for cell in cells if cell.figures["completed"]]
@@ -98,7 +98,7 @@ def _sections(result: Result) -> list[str]:
         parts.append(
             f'<h2>Latency by prompt length<small>{escape(where)}</small></h2><div class="grid">{"".join(charts)}</div>'
         )
-    handed = [cell for cell in result.cells if cell.mode == "disagg" and cell.figures["completed"]]
+    handed = [cell for cell in result.cells if cell.mode == "disaggregated" and cell.figures["completed"]]
     if handed:
         cards = _waterfall(result, handed) + _transfer(result, handed)
         parts.append(f'<h2>What the hand-off costs</h2><div class="grid">{cards}</div>')
@@ -137,7 +137,7 @@ def _length_dot(cell: Cell, metric: str) -> Dot:
     return Dot(float(cell.prompt_tokens or 1), median, tip, high=p90)
 
 
-def _waterfall(result: Result, cells: Sequence[Cell]) -> str:
+def _waterfall(result: BenchResult, cells: Sequence[Cell]) -> str:
     every = [cell.figures["mean_ttft_parts_ms"] for cell in cells]
     names = [name for name in PART_NAMES if name != "failed_attempts" or any(parts[name] for parts in every)]
     bars = []
@@ -147,11 +147,11 @@ def _waterfall(result: Result, cells: Sequence[Cell]) -> str:
         bars.append(Bar(_bar_label(result, cell), segments, ms(cell.figures["mean_ttft_ms"])))
     legend = _legend([(name, _word(name)) for name in names])
     return _card(
-        "Where TTFT goes<small>disagg, means</small>", "The parts add up to TTFT.", legend, bar_chart(bars, tick)
+        "Where TTFT goes<small>disaggregated, means</small>", "The parts add up to TTFT.", legend, bar_chart(bars, tick)
     )
 
 
-def _transfer(result: Result, cells: Sequence[Cell]) -> str:
+def _transfer(result: BenchResult, cells: Sequence[Cell]) -> str:
     bars = []
     for cell in cells:
         hidden, exposed = cell.figures["mean_hidden_transfer_ms"], cell.figures["mean_exposed_transfer_ms"]
@@ -164,11 +164,11 @@ def _transfer(result: Result, cells: Sequence[Cell]) -> str:
         ]
         bars.append(Bar(_bar_label(result, cell), segments, share))
     legend = _legend([("hidden", "hidden behind prefill"), ("exposed_transfer", "exposed: waited for")])
-    title = "KV transfer, hidden and exposed<small>disagg, means</small>"
+    title = "KV transfer, hidden and exposed<small>disaggregated, means</small>"
     return _card(title, "Hidden time costs nobody anything.", legend, bar_chart(bars, tick))
 
 
-def _tradeoffs(result: Result) -> str:
+def _tradeoffs(result: BenchResult) -> str:
     """One plot per prompt and output length that was put under several loads; else one over prompt lengths."""
     done = [cell for cell in result.cells if cell.figures["completed"]]
     groups: dict[tuple[int | None, int | None], list[Cell]] = {}
@@ -203,10 +203,10 @@ def _tradeoff_dot(cell: Cell, label: str) -> Dot:
     return Dot(speed, latency, f"{cell.mode}, {label}: {speed:,.1f} tok/s, median E2E {ms(latency)}", label=label)
 
 
-def _table(where: str, cells: Sequence[Cell], result: Result) -> str:
+def _table(where: str, cells: Sequence[Cell], result: BenchResult) -> str:
     series = {one.against: one for one in result.verdict.series if one.where == where and one.metric == "e2el"}
     heads = ["prompt", "mode", "done", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p99", "E2E p50", "E2E p99", "out tok/s"]
-    heads += ["req/s", *(["goodput"] if result.limits else []), "J/request", "speedup of disagg"]
+    heads += ["req/s", *(["goodput"] if result.limits else []), "J/request", "speedup"]
     head = "".join(f'<th class="{"text" if h == "mode" else ""}">{h}</th>' for h in heads)
     rows, before = [], None
     for cell in cells:
@@ -265,7 +265,7 @@ def _legend(entries: Sequence[tuple[str, str]]) -> str:
     return f'<div class="legend">{words}</div>'
 
 
-def _bar_label(result: Result, cell: Cell) -> str:
+def _bar_label(result: BenchResult, cell: Cell) -> str:
     length = f"{cell.prompt_tokens:,}"
     return f"{length} · {cell.point.load.short}" if len(result.families) > 1 else f"{length} tokens"
 

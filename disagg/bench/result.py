@@ -10,7 +10,7 @@ from typing import Any
 
 from disagg.bench.energy import Power
 from disagg.bench.plan import Plan, Point
-from disagg.bench.records import Mode, Played, Record
+from disagg.bench.records import Mode, Record, TurnResult
 from disagg.bench.stats import summary
 from disagg.bench.verdict import METRICS, Metric, Samples, Verdict, verdict
 from disagg.version import VERSION
@@ -49,9 +49,9 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BenchResult:
     """A finished or stopped run. `stopped`: why it ended early, or empty. `left_out`: items that did not fit.
-    `simulated`: the machine that each simulated host played; empty where models ran."""
+    `simulated`: the machine that each simulated host stood for; empty if models ran."""
 
     fleet: str
     model: str
@@ -76,9 +76,9 @@ class Result:
         return found
 
     @property
-    def played(self) -> str:
-        """Which host played what, as text: "dgx-spark-1 plays dgx-spark, mac-studio-2 plays m4-max"."""
-        return ", ".join(f"{host} plays {machine}" for host, machine in self.simulated.items())
+    def simulated_text(self) -> str:
+        """The machine that each simulated host stood for: "dgx-spark-1 as dgx-spark, mac-studio-2 as m4-max"."""
+        return ", ".join(f"{host} as {machine}" for host, machine in self.simulated.items())
 
     @property
     def stopped_early(self) -> str:
@@ -122,9 +122,11 @@ class Result:
         }
 
 
-def gather(plan: Plan, played: Sequence[Played], power: Power, limits: Mapping[str, float]) -> tuple[Cell, ...]:
-    """The cells of all that was played and measured, in order of the sweep."""
-    measured = [turn for turn in played if not turn.warmup and (turn.records or turn.unfinished)]
+def gather(
+    plan: Plan, turn_results: Sequence[TurnResult], power: Power, limits: Mapping[str, float]
+) -> tuple[Cell, ...]:
+    """The cells of all turns but warm-ups, in order of the sweep."""
+    measured = [turn for turn in turn_results if not turn.warmup and (turn.records or turn.unfinished)]
     cells = []
     for number, point in enumerate(plan.points):
         for mode in plan.modes:

@@ -59,7 +59,7 @@ def summary(records: Sequence[Record], duration: float, limits: Mapping[str, flo
         **spread("tpot", [value for one in done if (value := tpot(one)) is not None]),
         **spread("itl", [gap for record in records if record.ok for gap in record.itl]),
         **spread("e2el", [one.total_time for one in done]),
-        **_ours(done),
+        **_handoff_figures(done),
         "fallbacks": sum(record.fell_back for record in records),
         "errors_by_kind": dict(Counter(record.error for record in records if record.error)),
         "max_send_lag_ms": max((record.sent - record.due for record in records), default=0.0) * 1e3,
@@ -121,7 +121,7 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float], seed: int =
     return Interval(value, percentile(drawn, edge), percentile(drawn, 100 - edge))
 
 
-def _ours(done: Sequence[Metrics]) -> dict[str, Any]:
+def _handoff_figures(done: Sequence[Metrics]) -> dict[str, Any]:
     """Means of what the hand-off cost. The parts add up to mean_ttft_ms."""
     parts = [asdict(one.ttft_parts) for one in done]
     return {

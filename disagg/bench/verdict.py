@@ -31,7 +31,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SpeedupAtLength:
     """Disaggregated against one machine alone, at one prompt length. `gain`: seconds saved, in the median."""
 
     prompt_tokens: int
@@ -57,7 +57,7 @@ class Series:
     where: str
     metric: Metric
     against: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[SpeedupAtLength, ...]
     crossover: float | None
     sentences: tuple[str, ...]
 
@@ -110,7 +110,7 @@ def verdict(families: Mapping[str, Mapping[Metric, Sequence[Samples]]]) -> Verdi
         for where, metrics in families.items()
         for metric, samples in metrics.items()
         for against in ("decode-alone", "prefill-alone")
-        if any("disagg" in one.by_mode and against in one.by_mode for one in samples)
+        if any("disaggregated" in one.by_mode and against in one.by_mode for one in samples)
     )
     return Verdict(
         {where: _headline([s for s in series if s.where == where and s.metric == "e2el"]) for where in families}, series
@@ -120,9 +120,9 @@ def verdict(families: Mapping[str, Mapping[Metric, Sequence[Samples]]]) -> Verdi
 def compare(where: str, metric: Metric, against: str, samples: Sequence[Samples]) -> Series:
     """One series, in order of prompt length. Lengths at which either side completed nothing are left out."""
     comparisons = tuple(
-        _comparison(one, one.by_mode["disagg"], one.by_mode[against])
+        _comparison(one, one.by_mode["disaggregated"], one.by_mode[against])
         for one in sorted(samples, key=lambda one: one.prompt_tokens)
-        if one.by_mode.get("disagg") and one.by_mode.get(against)
+        if one.by_mode.get("disaggregated") and one.by_mode.get(against)
     )
     decided = {"wins", "loses"} <= {one.decision for one in comparisons}
     cross = crossover([(one.prompt_tokens, one.gain) for one in comparisons]) if decided else None
@@ -141,12 +141,12 @@ def crossover(gains: Sequence[tuple[int, float]]) -> float | None:
     raise AssertionError("a sorted mixture has an edge")
 
 
-def _comparison(one: Samples, disagg: Sequence[float], alone: Sequence[float]) -> Comparison:
+def _comparison(one: Samples, disagg: Sequence[float], alone: Sequence[float]) -> SpeedupAtLength:
     gain = statistics.median(alone) - statistics.median(disagg)
-    return Comparison(one.prompt_tokens, ratio_of_medians(alone, disagg), gain, min(len(disagg), len(alone)))
+    return SpeedupAtLength(one.prompt_tokens, ratio_of_medians(alone, disagg), gain, min(len(disagg), len(alone)))
 
 
-def _sentences(metric: Metric, against: str, comparisons: Sequence[Comparison], cross: float | None) -> list[str]:
+def _sentences(metric: Metric, against: str, comparisons: Sequence[SpeedupAtLength], cross: float | None) -> list[str]:
     """What these comparisons show, and what they leave open."""
     if not comparisons:
         return [f"There is nothing to compare with {_machine(against)}: one of the two completed no request."]
@@ -196,7 +196,7 @@ def _always(line: Series, decision: str) -> bool:
 
 
 def _by_length(series: Sequence[Series]) -> str:
-    at: dict[int, list[Comparison]] = {}
+    at: dict[int, list[SpeedupAtLength]] = {}
     for one in (one for line in series for one in line.comparisons):
         at.setdefault(one.prompt_tokens, []).append(one)
     won = [found[0] for _, found in sorted(at.items()) if all(one.decision == "wins" for one in found)]
@@ -213,16 +213,16 @@ def _listed(words: Sequence[str], last: str) -> str:
     return last.join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _lengths(comparisons: Sequence[Comparison]) -> str:
+def _lengths(comparisons: Sequence[SpeedupAtLength]) -> str:
     numbers = [f"{one.prompt_tokens:,}" for one in comparisons]
     return f"{_listed(numbers, ' and ')} prompt tokens"
 
 
-def _faster(one: Comparison) -> str:
+def _faster(one: SpeedupAtLength) -> str:
     return f"{one.speedup.value:.2f} times as fast at {one.prompt_tokens:,}, {_ms(one.gain)} saved"
 
 
-def _slower(one: Comparison) -> str:
+def _slower(one: SpeedupAtLength) -> str:
     return f"{1 / one.speedup.value:.2f} times as long at {one.prompt_tokens:,}, {_ms(-one.gain)} more"
 
 
@@ -232,13 +232,13 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
 
 
-def _range(every: Sequence[Comparison]) -> str:
+def _range(every: Sequence[SpeedupAtLength]) -> str:
     values = sorted(one.speedup.value for one in every)
     low, high = f"{values[0]:.2f}", f"{values[-1]:.2f}"
     return f"{low} times the speed" if low == high else f"{low} to {high} times the speed of one machine"
 
 
-def _why_open(comparisons: Sequence[Comparison]) -> str:
+def _why_open(comparisons: Sequence[SpeedupAtLength]) -> str:
     if fewest := min((one.samples for one in comparisons if one.samples < MIN_SAMPLES), default=0):
         return f"it takes {MIN_SAMPLES} completed requests in each mode, and there are {fewest}"
     return "the difference is within the noise; more --requests narrow it"

@@ -7,12 +7,12 @@ from typing import Any
 
 from disagg.bench.energy import Power
 from disagg.bench.plan import Load, Plan, Point
-from disagg.bench.records import MODES, Mode, Played, Record
-from disagg.bench.result import Result, gather, judge
+from disagg.bench.records import MODES, Mode, Record, TurnResult
+from disagg.bench.result import BenchResult, gather, judge
 from disagg.inference.metrics import Metrics, TTFTParts
 from tests.cli.answers import metrics as cli_metrics
 
-METHODS = {"disagg": "disaggregated", "decode-alone": "decode-alone", "prefill-alone": "prefill-alone"}
+METHODS = {"disaggregated": "disaggregated", "decode-alone": "decode-alone", "prefill-alone": "prefill-alone"}
 
 
 def metrics(ttft: float = 0.1, e2e: float = 0.5, prompt: int = 100, output: int = 5, **changed: Any) -> Metrics:
@@ -47,23 +47,25 @@ def plan(points: tuple[Point, ...], modes: tuple[Mode, ...] = MODES, requests: i
     return Plan(points, modes, requests, **{"rounds": 4, **changed})
 
 
-def result(latencies: dict[int, tuple[float, float, float]], loads: tuple[int, ...] = (1,), **changed: Any) -> Result:
+def result(
+    latencies: dict[int, tuple[float, float, float]], loads: tuple[int, ...] = (1,), **changed: Any
+) -> BenchResult:
     """A run over prompt lengths: E2E seconds of disagg, decode alone and prefill alone, give or take two percent."""
     points = tuple(point(length, concurrency=load) for load in loads for length in latencies)
-    played = []
+    turn_results = []
     for number, place in enumerate(points):
         for mode, e2e in zip(MODES, latencies[place.prompt_tokens or 0], strict=True):
             records = tuple(
                 record(e2e * scale / 2, e2e * scale, prompt=place.prompt_tokens or 0, method=METHODS[mode])
                 for scale in (0.98, 0.99, 1.0, 1.0, 1.01, 1.02)
             )
-            played.append(Played(number, mode, warmup=False, began=0.0, ended=6 * e2e, records=records))
+            turn_results.append(TurnResult(number, mode, warmup=False, began=0.0, ended=6 * e2e, records=records))
     made = plan(points)
-    cells = gather(made, played, Power(stated={"prefill": 200.0, "decode": 100.0}), changed.get("limits", {}))
+    cells = gather(made, turn_results, Power(stated={"prefill": 200.0, "decode": 100.0}), changed.get("limits", {}))
     values: dict[str, Any] = {
         "fleet": "test",
         "model": "tiny",
         "workload": "random token ids",
         "date": "2026-01-02T03:04:05+0000",
     }
-    return Result(**values, plan=made, cells=cells, verdict=judge(cells), **changed)
+    return BenchResult(**values, plan=made, cells=cells, verdict=judge(cells), **changed)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from disagg.bench import energy
-from disagg.bench.benchmark import Order, benchmark, prepare, vocabulary
-from disagg.bench.load import Watch
+from disagg.bench.benchmark import BenchSpec, benchmark, prepare, vocabulary
+from disagg.bench.load import RunMonitor
 from disagg.bench.plan import Load
 from disagg.bench.records import MODES
 from disagg.bench.workloads import RandomTokens, Trace
@@ -54,34 +54,34 @@ def trace_file(folder: Path, *lengths: int) -> Path:
 
 
 def test_by_default_all_modes_run_the_usual_lengths_that_fit(fleet: Fleet) -> None:
-    plan, workload, left_out = prepare(fleet, Order("tiny"), 640)
+    plan, workload, left_out = prepare(fleet, BenchSpec("tiny"), 640)
     assert plan.modes == MODES and plan.requests == 10 and left_out == 0
     assert plan.points == (point(128, 64), point(512, 64))
     assert workload == RandomTokens(640)
 
 
 def test_a_sweep_is_every_combination(fleet: Fleet) -> None:
-    order = Order("tiny", prompt_tokens=(10, 20), output_tokens=(1, 2), rates=(0.5, 2.0))
-    plan, _, _ = prepare(fleet, order, 640)
+    spec = BenchSpec("tiny", prompt_tokens=(10, 20), output_tokens=(1, 2), rates=(0.5, 2.0))
+    plan, _, _ = prepare(fleet, spec, 640)
     assert len(set(plan.points)) == len(plan.points) == 8
     assert {p.load for p in plan.points} == {Load(rate=0.5), Load(rate=2.0)}
 
 
 def test_without_a_prefill_host_only_the_decode_host_is_measured(decode_only: Fleet) -> None:
-    assert prepare(decode_only, Order("tiny"), 640)[0].modes == ("decode-alone",)
-    with pytest.raises(UsageError, match="no prefill host serves tiny: disagg cannot run"):
-        prepare(decode_only, Order("tiny", modes=("disagg",)), 640)
+    assert prepare(decode_only, BenchSpec("tiny"), 640)[0].modes == ("decode-alone",)
+    with pytest.raises(UsageError, match="no prefill host serves tiny: disaggregated cannot run"):
+        prepare(decode_only, BenchSpec("tiny", modes=("disaggregated",)), 640)
 
 
 def test_enough_requests_are_made_to_reach_the_concurrency(fleet: Fleet) -> None:
-    assert prepare(fleet, Order("tiny", concurrency=(16,)), 640)[0].requests == 32
+    assert prepare(fleet, BenchSpec("tiny", concurrency=(16,)), 640)[0].requests == 32
     with pytest.raises(UsageError, match="4 requests never reach a concurrency of 16"):
-        prepare(fleet, Order("tiny", concurrency=(16,), requests=4), 640)
+        prepare(fleet, BenchSpec("tiny", concurrency=(16,), requests=4), 640)
 
 
 def test_a_trace_runs_at_its_own_times_and_tells_what_does_not_fit(fleet: Fleet, tmp_path: Path) -> None:
-    order = Order("tiny", kind="mooncake", file=trace_file(tmp_path, 600, 5000, 300))
-    plan, workload, left_out = prepare(fleet, order, 640)
+    spec = BenchSpec("tiny", kind="mooncake", file=trace_file(tmp_path, 600, 5000, 300))
+    plan, workload, left_out = prepare(fleet, spec, 640)
     assert isinstance(workload, Trace) and [row.input_length for row in workload.rows] == [600, 300]
     assert (plan.requests, left_out, plan.points) == (2, 1, (point(None, None, concurrency=None),))
 
@@ -89,7 +89,7 @@ def test_a_trace_runs_at_its_own_times_and_tells_what_does_not_fit(fleet: Fleet,
 def test_texts_have_their_own_prompt_lengths_and_the_stated_output_length(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("x = 1")
-    plan, _, _ = prepare(fleet, Order("tiny", kind="prompts", file=path, output_tokens=(5,)), 640)
+    plan, _, _ = prepare(fleet, BenchSpec("tiny", kind="prompts", file=path, output_tokens=(5,)), 640)
     assert plan.points == (point(None, 5),)
 
 
@@ -107,7 +107,7 @@ def test_an_order_that_cannot_be_carried_out_is_refused_before_the_first_request
     changed: dict[str, Any], message: str, fleet: Fleet
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        prepare(fleet, Order("tiny", **changed), 640)
+        prepare(fleet, BenchSpec("tiny", **changed), 640)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_an_option_that_a_file_leaves_no_room_for_is_refused(
     changed: dict[str, Any], message: str, fleet: Fleet, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        prepare(fleet, Order("tiny", file=trace_file(tmp_path, 5000), **changed), 640)
+        prepare(fleet, BenchSpec("tiny", file=trace_file(tmp_path, 5000), **changed), 640)
 
 
 async def test_the_vocabulary_is_what_the_servers_say(tiny_fleet: RunningFleet) -> None:
@@ -142,8 +142,8 @@ async def test_a_simulated_fleet_says_what_it_played_and_this_machines_power_is_
 
     monkeypatch.setattr(energy, "sampled", sampled)
     with running(write_simulated(tmp_path)) as fleet:
-        short = Order("m", prompt_tokens=(16,), output_tokens=(2,), requests=1, warmup=0, modes=("disagg",))
-        result = await benchmark(fleet.fleet, short, Watch(), TOKEN)
+        short = BenchSpec("m", prompt_tokens=(16,), output_tokens=(2,), requests=1, warmup=0, modes=("disaggregated",))
+        result = await benchmark(fleet.fleet, short, RunMonitor(), TOKEN)
     assert asked == [[]] and result.simulated == {"m-prefill": "h200-sxm", "m-decode": "h200-sxm"}
     assert result.to_json()["simulated"] and result.cells[0].figures["completed"] == 1
 
@@ -163,13 +163,13 @@ async def test_a_host_that_is_down_leaves_no_question_to_the_others_behind(fleet
 
 
 @pytest.fixture
-def order(tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
+def spec(tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tiny_fleet.folder / "token"))
-    return Order("alias-of-tiny", prompt_tokens=(32, 256), output_tokens=(4,), requests=5, watts={"decode": 100.0})
+    return BenchSpec("alias-of-tiny", prompt_tokens=(32, 256), output_tokens=(4,), requests=5, watts={"decode": 100.0})
 
 
-async def test_a_run_on_a_real_fleet_has_figures_for_every_mode_and_point(tiny_fleet: RunningFleet, order: Any) -> None:
-    result = await benchmark(tiny_fleet.fleet, order, Watch())
+async def test_a_run_on_a_real_fleet_has_figures_for_every_mode_and_point(tiny_fleet: RunningFleet, spec: Any) -> None:
+    result = await benchmark(tiny_fleet.fleet, spec, RunMonitor())
     body = json.loads(json.dumps(result.to_json()))
     assert [(one["mode"], one["prompt_tokens"]) for one in body["results"]] == [
         (m, n) for n in (32, 256) for m in MODES
@@ -177,35 +177,37 @@ async def test_a_run_on_a_real_fleet_has_figures_for_every_mode_and_point(tiny_f
     assert all((one["completed"], one["failed"], len(one["requests"])) == (5, 0, 5) for one in body["results"])
     assert all(one["total_input_tokens"] == 5 * one["prompt_tokens"] for one in body["results"])
     assert (body["model_id"], body["stopped"], body["failures"]) == ("tiny", "", [])
-    disagg, alone, _ = body["results"][:3]
-    assert disagg["total_kv_bytes"] > 0 and disagg["decode_computed_tokens"] == 5
+    handed_over, alone, _ = body["results"][:3]
+    assert handed_over["total_kv_bytes"] > 0 and handed_over["decode_computed_tokens"] == 5
     assert alone["total_kv_bytes"] == 0 and alone["decode_computed_tokens"] == 5 * 32
-    assert disagg["joules_per_request"] is None and alone["energy_source"] == "stated"
-    assert sum(disagg["mean_ttft_parts_ms"].values()) == pytest.approx(disagg["mean_ttft_ms"])
+    assert handed_over["joules_per_request"] is None and alone["energy_source"] == "stated"
+    assert sum(handed_over["mean_ttft_parts_ms"].values()) == pytest.approx(handed_over["mean_ttft_ms"])
     assert list(body["verdict"]["headlines"]) == ["output 4, concurrency 1"]
 
 
-async def test_the_longest_a_run_may_take_ends_it_and_is_said(tiny_fleet: RunningFleet, order: Any) -> None:
-    long = Order("tiny", prompt_tokens=(1000,), output_tokens=(900,), requests=50, max_duration=0.5)
-    result = await benchmark(tiny_fleet.fleet, long, Watch())
+async def test_the_longest_a_run_may_take_ends_it_and_is_said(tiny_fleet: RunningFleet, spec: Any) -> None:
+    long = BenchSpec("tiny", prompt_tokens=(1000,), output_tokens=(900,), requests=50, max_duration=0.5)
+    result = await benchmark(tiny_fleet.fleet, long, RunMonitor())
     assert result.stopped == "after 0.5 s, as asked"
     assert sum(len(cell.records) for cell in result.cells) < 150
 
 
-async def test_a_trace_plays_on_a_real_fleet(tiny_fleet: RunningFleet, order: Any, tmp_path: Path) -> None:
-    trace = Order("tiny", kind="mooncake", file=trace_file(tmp_path, 600, 700, 30, 800))
-    result = await benchmark(tiny_fleet.fleet, trace, Watch())
+async def test_a_trace_plays_on_a_real_fleet(tiny_fleet: RunningFleet, spec: Any, tmp_path: Path) -> None:
+    trace = BenchSpec("tiny", kind="mooncake", file=trace_file(tmp_path, 600, 700, 30, 800))
+    result = await benchmark(tiny_fleet.fleet, trace, RunMonitor())
     for cell in result.cells:
         lengths = sorted(present(record.metrics).prompt_tokens for record in cell.records)
         assert lengths == [30, 600, 700, 800]
         assert {present(record.metrics).completion_tokens for record in cell.records} == {4}
 
 
-async def test_texts_are_counted_by_the_servers(tiny_fleet: RunningFleet, order: Any, tmp_path: Path) -> None:
+async def test_texts_are_counted_by_the_servers(tiny_fleet: RunningFleet, spec: Any, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "def f(x):"}\n{"prompt": "return x", "output_tokens": 2}\n')
-    texts = Order("tiny", kind="prompts", file=path, modes=("decode-alone",), output_tokens=(3,), requests=2, warmup=0)
-    (cell,) = (await benchmark(tiny_fleet.fleet, texts, Watch())).cells
+    texts = BenchSpec(
+        "tiny", kind="prompts", file=path, modes=("decode-alone",), output_tokens=(3,), requests=2, warmup=0
+    )
+    (cell,) = (await benchmark(tiny_fleet.fleet, texts, RunMonitor())).cells
     expected = [len(tiny_models.tokenizer()(text)["input_ids"]) for text in ("def f(x):", "return x")]
     assert [present(record.metrics).prompt_tokens for record in cell.records] == expected
     assert [present(record.metrics).completion_tokens for record in cell.records] == [3, 2]

@@ -12,26 +12,29 @@ from typing import Any
 import pytest
 
 from disagg.bench.energy import Power, macmon_watts, mean_watts, sampled
-from disagg.bench.records import Played
+from disagg.bench.records import TurnResult
 from tests.bench.bench_parts import record
 from tests.fleets import wait_until
 
 
 def turn(mode: Any, began: float = 0.0, ended: float = 10.0) -> Any:
-    return Played(0, mode, warmup=False, began=began, ended=ended, records=(record(),))
+    return TurnResult(0, mode, warmup=False, began=began, ended=ended, records=(record(),))
 
 
 def test_stated_watts_times_the_turns_time_over_the_requests() -> None:
     power = Power(stated={"prefill": 240.0, "decode": 180.0})
-    turns = [turn("disagg"), turn("disagg", 20.0, 25.0)]
-    assert power.per_request("disagg", turns, 3) == {"joules_per_request": 420 * 15 / 3, "energy_source": "stated"}
+    turns = [turn("disaggregated"), turn("disaggregated", 20.0, 25.0)]
+    assert power.per_request("disaggregated", turns, 3) == {
+        "joules_per_request": 420 * 15 / 3,
+        "energy_source": "stated",
+    }
     assert power.per_request("decode-alone", [turn("decode-alone")], 5)["joules_per_request"] == 360
     assert power.per_request("prefill-alone", [turn("prefill-alone")], 5)["joules_per_request"] == 480
 
 
 def test_half_a_fleets_power_gives_no_figure_for_the_hand_off() -> None:
     power = Power(stated={"decode": 180.0})
-    assert power.per_request("disagg", [turn("disagg")], 3)["joules_per_request"] is None
+    assert power.per_request("disaggregated", [turn("disaggregated")], 3)["joules_per_request"] is None
     assert power.per_request("decode-alone", [turn("decode-alone")], 3)["energy_source"] == "stated"
 
 
@@ -49,7 +52,7 @@ def test_what_was_read_goes_before_what_was_stated_and_a_mixture_is_named() -> N
         "joules_per_request": pytest.approx(1000.0),
         "energy_source": "measured",
     }
-    assert power.per_request("disagg", [turn("disagg")], 1)["energy_source"] == "measured and stated"
+    assert power.per_request("disaggregated", [turn("disaggregated")], 1)["energy_source"] == "measured and stated"
 
 
 def test_mean_power_is_linear_between_samples() -> None:

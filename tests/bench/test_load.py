@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from disagg.api.events import TokenLogprob
-from disagg.bench.load import Watch, run
+from disagg.bench.load import RunMonitor, run
 from disagg.bench.plan import arrival_times
 from disagg.bench.records import MODES
 from disagg.bench.workloads import RandomTokens
@@ -27,9 +27,9 @@ from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
 WORKLOAD = RandomTokens(tiny_models.VOCAB)
 
 
-async def play(fleet: RunningFleet, made: Any, watch: Watch | None = None, timeout: float = 60.0) -> Any:
+async def play(fleet: RunningFleet, made: Any, monitor: RunMonitor | None = None, timeout: float = 60.0) -> Any:
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
-        return await run(client.stream, "tiny", made, WORKLOAD, watch or Watch(), timeout=timeout)
+        return await run(client.stream, "tiny", made, WORKLOAD, monitor or RunMonitor(), timeout=timeout)
 
 
 def totals(fleet: RunningFleet) -> Counter[str]:
@@ -38,10 +38,10 @@ def totals(fleet: RunningFleet) -> Counter[str]:
 
 async def test_exactly_the_asked_for_tokens_reach_the_servers_and_come_back(tiny_fleet: RunningFleet) -> None:
     before = totals(tiny_fleet)
-    played = await play(tiny_fleet, plan((point(77, 9),), requests=3, warmup=0))
+    turn_results = await play(tiny_fleet, plan((point(77, 9),), requests=3, warmup=0))
     after = totals(tiny_fleet)
-    records = [record for turn in played for record in turn.records]
-    assert [turn.mode for turn in played] == list(MODES) * 3
+    records = [record for turn in turn_results for record in turn.records]
+    assert [turn.mode for turn in turn_results] == list(MODES) * 3
     assert [(r.metrics.prompt_tokens, r.metrics.completion_tokens) for r in records] == [(77, 9)] * 9
     assert all(len(record.itl) == 8 for record in records)
     # A hand-off shows its prompt to both hosts: 3 x (2 + 1 + 1).
@@ -50,15 +50,19 @@ async def test_exactly_the_asked_for_tokens_reach_the_servers_and_come_back(tiny
 
 
 async def test_each_mode_runs_where_it_says(tiny_fleet: RunningFleet) -> None:
-    played = await play(tiny_fleet, plan((point(40, 3),), requests=1, warmup=0))
-    methods = {turn.mode: turn.records[0].metrics.method for turn in played}
-    assert methods == {"disagg": "disaggregated", "decode-alone": "decode-alone", "prefill-alone": "prefill-alone"}
-    assert played[0].records[0].metrics.decode_computed_tokens == 1
+    turn_results = await play(tiny_fleet, plan((point(40, 3),), requests=1, warmup=0))
+    methods = {turn.mode: turn.records[0].metrics.method for turn in turn_results}
+    assert methods == {
+        "disaggregated": "disaggregated",
+        "decode-alone": "decode-alone",
+        "prefill-alone": "prefill-alone",
+    }
+    assert turn_results[0].records[0].metrics.decode_computed_tokens == 1
 
 
 async def test_gaps_and_parts_agree_with_the_whole(tiny_fleet: RunningFleet) -> None:
-    played = await play(tiny_fleet, plan((point(60, 8),), requests=4, warmup=1))
-    for record in (record for turn in played if not turn.warmup for record in turn.records):
+    turn_results = await play(tiny_fleet, plan((point(60, 8),), requests=4, warmup=1))
+    for record in (record for turn in turn_results if not turn.warmup for record in turn.records):
         metrics = record.metrics
         assert sum(record.itl) == pytest.approx(metrics.total_time - metrics.ttft, rel=0.1, abs=0.02)
         assert metrics.ttft_parts.total == pytest.approx(metrics.ttft)
@@ -76,7 +80,9 @@ async def test_concurrency_keeps_that_many_under_way(tiny_fleet: RunningFleet) -
 
 
 async def test_requests_are_sent_when_the_seed_says(tiny_fleet: RunningFleet) -> None:
-    made = plan((point(20, 2, concurrency=None, rate=20.0),), modes=("disagg",), requests=8, rounds=1, warmup=0, seed=5)
+    made = plan(
+        (point(20, 2, concurrency=None, rate=20.0),), modes=("disaggregated",), requests=8, rounds=1, warmup=0, seed=5
+    )
     (turn,) = await play(tiny_fleet, made)
     times = arrival_times(made, made.points[0].load)
     begin = turn.records[0].due - times[0]
@@ -86,11 +92,11 @@ async def test_requests_are_sent_when_the_seed_says(tiny_fleet: RunningFleet) ->
 
 
 async def test_stopping_keeps_what_had_ended_and_leaves_nothing_on_the_servers(tiny_fleet: RunningFleet) -> None:
-    watch = Watch()
-    watch.changed = lambda: watch.end("enough") if watch.done == 2 else None
-    made = plan((point(1500, 400),), modes=("disagg",), requests=50, warmup=0)
-    played = await play(tiny_fleet, made, watch)
-    assert sum(len(turn.records) for turn in played) == 2 and watch.reason == "enough"
+    monitor = RunMonitor()
+    monitor.changed = lambda: monitor.end("enough") if monitor.done == 2 else None
+    made = plan((point(1500, 400),), modes=("disaggregated",), requests=50, warmup=0)
+    turn_results = await play(tiny_fleet, made, monitor)
+    assert sum(len(turn.records) for turn in turn_results) == 2 and monitor.reason == "enough"
 
     def idle() -> bool:
         states = [tiny_fleet.status(host) for host in ("tiny-decode", "tiny-prefill")]
@@ -100,41 +106,41 @@ async def test_stopping_keeps_what_had_ended_and_leaves_nothing_on_the_servers(t
 
 
 async def test_requests_cut_off_by_a_stop_are_unfinished_not_failed(tiny_fleet: RunningFleet) -> None:
-    watch = Watch()
+    monitor = RunMonitor()
     made = plan((point(1000, 1000, concurrency=2),), modes=("decode-alone",), requests=4, rounds=1, warmup=0)
-    asyncio.get_running_loop().call_later(0.3, watch.end, "time is up")
-    (turn,) = await play(tiny_fleet, made, watch)
-    assert turn.unfinished == 2 and turn.records == () and not watch.failures
+    asyncio.get_running_loop().call_later(0.3, monitor.end, "time is up")
+    (turn,) = await play(tiny_fleet, made, monitor)
+    assert turn.unfinished == 2 and turn.records == () and not monitor.failures
 
 
 async def test_a_request_over_its_deadline_is_a_counted_failure(tiny_fleet: RunningFleet) -> None:
     made = plan((point(500, 1000),), modes=("decode-alone",), requests=2, warmup=0)
-    watch = Watch()
-    played = await play(tiny_fleet, made, watch, timeout=0.2)
-    assert [record.error for turn in played for record in turn.records] == ["DeadlineExceeded"] * 2
-    assert watch.failures == {"DeadlineExceeded": 2} and watch.done == 2
+    monitor = RunMonitor()
+    turn_results = await play(tiny_fleet, made, monitor, timeout=0.2)
+    assert [record.error for turn in turn_results for record in turn.records] == ["DeadlineExceeded"] * 2
+    assert monitor.failures == {"DeadlineExceeded": 2} and monitor.done == 2
 
 
 @pytest.mark.timeout(180)
 async def test_when_the_prefill_host_dies_midway_every_request_is_still_accounted_for(tmp_path: Path) -> None:
     model = tiny_models.make("qwen3", tmp_path / "model")
     with running(write_hosts(tmp_path, {"tiny": model}, context=2048)) as fleet:
-        watch = Watch()
+        monitor = RunMonitor()
 
         def kill_after_six() -> None:
-            if watch.done == 6:
+            if monitor.done == 6:
                 fleet.processes["tiny-prefill"].kill()
                 fleet.processes["tiny-prefill"].wait()
 
-        watch.changed = kill_after_six
-        made = plan((point(50, 4),), modes=("disagg", "prefill-alone"), requests=6, warmup=0)
-        played = await play(fleet, made, watch)
+        monitor.changed = kill_after_six
+        made = plan((point(50, 4),), modes=("disaggregated", "prefill-alone"), requests=6, warmup=0)
+        turn_results = await play(fleet, made, monitor)
         fleet.processes.pop("tiny-prefill")
-    by_mode = {mode: [r for turn in played if turn.mode == mode for r in turn.records] for mode in made.modes}
+    by_mode = {mode: [r for turn in turn_results if turn.mode == mode for r in turn.records] for mode in made.modes}
     assert all(len(records) == 6 for records in by_mode.values())
-    assert [record.fell_back for record in by_mode["disagg"]] == [False] * 3 + [True] * 3
+    assert [record.fell_back for record in by_mode["disaggregated"]] == [False] * 3 + [True] * 3
     assert [record.error for record in by_mode["prefill-alone"]] == [""] * 3 + ["ServerUnavailable"] * 3
-    assert watch.failures == {"ServerUnavailable": 3}
+    assert monitor.failures == {"ServerUnavailable": 3}
 
 
 class Answering:
@@ -155,28 +161,28 @@ class Answering:
             self.closed += 1
 
 
-async def fake(answering: Answering, watch: Watch | None = None, **changed: Any) -> Any:
-    made = plan((point(5, 2),), **{"modes": ("disagg",), "requests": 2, "warmup": 0, **changed})
-    return await run(answering.stream, "tiny", made, WORKLOAD, watch or Watch(), timeout=5)
+async def fake(answering: Answering, monitor: RunMonitor | None = None, **changed: Any) -> Any:
+    made = plan((point(5, 2),), **{"modes": ("disaggregated",), "requests": 2, "warmup": 0, **changed})
+    return await run(answering.stream, "tiny", made, WORKLOAD, monitor or RunMonitor(), timeout=5)
 
 
 async def test_tokens_that_arrive_together_are_no_time_apart() -> None:
-    played = await fake(Answering())
-    assert played[0].records[0].itl == (0.0,)
+    turn_results = await fake(Answering())
+    assert turn_results[0].records[0].itl == (0.0,)
 
 
 async def test_an_answer_of_the_wrong_length_is_a_failure_since_no_figure_of_it_would_hold() -> None:
-    played = await fake(Answering(prompt=5, output=1))
-    record = played[0].records[0]
+    turn_results = await fake(Answering(prompt=5, output=1))
+    record = turn_results[0].records[0]
     assert record.error == "WrongTokenCount" and record.metrics is None
     assert record.message == "5 prompt and 1 output tokens instead of 5 and 2"
 
 
 async def test_refused_requests_are_neither_dropped_nor_sent_again() -> None:
-    answering, watch = Answering(error=Overloaded("full")), Watch()
-    played = await fake(answering, watch)
-    assert [record.error for turn in played for record in turn.records] == ["Overloaded"] * 2
-    assert answering.closed == 2 and watch.failures == {"Overloaded": 2}
+    answering, monitor = Answering(error=Overloaded("full")), RunMonitor()
+    turn_results = await fake(answering, monitor)
+    assert [record.error for turn in turn_results for record in turn.records] == ["Overloaded"] * 2
+    assert answering.closed == 2 and monitor.failures == {"Overloaded": 2}
 
 
 async def test_a_bug_is_not_taken_for_a_failed_request() -> None:
@@ -198,23 +204,23 @@ async def test_a_bug_ends_the_run_at_once_and_closes_the_requests_beside_it() ->
             closed.append(tokens)
 
     stream.hanging = False
-    made = plan((point(5, 2, concurrency=2),), modes=("disagg",), requests=4, rounds=1, warmup=0)
+    made = plan((point(5, 2, concurrency=2),), modes=("disaggregated",), requests=4, rounds=1, warmup=0)
     async with asyncio.timeout(10):
         with pytest.raises(ZeroDivisionError):
-            await run(stream, "tiny", made, WORKLOAD, Watch(), timeout=5)
+            await run(stream, "tiny", made, WORKLOAD, RunMonitor(), timeout=5)
     assert len(closed) >= 2
 
 
 async def test_progress_reaches_its_whole() -> None:
-    watch = Watch()
-    await fake(Answering(), watch, requests=3, warmup=2)
-    assert watch.done == 5 and watch.work == watch.total_work == 5 * 7
+    monitor = RunMonitor()
+    await fake(Answering(), monitor, requests=3, warmup=2)
+    assert monitor.done == 5 and monitor.work == monitor.total_work == 5 * 7
 
 
 async def test_a_stopped_run_begins_no_further_turn() -> None:
-    watch = Watch()
-    watch.end("before it began")
-    watch.end("later")
+    monitor = RunMonitor()
+    monitor.end("before it began")
+    monitor.end("later")
     began = time.monotonic()
-    assert await fake(Answering(), watch) == [] and watch.reason == "before it began"
+    assert await fake(Answering(), monitor) == [] and monitor.reason == "before it began"
     assert time.monotonic() - began < 5

@@ -16,7 +16,12 @@ from tests.bench.bench_parts import plan, point
 def test_one_request_at_a_time_the_modes_take_turns_request_by_request() -> None:
     found = [turn for turn in turns(plan((point(),), requests=4)) if not turn.warmup]
     assert [turn.mode for turn in found] == list(MODES) * 4
-    assert [(turn.first, turn.count) for turn in found if turn.mode == "disagg"] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert [(turn.first, turn.count) for turn in found if turn.mode == "disaggregated"] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+        (3, 1),
+    ]
 
 
 def test_warm_up_comes_first_for_every_mode_with_prompts_of_its_own() -> None:
@@ -27,7 +32,7 @@ def test_warm_up_comes_first_for_every_mode_with_prompts_of_its_own() -> None:
 @pytest.mark.parametrize(("requests", "concurrency", "rounds"), [(64, 4, 4), (8, 4, 1), (17, 4, 2), (5, 5, 1)])
 def test_a_turn_is_long_enough_to_reach_its_concurrency(requests: int, concurrency: int, rounds: int) -> None:
     made = plan((point(concurrency=concurrency),), requests=requests, warmup=0)
-    mine = [turn for turn in turns(made) if turn.mode == "disagg"]
+    mine = [turn for turn in turns(made) if turn.mode == "disaggregated"]
     assert len(mine) == rounds
     assert all(turn.count >= concurrency for turn in mine)
     assert [index for turn in mine for index in range(turn.first, turn.first + turn.count)] == list(range(requests))
@@ -67,9 +72,9 @@ def test_all_modes_meet_the_same_arrivals_and_rounds_keep_the_gaps() -> None:
     times = arrival_times(made, made.points[0].load)
     by_mode = {mode: [turn for turn in turns(made) if turn.mode == mode] for mode in MODES}
     offsets = {mode: [turn.offsets for turn in found] for mode, found in by_mode.items()}
-    assert offsets["disagg"] == offsets["decode-alone"] == offsets["prefill-alone"]
-    ends = itertools.accumulate(offset[-1] for offset in offsets["disagg"])
-    assert list(ends) == pytest.approx([times[turn.first + turn.count - 1] for turn in by_mode["disagg"]])
+    assert offsets["disaggregated"] == offsets["decode-alone"] == offsets["prefill-alone"]
+    ends = itertools.accumulate(offset[-1] for offset in offsets["disaggregated"])
+    assert list(ends) == pytest.approx([times[turn.first + turn.count - 1] for turn in by_mode["disaggregated"]])
 
 
 def test_a_traces_own_times_begin_with_its_first_request() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from disagg.bench.charts import Bar, Dot, Line, Mark, axis, bar_chart, line_chart
 from disagg.bench.energy import Power
-from disagg.bench.records import Played
+from disagg.bench.records import TurnResult
 from disagg.bench.report import ms, page
-from disagg.bench.result import Result, gather, judge
+from disagg.bench.result import BenchResult, gather, judge
 from disagg.inference.metrics import TTFTParts
 from tests.bench.bench_parts import failed, plan, point, record, result
 from tests.values import present
@@ -53,11 +53,11 @@ def parsed(html: str) -> Strict:
 
 
 @pytest.fixture
-def full() -> Result:
+def full() -> BenchResult:
     return result({128: (1.0, 0.8, 0.5), 512: (1.0, 1.6, 1.4)}, loads=(1, 4), limits={"ttft": 600.0})
 
 
-def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(full: Result) -> None:
+def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(full: BenchResult) -> None:
     html = page(full)
     tags = parsed(html).seen
     assert not re.search(r"https?:|//[a-z]|url\(|@import", html)
@@ -67,12 +67,12 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(full: Result) 
     ]
 
 
-def test_the_page_has_light_and_dark_colours(full: Result) -> None:
+def test_the_page_has_light_and_dark_colours(full: BenchResult) -> None:
     html = page(full)
     assert "prefers-color-scheme: dark" in html and "color-scheme: light dark" in html
 
 
-def test_the_page_has_every_plot_and_the_verdict(full: Result) -> None:
+def test_the_page_has_every_plot_and_the_verdict(full: BenchResult) -> None:
     html = page(full)
     text = parsed(html).text
     for title in ("Time to first token", "Time to the whole answer", "Where TTFT goes", "hidden and exposed"):
@@ -83,25 +83,25 @@ def test_the_page_has_every_plot_and_the_verdict(full: Result) -> None:
     assert "wins over prefill-alone from ≈" in text and "TPOT" in text and "stated" in text
 
 
-def test_every_colour_class_of_a_plot_is_defined(full: Result) -> None:
+def test_every_colour_class_of_a_plot_is_defined(full: BenchResult) -> None:
     html = page(full)
     used = set(re.findall(r'class="(?:bar|line|band) ([a-z_-]+)"', html))
-    assert used >= {"disagg", "prefill", "hidden", "exposed_transfer"}
+    assert used >= {"disaggregated", "prefill", "hidden", "exposed_transfer"}
     assert all(f".{name} {{ color:" in html for name in used)
 
 
-def test_failed_attempts_are_in_the_legend_only_where_there_were_some(full: Result) -> None:
+def test_failed_attempts_are_in_the_legend_only_where_there_were_some(full: BenchResult) -> None:
     assert "failed" not in page(full).split("</style>")[1]
     made = plan((point(),))
     parts = TTFTParts(failed_attempts=0.01, prefill=0.09)
     records = tuple(record(ttft_parts=parts) for _ in range(6))
-    played = [Played(0, "disagg", warmup=False, began=0.0, ended=1.0, records=records)]
-    cells = gather(made, played, Power(), {})
-    html = page(Result("test", "tiny", "random", "today", made, cells, judge(cells)))
+    turn_results = [TurnResult(0, "disaggregated", warmup=False, began=0.0, ended=1.0, records=records)]
+    cells = gather(made, turn_results, Power(), {})
+    html = page(BenchResult("test", "tiny", "random", "today", made, cells, judge(cells)))
     assert "</i>failed attempts</span>" in html and ">failed_attempts<" not in html
 
 
-def test_names_from_elsewhere_are_escaped(full: Result) -> None:
+def test_names_from_elsewhere_are_escaped(full: BenchResult) -> None:
     from dataclasses import replace
 
     html = page(replace(full, model="<script>alert(1)</script>", stopped="<b>"))
@@ -111,31 +111,39 @@ def test_names_from_elsewhere_are_escaped(full: Result) -> None:
 
 def test_a_run_without_one_completed_request_still_makes_a_page() -> None:
     made = plan((point(),))
-    played = [
-        Played(
-            0, "disagg", warmup=False, began=0.0, ended=1.0, records=(failed("PeerLost", "it <died>"),), unfinished=2
+    turn_results = [
+        TurnResult(
+            0,
+            "disaggregated",
+            warmup=False,
+            began=0.0,
+            ended=1.0,
+            records=(failed("PeerLost", "it <died>"),),
+            unfinished=2,
         )
     ]
-    cells = gather(made, played, Power(), {})
+    cells = gather(made, turn_results, Power(), {})
     html = page(
-        Result("test", "tiny", "random", "today", made, cells, judge(cells), stopped="interrupted", unfinished=2)
+        BenchResult("test", "tiny", "random", "today", made, cells, judge(cells), stopped="interrupted", unfinished=2)
     )
     text = parsed(html).text
-    assert "1 × disagg failed: PeerLost: it <died>" in text
+    assert "1 × disaggregated failed: PeerLost: it <died>" in text
     assert "Stopped: interrupted; 2 requests under way are not counted." in text
 
 
 def test_one_length_one_mode_and_one_token_are_enough_for_a_page() -> None:
     made = plan((point(64, 1),), modes=("decode-alone",))
     one = record(0.1, 0.1, itl=(), output=1, method="decode-alone")
-    cells = gather(made, [Played(0, "decode-alone", warmup=False, began=0.0, ended=1.0, records=(one,))], Power(), {})
-    parsed(page(Result("test", "tiny", "random", "today", made, cells, judge(cells))))
+    cells = gather(
+        made, [TurnResult(0, "decode-alone", warmup=False, began=0.0, ended=1.0, records=(one,))], Power(), {}
+    )
+    parsed(page(BenchResult("test", "tiny", "random", "today", made, cells, judge(cells))))
 
 
 def test_dots_lie_where_the_axes_say() -> None:
     x = axis("x", [100, 400], str, "lengths")
     y = axis("y", [10.0, 1000.0], str, "log")
-    svg = line_chart([Line("disagg", [Dot(100, 10.0, "a"), Dot(400, 1000.0, "b")])], x, y, [Mark(200, "half")])
+    svg = line_chart([Line("disaggregated", [Dot(100, 10.0, "a"), Dot(400, 1000.0, "b")])], x, y, [Mark(200, "half")])
     places = [(float(a), float(b)) for a, b in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)]
     mark = float(present(re.search(r'class="mark" x1="([\d.]+)"', svg))[1])
     assert places[0][0] < places[1][0] and places[0][1] > places[1][1]

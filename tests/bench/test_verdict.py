@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from disagg.bench.energy import Power
-from disagg.bench.records import MODES, Played
+from disagg.bench.records import MODES, TurnResult
 from disagg.bench.result import gather, judge
 from disagg.bench.verdict import Samples, compare, crossover, verdict
 from tests.bench.bench_parts import plan, point, record, result
@@ -103,7 +103,7 @@ def test_a_mixed_picture_is_told_length_by_length() -> None:
 
 
 def test_without_a_machine_alone_there_is_no_verdict() -> None:
-    cells = [cell for cell in result({100: (1.0, 2.0, 2.0)}).cells if cell.mode == "disagg"]
+    cells = [cell for cell in result({100: (1.0, 2.0, 2.0)}).cells if cell.mode == "disaggregated"]
     (found,) = judge(cells).headlines.values()
     assert found.decision == "undecided" and found.text.startswith("No verdict")
 
@@ -116,11 +116,11 @@ def test_loads_are_judged_apart() -> None:
 def test_requests_that_fell_back_have_no_say() -> None:
     quick = [record(0.1, 0.2, method="decode-alone") for _ in range(6)]
     fallen = [record(0.1, 9.0, method="fallback") for _ in range(6)]
-    played = [
-        Played(0, mode, warmup=False, began=0.0, ended=1.0, records=tuple(records))
-        for mode, records in (("disagg", fallen), ("decode-alone", quick))
+    turn_results = [
+        TurnResult(0, mode, warmup=False, began=0.0, ended=1.0, records=tuple(records))
+        for mode, records in (("disaggregated", fallen), ("decode-alone", quick))
     ]
-    cells = gather(plan((point(),)), played, Power(), {})
+    cells = gather(plan((point(),)), turn_results, Power(), {})
     assert cells[0].figures["fallbacks"] == 6
     (found,) = judge(cells).headlines.values()
     assert found.decision == "undecided" and found.text.startswith("No verdict")

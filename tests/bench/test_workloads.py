@@ -13,23 +13,25 @@ ROWS = [TraceRow(0, 700, 10, (1, 2)), TraceRow(500, 1100, 20, (1, 2, 3)), TraceR
 
 @pytest.mark.parametrize("count", [1, 511, 4096])
 def test_random_prompts_have_exactly_as_many_tokens_as_the_point_says(count: int) -> None:
-    item = RandomTokens(640).item(point(count, 7), "disagg", 3)
+    item = RandomTokens(640).item(point(count, 7), "disaggregated", 3)
     assert item.tokens is not None and len(item.tokens) == count and item.output_tokens == 7
 
 
 def test_random_ids_are_all_in_the_vocabulary_and_reach_over_it() -> None:
-    tokens = RandomTokens(640).item(point(20_000), "disagg", 0).tokens
+    tokens = RandomTokens(640).item(point(20_000), "disaggregated", 0).tokens
     assert tokens is not None and set(tokens) == set(range(640))
 
 
 def test_a_seed_repeats_its_prompts() -> None:
-    first, again, other = (RandomTokens(640, seed).item(point(), "disagg", 0) for seed in (1, 1, 2))
+    first, again, other = (RandomTokens(640, seed).item(point(), "disaggregated", 0) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_no_two_requests_share_a_prefix_not_even_those_of_two_modes() -> None:
     workload = RandomTokens(50_000)
-    items = [workload.item(point(), mode, index).tokens for mode in ("disagg", "decode-alone") for index in range(50)]
+    items = [
+        workload.item(point(), mode, index).tokens for mode in ("disaggregated", "decode-alone") for index in range(50)
+    ]
     assert len({tokens[:2] for tokens in items if tokens}) == 100
 
 
@@ -40,7 +42,7 @@ def test_every_request_ignores_the_end_of_sequence_and_has_its_exact_length() ->
 
 def test_texts_go_round_and_may_state_their_own_answer_length() -> None:
     workload = Texts([TextItem("a"), TextItem("b", 3)], "prompts")
-    assert [workload.item(point(None, 8), "disagg", index) for index in range(3)] == [
+    assert [workload.item(point(None, 8), "disaggregated", index) for index in range(3)] == [
         Item(8, text="a"),
         Item(3, text="b"),
         Item(8, text="a"),
@@ -49,19 +51,19 @@ def test_texts_go_round_and_may_state_their_own_answer_length() -> None:
 
 def test_a_trace_has_the_lengths_and_times_of_its_rows() -> None:
     trace = Trace(ROWS, 640, "trace")
-    items = [trace.item(point(None, None), "disagg", index) for index in range(3)]
+    items = [trace.item(point(None, None), "disaggregated", index) for index in range(3)]
     assert [(len(item.tokens or ()), item.output_tokens) for item in items] == [(700, 10), (1100, 20), (512, 5)]
     assert trace.times == (0.0, 0.5, 0.9)
 
 
 def test_equal_hash_ids_are_equal_blocks_of_512_tokens_and_others_differ() -> None:
     trace = Trace(ROWS, 640, "trace")
-    first, second, third = (trace.item(point(None, None), "disagg", index).tokens or () for index in range(3))
+    first, second, third = (trace.item(point(None, None), "disaggregated", index).tokens or () for index in range(3))
     assert first == second[:700] and first[:512] != first[512:] + second[700:1024]
     assert third != first[:512]
 
 
 def test_a_traces_blocks_of_one_mode_warm_no_cache_for_another() -> None:
     trace = Trace(ROWS, 640, "trace")
-    one, other = (trace.item(point(None, None), mode, 0).tokens for mode in ("disagg", "decode-alone"))
+    one, other = (trace.item(point(None, None), mode, 0).tokens for mode in ("disaggregated", "decode-alone"))
     assert one != other

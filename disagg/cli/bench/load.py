@@ -24,8 +24,8 @@ from disagg.cli.context import settings, stderr, stdout
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
-    from disagg.bench.benchmark import Order
-    from disagg.bench.result import Result
+    from disagg.bench.benchmark import BenchSpec
+    from disagg.bench.result import BenchResult
     from disagg.config import Fleet
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -34,7 +34,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class ModeName(StrEnum):
     """Where requests run."""
 
-    disagg = "disagg"
+    disaggregated = "disaggregated"
     decode_alone = "decode-alone"
     prefill_alone = "prefill-alone"
 
@@ -102,11 +102,11 @@ def load(
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
-    from disagg.bench.benchmark import Order
+    from disagg.bench.benchmark import BenchSpec
     from disagg.bench.stats import LIMITS
 
     fleet = settings(context).fleet()
-    order = Order(
+    spec = BenchSpec(
         model=_model(fleet, model),
         kind=workload.value,
         file=file,
@@ -129,8 +129,8 @@ def load(
         refuse_subcommand(context, option, path)
         require_writable(path)
     require_two_files(json_file, report)
-    with _served(fleet, order.model, simulate, (prefill_device, decode_device)) as (served, token):
-        result, signalled = _run(served, order, token)
+    with _served(fleet, spec.model, simulate, (prefill_device, decode_device)) as (served, token):
+        result, signalled = _run(served, spec, token)
     _show(result, json_file, report)
     if signalled:
         raise typer.Exit(128 + signalled)
@@ -160,31 +160,31 @@ def _served(
         yield copy, token
 
 
-def _run(fleet: Fleet, order: Order, token: str | None) -> tuple[Result, int]:
+def _run(fleet: Fleet, spec: BenchSpec, token: str | None) -> tuple[BenchResult, int]:
     """The result, and the signal that ended the run early, or 0. A second Ctrl-C ends it at once."""
     import asyncio
 
     from disagg.bench.benchmark import benchmark
-    from disagg.bench.load import Watch
+    from disagg.bench.load import RunMonitor
     from disagg.cli.views.bench import live
 
-    watch, signals = Watch(), list[int]()
+    monitor, signals = RunMonitor(), list[int]()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
-    async def run() -> Result:
+    async def run() -> BenchResult:
         loop = asyncio.get_running_loop()
 
         def interrupt(number: int, frame: object) -> None:
             signals.append(number)
-            loop.call_soon_threadsafe(watch.end, "interrupted")
+            loop.call_soon_threadsafe(monitor.end, "interrupted")
             _handle(before)
 
         # The loop's own handlers would leave SIGTERM at its default, which ends disagg and nothing that it started.
         _handle(dict.fromkeys(_SIGNALS, interrupt))
-        return await benchmark(fleet, order, watch, token)
+        return await benchmark(fleet, spec, monitor, token)
 
     try:
-        with live(watch, stderr(), any(one.simulated for one in fleet.hosts.values() if one.model == order.model)):
+        with live(monitor, stderr(), any(one.simulated for one in fleet.hosts.values() if one.model == spec.model)):
             result = asyncio.run(run())
     finally:
         _handle(before)
@@ -196,7 +196,7 @@ def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
         signal.signal(number, handler)
 
 
-def _show(result: Result, json_file: Path | None, report: Path | None) -> None:
+def _show(result: BenchResult, json_file: Path | None, report: Path | None) -> None:
     import json
 
     from disagg.cli.views.bench import result_view

@@ -14,13 +14,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from disagg.bench.load import Watch
-from disagg.bench.result import SIMULATED, Cell, Result
+from disagg.bench.load import RunMonitor
+from disagg.bench.result import SIMULATED, BenchResult, Cell
 from disagg.bench.stats import PART_NAMES
-from disagg.bench.verdict import Comparison, Series
+from disagg.bench.verdict import Series, SpeedupAtLength
 from disagg.cli.views.units import seconds, size
 
-MODE_STYLE = {"disagg": "bold green", "decode-alone": "blue", "prefill-alone": "magenta"}
+MODE_STYLE = {"disaggregated": "bold green", "decode-alone": "blue", "prefill-alone": "magenta"}
 _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
 _HEADERS = {
     "failed_attempts": "failed",
@@ -58,7 +58,7 @@ class _EndsEarly:
 
 
 @contextmanager
-def live(watch: Watch, console: Console, simulated: bool = False) -> Iterator[None]:
+def live(monitor: RunMonitor, console: Console, simulated: bool = False) -> Iterator[None]:
     """Progress with the time remaining while the block runs; one line per turn's kind where there is no terminal."""
     said = "simulated: " if simulated else ""
     columns = (
@@ -73,22 +73,24 @@ def live(watch: Watch, console: Console, simulated: bool = False) -> Iterator[No
         last = [""]
 
         def changed() -> None:
-            failed = f"[red]{watch.failures.total()} failed[/] · " if watch.failures else ""
-            progress.update(task, completed=watch.work, total=watch.total_work, description=failed + said + watch.doing)
-            point = watch.doing.partition(" · ")[2]
+            failed = f"[red]{monitor.failures.total()} failed[/] · " if monitor.failures else ""
+            progress.update(
+                task, completed=monitor.work, total=monitor.total_work, description=failed + said + monitor.doing
+            )
+            point = monitor.doing.partition(" · ")[2]
             if not console.is_terminal and point != last[0]:
                 last[0] = point
                 console.print(f"{said}measuring {point} …", style="dim", soft_wrap=True)
 
-        watch.changed = changed
+        monitor.changed = changed
         yield
 
 
-def result_view(result: Result) -> RenderableType:
+def result_view(result: BenchResult) -> RenderableType:
     """Everything that was found, the verdict last."""
     parts: list[RenderableType] = [
         _heading(result, f"{result.model} on {result.fleet}", f"  {result.workload}, seed {result.plan.seed}"),
-        *([Text(f"{result.played}. {SIMULATED}", "dim")] if result.simulated else []),
+        *([Text(f"{result.simulated_text}. {SIMULATED}", "dim")] if result.simulated else []),
         Text(),
     ]
     for where, cells in result.families.items():
@@ -100,7 +102,7 @@ def result_view(result: Result) -> RenderableType:
     return Group(*parts)
 
 
-def _heading(result: Result, text: str, rest: str = "") -> Text:
+def _heading(result: BenchResult, text: str, rest: str = "") -> Text:
     return Text.assemble(("simulated: " if result.simulated else "", "yellow"), (text, "bold"), rest)
 
 
@@ -145,8 +147,8 @@ def goodput_table(cells: Sequence[Cell], limits: bool) -> Table | None:
     return table
 
 
-def _where_ttft_went(result: Result, family: Sequence[Cell]) -> list[RenderableType]:
-    cells = [cell for cell in family if cell.mode == "disagg" and cell.figures["completed"]]
+def _where_ttft_went(result: BenchResult, family: Sequence[Cell]) -> list[RenderableType]:
+    cells = [cell for cell in family if cell.mode == "disaggregated" and cell.figures["completed"]]
     if not cells:
         return []
     # Hosts that failed first are rare; their column costs that of hidden transfer its place.
@@ -158,7 +160,7 @@ def _where_ttft_went(result: Result, family: Sequence[Cell]) -> list[RenderableT
         hidden = [Text(_ms(cell.figures["mean_hidden_transfer_ms"]), "dim") for _ in beside]
         table.add_row(_length(cell), _ms(cell.figures["mean_ttft_ms"]), *(_ms(parts[n]) for n in names), *hidden)
     aside = "; hidden is beside them" if beside else ""
-    title = _heading(result, f"disagg: where TTFT went (means that add up{aside})")
+    title = _heading(result, f"disaggregated: where TTFT went (means that add up{aside})")
     return [title, table, *(_handed_over(cell) for cell in cells), Text()]
 
 
@@ -174,7 +176,7 @@ def _handed_over(cell: Cell) -> Text:
     )
 
 
-def _speedups(result: Result, where: str) -> list[RenderableType]:
+def _speedups(result: BenchResult, where: str) -> list[RenderableType]:
     """Prompt lengths against machine and metric."""
     columns = [one for one in result.verdict.series if one.where == where and one.comparisons]
     if not columns:
@@ -182,11 +184,11 @@ def _speedups(result: Result, where: str) -> list[RenderableType]:
     table = _table("prompt", *(f"{'E2E' if one.metric == 'e2el' else 'TTFT'}\n{one.against}" for one in columns))
     for length in sorted({comparison.prompt_tokens for one in columns for comparison in one.comparisons}):
         table.add_row(f"{length:,}", *(_speedup(one, length) for one in columns))
-    return [_heading(result, "speedup of disagg over a machine alone"), table, Text()]
+    return [_heading(result, "speedup of disaggregated over one machine alone"), table, Text()]
 
 
 def _speedup(series: Series, length: int) -> Text:
-    found: Comparison | None = next((one for one in series.comparisons if one.prompt_tokens == length), None)
+    found: SpeedupAtLength | None = next((one for one in series.comparisons if one.prompt_tokens == length), None)
     if found is None:
         return Text("–", "dim")
     one = found.speedup
@@ -195,7 +197,7 @@ def _speedup(series: Series, length: int) -> Text:
     )
 
 
-def _notes(result: Result) -> list[RenderableType]:
+def _notes(result: BenchResult) -> list[RenderableType]:
     """Whatever a reader must know before believing the figures."""
     lines = []
     if result.stopped:
@@ -215,7 +217,7 @@ def _notes(result: Result) -> list[RenderableType]:
     return [*notes, *failures, Text()] if notes or failures else []
 
 
-def _verdict(result: Result) -> RenderableType:
+def _verdict(result: BenchResult) -> RenderableType:
     lines: list[RenderableType] = []
     for where, headline in result.verdict.headlines.items():
         name = f"{where}: " if len(result.verdict.headlines) > 1 else ""
@@ -226,7 +228,7 @@ def _verdict(result: Result) -> RenderableType:
     return Panel(Group(*lines), title="[bold]Verdict[/]", title_align="left", border_style="green")
 
 
-def _footnote(result: Result) -> Text:
+def _footnote(result: BenchResult) -> Text:
     energy = any(cell.figures["joules_per_request"] is not None for cell in result.cells)
     extra = [GOODPUT_NOTE] if result.limits else []
     return Text("\n".join([NOTES, *extra, *([ENERGY_NOTE] if energy else [])]), "dim")

@@ -1,4 +1,4 @@
-"""`disagg bench --simulate`: a fleet that is played on this machine, real processes and all."""
+"""`disagg bench --simulate`: a fleet that is turn_results on this machine, real processes and all."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ def test_the_shipped_fleet_is_played_here_and_everything_says_so(
     assert run("--config", HOSTS_TOML, "bench", "--simulate", "-m", "qwen", *SMALL, *files) == 0
     out, err = capsys.readouterr()
     body, page = json.loads((tmp_path / "r.json").read_text()), (tmp_path / "r.html").read_text()
-    played = {"mac-studio-2": "m4-max", "dgx-spark-1": "dgx-spark"}
-    assert (body["simulated"], body["simulated_machines"]) == (True, played)
+    machines = {"mac-studio-2": "m4-max", "dgx-spark-1": "dgx-spark"}
+    assert (body["simulated"], body["simulated_machines"]) == (True, machines)
     assert all(one["simulated"] and one["completed"] == 2 for one in body["results"]) and len(body["results"]) == 3
     assert out.startswith("simulated: qwen3-coder:30b on studio")
     assert "simulated: speedup" in out and "│ simulated: " in out and "No model ran" in out
     assert all("simulated" in line for line in err.splitlines() if not line.startswith("wrote"))
-    assert "<title>disagg bench: simulated: " in page and "Simulated: dgx-spark-1 plays dgx-spark" in page
+    assert "<title>disagg bench: simulated: " in page and "Simulated: dgx-spark-1 as dgx-spark" in page
     assert '<p class="headline">simulated: ' in page
     assert not servers(temporary) and not list(temporary.iterdir())
 
 
 def test_other_machines_may_be_played(temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    devices = ["--prefill-device", "dgx-spark", "--decode-device", "m3-ultra", "--mode", "disagg", "--json", "-"]
+    devices = ["--prefill-device", "dgx-spark", "--decode-device", "m3-ultra", "--mode", "disaggregated", "--json", "-"]
     assert run("--config", write_simulated(tmp_path), "bench", "--simulate", *SMALL, *devices) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["simulated_machines"] == {"m-decode": "m3-ultra", "m-prefill": "dgx-spark"}

@@ -11,16 +11,16 @@ import pytest
 from rich.console import Console
 
 from disagg.bench.energy import Power
-from disagg.bench.load import Watch
-from disagg.bench.records import Played
-from disagg.bench.result import Result, gather, judge
+from disagg.bench.load import RunMonitor
+from disagg.bench.records import TurnResult
+from disagg.bench.result import BenchResult, gather, judge
 from disagg.cli.views.bench import live, result_view
 from disagg.inference.metrics import TTFTParts
 from tests.bench.bench_parts import failed, plan, point, record, result
 from tests.values import printed
 
 
-def shown(made: Result, width: int = 80) -> str:
+def shown(made: BenchResult, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(result_view(made))
     text = printed(console)
@@ -39,8 +39,8 @@ def test_every_figure_is_whole_at_this_width(width: int) -> None:
 def test_the_parts_of_ttft_are_whole_where_an_attempt_failed_too() -> None:
     parts = TTFTParts(failed_attempts=0.011, queue=0.0006, tokenise=0.0009, prefill=0.3, first_step=0.0039)
     records = (record(0.335, prompt=32768, ttft_parts=parts),)
-    cells = gather(plan((point(32768),)), [Played(0, "disagg", False, 0.0, 1.0, records)], Power(), {})
-    text = shown(Result("test", "tiny", "random", "today", plan((point(32768),)), cells, judge(cells)))
+    cells = gather(plan((point(32768),)), [TurnResult(0, "disaggregated", False, 0.0, 1.0, records)], Power(), {})
+    text = shown(BenchResult("test", "tiny", "random", "today", plan((point(32768),)), cells, judge(cells)))
     assert "failed" in text and "prefill" in text and "…" not in text
     (row,) = [line for line in text.splitlines() if "300 ms" in line]
     assert "11 ms" in row and "0.6 ms" in row and "3.9 ms" in row
@@ -75,15 +75,17 @@ def test_what_fell_back_failed_or_was_left_out_is_said() -> None:
         failed("Overloaded", "the queue [is] full"),
         failed("Overloaded", "the queue [is] full"),
     )
-    cells = gather(made, [Played(0, "disagg", warmup=False, began=0.0, ended=1.0, records=records)], Power(), {})
+    cells = gather(
+        made, [TurnResult(0, "disaggregated", warmup=False, began=0.0, ended=1.0, records=records)], Power(), {}
+    )
     values: dict[str, Any] = {
         "stopped": "interrupted",
         "unfinished": 3,
         "left_out": 7,
         "warmup_errors": {"PeerLost": 1},
     }
-    text = " ".join(shown(Result("test", "tiny", "trace", "today", made, cells, judge(cells), **values)).split())
-    assert "2 × disagg: Overloaded the queue [is] full" in text and "1/3" in text
+    text = " ".join(shown(BenchResult("test", "tiny", "trace", "today", made, cells, judge(cells), **values)).split())
+    assert "2 × disaggregated: Overloaded the queue [is] full" in text and "1/3" in text
     assert "stopped: interrupted; 3 requests under way are not counted" in text
     assert "7 requests of the trace do not fit" in text and "1 warm-up requests failed: PeerLost" in text
     assert "1 of prompt 100 · output 5 · concurrency 1 fell back" in text
@@ -95,30 +97,30 @@ def test_a_run_without_any_request_still_has_a_view() -> None:
 
 
 def test_without_a_terminal_there_is_one_line_per_point() -> None:
-    console, watch = Console(file=io.StringIO(), width=80), Watch()
-    with live(watch, console):
-        for mode in ("disagg", "decode-alone", "warming up disagg"):
-            watch.doing = f"{mode} · prompt 1 · output 2"
-            watch.changed()
+    console, monitor = Console(file=io.StringIO(), width=80), RunMonitor()
+    with live(monitor, console):
+        for mode in ("disaggregated", "decode-alone", "warming up disaggregated"):
+            monitor.doing = f"{mode} · prompt 1 · output 2"
+            monitor.changed()
     assert printed(console) == "measuring prompt 1 · output 2 …\n"
 
 
 def test_on_a_terminal_progress_shows_the_share_done_and_what_failed() -> None:
-    console, watch = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), Watch()
-    with live(watch, console):
-        watch.total_work, watch.work, watch.doing = 100, 42, "disagg · prompt 1"
-        watch.failures["Overloaded"] = 3
-        watch.changed()
+    console, monitor = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), RunMonitor()
+    with live(monitor, console):
+        monitor.total_work, monitor.work, monitor.doing = 100, 42, "disaggregated · prompt 1"
+        monitor.failures["Overloaded"] = 3
+        monitor.changed()
     text = printed(console)
-    assert "42%" in text and "disagg · prompt 1" in text and "3 failed" in text and "ETA" in text
+    assert "42%" in text and "disaggregated · prompt 1" in text and "3 failed" in text and "ETA" in text
 
 
 def test_the_live_line_leaves_room_for_an_interrupt_and_shows_the_whole_time_left() -> None:
-    console, watch = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), Watch()
-    with live(watch, console, simulated=True):
-        watch.total_work, watch.work = 100, 42
-        watch.doing = "warming up decode-alone · prompt 2,048 · output 64 · concurrency 16"
-        watch.changed()
+    console, monitor = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), RunMonitor()
+    with live(monitor, console, simulated=True):
+        monitor.total_work, monitor.work = 100, 42
+        monitor.doing = "warming up decode-alone · prompt 2,048 · output 64 · concurrency 16"
+        monitor.changed()
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", printed(console))]
     shown_lines = [line for line in lines if "42%" in line]
     assert shown_lines and all(len(line) <= 77 and "ETA --:--" in line for line in shown_lines)
