@@ -21,7 +21,6 @@ from disagg.config import Fleet, load
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.ports import free_ports
 from disagg.fleet.lifecycle.state import State
-from disagg.inference.types import Completion
 
 START_S = 120.0
 # What disagg's own servers set for `threads = 1` before they import a framework.
@@ -94,14 +93,13 @@ class FleetServer:
 
 async def _stream(client: AsyncClient, prompt: str, tokens: int, where: dict[str, Any]) -> Answer:
     events = Events()
-    async for item in client.stream("model", prompt, max_tokens=tokens, ignore_eos=True, **where):
-        if isinstance(item, Completion):
-            if item.warnings:
-                raise ConnectionError(f"the hand-off failed: {item.warnings[0]}")
-            counts = item.metrics.prompt_tokens, item.metrics.completion_tokens
-            return Answer(events.sent, events.times, *counts)
-        events.piece()
-    raise AssertionError("a stream ends with its Completion")
+    async with client.stream("model", prompt, max_tokens=tokens, ignore_eos=True, **where) as stream:
+        async for _ in stream:
+            events.piece()
+    completion = stream.completion
+    if completion.warnings:
+        raise ConnectionError(f"the hand-off failed: {completion.warnings[0]}")
+    return Answer(events.sent, events.times, completion.metrics.prompt_tokens, completion.metrics.completion_tokens)
 
 
 @contextmanager

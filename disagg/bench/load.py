@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +17,10 @@ from disagg.bench.plan import Load, Plan, Turn, turns
 from disagg.bench.records import ALONE, WRONG_COUNT, Mode, Record, TurnResult
 from disagg.bench.workloads import Item, Workload
 from disagg.errors import DisaggError
-from disagg.inference.types import Chunk, Completion
+from disagg.inference.stream import AsyncStream
+from disagg.inference.types import Completion
 
-Stream = Callable[..., AsyncGenerator[Chunk | Completion, None]]
+Stream = Callable[..., AsyncStream]
 """AsyncClient.stream, or what behaves like it."""
 
 
@@ -99,16 +99,13 @@ class _RequestSender:
         """The whole answer; `gaps` gets the time from each token to the next."""
         request: dict[str, Any] = {**item.request(), "alone": ALONE[self.mode], "timeout": self.timeout}
         before = 0.0
-        async with aclosing(self.stream(self.model, **request)) as answer:
-            async for piece in answer:
-                if isinstance(piece, Completion):
-                    return piece
-                now = time.monotonic()
-                for _ in piece.tokens:
+        async with self.stream(self.model, **request) as chunks:
+            async for chunk in chunks:
+                for _ in chunk.tokens:
                     if before:
-                        gaps.append(now - before)
-                    before = now
-        raise AssertionError("a stream ends with its Completion")
+                        gaps.append(chunk.arrived - before)
+                    before = chunk.arrived
+        return chunks.completion
 
 
 def _answered(record: Record, item: Item, completion: Completion, gaps: Sequence[float]) -> Record:

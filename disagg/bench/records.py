@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from disagg.inference.execute import Alone
 from disagg.inference.metrics import Metrics
+from disagg.inference.route import Alone
 
 Mode = Literal["disaggregated", "decode-alone", "prefill-alone"]
 MODES: tuple[Mode, ...] = ("disaggregated", "decode-alone", "prefill-alone")

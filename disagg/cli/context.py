@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from disagg.errors import ConfigError, DisaggError
+from disagg.config.search import find_hosts_file
+from disagg.errors import DisaggError
 
 if TYPE_CHECKING:
     from disagg.config import Fleet
-
-CONFIG_VARIABLE = "DISAGG_CONFIG"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +28,7 @@ class Settings:
     @property
     def path(self) -> Path:
         """--config, else $DISAGG_CONFIG, else ./hosts.toml. ConfigError if that file does not exist."""
-        named = self.config or (Path(variable) if (variable := os.environ.get(CONFIG_VARIABLE)) else None)
-        path = named or Path("hosts.toml")
-        if not path.exists():
-            hint = "disagg init writes one" if named is None else "correct --config or $DISAGG_CONFIG"
-            raise ConfigError(f"there is no {path}", hint + "; `disagg demo` needs none")
-        return path
+        return find_hosts_file(self.config)
 
     def fleet(self) -> Fleet:
         """The fleet that this file describes."""

@@ -7,33 +7,36 @@ with disagg.Client("hosts.toml") as client:
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import ExitStack, aclosing
+import asyncio
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
+import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from disagg.api.requests import Messages
-from disagg.config import Fleet, load
-from disagg.errors import RequestError
+from disagg.api.base import InvalidValue
+from disagg.api.requests import GenerateBody, Messages
+from disagg.config import Fleet, Host, load
+from disagg.config.search import find_hosts_file
+from disagg.errors import DisaggError, RequestError
 from disagg.inference import execute, http
-from disagg.inference.execute import Alone
-from disagg.inference.route import Router
-from disagg.inference.types import Chunk, Completion
+from disagg.inference.route import Alone, Router
+from disagg.inference.stream import AsyncStream, Perform, Stream
+from disagg.inference.types import Completion
 from disagg.token import fleet_token
+
+CONNECT_S = 2.0  # for `connect`; a host that takes longer is left to the request
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What a request may say besides its prompt; the defaults are in brackets.
+    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and two more.
 
-    max_tokens [256]; temperature [0: greedy]; top_p [1]; top_k [0: off]; min_p [0]; repetition_penalty [1];
-    seed [None]; stop [()]: strings that end the answer; logprobs [None]: alternatives to report per token;
-    ignore_eos [False]; alone [None]: "decode" or "prefill" to run on that host without a hand-off;
-    timeout [600]: seconds until the request must have ended.
+    stop: one string or several. alone: "decode" or "prefill" runs the request on one host of that role, without a
+    hand-off; None by default. timeout: seconds until the request must have ended; 600 by default.
     """
 
     max_tokens: int
@@ -51,12 +54,31 @@ class GenerateOptions(TypedDict, total=False):
 
 
 class AsyncClient:
-    """Runs requests on a fleet from asyncio. Several may run at once. Close it, or use `async with`."""
+    """Runs requests on a fleet from asyncio, any number at a time. Close it, or use `async with`.
 
-    def __init__(self, fleet: Fleet | str | Path, *, token: str | None = None) -> None:
-        self.fleet = fleet if isinstance(fleet, Fleet) else load(Path(fleet))
+    fleet: hosts.toml or what it describes; by default the file that $DISAGG_CONFIG names, else ./hosts.toml. token: the
+    fleet's secret, by default read from its token file. Raises ConfigError if either is missing or wrong.
+    """
+
+    def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
+        self.fleet = fleet if isinstance(fleet, Fleet) else load(find_hosts_file(Path(fleet) if fleet else None))
         self._router = Router(self.fleet)
         self._http = http.client(token if token is not None else fleet_token(self.fleet))
+
+    async def connect(self, *models: str) -> None:
+        """Open connections to the hosts of these models, or of all, so that no request's time includes it.
+
+        A host that does not answer is not an error here: the request that needs it reports it.
+        """
+        self._require_open()
+        names = {self.fleet.model(model).name for model in models} or self.fleet.models.keys()
+        hosts = [host for host in self.fleet.hosts.values() if host.model in names]
+
+        async def open_connection(host: Host) -> None:
+            with suppress(DisaggError):
+                await http.get(self._http, host, "/health", timeout=CONNECT_S)
+
+        await asyncio.gather(*map(open_connection, hosts))
 
     async def generate(
         self,
@@ -67,14 +89,13 @@ class AsyncClient:
         tokens: Sequence[int] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """The whole answer. Raises a DisaggError that says what failed and how to fix it."""
-        async with aclosing(self.stream(model, prompt, messages=messages, tokens=tokens, **options)) as answer:
-            async for item in answer:
-                if isinstance(item, Completion):
-                    return item
-        raise AssertionError("a stream ends with its Completion")
+        """The whole answer. Raises a DisaggError that says what failed and what to do about it."""
+        async with self.stream(model, prompt, messages=messages, tokens=tokens, **options) as stream:
+            async for _ in stream:
+                pass
+        return stream.completion
 
-    async def stream(
+    def stream(
         self,
         model: str,
         prompt: str | None = None,
@@ -82,17 +103,35 @@ class AsyncClient:
         messages: Messages | None = None,
         tokens: Sequence[int] | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> AsyncGenerator[Chunk | Completion, None]:
-        """Chunks as the fleet produces them, then the Completion. Closing the stream cancels the request."""
-        route = self._router.route(model)
-        request, alone = _request(prompt, messages, tokens, options)
-        async with aclosing(execute.run(self._http, route, request, alone)) as answer:
-            async for item in answer:
-                yield item
+    ) -> AsyncStream:
+        """Send the request; its answer can be read while it arrives. Raises RequestError if it is not valid."""
+        self._require_open()
+        return AsyncStream(self._perform(model, prompt, messages, tokens, options))
+
+    def _perform(
+        self,
+        model: str,
+        prompt: str | None,
+        messages: Messages | None,
+        tokens: Sequence[int] | None,
+        options: GenerateOptions,
+    ) -> Perform:
+        """The validated request, to be run by a stream."""
+        called = time.monotonic()
+        alone = options.get("alone")
+        if alone not in (None, "decode", "prefill"):
+            raise RequestError(f'alone: "decode", "prefill" or None (got {alone!r})')
+        route = self._router.route(model, alone)
+        body = _body(route.model, {"prompt": prompt, "messages": messages, "tokens": tokens}, options)
+        return functools.partial(execute.run, self._http, execute.Request(route, body, called))
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._http.aclose()
+
+    def _require_open(self) -> None:
+        if self._http.is_closed:
+            raise RequestError("this client is closed", "make a new one, or send requests inside its `with` block")
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,12 +143,17 @@ class AsyncClient:
 class Client:
     """AsyncClient for synchronous code: the same calls, on an event loop in a thread of its own."""
 
-    def __init__(self, fleet: Fleet | str | Path, *, token: str | None = None) -> None:
+    def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
         self._async = AsyncClient(fleet, token=token)
         self.fleet = self._async.fleet
         self._stack = ExitStack()
         self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
         self._stack.callback(lambda: self._portal.call(self._async.aclose))
+
+    def connect(self, *models: str) -> None:
+        """Open connections to the hosts of these models, or of all; see AsyncClient.connect."""
+        self._async._require_open()
+        self._portal.call(self._async.connect, *models)
 
     def generate(
         self,
@@ -121,8 +165,10 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Completion:
         """The whole answer; see AsyncClient.generate."""
-        answer = self.stream(model, prompt, messages=messages, tokens=tokens, **options)
-        return next(item for item in answer if isinstance(item, Completion))
+        with self.stream(model, prompt, messages=messages, tokens=tokens, **options) as stream:
+            for _ in stream:
+                pass
+        return stream.completion
 
     def stream(
         self,
@@ -132,29 +178,10 @@ class Client:
         messages: Messages | None = None,
         tokens: Sequence[int] | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> Iterator[Chunk | Completion]:
-        """Chunks, then the Completion; see AsyncClient.stream."""
-        arrived: SimpleQueue[Chunk | Completion | Exception | None] = SimpleQueue()
-
-        async def pump() -> None:
-            try:
-                answer = self._async.stream(model, prompt, messages=messages, tokens=tokens, **options)
-                async with aclosing(answer):
-                    async for item in answer:
-                        arrived.put(item)
-                arrived.put(None)
-            except Exception as error:  # noqa: BLE001 - it is raised in the caller's thread
-                arrived.put(error)
-
-        # One task for the whole answer, and a plain queue to wait on: wherever Ctrl-C finds this thread, the task ends.
-        running = self._portal.start_task_soon(pump)
-        try:
-            while (item := arrived.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-        finally:
-            running.cancel()
+    ) -> Stream:
+        """Send the request; its answer can be read while it arrives. See AsyncClient.stream."""
+        self._async._require_open()
+        return Stream(self._portal, self._async._perform(model, prompt, messages, tokens, options))
 
     def close(self) -> None:
         """Close all connections and stop the event loop."""
@@ -163,29 +190,29 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _request(
-    prompt: str | None, messages: Messages | None, tokens: Sequence[int] | None, options: GenerateOptions
-) -> tuple[execute.Request, Alone | None]:
-    given: dict[str, Any] = {"prompt": prompt, "messages": messages, "tokens": tokens}
-    given = {name: value for name, value in given.items() if value is not None}
-    if len(given) != 1:
-        raise RequestError("give exactly one of prompt, messages and tokens")
-    alone = options.get("alone")
-    if alone not in (None, "decode", "prefill"):
-        raise RequestError(f'alone is "decode", "prefill" or None, not {alone!r}')
-    sampling: dict[str, Any] = {k: v for k, v in options.items() if k not in ("alone", "timeout")}
-    if isinstance(stop := sampling.get("stop", ()), str):
-        sampling["stop"] = [stop]
-    elif stop:
-        sampling["stop"] = list(stop)
+def _body(model: str, prompt: Mapping[str, Any], options: GenerateOptions) -> GenerateBody:
+    """The request's body; RequestError names the option that is wrong."""
+    fields: dict[str, Any] = {"model": model}
+    fields |= {name: _as_json(value) for name, value in prompt.items() if value is not None}
+    fields["sampling"] = {k: _as_json(v) for k, v in options.items() if k not in ("alone", "timeout")}
+    if isinstance(stop := fields["sampling"].get("stop"), str):
+        fields["sampling"]["stop"] = [stop]
+    if "timeout" in options:
+        fields["deadline_s"] = options["timeout"]
     try:
-        json.dumps([given, sampling], allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError) as error:  # also text that is no Unicode, as a shell can pass on
-        raise RequestError(f"the request holds a value that cannot be sent: {error}") from None
-    return execute.Request(given, sampling, options.get("timeout", 600.0)), alone
+        body = GenerateBody.from_json(fields)
+        msgspec.json.encode(body)
+    except InvalidValue as error:
+        raise RequestError(str(error).removeprefix("sampling.").replace("deadline_s:", "timeout:", 1)) from None
+    except UnicodeEncodeError as error:  # such as a file name that a shell passed on
+        raise RequestError(f"the request holds text that is not Unicode: {error.reason}") from None
+    return body
+
+
+def _as_json(value: object) -> object:
+    """Any sequence as a list; what is neither is left to validation."""
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value

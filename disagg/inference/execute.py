@@ -1,281 +1,237 @@
-"""One request from start to end: hand-off, retry, fallback, and the failures that nobody may swallow.
+"""Runs one request: performs the attempts of the retry policy, one after the other, until one gives the answer.
 
-prefill fails -> one retry, on another prefill host if there is one -> the decode host computes the prompt itself.
-decode fails before its first token -> another host that serves the model. Anything else is one clear error.
+Everything here is a plain coroutine. Chunks leave by a callback as soon as their event has been read from the socket,
+so that their times are those of arrival, and a slow caller does not delay reading.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import httpx
+import msgspec
 
-from disagg.api.events import TokenLogprob, TokensEvent
+from disagg.api.events import DoneEvent, Event, ShippedEvent, SlotEvent, TokenLogprob, TokensEvent
+from disagg.api.requests import DecodeBody, GenerateBody, PrefillBody
 from disagg.config import Host
-from disagg.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    DisaggError,
-    HandoffError,
-    Overloaded,
-    ProtocolError,
-    RequestError,
-    ServerSilent,
-    ServerUnavailable,
-)
-from disagg.inference import http as api
+from disagg.errors import DeadlineExceeded, DisaggError, HandoffError, Overloaded, ProtocolError, ServerUnavailable
+from disagg.inference import http as calls
+from disagg.inference.attempts import DEFAULT_POLICY, Attempt, Failure, RetryPolicy, attempts, remaining
 from disagg.inference.measure import Trace, metrics
 from disagg.inference.route import Route
 from disagg.inference.types import Chunk, Completion
 
 FALLBACK_WARNING = "Using fallback mode - slower performance"
 SIMULATED_WARNING = "simulated: no model ran, the times are predicted and the text is noise"
-PREFILL_ATTEMPTS = 2
-ACCOUNT_S = 5.0  # for the prefill host's figures, once the answer is complete
+FIGURES_S = 5.0  # to wait for the prefill host's figures after the answer is complete
 
-Alone = Literal["decode", "prefill"]
-Answer = AsyncGenerator[Chunk | Completion, None]
+Deliver = Callable[[Chunk], None]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, as it goes to the servers. `prompt`: {"prompt"|"messages"|"tokens": ...}."""
+    """A request to run. called: time.monotonic() when the caller asked for the answer."""
 
-    prompt: Mapping[str, Any]
-    sampling: Mapping[str, Any]
-    timeout: float
-
-    def body(self, model: str, *, sampling: bool = True) -> dict[str, Any]:
-        extra = {"sampling": dict(self.sampling)} if sampling else {}
-        return {"model": model, "deadline_s": self.timeout, **self.prompt, **extra}
+    route: Route
+    body: GenerateBody
+    called: float
+    policy: RetryPolicy = DEFAULT_POLICY
 
 
-@dataclass(slots=True)
-class _Clock:
-    """time.monotonic() when the request was sent, and when the attempt under way began."""
-
-    sent: float
-    began: float
-
-    def attempt_failed(self) -> None:
-        self.began = time.monotonic()
-
-
-class _PrefillFailed(Exception):
-    """Inner signal: the KV did not get to the decode host, because of `error`."""
+class PrefillFailed(Exception):
+    """The KV does not reach the decode host because of `error`. Never leaves this module."""
 
     def __init__(self, error: DisaggError) -> None:
         self.error = error
 
 
-async def run(http: httpx.AsyncClient, route: Route, request: Request, alone: Alone | None) -> Answer:
-    """Chunks as they come, the Completion last. Ends by the request's deadline."""
-    now = time.monotonic()
-    clock = _Clock(now, now)
-    if alone == "prefill":
-        answer = _alone_on_prefill(http, route, request, clock)
-    elif alone == "decode" or not route.prefill:
-        answer = _on_some_decode_host(http, route, request, clock, handoff=False)
-    else:
-        answer = _on_some_decode_host(http, route, request, clock, handoff=True)
-    deadline = asyncio.get_running_loop().time() + request.timeout
-    async with aclosing(answer):
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    item = await anext(answer)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                raise DeadlineExceeded(
-                    f"no full answer within {request.timeout:g} s", "raise the timeout, or see `disagg status`"
-                ) from None
-            yield item
+class Outcome(NamedTuple):
+    """How a successful attempt ended. `shipped`: the prefill host's figures of a hand-off, if they arrived."""
+
+    done: DoneEvent
+    shipped: ShippedEvent | None = None
+    warnings: tuple[str, ...] = ()
 
 
-async def _on_some_decode_host(
-    http: httpx.AsyncClient, route: Route, request: Request, clock: _Clock, *, handoff: bool
-) -> Answer:
-    """Try the route's decode hosts in turn until one has given its first token."""
-    failures: list[str] = []
-    for host in route.decode:
-        started = False
-        answer = (_with_handoff if handoff else _alone_on_decode)(http, route, host, request, clock)
+@dataclass(slots=True)
+class _Answer:
+    """One attempt's answer while it arrives."""
+
+    trace: Trace
+    deliver: Deliver
+    texts: list[str] = field(default_factory=list)
+    tokens: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def started(self) -> bool:
+        return self.trace.first_token > 0
+
+    async def read(self, events: AsyncIterator[Event]) -> DoneEvent:
+        """Take events to the end of the answer."""
+        async for event in events:
+            if (done := self.take(event)) is not None:
+                return done
+        raise AssertionError("events() raises if a stream ends without its closing event")
+
+    def take(self, event: Event) -> DoneEvent | None:
+        """Note one event's tokens and deliver them; returns the event if it is the last one."""
+        if isinstance(event, TokensEvent):
+            now = time.monotonic()
+            self.trace.first_token = self.trace.first_token or now
+            self.trace.last_token = now
+            self.texts.append(event.text)
+            self.tokens.extend(event.tokens)
+            self.deliver(Chunk(event.text, event.tokens, now))
+        return event if isinstance(event, DoneEvent) else None
+
+    def completion(self, outcome: Outcome) -> Completion:
+        done = outcome.done
+        warnings = list(outcome.warnings)
+        if done.fallback:
+            warnings.append(f"{FALLBACK_WARNING}: {done.fallback}")
+        if done.simulated:
+            warnings.append(SIMULATED_WARNING)
+        figures = metrics(self.trace, done, outcome.shipped)
+        return Completion("".join(self.texts), tuple(self.tokens), done.finish_reason, figures, tuple(warnings))
+
+
+async def run(http: httpx.AsyncClient, request: Request, deliver: Deliver) -> Completion:
+    """The whole answer; `deliver` gets each chunk when it arrives.
+
+    Ends by the request's deadline. Raises the DisaggError of the last attempt.
+    """
+    try:
+        async with asyncio.timeout(request.body.deadline_s):
+            return await _first_success(http, request, deliver)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"no full answer within {request.body.deadline_s:g} s", "raise the timeout, or see `disagg status`"
+        ) from None
+
+
+async def _first_success(http: httpx.AsyncClient, request: Request, deliver: Deliver) -> Completion:
+    failures: list[Failure] = []
+    began = request.called
+    for attempt in remaining(attempts(request.route, request.policy), failures):
+        log.debug("attempt: %s", attempt)
+        answer = _Answer(Trace(attempt, request.route.model, request.called, began), deliver)
         try:
-            async with aclosing(answer):
-                async for item in answer:
-                    started = True
-                    yield item
-                return
-        except (ServerUnavailable, Overloaded) as error:
-            if started:
-                raise ServerUnavailable(
-                    f"Decode server unavailable - request failed: {error.message}", error.hint
-                ) from error
-            failures.append(error.message)
-            last = error
-            clock.attempt_failed()
-    if isinstance(last, Overloaded):
-        raise last
-    raise ServerUnavailable(f"Decode server unavailable - request failed: {'; '.join(failures)}", "run `disagg status`")
+            return answer.completion(await _perform(http, attempt, request.body, answer, failures))
+        except PrefillFailed as failed:
+            failure = Failure(attempt, "prefill", failed.error)
+        except DisaggError as error:
+            failure = Failure(attempt, "decode" if attempt.decode else "prefill", error)
+        if not failure.retryable:
+            raise failure.error
+        failures.append(failure)
+        if answer.started:
+            break
+        began = time.monotonic()
+    raise _final_error(failures)
 
 
-async def _with_handoff(http: httpx.AsyncClient, route: Route, host: Host, request: Request, clock: _Clock) -> Answer:
-    prefills = (route.prefill * PREFILL_ATTEMPTS)[:PREFILL_ATTEMPTS]
-    reason = ""
-    silent: set[str] = set()  # not asked again: it would cost the same wait once more
-    for prefill in prefills:
-        if prefill.name in silent:
-            continue
-        trace = Trace("disaggregated", route.model, clock.sent, clock.began, prefill.name, host.name)
-        answer = _handoff(http, host, prefill, request, trace)
-        try:
-            async with aclosing(answer):
-                async for item in answer:
-                    yield item
-                return
-        except _PrefillFailed as failed:
-            reason = str(failed.error)
-            clock.attempt_failed()
-            if isinstance(failed.error, ServerSilent):
-                silent.add(prefill.name)
-    trace = Trace("fallback", route.model, clock.sent, clock.began, None, host.name)
-    warning = f"{FALLBACK_WARNING}: {reason}"
-    async with aclosing(_generate(http, host, request, trace, warnings=(warning,))) as answer:
-        async for item in answer:
-            yield item
+async def _perform(
+    http: httpx.AsyncClient, attempt: Attempt, body: GenerateBody, answer: _Answer, failures: Sequence[Failure]
+) -> Outcome:
+    if attempt.decode and attempt.prefill:
+        return await _hand_off(http, attempt.decode, attempt.prefill, body, answer)
+    host = attempt.decode or attempt.prefill
+    assert host is not None, "an attempt names a host"
+    done = await _generate(http, host, body, answer)
+    reasons = [failure.error for failure in failures if failure.side == "prefill"]
+    if attempt.method != "fallback" or not reasons:
+        return Outcome(done)
+    return Outcome(done, warnings=(f"{FALLBACK_WARNING}: {reasons[-1]}",))
 
 
-def _alone_on_decode(http: httpx.AsyncClient, route: Route, host: Host, request: Request, clock: _Clock) -> Answer:
-    return _generate(http, host, request, Trace("decode-alone", route.model, clock.sent, clock.began, None, host.name))
-
-
-async def _alone_on_prefill(http: httpx.AsyncClient, route: Route, request: Request, clock: _Clock) -> Answer:
-    if not route.prefill:
-        raise ServerUnavailable(f"no prefill host serves {route.model}", "add one to hosts.toml")
-    host = route.prefill[0]
-    answer = _generate(
-        http, host, request, Trace("prefill-alone", route.model, clock.sent, clock.began, host.name, None)
-    )
-    async with aclosing(answer):
-        async for item in answer:
-            yield item
-
-
-async def _generate(
-    http: httpx.AsyncClient, host: Host, request: Request, trace: Trace, warnings: tuple[str, ...] = ()
-) -> Answer:
+async def _generate(http: httpx.AsyncClient, host: Host, body: GenerateBody, answer: _Answer) -> DoneEvent:
     """The whole request on one host."""
-    body = request.body(trace.model)
-    async with (
-        api.events(http, host, "/generate", body, request_id=_new_id()) as stream,
-        aclosing(_answer(stream, trace, warnings)) as answer,
-    ):
-        async for item in answer:
-            yield item
+    call = calls.Call(host, "/generate", body, _new_request_id())
+    async with calls.events(http, call) as events:
+        answer.trace.requested = call.written
+        return await answer.read(events)
 
 
-async def _handoff(http: httpx.AsyncClient, decode: Host, prefill: Host, request: Request, trace: Trace) -> Answer:
-    request_id = _new_id()
-    body = request.body(trace.model)
-    async with api.events(http, decode, "/decode", body, request_id=request_id) as stream:
-        name, slot = await anext(stream)
-        if name != "slot":
-            raise ProtocolError(f"{decode.name} opened its answer with {name!r} instead of a slot")
-        trace.slot = slot
-        order = {
-            **request.body(trace.model, sampling=False),
-            "deliver": slot["kv"],
-            "ticket": slot["ticket"],
-        }
-        shipping = asyncio.ensure_future(api.closing_event(http, prefill, "/prefill", order, request_id=request_id))
+async def _hand_off(
+    http: httpx.AsyncClient, decode: Host, prefill: Host, body: GenerateBody, answer: _Answer
+) -> Outcome:
+    """The prompt on one host, the answer on another. Raises PrefillFailed if the KV does not arrive."""
+    call = calls.Call(decode, "/decode", DecodeBody(**msgspec.structs.asdict(body)), _new_request_id())
+    async with calls.events(http, call) as events:
+        slot = await anext(events)
+        if not isinstance(slot, SlotEvent):
+            raise ProtocolError(f"{decode.name} opened its answer with {slot.event!r} instead of a slot")
+        answer.trace.requested, answer.trace.slot = call.written, time.monotonic()
+        order = calls.Call(prefill, "/prefill", _prefill_body(body, slot), call.request_id, calls.PREFILL_SILENCE_S)
+        shipping = asyncio.ensure_future(calls.closing_event(http, order, ShippedEvent))
         try:
-            async with aclosing(_answer(_guarded(stream, shipping), trace, shipping=shipping)) as answer:
-                async for item in answer:
-                    yield item
+            done = answer.take(await _first_tokens(events, shipping))
+            answer.trace.ordered = order.written
+            done = done or await answer.read(events)
+            return Outcome(done) if done.fallback else await _with_figures(done, shipping, prefill)
         finally:
             shipping.cancel()
             await asyncio.wait((shipping,))
+            _exception(shipping)  # retrieved, so that asyncio does not log it
 
 
-async def _guarded(
-    stream: AsyncGenerator[api.Event, None], shipping: asyncio.Future[dict[str, Any]]
-) -> AsyncGenerator[api.Event, None]:
-    """The decode host's events; _PrefillFailed as soon as the KV cannot come any more."""
-    upcoming = asyncio.ensure_future(anext(stream))
+def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
+    return PrefillBody(
+        model=body.model,
+        prompt=body.prompt,
+        messages=body.messages,
+        tokens=body.tokens,
+        deadline_s=body.deadline_s,
+        deliver=slot.kv,
+        ticket=slot.ticket,
+    )
+
+
+async def _first_tokens(events: AsyncIterator[Event], shipping: asyncio.Future[ShippedEvent]) -> Event:
+    """The decode host's first event after its slot; PrefillFailed as soon as the KV cannot come any more."""
+    upcoming = asyncio.ensure_future(anext(events))
     try:
         await asyncio.wait((upcoming, shipping), return_when=asyncio.FIRST_COMPLETED)
-        if not upcoming.done() and _failure(shipping) is None:
-            await asyncio.wait((upcoming,))
-        if not upcoming.done():
-            raise _PrefillFailed(_retryable(_failure(shipping)))
-        try:
-            first = upcoming.result()
-        except HandoffError as error:
-            raise _PrefillFailed(error) from error
+        if not upcoming.done() and (error := _exception(shipping)) is not None:
+            raise PrefillFailed(error) if isinstance(error, DisaggError) else error
+        return await upcoming
+    except HandoffError as error:
+        raise PrefillFailed(error) from error
     finally:
         upcoming.cancel()
         await asyncio.wait((upcoming,))
-    yield first
-    async for event in stream:
-        yield event
 
 
-def _failure(shipping: asyncio.Future[dict[str, Any]]) -> BaseException | None:
-    return shipping.exception() if shipping.done() else None
+async def _with_figures(done: DoneEvent, shipping: asyncio.Future[ShippedEvent], prefill: Host) -> Outcome:
+    """The outcome with the prefill host's figures. Missing ones are a warning, not a failure."""
+    await asyncio.wait((shipping,), timeout=FIGURES_S)
+    if shipping.done() and (error := _exception(shipping)) is None:
+        return Outcome(done, shipping.result())
+    reason = str(error) if shipping.done() else "it did not answer in time"
+    return Outcome(done, warnings=(f"the figures of {prefill.name} are missing: {reason}",))
 
 
-def _retryable(error: BaseException | None) -> DisaggError:
-    """The failure to retry after; re-raises what a retry cannot change."""
-    if not isinstance(error, DisaggError) or isinstance(error, RequestError | Cancelled):
-        raise error or AssertionError("no failure")
-    return error
+def _exception(future: asyncio.Future[ShippedEvent]) -> BaseException | None:
+    """The exception of a future that has failed; None if it runs, succeeded or was cancelled."""
+    return future.exception() if future.done() and not future.cancelled() else None
 
 
-async def _answer(
-    stream: AsyncGenerator[api.Event, None],
-    trace: Trace,
-    warnings: tuple[str, ...] = (),
-    shipping: asyncio.Future[dict[str, Any]] | None = None,
-) -> Answer:
-    texts: list[str] = []
-    tokens: list[TokenLogprob] = []
-    async for name, data in stream:
-        if name == "tokens":
-            trace.saw_tokens(time.monotonic())
-            came = TokensEvent.received(data, trace.decode_server or trace.prefill_server or "")
-            texts.append(came.text)
-            tokens.extend(came.tokens)
-            yield Chunk(came.text, came.tokens)
-        elif name == "done":
-            trace.done = data
-            break
-    done = trace.done
-    if done.get("fallback"):
-        trace.method = "fallback"
-        warnings = (*warnings, f"{FALLBACK_WARNING}: {done['fallback']}")
-    elif shipping is not None:
-        warnings = (*warnings, *await _settle_account(shipping, trace))
-    if done.get("simulated"):
-        warnings = (*warnings, SIMULATED_WARNING)
-    yield Completion("".join(texts), tuple(tokens), done["finish_reason"], metrics(trace), warnings)
+def _final_error(failures: Sequence[Failure]) -> DisaggError:
+    """The one error to raise once no attempt is left."""
+    last = failures[-1].error
+    if isinstance(last, Overloaded):
+        return last
+    messages = "; ".join(failure.error.message for failure in failures if failure.side == "decode")
+    hint = last.hint or "run `disagg status`"
+    return ServerUnavailable(f"Decode server unavailable - request failed: {messages}", hint)
 
 
-async def _settle_account(shipping: asyncio.Future[dict[str, Any]], trace: Trace) -> tuple[str, ...]:
-    """Take the prefill host's figures; an answer that is complete is not lost because they are."""
-    await asyncio.wait((shipping,), timeout=ACCOUNT_S)
-    if shipping.done() and shipping.exception() is None:
-        trace.shipment = shipping.result()
-        return ()
-    reason = str(shipping.exception()) if shipping.done() else "it did not answer in time"
-    return (f"the figures of {trace.prefill_server} are missing: {reason}",)
-
-
-def _new_id() -> str:
+def _new_request_id() -> str:
     return secrets.token_hex(8)

@@ -1,88 +1,90 @@
-"""From what a request's two hosts and its caller saw to its Metrics. Pure."""
+"""One request's Metrics, computed from the times that its caller noted and the figures that its hosts sent. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
-from disagg.inference.metrics import Method, Metrics, TTFTParts
+from disagg.api.events import DoneEvent, ShippedEvent, Timing
+from disagg.inference.attempts import Attempt
+from disagg.inference.metrics import Metrics, TTFTParts
 
 
 @dataclass(slots=True)
 class Trace:
-    """One request while it runs. Times are the caller's time.monotonic(); `began` is when the attempt that succeeded
-    began, `sent` when the first did. The dicts are the servers' own accounts: `slot` and `done` from the answering
-    host, `shipment` from the prefill host of a hand-off."""
+    """The caller's times of one attempt, by time.monotonic(); 0 until they are known.
 
-    method: Method
+    called: the caller asked for the answer. began: the attempt began; later than `called` if others failed before it.
+    requested: the request to the answering host was about to be written. slot: its slot event arrived.
+    ordered: the request to the prefill host was about to be written.
+    """
+
+    attempt: Attempt
     model: str
-    sent: float
+    called: float
     began: float
-    prefill_server: str | None = None
-    decode_server: str | None = None
+    requested: float = 0.0
+    slot: float = 0.0
+    ordered: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
-    slot: Mapping[str, Any] = field(default_factory=dict)
-    shipment: Mapping[str, Any] = field(default_factory=dict)
-    done: Mapping[str, Any] = field(default_factory=dict)
-
-    def saw_tokens(self, now: float) -> None:
-        self.first_token = self.first_token or now
-        self.last_token = now
 
 
-def metrics(trace: Trace) -> Metrics:
-    """The request's figures. TTFT's parts come from the hosts' clocks, `network` is the rest."""
-    timing: Mapping[str, float] = trace.done["timing"]
-    ship = trace.shipment
-    ttft = trace.first_token - trace.sent
-    decode_s = timing["decode_s"]  # the host's: events that arrive in one packet would give speeds no engine has
-    prefill_s = float(ship["compute_s"] if ship else timing["compute_s"])
-    prompt, completion = trace.done["prompt_tokens"], trace.done["completion_tokens"]
-    exposed_s = _exposed(ship, timing) if ship else 0.0
-    known = {
-        "failed_attempts": trace.began - trace.sent,
-        "queue": timing["queue_s"] + ship.get("queue_s", 0.0),
-        "tokenise": timing["tokenise_s"] + ship.get("tokenise_s", 0.0),
-        "prefill": prefill_s,
-        "exposed_transfer": exposed_s,
-        "ingest": timing["ingest_s"],
-        "first_step": timing["first_step_s"],
-    }
-    return Metrics(
-        method=trace.method,
-        model=trace.model,
-        prefill_server=trace.prefill_server,
-        decode_server=trace.decode_server,
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=prompt + completion,
-        prefill_time=prefill_s,
-        decode_time=decode_s,
-        total_time=trace.last_token - trace.sent,
-        prefill_speed=_rate(prompt, prefill_s),
-        decode_speed=_rate(completion - 1, decode_s),
-        ttft=ttft,
-        ttft_parts=TTFTParts(**known, network=ttft - sum(known.values())),
-        hidden_transfer=ship.get("hidden_transfer_s", 0.0),
+def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) -> Metrics:
+    """The request's figures. `shipped`: the prefill host's figures of a hand-off, None if there are none.
+
+    The network's share of TTFT is what the other parts leave. No two parts cover the same moment, so that it is never
+    negative: the client's end when a request is about to be written, before the server can have read it.
+    """
+    timing, attempt = done.timing, trace.attempt
+    ttft = trace.first_token - trace.called
+    order_s = max(0.0, trace.ordered - trace.slot)
+    exposed_s = _exposed(shipped, timing, order_s) if shipped else 0.0
+    prefill_s = shipped.compute_s if shipped else timing.compute_s
+    known = TTFTParts(
+        failed_attempts=trace.began - trace.called,
+        client=max(0.0, trace.requested - trace.began) + order_s,
+        queue=timing.queue_s + (shipped.queue_s if shipped else 0.0),
+        tokenise=timing.tokenise_s + (shipped.tokenise_s if shipped else 0.0),
+        prefill=prefill_s,
         exposed_transfer=exposed_s,
-        kv_bytes=ship.get("kv_bytes", 0),
-        decode_computed_tokens=trace.done["computed_prompt_tokens"] if trace.decode_server else 0,
-        kv_wire=trace.done.get("kv_wire"),
-        simulated=bool(trace.done.get("simulated")),
+        ingest=timing.ingest_s,
+        first_step=timing.first_step_s,
+    )
+    return Metrics(
+        method="fallback" if done.fallback else attempt.method,
+        model=trace.model,
+        prefill_server=attempt.prefill.name if attempt.prefill else None,
+        decode_server=attempt.decode.name if attempt.decode else None,
+        prompt_tokens=done.prompt_tokens,
+        completion_tokens=done.completion_tokens,
+        total_tokens=done.prompt_tokens + done.completion_tokens,
+        prefill_time=prefill_s,
+        # The host's own: several events that arrive in one packet would give speeds that no engine has.
+        decode_time=timing.decode_s,
+        total_time=trace.last_token - trace.called,
+        prefill_speed=_rate(shipped.computed_tokens if shipped else done.computed_prompt_tokens, prefill_s),
+        decode_speed=_rate(done.completion_tokens - 1, timing.decode_s),
+        ttft=ttft,
+        ttft_parts=replace(known, network=ttft - known.total),
+        hidden_transfer=shipped.hidden_transfer_s if shipped else 0.0,
+        exposed_transfer=exposed_s,
+        kv_bytes=shipped.kv_bytes if shipped else 0,
+        decode_computed_tokens=done.computed_prompt_tokens if attempt.decode else 0,
+        kv_wire=done.kv_wire,
+        simulated=done.simulated,
     )
 
 
-def _exposed(ship: Mapping[str, Any], timing: Mapping[str, float]) -> float:
-    """End of prefill compute -> KV accepted, of which either host sees one end only: the smaller of two upper bounds.
+def _exposed(shipped: ShippedEvent, timing: Timing, order_s: float) -> float:
+    """End of prefill compute -> KV accepted. Each host sees one end only: the smaller of two upper bounds.
 
-    The prefill host's includes the way of the acknowledgement back to it, during which the decode host already works
-    (48 ms were seen on a busy machine); the decode host's includes the way of the order to the prefill host.
+    The prefill host's bound includes the acknowledgement's way back to it, during which the decode host already works
+    (48 ms were seen on a busy machine). The decode host's bound, from its slot event to the accepted KV, includes the
+    caller's `order_s` seconds until the request to the prefill host, which are not transfer, and that request's way.
     """
-    order_to_end_of_compute = ship["tokenise_s"] + ship["queue_s"] + ship["compute_s"]
-    return float(min(ship["exposed_transfer_s"], timing["kv_wait_s"] - order_to_end_of_compute))
+    slot_to_end_of_compute = order_s + shipped.tokenise_s + shipped.queue_s + shipped.compute_s
+    return min(shipped.exposed_transfer_s, timing.kv_wait_s - slot_to_end_of_compute)
 
 
-def _rate(tokens: int, seconds: float) -> float:
-    return tokens / seconds if seconds > 0 else 0.0
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if tokens > 0 and seconds > 0 else None

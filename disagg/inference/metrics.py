@@ -1,8 +1,8 @@
 """What one request cost, and where the time went.
 
-TTFT = failed_attempts + queue + tokenise + prefill + exposed_transfer + ingest + first_step + network, every part >= 0.
-All parts but `failed_attempts` and `network` are measured on one server's monotonic clock, `failed_attempts` on the
-caller's; `network` is the rest: wire latency, HTTP and scheduling.
+TTFT = failed_attempts + client + queue + tokenise + prefill + exposed_transfer + ingest + first_step + network, with
+every part >= 0. `failed_attempts` and `client` are measured on the caller's monotonic clock, `network` is the rest, and
+every other part is measured on one server's clock.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ AS_IS = "as-is"
 Method = Literal["disaggregated", "decode-alone", "prefill-alone", "fallback"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TTFTParts:
     """Seconds. They add up to `Metrics.ttft`."""
 
     failed_attempts: float = 0.0  # hosts that were tried before the one that served
+    client: float = 0.0  # this program: from the call, and from the slot event, until the request is written
     queue: float = 0.0  # waiting for the prefill engine, and for a place in the decode batch
     tokenise: float = 0.0  # on both hosts
     prefill: float = 0.0  # compute
     exposed_transfer: float = 0.0  # end of prefill compute -> last KV byte accepted
     ingest: float = 0.0  # received bytes -> engine cache
     first_step: float = 0.0  # the last prompt token through the model
-    network: float = 0.0  # everything else
+    network: float = 0.0  # the rest: wire latency, HTTP and scheduling
 
     @property
     def total(self) -> float:
@@ -36,13 +37,14 @@ class TTFTParts:
 class Metrics:
     """One request. Times in seconds, speeds in tokens per second.
 
-    prefill_time: prefill compute. decode_time: first token -> last token, where they
-    are made. total_time: sent -> last token (E2E).
-    prefill_speed = prompt_tokens / prefill_time. decode_speed = (completion_tokens - 1) / decode_time.
+    prefill_time: prefill compute. decode_time: first token -> last token, on the host that generates them.
+    total_time: sent -> last token (E2E).
+    prefill_speed = computed prompt tokens / prefill_time; None if no host computed any, or it is unknown.
+    decode_speed = (completion_tokens - 1) / decode_time; None if there is one token only.
     hidden_transfer: seconds in which bytes moved while prefill still computed.
     decode_computed_tokens: prompt tokens that the decode host ran through the model itself.
-    kv_wire: the form in which the decode host got the KV, "as-is" (exact) or "int8-g64"; None where it got none.
-    simulated: no model ran; the servers played times that were predicted.
+    kv_wire: the form in which the decode host received the KV, "as-is" or "int8-g64"; None if it received none.
+    simulated: no model ran; the times are predicted.
     """
 
     method: Method
@@ -55,8 +57,8 @@ class Metrics:
     prefill_time: float
     decode_time: float
     total_time: float
-    prefill_speed: float
-    decode_speed: float
+    prefill_speed: float | None
+    decode_speed: float | None
     ttft: float
     ttft_parts: TTFTParts
     hidden_transfer: float

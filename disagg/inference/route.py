@@ -1,4 +1,4 @@
-"""Which hosts serve a request."""
+"""Which hosts may serve a request, best first."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable
 
+Alone = Literal["decode", "prefill"]
+"""The role of the one host that runs a request by itself, without a hand-off."""
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The model's canonical name, and the hosts to try, best first."""
+    """The model's canonical name, and the hosts to try, best first. A request that one host is to run alone has hosts
+    of that role only."""
 
     model: str
     decode: tuple[Host, ...]
@@ -27,14 +32,18 @@ class Router:
     fleet: Fleet
     _turns: dict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
 
-    def route(self, model: str) -> Route:
-        """The route of a model by name or alias. UnknownModel; ServerUnavailable where no host decodes it."""
+    def route(self, model: str, alone: Alone | None = None) -> Route:
+        """The route of a model, by name or alias.
+
+        Raises UnknownModel, and ServerUnavailable if no host of the model has the role that must answer.
+        """
         name = self.fleet.model(model).name
         turn = next(self._turns[name])
         decode = _rotated(self.fleet.serving(name, "decode"), turn)
-        if not decode:
-            raise ServerUnavailable(f"no decode host serves {name}", "add one to hosts.toml")
-        return Route(name, decode, _rotated(self.fleet.serving(name, "prefill"), turn))
+        prefill = _rotated(self.fleet.serving(name, "prefill"), turn)
+        if not (prefill if alone == "prefill" else decode):
+            raise ServerUnavailable(f"no {alone or 'decode'} host serves {name}", "add one to hosts.toml")
+        return Route(name, () if alone == "prefill" else decode, () if alone == "decode" else prefill)
 
 
 def _rotated(hosts: list[Host], turn: int) -> tuple[Host, ...]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from disagg.errors import DisaggError
-from disagg.inference.types import Chunk, Completion
+from disagg.inference.stream import AsyncStream
+from disagg.inference.types import Completion
 
-Stream = Callable[..., AsyncGenerator[Chunk | Completion, None]]
+Stream = Callable[..., AsyncStream]
 """AsyncClient.stream, or what behaves like it."""
 
 
@@ -73,16 +73,13 @@ async def _ask_one(
 ) -> None:
     began = time.monotonic()
     try:
-        async with aclosing(stream(answer.model, **request)) as items:
-            async for item in items:
-                if isinstance(item, Completion):
-                    answer.completion = item
-                    rest = item.text[len(answer.text) :]
-                else:
-                    answer.tokens += len(item.tokens)
-                    rest = item.text
-                answer.text += rest
-                arrived(answer, rest)
+        async with stream(answer.model, **request) as chunks:
+            async for chunk in chunks:
+                answer.tokens += len(chunk.tokens)
+                answer.text += chunk.text
+                arrived(answer, chunk.text)
+        answer.completion = chunks.completion
+        arrived(answer, "")
     except DisaggError as error:
         answer.error = error
     answer.wall = time.monotonic() - began

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from disagg.api.events import TokenLogprob
+from disagg.api.events import FinishReason, TokenLogprob
 from disagg.inference.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer: the tokens of one decode step and the text that became certain with them."""
+    """A piece of a streamed answer: the tokens of one or more decode steps and the text that became certain with them.
+
+    arrived: time.monotonic() when the piece arrived here, however late it is read from the stream.
+    """
 
     text: str
     tokens: tuple[TokenLogprob, ...]
+    arrived: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,6 @@ class Completion:
 
     text: str
     tokens: tuple[TokenLogprob, ...]
-    finish_reason: str
+    finish_reason: FinishReason
     metrics: Metrics
     warnings: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ TTFT_NOTE = "TTFT: sent → first token here. Its parts add up to it; rest = net
 SPEED_NOTE = "prefill tok/s = prompt tokens / prefill time; decode tok/s = (output tokens - 1) / decode time."
 _PART_STYLE = {
     "failed_attempts": "red",
+    "client": "bright_magenta",
     "queue": "bright_black",
     "tokenise": "white",
     "prefill": "blue",

@@ -26,9 +26,9 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.95 else f"{value:.0f} s"
 
 
-def speed(value: float) -> str:
+def speed(value: float | None) -> str:
     """Tokens per second; a dash where nothing was measured."""
-    if value <= 0:
+    if not value:
         return "– tok/s"
     return f"{value:,.1f} tok/s" if value < 99.95 else f"{value:,.0f} tok/s"
 
