@@ -104,7 +104,12 @@ class AsyncStream(_Stream):
     async def __anext__(self) -> Chunk:
         if self._ended:
             raise StopAsyncIteration
-        return self._chunk(await self._queue.get(), StopAsyncIteration)
+        try:
+            item = await self._queue.get()
+        except asyncio.CancelledError:
+            self._task.cancel()  # at once: the traceback keeps the stream alive
+            raise
+        return self._chunk(item, StopAsyncIteration)
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,7 +146,12 @@ class Stream(_Stream):
     def __next__(self) -> Chunk:
         if self._ended:
             raise StopIteration
-        return self._chunk(self._queue.get(), StopIteration)
+        try:
+            item = self._queue.get()
+        except BaseException:
+            self.close()  # at once: the traceback keeps the stream alive
+            raise
+        return self._chunk(item, StopIteration)
 
     def __enter__(self) -> Self:
         return self

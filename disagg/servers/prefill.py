@@ -101,7 +101,7 @@ class PrefillService(Service):
 
     async def _shipped(self, job: Job, body: PrefillBody) -> AsyncGenerator[Event, None]:
         """One closing event: what the prefill and its transfer cost."""
-        yield "done", await self._ship(job, body)
+        yield "shipped", await self._ship(job, body)
 
     async def _ship(self, job: Job, body: PrefillBody) -> dict[str, Any]:
         """Wait for a turn, compute while sending, and let the rest drain while the next prompt computes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from disagg.bench.records import MODES
 from disagg.bench.workloads import RandomTokens
 from disagg.errors import Overloaded
 from disagg.inference.client import AsyncClient
-from disagg.inference.types import Chunk
+from disagg.inference.stream import AsyncStream
+from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
 from tests.bench.bench_parts import plan, point
 from tests.cli.answers import completion
@@ -150,13 +151,16 @@ class Answering:
         self.prompt, self.output, self.error = prompt, output, error
         self.closed = 0
 
-    async def stream(self, model: Any, **request: Any) -> AsyncIterator[Any]:
+    def stream(self, model: Any, **request: Any) -> AsyncStream:
+        return AsyncStream(self.answer)
+
+    async def answer(self, deliver: Callable[[Chunk], None]) -> Completion:
         try:
             await asyncio.sleep(0)
             if self.error:
                 raise self.error
-            yield Chunk("ab", (TokenLogprob(1, 0.0), TokenLogprob(2, 0.0)))
-            yield completion("tiny", prompt_tokens=self.prompt, completion_tokens=self.output)
+            deliver(Chunk("ab", (TokenLogprob(1, 0.0), TokenLogprob(2, 0.0)), 1.0))
+            return completion("tiny", prompt_tokens=self.prompt, completion_tokens=self.output)
         finally:
             self.closed += 1
 
@@ -191,19 +195,22 @@ async def test_a_bug_is_not_taken_for_a_failed_request() -> None:
 
 
 async def test_a_bug_ends_the_run_at_once_and_closes_the_requests_beside_it() -> None:
-    closed = []
+    opened: list[int] = []
+    closed: list[int] = []
 
-    async def stream(model: Any, *, tokens: Any, **request: Any) -> AsyncIterator[Any]:
+    async def answer(deliver: Callable[[Chunk], None]) -> Completion:
+        number = len(opened)
+        opened.append(number)
         try:
-            if len(closed) or not stream.hanging:
-                stream.hanging = True
+            if number != 1:
                 await asyncio.sleep(3600)
             raise ZeroDivisionError
-            yield
         finally:
-            closed.append(tokens)
+            closed.append(number)
 
-    stream.hanging = False
+    def stream(model: Any, **request: Any) -> AsyncStream:
+        return AsyncStream(answer)
+
     made = plan((point(5, 2, concurrency=2),), modes=("disaggregated",), requests=4, rounds=1, warmup=0)
     async with asyncio.timeout(10):
         with pytest.raises(ZeroDivisionError):

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from disagg.api.events import TokenLogprob
 from disagg.errors import UnknownModel
 from disagg.inference.metrics import Metrics, TTFTParts
+from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Chunk, Completion
 
 TEXT = "\n    return fibonacci(n - 1)\n"
 
 
 def metrics(model: str, **changed: Any) -> Metrics:
-    parts = TTFTParts(0.0, 0.0021, 0.0008, 0.0213, 0.0011, 0.0006, 0.0042, 0.0009)
+    parts = TTFTParts(
+        client=0.0004,
+        queue=0.0021,
+        tokenise=0.0008,
+        prefill=0.0213,
+        exposed_transfer=0.0011,
+        ingest=0.0006,
+        first_step=0.0042,
+        network=0.0005,
+    )
     values = {
         "method": "disaggregated",
         "prefill_server": "prefill-1",
@@ -59,13 +70,16 @@ class FakeClient:
     async def __aexit__(self, *exc: Any) -> None:
         return None
 
-    async def stream(self, model: Any, prompt: Any = None, **options: Any) -> AsyncIterator[Any]:
+    def stream(self, model: str, prompt: Any = None, **options: Any) -> AsyncStream:
         FakeClient.requests.append({"model": model, "prompt": prompt, **options})
+        return AsyncStream(functools.partial(self.answer, model))
+
+    async def answer(self, model: str, deliver: Callable[[Chunk], None]) -> Completion:
         await asyncio.sleep(0)
         if model == "unknown":
             raise UnknownModel("no such model")
         self.on_stream(model)
         half = len(self.text) // 2
-        yield Chunk(self.text[:half], (TokenLogprob(1, 0.0),))
-        yield Chunk(self.text[half:], (TokenLogprob(2, 0.0),))
-        yield completion(model, text=self.text)
+        deliver(Chunk(self.text[:half], (TokenLogprob(1, 0.0),)))
+        deliver(Chunk(self.text[half:], (TokenLogprob(2, 0.0),)))
+        return completion(model, text=self.text)

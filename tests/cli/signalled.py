@@ -10,7 +10,7 @@ import asyncio
 import functools
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from disagg.fleet.lifecycle import fleet_servers
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.machine import process as local
 from disagg.inference import client
+from disagg.inference.types import Chunk, Completion
 from tests.cli.answers import FakeClient
 from tests.fleet.farm import FAKE
 
@@ -28,13 +29,13 @@ NUMBER, PIDS = int(sys.argv[1]), Path(sys.argv[2])
 
 
 class Signalled(FakeClient):
-    async def stream(self, model: Any, prompt: Any = None, **options: Any) -> AsyncIterator[Any]:
+    async def answer(self, model: str, deliver: Callable[[Chunk], None]) -> Completion:
         try:
             os.kill(os.getpid(), NUMBER)
             await asyncio.sleep(30)
-            yield
         finally:
             sys.stderr.write(f"closed {model}\n")
+        raise AssertionError("the signal ends this program")
 
 
 def argv(fleet: Any, host: Any) -> tuple[list[str], dict[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from disagg.config import Host
+from disagg.config import EngineOptions, Host
 from disagg.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -23,7 +23,7 @@ LOST, BUSY, SILENT, DOWN = PeerLost(""), Overloaded(""), ServerSilent(""), Serve
 
 
 def host(name: str) -> Host:
-    return Host(name=name, address="127.0.0.1", port=1, roles=("decode",), model="m")
+    return Host(name, "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 1)
 
 
 def route(decode: str, prefill: str) -> Route:

@@ -98,10 +98,11 @@ def test_the_parts_of_ttft_are_never_negative_and_explain_it(tiny_fleet: Running
     assert statistics.median(unexplained) < 0.10
 
 
-def test_a_stream_gives_the_text_in_pieces_and_the_completion_last(tiny_fleet: RunningFleet) -> None:
+def test_a_stream_gives_the_text_in_pieces_and_then_has_the_completion(tiny_fleet: RunningFleet) -> None:
     with tiny_fleet.client() as client:
-        *chunks, completion = client.stream("tiny", PROMPT, max_tokens=16)
-    assert isinstance(completion, Completion)
+        stream = client.stream("tiny", PROMPT, max_tokens=16)
+        chunks = list(stream)
+    completion = stream.completion
     assert all(isinstance(chunk, Chunk) for chunk in chunks) and len(chunks) > 1
     assert "".join(chunk.text for chunk in chunks) == completion.text
     assert sum((chunk.tokens for chunk in chunks), ()) == completion.tokens
@@ -189,11 +190,14 @@ def test_several_clients_in_one_process_do_not_disturb_each_other(tiny_fleet: Ru
     ("options", "message"),
     [
         ({"alone": "gpu"}, "'gpu'"),
-        ({"temperature": float("nan")}, "cannot be sent"),
-        ({"stop": ["\ud800"]}, "cannot be sent"),
+        ({"temperature": float("nan")}, r"temperature: .* \(got nan\)"),
+        ({"temperature": 11}, r"temperature: .* <= 10.0 \(got 11\)"),
+        ({"timeout": 0}, r"timeout: .* > 0.0 \(got 0\)"),
+        ({"tokens": [1]}, "exactly one of prompt, messages and tokens"),
+        ({"stop": ["\ud800"]}, "not Unicode"),
     ],
 )
-def test_values_that_no_server_could_read_are_refused_here(
+def test_values_out_of_bounds_are_refused_before_anything_is_sent(
     tiny_fleet: RunningFleet, options: dict[str, object], message: str
 ) -> None:
     with tiny_fleet.client() as client, pytest.raises(RequestError, match=message):

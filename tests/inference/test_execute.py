@@ -80,7 +80,7 @@ def test_a_prefill_host_that_fails_is_followed_by_another(tiny_fleet: RunningFle
 def test_a_prefill_host_that_falls_silent_is_given_up_long_before_the_deadline(
     tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "ORDER_SILENCE_S", 0.5)
+    monkeypatch.setattr(api, "PREFILL_SILENCE_S", 0.5)
     real = tiny_fleet.fleet.hosts["tiny-prefill"]
     with misbehaving("silent", real) as port:
         silent = dataclasses.replace(real, port=port)

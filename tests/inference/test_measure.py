@@ -1,72 +1,122 @@
-"""From what two hosts and the caller saw to one request's figures."""
+"""A request's figures from its caller's times and its hosts' events."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import msgspec
 import pytest
 
+from disagg.api.events import DoneEvent, ShippedEvent, Timing
+from disagg.config import EngineOptions, Host
+from disagg.inference.attempts import Attempt
 from disagg.inference.measure import Trace, metrics
 
+P = Host("p", "127.0.0.1", ("prefill",), "m", EngineOptions("simulated"), 1)
+D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)
 
-def trace(began: float = 10.0, **changes: Any) -> Trace:
-    """A hand-off of 100 prompt tokens and 11 output tokens, sent at 10 s, first token at 11 s, last at 13 s."""
-    timing = {
-        "tokenise_s": 0.01, "kv_wait_s": 0.75, "queue_s": 0.02, "ingest_s": 0.03, "compute_s": 0.0, "first_step_s": 0.1,
-        "decode_s": 2.0,
-    }  # fmt: skip
-    ship = {
-        "tokenise_s": 0.01, "queue_s": 0.05, "compute_s": 0.5, "hidden_transfer_s": 0.3, "exposed_transfer_s": 0.15,
-        "kv_bytes": 1000,
-    }  # fmt: skip
-    ship.update(changes)
-    done = {"timing": timing, "prompt_tokens": 100, "completion_tokens": 11, "computed_prompt_tokens": 1}
-    return Trace("disaggregated", "m", 10.0, began, "p", "d", 11.0, 13.0, {}, ship, done)
+# A hand-off of 100 prompt tokens and 11 output tokens: called at 10 s, first token at 11 s, last at 13 s.
+TRACE = Trace(
+    Attempt("disaggregated", D, P),
+    "m",
+    called=10.0,
+    began=10.0,
+    requested=10.002,
+    slot=10.02,
+    ordered=10.021,
+    first_token=11.0,
+    last_token=13.0,
+)
+DONE = DoneEvent(
+    finish_reason="length",
+    prompt_tokens=100,
+    completion_tokens=11,
+    computed_prompt_tokens=1,
+    timing=Timing(
+        tokenise_s=0.01, kv_wait_s=0.75, queue_s=0.02, ingest_s=0.03, compute_s=0.0, first_step_s=0.1, decode_s=2.0
+    ),
+)
+SHIPPED = ShippedEvent(
+    prompt_tokens=100,
+    computed_tokens=99,
+    kv_bytes=1000,
+    kv_wire="as-is",
+    tokenise_s=0.01,
+    queue_s=0.05,
+    compute_s=0.5,
+    hidden_transfer_s=0.3,
+    exposed_transfer_s=0.15,
+)
+
+
+def shipped(**changes: Any) -> ShippedEvent:
+    return msgspec.structs.replace(SHIPPED, **changes)
 
 
 def test_the_parts_add_up_to_ttft() -> None:
-    figures = metrics(trace())
+    figures = metrics(TRACE, DONE, SHIPPED)
     assert figures.ttft == pytest.approx(1.0)
     assert figures.ttft_parts.total == pytest.approx(1.0)
     assert asdict(figures.ttft_parts) == pytest.approx(
         {
             "failed_attempts": 0.0,
+            "client": 0.003,
             "queue": 0.07,
             "tokenise": 0.02,
             "prefill": 0.5,
             "exposed_transfer": 0.15,
             "ingest": 0.03,
             "first_step": 0.10,
-            "network": 0.13,
+            "network": 0.127,
         }
     )
 
 
-def test_an_acknowledgement_that_comes_back_late_is_not_counted_as_transfer() -> None:
-    """The decode host had accepted the KV 0.75 s after the slot, however late the prefill host heard of it."""
-    figures = metrics(trace(exposed_transfer_s=0.9))
-    assert figures.exposed_transfer == pytest.approx(0.75 - 0.56)
+def test_an_acknowledgement_that_arrives_late_is_not_counted_as_transfer() -> None:
+    """The decode host had accepted the KV 0.75 s after the slot, however late its acknowledgement arrived."""
+    figures = metrics(TRACE, DONE, shipped(exposed_transfer_s=0.9))
+    assert figures.exposed_transfer == pytest.approx(0.75 - 0.56 - 0.001)
     assert figures.ttft_parts.network >= 0
 
 
-def test_the_form_in_which_the_kv_came_is_what_the_decode_host_says() -> None:
-    seen = trace()
-    assert metrics(seen).kv_wire is None
-    seen.done = {**seen.done, "kv_wire": "int8-g64"}
-    assert metrics(seen).kv_wire == "int8-g64"
+def test_a_slow_caller_is_neither_transfer_nor_network() -> None:
+    """50 ms for connecting to the decode host, 80 ms for the prefill host."""
+    slow = replace(TRACE, requested=10.05, slot=10.07, ordered=10.15)
+    figures = metrics(slow, DONE, shipped(exposed_transfer_s=0.9))
+    assert figures.ttft_parts.client == pytest.approx(0.13)
+    assert figures.exposed_transfer == pytest.approx(0.75 - 0.56 - 0.08)
+    assert figures.ttft_parts.network >= 0
+    assert figures.ttft_parts.total == pytest.approx(figures.ttft)
+
+
+def test_the_form_of_the_kv_is_what_the_decode_host_reports() -> None:
+    assert metrics(TRACE, DONE, SHIPPED).kv_wire is None
+    assert metrics(TRACE, msgspec.structs.replace(DONE, kv_wire="int8-g64"), SHIPPED).kv_wire == "int8-g64"
 
 
 def test_speeds_are_tokens_over_time() -> None:
-    figures = metrics(trace())
-    assert figures.prefill_speed == pytest.approx(200.0)
+    figures = metrics(TRACE, DONE, SHIPPED)
+    assert figures.prefill_speed == pytest.approx(99 / 0.5)
     assert figures.decode_speed == pytest.approx(5.0)
     assert figures.decode_time == pytest.approx(2.0)
     assert figures.total_tokens == 111
 
 
+def test_what_was_not_computed_has_no_speed() -> None:
+    one_token = msgspec.structs.replace(DONE, completion_tokens=1)
+    figures = metrics(TRACE, one_token, shipped(computed_tokens=0, compute_s=0.0001))
+    assert (figures.prefill_speed, figures.decode_speed) == (None, None)
+
+
+def test_without_the_prefill_hosts_figures_its_share_is_the_networks() -> None:
+    figures = metrics(TRACE, DONE)
+    assert (figures.prefill_speed, figures.kv_bytes, figures.ttft_parts.prefill) == (None, 0, 0.0)
+    assert figures.ttft_parts.total == pytest.approx(figures.ttft)
+
+
 def test_time_lost_on_hosts_that_failed_is_its_own_part() -> None:
-    figures = metrics(trace(began=10.12))
-    assert figures.ttft_parts.failed_attempts == pytest.approx(0.12)
-    assert figures.ttft_parts.network == pytest.approx(0.01)
+    figures = metrics(replace(TRACE, began=10.05, requested=10.052), DONE, SHIPPED)
+    assert figures.ttft_parts.failed_attempts == pytest.approx(0.05)
+    assert figures.ttft_parts.client == pytest.approx(0.003)
     assert figures.ttft_parts.total == pytest.approx(figures.ttft)

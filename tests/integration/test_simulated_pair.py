@@ -59,7 +59,7 @@ def test_a_cancelled_request_leaves_nothing_behind(fleet: RunningFleet) -> None:
         stream = client.stream("m", tokens=[1] * 2000, max_tokens=10_000)
         next(stream)
         assert fleet.status("m-decode")["kv_bytes"] >= 2000 * ROW_BYTES
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         wait_until(lambda: nothing_held(fleet), PATIENCE_S, "both hosts to hold nothing")
 
 
