@@ -8,6 +8,7 @@ deploy     the rules of the [deploy] table
 table      one TOML table, read key by key; errors point at the key or value
 reader     path -> Document: bytes, UTF-8, TOML
 locate     line and column of each key and value of a TOML text
+search     which hosts.toml is meant if none is named
 addresses  which names, addresses and model sources are valid
 messages   error text: source line with caret, nearest words, printable user text
 render     Fleet -> the text of a hosts.toml for another machine, and its hash
