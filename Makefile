@@ -3,14 +3,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test lint format clean
+# Tests run in one process per core, at most four: most of their time is servers that start.
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+
+.PHONY: demo test test-fast lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/disagg demo
 
 test: $(VENV)/.ready
 	tests/testbed/requirements.sh
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
+
+# Units only: no servers, no hosts behind SSH, no engines.
+test-fast: $(VENV)/.ready
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

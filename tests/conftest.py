@@ -1,4 +1,4 @@
-"""Fixtures that many tests share."""
+"""Fixtures that many tests share, and which tests are slow."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import tiny_models
 from tests.fleets import RunningFleet, running, write_hosts
 from tests.testbed import bed as testbed
+
+pytest_plugins = ("tests.selection",)
 
 
 @pytest.fixture(scope="session")
 def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     """One prefill and one decode server of a tiny qwen3, called `tiny`; context 4096, small queues."""
+    from tests import tiny_models  # torch and transformers: seconds that most tests do without
+
     folder = tmp_path_factory.mktemp("tiny-fleet")
     model = tiny_models.make("qwen3", folder / "model")
     path = write_hosts(folder, {"tiny": model}, context=4096, decode={"max_batch": 4}, queue_size=8)

@@ -14,15 +14,11 @@ import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-from transformers.utils.logging import disable_progress_bar
-
-disable_progress_bar()
+if TYPE_CHECKING:  # imported by the functions that use them, for many tests need names and sizes only
+    import torch
+    from transformers import PreTrainedTokenizerFast
 
 TinyModel = Callable[[str], Path]  # architecture -> folder: what the fixture `tiny` is
 
@@ -30,7 +26,7 @@ WINDOW = 64
 VOCAB = 640
 
 _HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-FP4_VALUES = torch.tensor([*_HALF, *(-value for value in _HALF)])
+FP4_VALUES = (*_HALF, *(-value for value in _HALF))
 
 BOS, EOS, PAD, TURN, END_OF_TURN = SPECIALS = ("<s>", "</s>", "<pad>", "<|turn|>", "<|end|>")
 BOS_ID, EOS_ID, PAD_ID, TURN_ID, END_OF_TURN_ID = range(len(SPECIALS))
@@ -195,6 +191,12 @@ _ADD_BOS = {"llama", "llama3", "mistral", "mistral_windowed", "gemma3_text", "co
 
 def make(architecture: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Write the checkpoint into `folder` (made if missing) and return it. `overrides` replace keys of config.json."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    torch.set_num_threads(1)  # tests share the cores with the servers that they start
     folder.mkdir(parents=True, exist_ok=True)
     config = {**_COMMON, **ARCHITECTURES[architecture], **overrides}
     write_json(folder / "config.json", config)
@@ -211,16 +213,20 @@ def make(architecture: str, folder: Path, *, seed: int = 0, **overrides: Any) ->
 def pack_mxfp4(folder: Path) -> dict[str, torch.Tensor]:
     """Rewrite a float gpt_oss checkpoint in place as the hub's are: experts in MXFP4, blocks of 32 along the inputs.
     Returns all weights with the experts' rounded to what was stored."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    fp4 = torch.tensor(FP4_VALUES)
     weights = load_file(folder / "model.safetensors")
     rounded = dict(weights)
     for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         groups = weights.pop(name).transpose(1, 2).unflatten(-1, (-1, 32))
         exponents = groups.abs().amax(-1).clamp(min=1e-30).log2().floor() - 2
         scaled = groups / exponents.exp2()[..., None]
-        codes = (scaled[..., None] - FP4_VALUES).abs().argmin(-1)
+        codes = (scaled[..., None] - fp4).abs().argmin(-1)
         weights[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
         weights[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
-        values = FP4_VALUES[codes] * exponents.exp2()[..., None]
+        values = fp4[codes] * exponents.exp2()[..., None]
         rounded[name] = values.flatten(-2).transpose(1, 2).contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
@@ -235,6 +241,9 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
 @lru_cache
 def tokenizer(*, add_bos: bool = False) -> PreTrainedTokenizerFast:
     """A byte-level BPE of exactly VOCAB tokens, trained on this file's own sample text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -256,6 +265,8 @@ def tokenizer(*, add_bos: bool = False) -> PreTrainedTokenizerFast:
 
 def _randomise(model: torch.nn.Module, seed: int) -> None:
     """Matrices: variance-preserving or wider; norms around their neutral value; small biases and sinks."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in sorted({**dict(model.named_parameters()), **dict(model.named_buffers())}.items()):
         if not tensor.is_floating_point() or "inv_freq" in name or name.endswith("embed_scale"):
@@ -277,6 +288,8 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
 def _liven(model: Any) -> None:
     """Loud embeddings make a tied model repeat the token it has just read; flat attention makes gemma3 run in circles
     (it normalises what attention finds, so only sharper scores make the text depend on the context)."""
+    import torch
+
     gemma = model.config.model_type == "gemma3_text"  # multiplies embeddings by 8, adds one to its norms' weights
     with torch.no_grad():
         if model.config.tie_word_embeddings:

@@ -1,26 +1,27 @@
-"""Tiny checkpoints, made once per session, and engines on them with one compute thread."""
+"""Tiny checkpoints, made once per session, and engines on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from disagg.config import EngineOptions
-from disagg.engines.mlx.engine import MLXDecodeEngine
-from tests import tiny_models
-from tests.engines.mlx.mlx_parts import Reference
-from tests.tiny_models import TinyModel
 
-torch.set_num_threads(1)
+if TYPE_CHECKING:  # torch and mlx: seconds that the tests of engines/model do without
+    from disagg.engines.mlx.engine import MLXDecodeEngine
+    from tests.engines.mlx.mlx_parts import Reference
+    from tests.tiny_models import TinyModel
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """The folder of a tiny checkpoint, by architecture. Shared: tests that change files copy them first."""
+    from tests import tiny_models
+
     made: dict[str, Path] = {}
 
     def folder(architecture: str) -> Path:
@@ -34,6 +35,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture(scope="session")
 def mlx_engine(tiny: TinyModel) -> Iterator[Callable[[str], MLXDecodeEngine]]:
     """A running float32 decode engine, by architecture. Shared: tests leave it idle."""
+    from disagg.engines.mlx.engine import MLXDecodeEngine
+
     engines: dict[str, MLXDecodeEngine] = {}
 
     def engine(architecture: str) -> MLXDecodeEngine:
@@ -50,4 +53,6 @@ def mlx_engine(tiny: TinyModel) -> Iterator[Callable[[str], MLXDecodeEngine]]:
 @pytest.fixture(scope="session")
 def reference(tiny: TinyModel) -> Callable[[str], Reference]:
     """transformers on the same checkpoint, by architecture."""
+    from tests.engines.mlx.mlx_parts import Reference
+
     return lru_cache(lambda architecture: Reference(tiny(architecture)))

@@ -1,0 +1,92 @@
+"""Which tests are slow, and which of them run in one process. A pytest plugin, loaded by tests/conftest.py.
+
+A test is slow if it uses a fixture or lies at a path named here, or starts servers with tests.fleets; nobody marks
+tests by hand. `pytest -m "not slow"` (make test-fast) does not even import the slow paths, and so neither torch nor mlx.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container
+from pathlib import Path
+
+import pytest
+
+FAST = "not slow"
+FAST_LIMIT_S = 1.0
+SLOW_PATHS = {
+    "bench/handoff",
+    "demo",
+    "engines/mlx",
+    "engines/model/test_checkpoint_files.py",
+    "engines/model/test_rope.py",
+    "engines/transformers",
+    "integration",
+}
+SERVER_FIXTURES = {"tiny_fleet"}
+BED_FIXTURES = {"bed", "machines"}
+ENGINE_FIXTURES = {"tiny", "mlx_engine", "reference"}
+_TESTS = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    fast_only = config.getoption("markexpr") == FAST
+    return True if fast_only and _below_tests(collection_path) in SLOW_PATHS else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark slow tests, and group them for pytest-xdist: the files that share a fleet in one process, first.
+
+    Slow files are handed out before fast ones, so that no process is left with a long one at the end.
+    """
+    sharing = {item.path for item in items if SERVER_FIXTURES & _fixtures(item)}
+    for item in items:
+        marks = _marks(item, sharing)
+        for name in marks:
+            item.add_marker(name)
+        item.add_marker(pytest.mark.xdist_group("tiny_fleet" if item.path in sharing else _below_tests(item.path)))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in sharing, item.path not in slow))
+
+
+def _marks(item: pytest.Item, sharing: Container[Path]) -> list[str]:
+    fixtures = _fixtures(item)
+    marks = ["bed"] if BED_FIXTURES & fixtures else []
+    if item.path in sharing or _starts_servers(item):
+        marks.append("servers")
+    if marks or ENGINE_FIXTURES & fixtures or _is_slow_path(item.path):
+        marks.append("slow")
+    return marks
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Fast tests that are not: either they get faster or this module learns why they are slow."""
+    seconds: dict[str, float] = defaultdict(float)
+    for outcome in ("passed", "failed", ""):  # "": set-up and tear-down
+        for report in terminalreporter.stats.get(outcome, ()):
+            if isinstance(report, pytest.TestReport) and "slow" not in report.keywords:
+                seconds[report.nodeid.partition("@")[0]] += report.duration
+    slowest = sorted(((spent, name) for name, spent in seconds.items() if spent > FAST_LIMIT_S), reverse=True)
+    if slowest:
+        terminalreporter.section(f"tests over {FAST_LIMIT_S:g} s that are not marked slow")
+        for spent, name in slowest:
+            terminalreporter.line(f"{spent:6.1f} s  {name}")
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
+
+
+def _starts_servers(item: pytest.Item) -> bool:
+    """Whether the test's module uses tests.fleets to run servers."""
+    module = vars(getattr(item, "module", None) or object)
+    return any(getattr(module.get(name), "__module__", "") == "tests.fleets" for name in ("running", "RunningFleet"))
+
+
+def _is_slow_path(path: Path) -> bool:
+    return bool(SLOW_PATHS & {_below_tests(path), _below_tests(path.parent)})
+
+
+def _below_tests(path: Path) -> str:
+    """The path below tests/."""
+    return path.relative_to(_TESTS).as_posix() if path.is_relative_to(_TESTS) else ""
