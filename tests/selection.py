@@ -1,7 +1,7 @@
 """Which tests are slow, and which of them run in one process. A pytest plugin, loaded by tests/conftest.py.
 
-A test is slow if it uses a fixture or lies at a path named here, or starts servers with tests.fleets; nobody marks
-tests by hand. `pytest -m "not slow"` (make test-fast) does not even import the slow paths, and so neither torch nor mlx.
+A test is slow if it uses a fixture or lies at a path named here, or starts servers with tests.fleets: nobody marks
+tests by hand. `make test-fast` does not even import the slow paths, and so neither torch nor mlx.
 """
 
 from __future__ import annotations
