@@ -8,8 +8,10 @@ import time
 from threading import Lock
 from typing import Final
 
+from disagg import nvidia
+
 _COMMANDS: Final = {
-    "cuda": ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"),
+    "cuda": ("nvidia-smi", *nvidia.ARGUMENTS),
     "gpu": ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"),
     "mps": ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"),
 }
@@ -38,9 +40,10 @@ def utilisation(backend: str) -> float | None:
 
 
 def parse(text: str) -> float | None:
-    """The largest percentage that either tool printed, as a share."""
-    found = re.findall(r'"Device Utilization %"=(\d+)', text) or re.findall(r"^\s*(\d+)\s*$", text, re.MULTILINE)
-    return max(map(int, found)) / 100 if found else None
+    """The largest utilisation that either tool printed, 0 to 1."""
+    shares = [int(percent) / 100 for percent in re.findall(r'"Device Utilization %"=(\d+)', text)]
+    shares += [card.utilisation for card in nvidia.parse(text) if card.utilisation is not None]
+    return max(shares, default=None)
 
 
 def _said(command: tuple[str, ...]) -> str:

@@ -7,8 +7,13 @@ from disagg.servers import gpu
 IOREG = '+-o AGXAccelerator\n  "PerformanceStatistics" = {"Tiler Utilization %"=3,"Device Utilization %"=42,"x"=1}\n'
 
 
+def card(percent: str) -> str:
+    return f"NVIDIA GB10, 580.95.05, [N/A], [N/A], [N/A], 41, {percent}\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "share"), [("17\n", 0.17), ("17\n93\n", 0.93), (IOREG, 0.42), ("[N/A]\n", None), ("", None)]
+    ("text", "share"),
+    [(card("17"), 0.17), (card("17") + card("93"), 0.93), (IOREG, 0.42), (card("[N/A]"), None), ("", None)],
 )
 def test_both_tools_are_read(text: str, share: float | None) -> None:
     assert gpu.parse(text) == share
@@ -21,7 +26,7 @@ def test_a_cpu_and_a_machine_without_the_tool_tell_nothing(monkeypatch: pytest.M
 
 def test_the_tool_is_asked_once_a_second_and_not_waited_for_when_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_known", {})
-    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sh", "-c", "echo 50"))
+    monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sh", "-c", f"printf '{card('50')}'"))
     assert gpu.utilisation("transformers/cuda") == 0.5
     monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sleep", "20"))
     assert gpu.utilisation("transformers/cuda") == 0.5

@@ -154,7 +154,7 @@ def _gib(count: int) -> str:
 
 
 def _notes(desired: Desired, facts: HostFacts) -> Iterator[str]:
-    if desired.host.engine.device.startswith("cuda") and not facts.gpus:
+    if desired.host.engine.device.startswith("cuda") and not facts.hardware.gpus:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
         yield "its launchd daemon needs root, and sudo asks for a password there: one command will be left to you"

@@ -10,7 +10,7 @@ from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError, HostUnreachable
-from disagg.fleet.facts.hardware import HardwareFacts, read_hardware_facts
+from disagg.fleet.facts.hardware import Clock, read_clock
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.facts.python import python_on
 from disagg.fleet.machine.base import Machine
@@ -39,7 +39,7 @@ class Examined:
 
     host: Host
     facts: HostFacts
-    hardware: HardwareFacts
+    clock: Clock | None = None
     latency: float = 0.0
     python: str | None = None
     need: Need | None = None
@@ -56,7 +56,7 @@ def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Hos
     machine.run(["true"], timeout=15.0)
     latency = time.monotonic() - began
     python = python_on(host, facts)
-    hardware = read_hardware_facts(machine, python)
+    clock = read_clock(machine, python)
     wanted = need(fleet, host, facts)
     trouble: list[DisaggError] = []
     model: Held | None = None
@@ -70,7 +70,7 @@ def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Hos
             raise
         except FleetError as error:
             trouble.append(error)
-    return Examined(host, facts, hardware, latency, python, wanted, model, reach, tuple(trouble))
+    return Examined(host, facts, clock, latency, python, wanted, model, reach, tuple(trouble))
 
 
 def _reach(machine: Machine, python: str, peers: Sequence[Host]) -> dict[str, int]:

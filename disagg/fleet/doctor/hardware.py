@@ -8,7 +8,7 @@ from typing import Final
 
 from disagg.fleet.doctor.gather import Examined
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
-from disagg.fleet.facts.hardware import GPU
+from disagg.nvidia import GPU
 
 OLDEST_DRIVER: Final = 580
 """PyTorch's packages on PyPI are built for CUDA 13, whose first driver this is."""
@@ -32,11 +32,13 @@ def disk(seen: Examined) -> Iterator[Finding]:
 
 def memory(seen: Examined) -> Iterator[Finding]:
     """System memory against what the host is to hold. A card with memory of its own is looked at with the GPU."""
-    total = seen.facts.memory
+    total = seen.facts.hardware.memory
     if total is None:
         yield note("memory", "the machine does not tell how much it has")
         return
-    separate = any(gpu.memory for gpu in seen.hardware.gpus) and seen.host.engine.device.startswith(("cuda", "auto"))
+    separate = any(gpu.memory for gpu in seen.facts.hardware.gpus) and seen.host.engine.device.startswith(
+        ("cuda", "auto")
+    )
     needed = None if separate else _needed(seen)
     if needed is None or needed <= total:
         yield ok("memory", size(total))
@@ -74,7 +76,7 @@ def _too_large(check: str, seen: Examined, limit: str, room: int) -> Finding:
 
 
 def gpu(seen: Examined) -> Iterator[Finding]:
-    device, hardware, name = seen.host.engine.device, seen.hardware, seen.host.name
+    device, hardware, name = seen.host.engine.device, seen.facts.hardware, seen.host.name
     if seen.facts.os != "Linux" or seen.host.engine.name != "transformers" or device == "cpu":
         return
     install = f'disagg ssh {name} -- "sudo apt install nvidia-driver-{OLDEST_DRIVER}-open"; then restart the machine'
@@ -123,7 +125,7 @@ def _card(seen: Examined, card: GPU, install: str) -> Iterator[Finding]:
 
 def wired_limit(seen: Examined) -> Iterator[Finding]:
     """How much of a Mac's memory its GPU may wire, against the model and its KV."""
-    limit, host, facts = seen.hardware.wired_limit, seen.host, seen.facts
+    limit, host, facts = seen.facts.hardware.wired_limit, seen.host, seen.facts
     if facts.os != "Darwin" or host.engine.device == "cpu" or limit is None:
         return
     own = host.wired_limit_mb
@@ -131,7 +133,7 @@ def wired_limit(seen: Examined) -> Iterator[Finding]:
         again = f"disagg ssh {host.name} -- sudo launchctl kickstart -k system/disagg.{host.name}.wired-limit"
         yield warning("wired limit", f"iogpu.wired_limit_mb is {limit}, not the {own} of hosts.toml", again)
         return
-    memory = facts.memory or 0
+    memory = facts.hardware.memory or 0
     room = limit << 20 if limit else int(memory * _MAC_SHARE)
     text = f"{size(room)}" + ("" if limit else " (macOS' own)")
     needed = _needed(seen)

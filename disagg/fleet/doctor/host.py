@@ -171,10 +171,10 @@ def _local_network(seen: Examined) -> Iterator[Finding]:
     if seen.facts.os != "Darwin":
         return
     refused = [place for place, number in seen.reach.items() if number in (_MAC_NO_ROUTE, _LINUX_NO_ROUTE)]
-    if seen.hardware.errno_65 and not refused:
+    if seen.facts.errno_65 and not refused:
         yield fault(
             "local network",
-            f"the server's log has errno 65 (no route to host) {seen.hardware.errno_65} times, though the same "
+            f"the server's log has errno 65 (no route to host) {seen.facts.errno_65} times, though the same "
             "addresses answer over SSH: macOS' Local Network Privacy denies them to the server",
             _daemon(seen),
         )
@@ -201,9 +201,9 @@ def _daemon(seen: Examined) -> str:
 
 def _thunderbolt(seen: Examined) -> Iterator[Finding]:
     """RDMA over Thunderbolt 5 joins Macs only: it is told, and not used."""
-    if seen.facts.os != "Darwin" or not seen.hardware.rdma:
+    if seen.facts.os != "Darwin" or not seen.facts.hardware.rdma:
         return
-    yield ok("thunderbolt", f"RDMA {seen.hardware.rdma}")
+    yield ok("thunderbolt", f"RDMA {seen.facts.hardware.rdma}")
 
 
 def _dotted(version: tuple[int, ...]) -> str:

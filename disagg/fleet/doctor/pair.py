@@ -82,7 +82,7 @@ def versions(hosts: Sequence[Examined], statuses: Mapping[str, HostStatus]) -> I
     """Whether all run the same disagg, and with the same frameworks: as the servers say, else as it is deployed."""
     running = {one.host.name: statuses[one.host.name] for one in hosts if one.host.name in statuses}
     said = {name: status.version for name, status in running.items() if status.version}
-    found = {name: text for one in hosts if (text := said.get(name := one.host.name, one.hardware.version))}
+    found = {name: text for one in hosts if (text := said.get(name := one.host.name, one.facts.version))}
     hint = "disagg deploy && disagg restart"
     if len(set(found.values())) > 1:
         yield fault("versions", f"disagg differs: {_grouped(found)}", hint)
@@ -96,12 +96,12 @@ def versions(hosts: Sequence[Examined], statuses: Mapping[str, HostStatus]) -> I
 
 def clocks(hosts: Sequence[Examined]) -> Iterator[Finding]:
     """Whether the hosts' clocks agree. Where all are off by the same, it is this machine's that is wrong."""
-    seen = {one.host.name: one for one in hosts if one.hardware.clock is not None and one.host.connector != "local"}
+    seen = {one.host.name: one for one in hosts if one.clock is not None and one.host.connector != "local"}
     if not seen:
         return
-    ahead = {name: one.hardware.clock.ahead for name, one in seen.items() if one.hardware.clock is not None}
+    ahead = {name: one.clock.ahead for name, one in seen.items() if one.clock is not None}
     spread = max(ahead.values()) - min(ahead.values())
-    sure = max(one.hardware.clock.error for one in seen.values() if one.hardware.clock is not None)
+    sure = max(one.clock.error for one in seen.values() if one.clock is not None)
     off = {name: value for name, value in ahead.items() if abs(value) > FAST_CLOCK_S + sure}
     if len(ahead) > 1 and len(off) == len(ahead) and spread < FAST_CLOCK_S:
         value = min(ahead.values(), key=abs)

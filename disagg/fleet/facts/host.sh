@@ -1,44 +1,14 @@
-# What a machine is and has, in one round trip: lines of tab-separated fields, first field the kind; "end" comes last.
-# $1: the host's name. $2: the python that hosts.toml names, or nothing. $3...: ports of which to tell who has them.
-# Changes nothing. POSIX sh: runs in dash and in the sh of macOS.
+# What a machine is and has. $1: the host's name. $2: the python that hosts.toml names, or nothing. $3...: ports to check.
+# $NVIDIA_SMI_ARGUMENTS: for nvidia-smi. Changes nothing.
 
-LC_ALL=C
-PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/homebrew/bin
-export LC_ALL PATH
 host=$1
 configured=$2
 shift 2
 root=$HOME/.disagg
 mine=$root/hosts/$host
-tab=$(printf '\t')
-newline='
-'
 
-say() {
-    kind=$1
-    shift
-    printf '%s' "$kind"
-    for field in "$@"; do
-        case $field in
-            *"$tab"* | *"$newline"*) field=$(printf '%s' "$field" | tr '\t\n' '  ') ;;
-        esac
-        printf '\t%s' "$field"
-    done
-    printf '\n'
-}
-
-if command -v sha256sum >/dev/null 2>&1; then sum=sha256sum; else sum='shasum -a 256'; fi
-
-digest() {
-    $sum <"$1" 2>/dev/null | cut -c1-64
-}
-
-content() { # the name that a release folder should have, from what is in it; as in package.py
+content() { # the name that a release folder should have: the hash of its content, computed as in release.py
     (cd "$1" && find . -name __pycache__ -prune -o -type f -exec $sum {} +) 2>/dev/null | sort | $sum | cut -c1-16
-}
-
-mode() {
-    ls -ld "$1" 2>/dev/null | cut -c1-10
 }
 
 # The machine
@@ -52,12 +22,20 @@ say disk "$(df -Pk "$full" 2>/dev/null | awk 'END { print $4 }')"
 if [ "$os" = Darwin ]; then
     say os_version "$(sw_vers -productVersion 2>/dev/null)"
     say memory "$(($(sysctl -n hw.memsize 2>/dev/null || echo 0) / 1024))"
+    say wired_limit "$(sysctl -n iogpu.wired_limit_mb 2>/dev/null)"
+    if command -v rdma_ctl >/dev/null 2>&1; then say rdma "$(rdma_ctl status 2>&1 | head -n 1)"; fi
 else
     say os_version "$(getconf GNU_LIBC_VERSION 2>/dev/null | awk '{ print $2 }')"
     say memory "$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo 2>/dev/null)"
+    say available "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo 2>/dev/null)"
+    for device in /dev/nvidiactl /dev/nvidia0; do if test -e "$device"; then say device "$device"; fi; done
+    if command -v lspci >/dev/null 2>&1 && lspci -d 10de: 2>/dev/null | grep -q .; then say device pci; fi
     if command -v nvidia-smi >/dev/null 2>&1; then
-        timeout 10 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null |
-            while IFS= read -r line; do say gpu "${line%,*}" "${line##*, }"; done
+        say smi "$(command -v nvidia-smi)"
+        shown=$(timeout 10 nvidia-smi $NVIDIA_SMI_ARGUMENTS 2>&1)
+        code=$?
+        if [ $code -ne 0 ]; then say smi_failed "$code" "$(printf '%s' "$shown" | head -n 2)"
+        else printf '%s\n' "$shown" | while IFS= read -r line; do say gpu "$line"; done; fi
     fi
 fi
 
@@ -136,9 +114,7 @@ if test -f "$mine/supervisor.json"; then say installed process '' 1; fi
 # What is deployed
 
 if test -d "$mine"; then say deployed 1; fi
-for link in current previous; do
-    if test -L "$mine/$link"; then say "$link" "$(basename "$(readlink "$mine/$link")")"; fi
-done
+say_server "$host"
 for release in "$root"/hosts/*/releases/*; do
     if test -d "$release"; then
         owner=${release%/releases/*} name=${release##*/}
@@ -156,7 +132,6 @@ done
 for model in "$root"/models/carried/*; do
     if test -d "$model"; then say carried "${model##*/}"; fi
 done
-if test -f "$mine/token"; then say token "$(digest "$mine/token")" "$(mode "$mine/token")"; fi
 for leftover in "$mine"/incoming "$mine"/releases/.[!.]* "$mine"/.[!.]*; do
     if test -e "$leftover" || test -L "$leftover"; then say leftover "${leftover#"$mine"/}"; fi
 done
@@ -164,17 +139,13 @@ for lock in "$root"/hosts/*/lock; do
     if test -d "$lock" && [ "$lock" != "$mine/lock" ]; then say others_deploy 1; fi
 done
 
-# What runs
+# What its server runs with and has logged, who listens
 
-if test -f "$mine/serving"; then
-    read -r pid release <"$mine/serving"
-    alive=0
-    if kill -0 "$pid" 2>/dev/null; then
-        case $(ps -ww -p "$pid" -o args= 2>/dev/null) in
-            '' | *"/hosts/$host/"*) alive=1 ;; # not another host's server, which got the same pid after a reboot
-        esac
-    fi
-    say serving "$pid" "$release" "$alive"
+version=$(sed -n 's/^VERSION = "\(.*\)"/\1/p' "$mine/current/disagg/version.py" 2>/dev/null)
+if [ -n "$version" ]; then say version "$version"; fi
+if test -f "$mine/logs/server.log"; then
+    denied=$(tail -c 200000 "$mine/logs/server.log" | grep -c -e 'Errno 65' -e 'errno 65')
+    if [ "$denied" -gt 0 ]; then say errno_65 "$denied"; fi
 fi
 if [ $# -gt 0 ]; then
     if command -v ss >/dev/null 2>&1; then listening=$(ss -Hltn 2>/dev/null | awk '{ print $4 }')

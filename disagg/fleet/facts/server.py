@@ -1,24 +1,21 @@
-"""How a deployed host's server fares, as its machine tells it: one script, one round trip, one frozen value."""
+"""The server of one host, as its machine reports it: process, release, service manager, ports, log."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, get_args
 
 from disagg.config import Host, ServiceManager
-from disagg.errors import FleetError
+from disagg.fleet.facts.probe import ProbeOutput, number, run_probe
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.machine.output import last_lines
 
-_LOOK: Final = Path(__file__).with_name("server.sh")
 _TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who listens on a port. `pid` is None and `name` empty where the machine does not tell."""
+    """The program that listens on a port. pid: None, and name "", if only root may see it."""
 
     pid: int | None
     name: str
@@ -31,9 +28,9 @@ class Holder:
 class ServerFacts:
     """One host's server.
 
-    pid: of the server's process, None where none runs; release: what it runs, or ran last; current: what is deployed,
-    empty where nothing is. managers: which know this host, and whether they keep its server running now. restarts:
-    how often the manager started it again. ports: who listens on the host's ports. log: its last 50 lines.
+    pid: of its process, None if none runs. release: what it runs, or ran last. current: the deployed release, "" if
+    none is. managers: those that have a definition of this host, and whether each supervises a running server.
+    restarts: how often the manager restarted it. ports: who listens on the host's ports. log: its last 50 lines.
     """
 
     home: str
@@ -48,12 +45,12 @@ class ServerFacts:
 
     @property
     def supervised(self) -> bool:
-        """Whether a manager keeps the server running: starts it again when it ends."""
+        """Whether a service manager restarts the server when it ends."""
         return any(self.managers.values())
 
     @property
     def port_conflict(self) -> tuple[int, Holder] | None:
-        """The first of the host's ports that another program has."""
+        """The first of the host's ports that another program has, and that program."""
         for port, holder in self.ports.items():
             if self.pid is None or (holder.pid is not None and holder.pid != self.pid):
                 return port, holder
@@ -61,40 +58,27 @@ class ServerFacts:
 
 
 def read_server_facts(machine: Machine, name: str, host: Host | None) -> ServerFacts:
-    """Look at the server of host `name` on this machine. `host`: None where hosts.toml no longer has it.
+    """The facts of the server of host `name` on this machine. host: None if hosts.toml no longer has it.
 
-    HostUnreachable where the machine does not answer, FleetError where it answers something else."""
+    Raises HostUnreachable, or FleetError if the probe fails.
+    """
     ports = [str(port) for port in (host.port, host.kv_port) if port is not None] if host is not None else []
-    result = machine.run([name, *ports], script=_LOOK.read_text(encoding="utf-8"), timeout=_TIMEOUT_S)
-    lines = [line.split("\t") for line in result.stdout.split("\n")]
-    if ["end"] not in lines:
-        words = last_lines(result.stderr or result.stdout, 3) or "no answer"
-        raise FleetError(f"{name}: its machine does not tell how it fares: {words}", f"disagg ssh {name}")
-    return parse(lines)
+    return parse(run_probe(machine, "server.sh", [name, *ports], timeout=_TIMEOUT_S))
 
 
-def parse(lines: list[list[str]]) -> ServerFacts:
-    """The facts in what the script printed, split at tabs."""
-    said: dict[str, list[list[str]]] = {}
-    for kind, *fields in lines:
-        said.setdefault(kind, []).append(fields)
-
-    def first(kind: str) -> str:
-        return said[kind][0][0] if kind in said else ""
-
-    pid, release, alive = (said.get("serving") or [["", "", "0"]])[0]
+def parse(probe: ProbeOutput) -> ServerFacts:
+    """The facts in what the probe printed."""
+    pid, release, alive = probe.first("serving", 3)
     known: tuple[ServiceManager, ...] = get_args(ServiceManager)
-    managers = {one: fields for one in known for fields in said.get("manager", []) if fields[0] == one}
+    managers = {one: fields for one in known for fields in probe.all("manager", 3) if fields[0] == one}
     return ServerFacts(
-        home=first("home"),
-        current=first("current"),
+        home=probe.text("home"),
+        current=probe.text("current"),
         release=release,
-        pid=int(pid) if alive == "1" else None,
-        managers={name: fields[1] == "1" for name, fields in managers.items()},
-        restarts=max((int(fields[2]) for fields in managers.values() if fields[2].isdigit()), default=0),
-        token_digest=first("token"),
-        ports={
-            int(port): Holder(int(pid) if pid.isdigit() else None, name) for port, pid, name in said.get("port", [])
-        },
-        log=tuple(line for (line,) in said.get("log", [])),
+        pid=number(pid) if alive == "1" else None,
+        managers={name: active == "1" for name, (_, active, _) in managers.items()},
+        restarts=max((number(restarts) or 0 for _, _, restarts in managers.values()), default=0),
+        token_digest=probe.first("token", 2)[0],
+        ports={int(port): Holder(number(pid), name) for port, pid, name in probe.all("port", 3)},
+        log=tuple(line for (line,) in probe.all("log", 1)),
     )

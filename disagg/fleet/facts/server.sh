@@ -1,44 +1,12 @@
-# How one host's server fares, in one round trip: lines of tab-separated fields, first field the kind; "end" comes last.
-# $1: the host's name. $2...: the ports that its server uses. Changes nothing. POSIX sh, as of dash and macOS.
+# One host's server: what is deployed, whether it runs, who starts it again, who has its ports, its last log lines.
+# $1: the host's name. $2...: the ports that its server uses. Changes nothing.
 
-LC_ALL=C
-PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin
-export LC_ALL PATH
 host=$1
 shift
 mine=$HOME/.disagg/hosts/$host
-tab=$(printf '\t')
-
-say() {
-    kind=$1
-    shift
-    printf '%s' "$kind"
-    for field in "$@"; do printf '\t%s' "$(printf '%s' "$field" | tr '\t\n' '  ')"; done
-    printf '\n'
-}
-
-digest() {
-    if command -v sha256sum >/dev/null 2>&1; then sha256sum <"$1"; else shasum -a 256 <"$1"; fi 2>/dev/null | cut -c1-64
-}
-
-runs() { # pid, a word of its command line: whether it is still a process of this host, and of no other on the machine
-    kill -0 "$1" 2>/dev/null || return 1
-    case $(ps -ww -p "$1" -o stat= -o args= 2>/dev/null) in
-        Z*) return 1 ;;
-        *"$2"*"/hosts/$host" | *"$2"*"/hosts/$host/"*) return 0 ;;
-    esac
-    return 1
-}
 
 say home "$HOME"
-if test -L "$mine/current"; then say current "$(basename "$(readlink "$mine/current")")"; fi
-if test -f "$mine/token"; then say token "$(digest "$mine/token")"; fi
-if test -f "$mine/serving"; then
-    read -r pid release <"$mine/serving"
-    alive=0
-    if runs "$pid" ""; then alive=1; fi
-    say serving "$pid" "$release" "$alive"
-fi
+say_server "$host"
 
 # Which managers know this host, whether one keeps it running, how often it was started again
 
@@ -46,7 +14,7 @@ if test -f "$mine/supervisor.json"; then
     pid=$(sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
     restarts=$(sed -n 's/.*"restarts": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
     active=0
-    if [ -n "$pid" ] && runs "$pid" supervise; then active=1; fi
+    if [ -n "$pid" ] && runs "$host" "$pid" supervise; then active=1; fi
     say manager process "$active" "${restarts:-0}"
 fi
 if test -f "$HOME/.config/systemd/user/disagg-$host.service"; then

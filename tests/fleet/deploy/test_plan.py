@@ -12,7 +12,7 @@ from disagg.config import Deploy, EngineOptions, Host
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.release import Desired, Here, desired
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
-from disagg.fleet.facts.host import HostFacts, Installed, Python, Release, Serving
+from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving
 from tests.fleet.facts.fixture_facts import facts, fleet, here, names, spark, studio, wanted
 
 
@@ -27,7 +27,7 @@ def done(made: Desired, before: HostFacts) -> HostFacts:
         environments={**before.environments, made.environment.hash: True},
         token_digest=hashlib.sha256(made.token).hexdigest(),
         token_mode="-rw-------",
-        installed={one.key: Installed(one.digest, True) for one in made.definitions},
+        installed={one.key: InstalledService(one.digest, True) for one in made.definitions},
         leftovers=(),
     )
 
@@ -151,7 +151,7 @@ def test_linger_is_asked_for_before_anything_is_built() -> None:
 
 def test_a_unit_that_was_changed_by_hand_is_written_again() -> None:
     before = facts("spark_bare")
-    after = replace(done(wanted(spark(), before), before), installed={"systemd": Installed("0" * 64, True)})
+    after = replace(done(wanted(spark(), before), before), installed={"systemd": InstalledService("0" * 64, True)})
     assert names(planned(after)) == ["prepare", "unit", "service", "tidy"]
     disabled = done(wanted(spark(), before), before)
     unit = disabled.installed["systemd"]
@@ -244,7 +244,7 @@ def test_uninstall_leaves_environments_while_another_host_of_the_machine_is_depl
 
 def test_uninstall_takes_every_manager_away_that_ever_kept_the_server() -> None:
     unit = facts("spark_deployed").installed["systemd"]
-    found = facts("spark_deployed", installed={"systemd": unit, "process": Installed("", True)})
+    found = facts("spark_deployed", installed={"systemd": unit, "process": InstalledService("", True)})
     plan = planning.uninstall(spark(service="process"), found, models=False)
     assert names(plan) == ["service", "service", "remove"]
     assert [step.action.argv[0] for step in plan.steps[:2]] == [

@@ -7,11 +7,12 @@ from typing import Any
 
 from disagg.config import load
 from disagg.fleet.doctor.gather import Examined
-from disagg.fleet.facts.hardware import GPU, Clock, HardwareFacts
-from disagg.fleet.facts.host import HostFacts, Installed, Python, Release, Serving, Systemd
+from disagg.fleet.facts.hardware import Clock, HardwareFacts
+from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving, Systemd
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.models.inventory import Held
 from disagg.fleet.models.sources import Need
+from disagg.nvidia import GPU
 from tests.testbed.bed import HOSTS_TOML
 
 FLEET = load(HOSTS_TOML)
@@ -30,6 +31,12 @@ DIGESTS = {"tokenizer": "aa", "chat template": "bb"}
 
 def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
     host = FLEET.hosts[name]
+    hardware = HardwareFacts(
+        memory=119 << 30,
+        available=100 << 30,
+        smi="/usr/bin/nvidia-smi",
+        gpus=(GPU("NVIDIA GB10", "580.95.05"),),
+    )
     facts = HostFacts(
         host=name,
         os="Linux",
@@ -38,8 +45,8 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
         uid=1000,
         home="/home/ubuntu",
         disk_free=800 << 30,
-        memory=119 << 30,
-        gpus=(("NVIDIA GB10", "580.95.05"),),
+        hardware=hardware,
+        version="0.1.0",
         pythons=(Python("/usr/bin/python3", (3, 12, 3)),),
         systemd=Systemd(255, True, True),
         folder=True,
@@ -50,17 +57,10 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
         token_mode="-rw-------",
         serving=Serving(4711, RELEASE, True),
     )
-    hardware = HardwareFacts(
-        available=100 << 30,
-        smi="/usr/bin/nvidia-smi",
-        gpus=(GPU("NVIDIA GB10", "580.95.05"),),
-        version="0.1.0",
-        clock=Clock(0.004, 0.02),
-    )
     held = Held(
         "Qwen/Qwen3-Coder-30B-A3B-Instruct", "complete", 61 << 30, "/f", "/r", "a1" * 20, config=CONFIG, digests=DIGESTS
     )
-    seen = Examined(host, facts, hardware, 0.012, "/usr/bin/python3", Need(host, held.source), held)
+    seen = Examined(host, facts, Clock(0.004, 0.02), 0.012, "/usr/bin/python3", Need(host, held.source), held)
     return change(seen, **changes)
 
 
@@ -73,11 +73,12 @@ def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
         user="studio",
         home="/Users/studio",
         disk_free=900 << 30,
-        memory=128 << 30,
+        hardware=HardwareFacts(memory=128 << 30, wired_limit=0, rdma="disabled"),
+        version="0.1.0",
         pythons=(Python("/opt/homebrew/bin/python3", (3, 12, 9)),),
         launchd=True,
         sudo=True,
-        installed={f"launchd:{name}": Installed("d", True)},
+        installed={f"launchd:{name}": InstalledService("d", True)},
         folder=True,
         current=RELEASE,
         releases=(Release(name, RELEASE, ENVIRONMENT),),
@@ -86,10 +87,11 @@ def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
         token_mode="-rw-------",
         serving=Serving(815, RELEASE, True),
     )
-    hardware = HardwareFacts(wired_limit=0, rdma="disabled", version="0.1.0", clock=Clock(-0.003, 0.02))
     held = Held("mlx-community/Qwen3-8bit", "complete", 32 << 30, "/f", "/r", "b2" * 20, config=CONFIG, digests=DIGESTS)
     reach = {"169.254.150.103 22": 0}
-    seen = Examined(host, facts, hardware, 0.015, "/opt/homebrew/bin/python3", Need(host, held.source), held, reach)
+    seen = Examined(
+        host, facts, Clock(-0.003, 0.02), 0.015, "/opt/homebrew/bin/python3", Need(host, held.source), held, reach
+    )
     return change(seen, **changes)
 
 
@@ -98,8 +100,7 @@ def change(seen: Any, host: Any = None, facts: Any = None, hardware: Any = None,
     return replace(
         seen,
         host=replace(seen.host, **(host or {})),
-        facts=replace(seen.facts, **(facts or {})),
-        hardware=replace(seen.hardware, **(hardware or {})),
+        facts=replace(seen.facts, hardware=replace(seen.facts.hardware, **(hardware or {})), **(facts or {})),
         **changes,
     )
 

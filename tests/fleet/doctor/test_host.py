@@ -7,10 +7,12 @@ import pytest
 
 from disagg.errors import FleetError
 from disagg.fleet.doctor.host import findings
-from disagg.fleet.facts.hardware import GPU, parse
+from disagg.fleet.facts.hardware import HardwareFacts, parse_hardware
 from disagg.fleet.facts.host import Python, Serving, Systemd
+from disagg.fleet.facts.probe import ProbeOutput
 from disagg.fleet.models.inventory import Held
 from disagg.fleet.models.sources import Need
+from disagg.nvidia import GPU
 from tests.fleet.doctor.patients import FLEET, RELEASE, TOKEN, mac, spark, status
 
 GIB = 1 << 30
@@ -32,7 +34,7 @@ def only(seen: Any, health: str = "healthy", **changes: Any) -> Any:
 
 
 def test_hosts_in_good_health_have_nothing_but_short_lines() -> None:
-    for seen in (spark(), mac(), mac("mac-studio-1", facts={"memory": 512 * GIB})):
+    for seen in (spark(), mac(), mac("mac-studio-1", hardware={"memory": 512 * GIB})):
         assert ill(seen) == []
         assert all(len(one.text) < 64 for one in found(seen))
 
@@ -155,7 +157,7 @@ def test_a_prefill_host_on_the_cpu_needs_no_card() -> None:
 
 
 def test_a_model_over_the_wired_limit_is_a_warning_with_both_ways_to_raise_it() -> None:
-    seen = mac(facts={"memory": 128 * GIB}, hardware={"wired_limit": 49152})
+    seen = mac(hardware={"memory": 128 * GIB, "wired_limit": 49152})
     check, level, text, hint = only(seen)
     assert (check, level) == ("wired limit", "warning")
     assert text == "the GPU may wire 48 GiB, and qwen3-coder:30b with max_kv_bytes takes 64 GiB"
@@ -166,7 +168,7 @@ def test_a_model_over_the_wired_limit_is_a_warning_with_both_ways_to_raise_it() 
 def test_zero_means_three_quarters_of_memory() -> None:
     (line,) = (one.text for one in found(mac()) if one.check == "wired limit")
     assert line == "96 GiB (macOS' own)"
-    assert ill(mac(facts={"memory": 80 * GIB}))[0][:2] == ("wired limit", "warning")
+    assert ill(mac(hardware={"memory": 80 * GIB}))[0][:2] == ("wired limit", "warning")
 
 
 def test_a_limit_that_was_not_set_after_the_reboot_is_named_with_its_daemon() -> None:
@@ -176,7 +178,7 @@ def test_a_limit_that_was_not_set_after_the_reboot_is_named_with_its_daemon() ->
 
 
 def test_a_model_that_no_limit_makes_fit_needs_a_smaller_kv_cache() -> None:
-    seen = mac(facts={"memory": 64 * GIB})
+    seen = mac(hardware={"memory": 64 * GIB})
     seen = replace(seen, model=replace(seen.model, bytes=40 * GIB))
     text = next(one for one in ill(seen) if one[0] == "wired limit")
     assert "max_kv_bytes = " in text[3]
@@ -255,16 +257,16 @@ def test_a_server_that_failed_says_why() -> None:
 
 
 def test_a_server_that_is_denied_the_local_network_is_told_from_a_broken_link() -> None:
-    check, level, text, hint = only(mac(hardware={"errno_65": 7}))
+    check, level, text, hint = only(mac(facts={"errno_65": 7}))
     assert (check, level) == ("local network", "fault")
     assert "Local Network Privacy denies them to the server" in text and "7 times" in text
     assert "System Settings > Privacy & Security > Local Network" in hint
-    check, level, text, hint = only(mac(hardware={"errno_65": 7}, reach={"169.254.150.103 22": 65}))
+    check, level, text, hint = only(mac(facts={"errno_65": 7}, reach={"169.254.150.103 22": 65}))
     assert text == "no route from here to 169.254.150.103 (errno 65)" and "ping" in hint
 
 
 def test_a_plain_process_that_is_denied_the_network_is_to_become_a_daemon() -> None:
-    seen = mac(host={"service": "process"}, hardware={"errno_65": 1})
+    seen = mac(host={"service": "process"}, facts={"errno_65": 1})
     assert 'service = "launchd" in [hosts.mac-studio-2]' in only(seen)[3]
 
 
@@ -273,21 +275,29 @@ def test_what_could_not_be_read_is_told() -> None:
     assert only(seen)[:2] == ("probe", "fault")
 
 
-# what the script prints
+# what the probe prints
+
+
+def printed(*lines: str) -> HardwareFacts:
+    return parse_hardware(ProbeOutput.parse("x", "\n".join((*lines, "end\n"))))
 
 
 def test_nvidia_smi_of_a_gb10_has_no_memory_and_no_ecc() -> None:
-    text = "available\t104857600\nsmi\t/usr/bin/nvidia-smi\ngpu\tNVIDIA GB10, 580.95.05, [N/A], [N/A], [N/A], 41\nend\n"
-    hardware = parse("x", text)
-    assert hardware.gpus == (GPU("NVIDIA GB10", "580.95.05", temperature=41),)
+    hardware = printed("available\t104857600", "gpu\tNVIDIA GB10, 580.95.05, [N/A], [N/A], [N/A], 41, 7")
+    assert hardware.gpus == (GPU("NVIDIA GB10", "580.95.05", temperature=41, utilisation=0.07),)
     assert hardware.available == 100 * GIB
 
 
 def test_nvidia_smi_of_a_server_card_has_both() -> None:
-    text = "gpu\tNVIDIA H100 80GB HBM3, 580.82.07, 81559, 81079, 2, 35\nend\n"
-    assert parse("x", text).gpus == (GPU("NVIDIA H100 80GB HBM3", "580.82.07", 81559 << 20, 81079 << 20, 2, 35),)
+    hardware = printed("gpu\tNVIDIA H100 80GB HBM3, 580.82.07, 81559, 81079, 2, 35, 0")
+    assert hardware.gpus == (GPU("NVIDIA H100 80GB HBM3", "580.82.07", 81559 << 20, 81079 << 20, 2, 35, 0.0),)
 
 
-def test_a_script_that_did_not_end_is_an_error() -> None:
+def test_the_reason_that_nvidia_smi_prints_is_kept() -> None:
+    assert printed("smi_failed\t9\tno devices were found").smi_failed == "no devices were found"
+    assert printed("smi_failed\t124\t").smi_failed == "exit code 124"
+
+
+def test_a_probe_that_did_not_end_is_an_error() -> None:
     with pytest.raises(FleetError, match="ended early"):
-        parse("x", "available\t1\n")
+        ProbeOutput.parse("x", "available\t1\n")

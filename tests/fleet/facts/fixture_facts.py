@@ -11,6 +11,7 @@ from disagg.fleet.deploy.release import Desired, Here, desired
 from disagg.fleet.deploy.requirements import Needed
 from disagg.fleet.deploy.steps import Plan
 from disagg.fleet.facts.host import HostFacts, parse
+from disagg.fleet.facts.probe import ProbeOutput
 
 FOLDER = Path(__file__).with_name("facts")
 NEEDS = Needed(
@@ -26,7 +27,7 @@ NEEDS = Needed(
 
 
 def facts(name: str, host: str = "dgx-spark-1", **changes: Any) -> HostFacts:
-    return replace(parse(host, (FOLDER / f"{name}.facts").read_text()), **changes)
+    return replace(parse(host, ProbeOutput.parse(host, (FOLDER / f"{name}.facts").read_text())), **changes)
 
 
 def spark(**changes: Any) -> Host:

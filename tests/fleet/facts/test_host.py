@@ -12,9 +12,8 @@ import pytest
 
 from disagg.errors import FleetError
 from disagg.fleet.facts.host import (
-    PROBE,
     HostFacts,
-    Installed,
+    InstalledService,
     Python,
     Release,
     Serving,
@@ -22,15 +21,21 @@ from disagg.fleet.facts.host import (
     parse,
     read_host_facts,
 )
+from disagg.fleet.facts.probe import ProbeOutput, script
 from disagg.fleet.machine.local import LocalMachine
+from disagg.nvidia import GPU
 from tests.fleet.facts.fixture_facts import facts, spark
+
+
+def parsed(host: str, text: str) -> HostFacts:
+    return parse(host, ProbeOutput.parse(host, text))
 
 
 def probed(home: Path, *argv: str, shell: str = "sh", path: str = "/usr/bin:/bin") -> HostFacts:
     environment = {"HOME": str(home), "PATH": path}
     done = subprocess.run(
         [shell, "-s", "--", *(argv or ("h", ""))],
-        input=PROBE.read_text(),
+        input=script("host.sh"),
         capture_output=True,
         text=True,
         env=environment,
@@ -38,17 +43,17 @@ def probed(home: Path, *argv: str, shell: str = "sh", path: str = "/usr/bin:/bin
         check=True,
     )
     assert done.stderr == ""
-    return parse((argv or ("h",))[0], done.stdout)
+    return parsed((argv or ("h",))[0], done.stdout)
 
 
 def test_a_spark_is_read_whole() -> None:
     found = facts("spark_deployed")
     assert (found.os, found.arch, found.user, found.home) == ("Linux", "aarch64", "nvidia", "/home/nvidia")
-    assert found.memory == 125829120 * 1024 and found.disk_free == 3565158400 * 1024
-    assert found.gpus == (("NVIDIA GB10", "580.95.05"),)
+    assert found.hardware.memory == 125829120 * 1024 and found.disk_free == 3565158400 * 1024
+    assert found.hardware.gpus == (GPU("NVIDIA GB10", "580.95.05", temperature=41, utilisation=0.0),)
     assert found.pythons == (Python("/usr/bin/python3.12", (3, 12, 3)),)
     assert found.systemd == Systemd(255, usable=True, linger=True)
-    assert found.installed == {"systemd": Installed("aaaa", True)}
+    assert found.installed == {"systemd": InstalledService("aaaa", True)}
     assert found.own_releases == {"1" * 16, "2" * 16}
     assert Release("other", "3" * 16, "c" * 16) in found.releases
     assert found.environment_of("2" * 16) == "b" * 16
@@ -70,13 +75,13 @@ def test_a_broken_off_deployment_is_seen() -> None:
 
 def test_output_that_ends_early_is_an_error_that_points_at_login_scripts() -> None:
     with pytest.raises(FleetError, match="ended early") as caught:
-        parse("h", "machine\tLinux\n")
+        parsed("h", "machine\tLinux\n")
     assert ".bashrc" in caught.value.hint
 
 
 def test_lines_of_another_version_of_the_probe_do_no_harm() -> None:
     text = "future\tx\nmachine\tLinux\nhome\t/h\t1\textra\npython\t0\tnonsense\t1\t/p\ndisk\t\nend\n"
-    found = parse("h", text)
+    found = parsed("h", text)
     assert (found.os, found.home, found.pythons, found.disk_free) == ("", "/h", (), None)
 
 
@@ -84,7 +89,7 @@ def test_lines_of_another_version_of_the_probe_do_no_harm() -> None:
 def test_the_probe_runs_in_plain_shells_and_changes_nothing(tmp_path: Path, shell: str) -> None:
     found = probed(tmp_path, shell=shell)
     assert (found.os, found.home, found.writable) == ("Linux", str(tmp_path), True)
-    assert found.disk_free and found.memory
+    assert found.disk_free and found.hardware.memory
     assert (found.current, found.releases, found.folder) == ("", (), False)
     assert list(tmp_path.iterdir()) == []
 

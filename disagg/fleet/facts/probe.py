@@ -1,0 +1,79 @@
+"""Run a probe: a POSIX script that prints lines of tab-separated fields, the first the line's kind, "end" last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from disagg.errors import FleetError
+from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.output import last_lines
+
+_FOLDER = Path(__file__).parent
+
+
+def script(name: str) -> str:
+    """The text of a probe, with the functions that all probes share."""
+    return "".join((_FOLDER / file).read_text(encoding="utf-8") for file in ("probe.sh", name))
+
+
+def run_probe(
+    machine: Machine,
+    name: str,
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    environment: Mapping[str, str] | None = None,
+) -> ProbeOutput:
+    """Run a probe on a machine. Raises HostUnreachable, or FleetError if the script fails or does not reach its end."""
+    result = machine.run(argv, script=script(name), environment=environment, timeout=timeout)
+    if not result.ok:
+        reason = last_lines(result.stderr or result.stdout, 3) or f"exit code {result.code}"
+        raise FleetError(f"{machine.name}: {name} failed there: {reason}", f"disagg ssh {machine.name}")
+    return ProbeOutput.parse(machine.name, result.stdout)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOutput:
+    """A probe's lines, split into fields. Kinds that the caller does not read are ignored."""
+
+    lines: tuple[tuple[str, ...], ...]
+
+    @staticmethod
+    def parse(host: str, text: str) -> ProbeOutput:
+        """Raises FleetError if the "end" line is missing."""
+        lines = tuple(tuple(line.split("\t")) for line in text.split("\n"))
+        if ("end",) not in lines:
+            raise FleetError(
+                f"{host}: its facts cannot be read: the probe ended early",
+                "a login script on that machine may print or exit: look at its ~/.profile, ~/.bashrc, ~/.zshenv",
+            )
+        return ProbeOutput(lines)
+
+    def all(self, kind: str, width: int) -> Iterator[tuple[str, ...]]:
+        """The first `width` fields of all lines of a kind; shorter lines are skipped."""
+        return (line[1 : width + 1] for line in self.lines if line[0] == kind and len(line) > width)
+
+    def first(self, kind: str, width: int) -> tuple[str, ...]:
+        """The first such line, or empty fields if there is none."""
+        return next(self.all(kind, width), ("",) * width)
+
+    def text(self, kind: str) -> str:
+        """The field of the first line of a kind, "" if there is none."""
+        return self.first(kind, 1)[0]
+
+    def has(self, kind: str) -> bool:
+        """Whether there is a line of this kind."""
+        return any(line[0] == kind for line in self.lines)
+
+
+def number(text: str) -> int | None:
+    """A decimal number, None for anything else."""
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def kib(text: str) -> int | None:
+    """KiB as bytes."""
+    value = number(text)
+    return None if value is None else value << 10

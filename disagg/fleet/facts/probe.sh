@@ -1,0 +1,53 @@
+# What all probes share: put before each of them. POSIX sh, as of dash and macOS.
+
+LC_ALL=C
+PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/homebrew/bin
+export LC_ALL PATH
+tab=$(printf '\t')
+newline='
+'
+
+say() { # kind, fields: one line
+    kind=$1
+    shift
+    printf '%s' "$kind"
+    for field in "$@"; do
+        case $field in
+            *"$tab"* | *"$newline"*) field=$(printf '%s' "$field" | tr '\t\n' '  ') ;;
+        esac
+        printf '\t%s' "$field"
+    done
+    printf '\n'
+}
+
+if command -v sha256sum >/dev/null 2>&1; then sum=sha256sum; else sum='shasum -a 256'; fi
+
+digest() {
+    $sum <"$1" 2>/dev/null | cut -c1-64
+}
+
+runs() { # host, pid, a word of its command line: whether it is a process of this host, not of another with the same pid
+    kill -0 "$2" 2>/dev/null || return 1
+    case $(ps -ww -p "$2" -o stat= -o args= 2>/dev/null) in
+        Z*) return 1 ;;
+        *"$3"*"/hosts/$1" | *"$3"*"/hosts/$1/"*) return 0 ;;
+    esac
+    return 1
+}
+
+say_server() { # host: its releases, its token, its server
+    for link in current previous; do
+        if test -L "$HOME/.disagg/hosts/$1/$link"; then
+            say "$link" "$(basename "$(readlink "$HOME/.disagg/hosts/$1/$link")")"
+        fi
+    done
+    token=$HOME/.disagg/hosts/$1/token
+    if test -f "$token"; then say token "$(digest "$token")" "$(ls -ld "$token" 2>/dev/null | cut -c1-10)"; fi
+    if test -f "$HOME/.disagg/hosts/$1/serving"; then
+        read -r pid release <"$HOME/.disagg/hosts/$1/serving"
+        alive=0
+        if runs "$1" "$pid" ""; then alive=1; fi
+        say serving "$pid" "$release" "$alive"
+    fi
+}
+
