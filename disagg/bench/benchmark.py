@@ -205,9 +205,7 @@ def _local_roles(fleet: Fleet, model: str) -> list[str]:
     """Roles whose only host is this machine: the power read here is theirs. A simulated host's is not."""
     hosts = {role: fleet.serving(model, role) for role in ("prefill", "decode")}
     return [
-        role
-        for role, found in hosts.items()
-        if [(host.connector, host.simulated) for host in found] == [("local", False)]
+        role for role, found in hosts.items() if [(host.local, host.simulated) for host in found] == [(True, False)]
     ]
 
 

@@ -33,7 +33,7 @@ def trust(
 
     codes: set[int] = set()
     for host in settings(context).fleet().select(hosts or ()):
-        if host.connector == "local":
+        if host.local:
             stdout().print(f"{host.name}: this machine, no key needed")
             continue
         try:

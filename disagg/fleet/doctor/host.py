@@ -24,7 +24,7 @@ def findings(seen: Examined, model: Model, status: HostStatus | None, token: str
     return [
         ok(
             "ssh",
-            f"{seen.latency * 1e3:.0f} ms as {seen.facts.user}" if seen.host.connector == "ssh" else "this machine",
+            f"{seen.latency * 1e3:.0f} ms as {seen.facts.user}" if not seen.host.local else "this machine",
         ),
         *_python(seen),
         *disk(seen),
@@ -43,7 +43,7 @@ def findings(seen: Examined, model: Model, status: HostStatus | None, token: str
 
 def _python(seen: Examined) -> Iterator[Finding]:
     facts, host = seen.facts, seen.host
-    if host.connector == "local":
+    if host.local:
         return
     if deployed := deployed_python(facts):
         yield ok("python", f"env {deployed.split('/')[-3][:8]}")
@@ -88,7 +88,7 @@ def _model(seen: Examined, model: Model) -> Iterator[Finding]:
 
 def _service(seen: Examined) -> Iterator[Finding]:
     facts, host = seen.facts, seen.host
-    if host.connector == "local":
+    if host.local:
         return
     otherwise = f'service = "process" in [hosts.{host.name}]'
     if host.service == "systemd":
@@ -116,7 +116,7 @@ def _service(seen: Examined) -> Iterator[Finding]:
 
 def _token(seen: Examined, token: str | None) -> Iterator[Finding]:
     facts, deploy = seen.facts, f"disagg deploy --host {seen.host.name}"
-    if seen.host.connector == "local" or not facts.current or token is None:
+    if seen.host.local or not facts.current or token is None:
         return
     if not facts.token_digest:
         yield fault("token", "the fleet's token is not there", deploy)
@@ -137,7 +137,7 @@ def _token(seen: Examined, token: str | None) -> Iterator[Finding]:
 
 def _server(seen: Examined, status: HostStatus | None) -> Iterator[Finding]:
     facts, host = seen.facts, seen.host
-    if host.connector == "ssh" and not facts.current:
+    if not host.local and not facts.current:
         yield warning("disagg", "nothing is deployed", f"disagg deploy --host {host.name}")
         return
     serving = facts.serving

@@ -96,7 +96,7 @@ def versions(hosts: Sequence[Examined], statuses: Mapping[str, HostStatus]) -> I
 
 def clocks(hosts: Sequence[Examined]) -> Iterator[Finding]:
     """Whether the hosts' clocks agree. Where all are off by the same, it is this machine's that is wrong."""
-    seen = {one.host.name: one for one in hosts if one.clock is not None and one.host.connector != "local"}
+    seen = {one.host.name: one for one in hosts if one.clock is not None and not one.host.local}
     if not seen:
         return
     ahead = {name: one.clock.ahead for name, one in seen.items() if one.clock is not None}

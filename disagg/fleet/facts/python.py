@@ -28,7 +28,7 @@ exec "$python" -I -c 'import os; exec(os.environ.pop("DISAGG_PROGRAM"))' "$@"
 
 def python_on(host: Host, facts: HostFacts) -> str | None:
     """A python to run programs with: the deployed one, else any that is new enough; None where there is none."""
-    if host.connector == "local":
+    if host.local:
         return sys.executable
     if deployed := deployed_python(facts):
         return deployed

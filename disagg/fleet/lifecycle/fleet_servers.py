@@ -101,13 +101,13 @@ class FleetServers:
         `NAME on HOST`.
         """
         hosts = self.fleet.select(names)
-        other_fleets = self.state.others() if everything and any(host.connector == "local" for host in hosts) else []
+        other_fleets = self.state.others() if everything and any(host.local for host in hosts) else []
         return self._stop_own(hosts, names, everything) + [
             result for state in other_fleets for result in self._stop_other_fleet(state)
         ]
 
     def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], everything: bool) -> list[ServerResult]:
-        if not any(host.connector != "local" for host in hosts) and not self.state.exists():
+        if all(host.local for host in hosts) and not self.state.exists():
             return [ServerResult(host.name, "not running") for host in hosts]
         with self.state.locked("stop"):
             results = self._all(hosts, self._stop)
@@ -148,7 +148,7 @@ class FleetServers:
 
     def _prepare(self, hosts: Sequence[Host]) -> None:
         """What must be there before any server is touched."""
-        if any(host.connector == "local" for host in hosts):
+        if any(host.local for host in hosts):
             self.state.prepare(self.fleet)
         elif not self.state.has_token():
             raise ConfigError(
@@ -185,7 +185,7 @@ class FleetServers:
 
     @contextmanager
     def _server(self, host: Host) -> Iterator[Server]:
-        if host.connector == "local":
+        if host.local:
             yield LocalServer(self.fleet, host, self.state, self.argv, self.grace_s)
             return
         server = DeployedServer(host, self.connect(host))
@@ -282,7 +282,7 @@ class FleetServers:
         except HostUnreachable:
             raise
         except FleetError:
-            if server.host.connector == "local":  # its record is damaged: it may run
+            if server.host.local:  # its record is damaged: it may run
                 raise
             # Nothing is deployed there: then nothing runs.
             return ServerResult(server.host.name, "not running")
@@ -326,7 +326,7 @@ class FleetServers:
             finally:
                 machine.close()
 
-        outcomes = each([host for host in hosts if host.connector != "local"], stop)
+        outcomes = each([host for host in hosts if not host.local], stop)
         # A machine that does not answer has a failed result of its own already.
         return [result for outcome in outcomes for result in outcome.value or ()]
 
@@ -346,7 +346,7 @@ def _or_back(hint: str, host: Host) -> str:
 
 def _undecided(host: Host, status: HostStatus) -> bool:
     """Whether the server may still come up, its process being alive."""
-    return status.state in _UNDECIDED or (host.connector != "local" and status.state in _UNSEEN)
+    return status.state in _UNDECIDED or (not host.local and status.state in _UNSEEN)
 
 
 def _slow(host: Host, status: HostStatus, seconds: float) -> FleetError:

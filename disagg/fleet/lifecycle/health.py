@@ -144,7 +144,7 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
         hint = "put the same token file on both machines, or stop a server that another fleet file started"
         return replace(blank, state="unauthorised", why=why, hint=hint)
     if answer is None or "status" not in answer:
-        holder = f": {local.port_holder(host.port)}" if host.connector == "local" else ""
+        holder = f": {local.port_holder(host.port)}" if host.local else ""
         return replace(
             blank,
             state="foreign",
@@ -199,7 +199,7 @@ def _judge(status: HostStatus, host: Host, state: State, answer: Mapping[str, An
 def _silent(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
     """The state of a host that gave no HTTP answer."""
     try:
-        recorded = _recorded(blank, host, state, error, timeout_s) if host.connector == "local" else None
+        recorded = _recorded(blank, host, state, error, timeout_s) if host.local else None
     except FleetError as damaged:  # what is remembered of this host is no trouble of the others
         return replace(blank, state="failed", why=damaged.message, hint=damaged.hint)
     return recorded or _unanswered(blank, host, error, timeout_s)
@@ -254,13 +254,13 @@ def _start_command(host: Host, verb: str) -> str:
 
 
 def _supervised(host: Host) -> Literal["", "crash", "crash, reboot"]:
-    if host.connector == "local":
+    if host.local:
         return ""
     return "crash" if host.service == "process" else "crash, reboot"
 
 
 def _log(host: Host, state: State) -> str:
-    return str(state.log_file(host.name)) if host.connector == "local" else f"disagg logs --host {host.name}"
+    return str(state.log_file(host.name)) if host.local else f"disagg logs --host {host.name}"
 
 
 def _flag_skew(statuses: Sequence[HostStatus]) -> list[HostStatus]:
@@ -287,7 +287,7 @@ def _remarked(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
         if not status.ok:
             return status
         host = fleet.hosts[status.host]
-        deployed = host.connector != "local"
+        deployed = not host.local
         parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
         other = [what for there, here, what in parts if there is not None and there != here]
         if not other:

@@ -221,7 +221,7 @@ class _Follower:
 
 
 def _path(host: Host, state: State) -> str:
-    if host.connector == "local":
+    if host.local:
         return str(state.log_file(host.name))
     return f"~/.disagg/hosts/{host.name}/logs/server.log"
 

@@ -61,7 +61,7 @@ def here(name: str) -> Place:
 
 def at(host: Host) -> Place:
     """A host of the fleet. HostUnreachable where it cannot be reached, FleetError where nothing is deployed there."""
-    if host.connector == "local":
+    if host.local:
         argv, environment = python_command(host.python)
         return Place(LocalMachine(host.name), tuple(argv), environment, host.kv_address)
     reached = machine_for(host)

@@ -58,7 +58,7 @@ class Held:
 
 def cache_of(host: Host) -> str:
     """The hub's cache on a host; "" where its environment says it."""
-    return "" if host.connector == "local" else SERVICES_CACHE
+    return "" if host.local else SERVICES_CACHE
 
 
 def held(machine: Machine, python: str, host: Host, sources: Sequence[str]) -> dict[str, Held]:

@@ -170,7 +170,7 @@ class Models:
             if outcome.value is None:
                 raise outcome.error or FleetError(f"{host.name}: its facts cannot be read")
             python = python_on(host, outcome.value) or ""
-            hub = python if host.connector == "local" else deployed_python(outcome.value) or ""
+            hub = python if host.local else deployed_python(outcome.value) or ""
             there = held(self.machine(host), python, host, sources) if python else {}
             reader = readers.get((same_machine(host.address), needs[host.name].source), "")
             return Stock(needs[host.name], there, python, hub, reader)

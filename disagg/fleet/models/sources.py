@@ -31,7 +31,7 @@ def need(fleet: Fleet, host: Host, facts: HostFacts) -> Need:
     model, engine = fleet.models[host.model], host.engine.name
     if (written := model.written.get(engine, "")).startswith("~/"):
         return Need(host, written)
-    if host.connector == "local":
+    if host.local:
         return Need(host, model.sources[engine])
     found = source(fleet, host, facts.layout)
     if isinstance(found, Refusal):

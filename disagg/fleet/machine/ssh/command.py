@@ -20,7 +20,7 @@ def ssh_command(host: Host, command: Sequence[str] = (), *, terminal: bool = Fal
     goes before that. terminal: give the command one too, so that sudo can ask for a password. UsageError for a host
     that is this machine.
     """
-    if host.connector == "local":
+    if host.local:
         raise UsageError(f'{host.name} is this machine: its connector is "local"', "you are there already")
     settings = settings_for(host)
     argv = ["ssh", "-l", settings.user, "-p", str(settings.port)]
