@@ -1,0 +1,82 @@
+"""The rooms tables of docs/architecture.md against the imports of the code."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "architecture.md"
+EVERYWHERE = {"errors", "version"}  # every room may import them, and the tables leave them out
+MOST_ARROWS = {"fleet": 30, "engines": 15}
+MOST_FILES = 13
+LARGER = {"servers": 17, "config": 14}  # folders that have more files than that; this list only shrinks
+
+Rooms = dict[str, set[str]]  # room -> the rooms it imports, in the order of the floors
+
+
+@cache
+def imports() -> grimp.ImportGraph:
+    return grimp.build_graph("disagg")
+
+
+def rooms_of(parent: str) -> Rooms:
+    """The folders and modules directly in disagg/`parent`, with what they import of each other."""
+    package = ".".join(filter(None, ("disagg", parent)))
+    children = imports().find_children(package)
+    rooms: Rooms = {child.removeprefix(f"{package}."): set() for child in children}
+    for module in imports().find_descendants(package):
+        for imported in imports().find_modules_directly_imported_by(module):
+            if imported.startswith(f"{package}."):
+                importer, room = (name.removeprefix(f"{package}.").split(".")[0] for name in (module, imported))
+                rooms[importer] |= {room} - {importer}
+    return {room: imported - EVERYWHERE for room, imported in rooms.items() if not room.startswith("__")}
+
+
+def documented_rooms(parent: str) -> Rooms:
+    """The rows of the table `| room | what it knows | imports |` whose rooms are in disagg/`parent`."""
+    rooms: Rooms = {}
+    for path, cell in re.findall(r"^\| `disagg/([\w/]+?)(?:/|\.py)` \|.*\| (.*?) \|$", DOCUMENT.read_text(), re.M):
+        folder, _, room = path.rpartition("/")
+        if folder == parent:
+            rooms[room] = set(re.findall(r"\w+", cell))
+    return rooms
+
+
+@pytest.mark.parametrize("parent", ["", "fleet", "engines"])
+def test_the_table_names_every_room_with_what_it_imports(parent: str) -> None:
+    documented = documented_rooms(parent)
+    actual = rooms_of(parent)
+    assert {room: documented.get(room) for room in sorted(actual)} == {room: actual[room] for room in sorted(actual)}
+    assert set(documented) == set(actual)
+
+
+@pytest.mark.parametrize("parent", ["", "fleet", "engines"])
+def test_a_room_imports_only_rooms_further_down_in_the_table(parent: str) -> None:
+    floors = list(documented_rooms(parent))
+    upward = [
+        f"{room} -> {imported}"
+        for room, targets in rooms_of(parent).items()
+        for imported in targets
+        if floors.index(imported) <= floors.index(room)
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("parent", MOST_ARROWS)
+def test_few_arrows_join_the_rooms(parent: str) -> None:
+    arrows = sum(map(len, rooms_of(parent).values()))
+    assert arrows <= MOST_ARROWS[parent]
+
+
+def test_no_folder_is_a_heap() -> None:
+    folders = [folder for folder in (ROOT / "disagg").rglob("*") if folder.is_dir()]
+    files = {
+        folder.relative_to(ROOT / "disagg").as_posix(): len([path for path in folder.glob("*.py") if path.stem[0] != "_"])
+        for folder in folders
+    }
+    assert {folder: count for folder, count in files.items() if count > LARGER.get(folder, MOST_FILES)} == {}
