@@ -76,7 +76,9 @@ def test_few_arrows_join_the_rooms(parent: str) -> None:
 def test_no_folder_is_a_heap() -> None:
     folders = [folder for folder in (ROOT / "disagg").rglob("*") if folder.is_dir()]
     files = {
-        folder.relative_to(ROOT / "disagg").as_posix(): len([path for path in folder.glob("*.py") if path.stem[0] != "_"])
+        folder.relative_to(ROOT / "disagg").as_posix(): len(
+            [path for path in folder.glob("*.py") if path.stem[0] != "_"]
+        )
         for folder in folders
     }
     assert {folder: count for folder, count in files.items() if count > LARGER.get(folder, MOST_FILES)} == {}
