@@ -19,29 +19,45 @@ class InvalidValue(ValueError):
 
 
 class Contract(msgspec.Struct, frozen=True):
-    """A frozen value with a JSON form. Fields that a peer sends and this version does not know are ignored, so that
-    hosts of two versions can read each other's health; request bodies forbid them."""
+    """A frozen value with a JSON form. Reading ignores unknown fields, so that hosts of two versions can read each
+    other's health; request bodies forbid them."""
 
     def to_json(self) -> dict[str, Any]:
         """The value as JSON types."""
         body: dict[str, Any] = msgspec.to_builtins(self)
         return body
 
+    def to_bytes(self) -> bytes:
+        """The value as JSON text, in UTF-8."""
+        return msgspec.json.encode(self)
+
     @classmethod
     def from_json(cls, body: Any) -> Self:
-        """The value that `to_json` described; InvalidValue if it does not fit."""
+        """The value that `to_json` returned. Raises InvalidValue if the body does not fit the type."""
         try:
             return msgspec.convert(body, cls, strict=True)
         except msgspec.ValidationError as error:
             raise InvalidValue(_one_line(str(error), body)) from None
 
     @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The value that `to_bytes` returned. Raises InvalidValue if it is not JSON or does not fit the type."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.ValidationError as error:
+            raise InvalidValue(_one_line(str(error), _untyped(data))) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidValue(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
+
+    @classmethod
     def received(cls, body: Any, sender: str) -> Self:
-        """`from_json` of what the server `sender` sent; ProtocolError if it does not fit."""
+        """`from_json` of an answer of the server `sender`. Raises ProtocolError if it does not fit the type."""
         try:
             return cls.from_json(body)
         except InvalidValue as error:
-            raise ProtocolError(f"{sender} sent a malformed {cls.__name__}: {error}", "see its version") from None
+            raise ProtocolError(
+                f"{sender} sent a malformed {cls.__name__}: {error}", "deploy the same version of disagg everywhere"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +90,32 @@ def _one_line(message: str, body: Any) -> str:
     reason, _, path = message.replace("`", "").partition(" - at ")
     place = path.removeprefix("$").removeprefix(".")
     reason = reason[:1].lower() + reason[1:]
-    if not place:
-        return reason
-    value = repr(_value_at(body, place))
-    shown = value if len(value) <= _MAX_QUOTED_CHARS else value[: _MAX_QUOTED_CHARS - 3] + "..."
-    return f"{place}: {reason} (got {shown})"
+    for prefix, short in _ABOUT_A_FIELD.items():
+        if reason.startswith(prefix):
+            place = ".".join(filter(None, (place, reason.removeprefix(prefix))))
+            return f"{place}: {short}"
+    return f"{place}: {reason} (got {_quoted(_value_at(body, place))})" if place else reason
 
 
-def _value_at(body: Any, place: str) -> Any:
-    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place):
+_ABOUT_A_FIELD = {"object contains unknown field ": "unknown field", "object missing required field ": "missing"}
+
+
+def _quoted(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_QUOTED_CHARS else text[: _MAX_QUOTED_CHARS - 3] + "..."
+
+
+def _untyped(data: bytes) -> Any:
+    """The JSON value, for the text of an error; None if it is nested too deeply to be read without a type."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _value_at(body: Any, path: str) -> Any:
+    """The value at a path like "messages[0].role"; None if there is none."""
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
         try:
             body = body[int(index)] if index else body[name] if isinstance(body, Mapping) else getattr(body, name)
         except (KeyError, IndexError, TypeError, AttributeError):

@@ -1,8 +1,10 @@
-"""The server-sent events of an answer: `slot`, `tokens`, `done`, `shipped`. `error` carries a DisaggError's JSON.
+"""The server-sent events of an answer.
 
 POST /decode    slot, tokens..., done
 POST /generate  tokens..., done
 POST /prefill   shipped
+
+Each stream may end with `error` instead.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import ClassVar, Final, Literal
 
 from disagg.api.base import Contract
 from disagg.api.requests import KVAddress
+from disagg.errors import DisaggError
 
 FinishReason = Literal["stop", "length"]
 ERROR: Final = "error"
@@ -97,8 +100,28 @@ class ShippedEvent(Contract, frozen=True, kw_only=True):
     exposed_transfer_s: float
 
 
+class ErrorEvent(Contract, frozen=True):
+    """A DisaggError: `code` is the name of its class, `hint` what to do about it."""
+
+    event: ClassVar[str] = ERROR
+    code: str
+    message: str
+    hint: str = ""
+
+    @classmethod
+    def of(cls, error: DisaggError) -> ErrorEvent:
+        """The event that reports this error."""
+        return cls(error.code(), error.message, error.hint)
+
+
+class ErrorAnswer(Contract, frozen=True):
+    """The body of an HTTP answer that is not 200."""
+
+    error: ErrorEvent
+
+
 Event = SlotEvent | TokensEvent | DoneEvent | ShippedEvent
 EVENTS: Final[Mapping[str, type[SlotEvent | TokensEvent | DoneEvent | ShippedEvent]]] = {
     kind.event: kind for kind in (SlotEvent, TokensEvent, DoneEvent, ShippedEvent)
 }
-"""The type of each event by its name on the wire."""
+"""The type of each event but `error`, by its name on the wire."""

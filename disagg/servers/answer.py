@@ -1,100 +1,55 @@
-"""From an engine's tokens to the events of one answer.
-
-``tokens`` {"text", "tokens": [{"id", "logprob", "top"}]} once per decode step, or for several that came together, then
-``done`` or ``error``.
-"""
+"""From an engine's decode steps to the `tokens` and `done` events of one answer."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.model.text import TextStream
-from disagg.errors import DeadlineExceeded, DisaggError
-from disagg.servers import logs
-from disagg.servers.sse import Event
-
-T = TypeVar("T")
-Step = tuple[Sequence[Token], DecodeTiming, float]
-"""The tokens of one decode step, the request's timing, and time.monotonic() when the engine had them."""
-
-
-async def within(work: Awaitable[T], deadline: float, otherwise: str) -> T:
-    """Await until `deadline` on time.monotonic(); DeadlineExceeded says what had not happened by then."""
-    try:
-        async with asyncio.timeout(deadline - time.monotonic()):
-            return await work
-    except TimeoutError:
-        raise DeadlineExceeded(f"{otherwise} by the request's deadline", "raise the timeout") from None
+from disagg.servers.feed import Step
 
 
 @dataclass(slots=True)
 class Answer:
-    """One answer as it grows."""
+    """One answer as it grows. first_at, last_at: time.monotonic() when the engine had its first and last token."""
 
     text: TextStream
     completion_tokens: int = 0
-    finish_reason: str = ""
-    timing: DecodeTiming | None = None
+    finish_reason: FinishReason | None = None
+    timing: DecodeTiming = field(default_factory=DecodeTiming)
     first_at: float = 0.0
     last_at: float = 0.0
 
-    async def events(self, steps: AsyncGenerator[Sequence[Step], None]) -> AsyncGenerator[Event, None]:
-        """The ``tokens`` events of these steps, one for those that came together, until the last token or a stop
-        string."""
-        async with aclosing(steps):
-            async for came in steps:
-                yield "tokens", self._event(came)
-                if self.finish_reason:
-                    return
+    @property
+    def decode_s(self) -> float:
+        return self.last_at - self.first_at
 
-    def done(self, prompt_tokens: int, timing: Mapping[str, float], computed: int, **extra: Any) -> Event:
-        """The closing event. `timing`: seconds on this host's clock; `computed`: prompt tokens this host ran."""
-        return "done", {
-            "finish_reason": self.finish_reason,
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "computed_prompt_tokens": computed,
-            "timing": {**timing, "decode_s": self.last_at - self.first_at},
-            **extra,
-        }
-
-    def _event(self, came: Sequence[Step]) -> dict[str, object]:
+    def add(self, steps: Sequence[Step]) -> TokensEvent:
+        """One event for these steps. Sets `finish_reason` at the last token or a stop string; later tokens are
+        dropped."""
         pieces: list[str] = []
-        sent: list[dict[str, object]] = []
-        for tokens, self.timing, self.last_at in came:
-            self.first_at = self.first_at or self.last_at
-            for token in tokens:
-                self._take(token, pieces, sent)
+        tokens: list[TokenLogprob] = []
+        for step in steps:
+            self.timing, self.last_at = step.timing, step.at
+            self.first_at = self.first_at or step.at
+            for token in step.tokens:
+                tokens.append(TokenLogprob(token.id, token.logprob, token.top))
+                pieces.append(self._text(token))
                 if self.finish_reason:
-                    return {"text": "".join(pieces), "tokens": sent}
-        return {"text": "".join(pieces), "tokens": sent}
+                    break
+            if self.finish_reason:
+                break
+        self.completion_tokens += len(tokens)
+        return TokensEvent("".join(pieces), tuple(tokens))
 
-    def _take(self, token: Token, pieces: list[str], sent: list[dict[str, object]]) -> None:
-        self.completion_tokens += 1
-        sent.append({"id": token.id, "logprob": token.logprob, "top": token.top})
-        pieces.append(self.text.push(token.id))
-        if not self.text.stopped and token.finish:
-            pieces.append(self.text.finish())
-            self.finish_reason = token.finish
+    def _text(self, token: Token) -> str:
+        """The text that became certain with this token."""
+        text = self.text.push(token.id)
         if self.text.stopped:
             self.finish_reason = "stop"
-
-
-async def with_errors(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """The same events; a failure becomes a closing ``error`` event, since the HTTP status has gone out."""
-    try:
-        async for event in events:
-            yield event
-    except DisaggError as error:
-        yield "error", error.to_json()
-    except Exception as error:  # noqa: BLE001 - whatever a bug raises, the caller must hear of it, and the log
-        logs.log.error("internal_error", exc_info=error)
-        yield "error", DisaggError("internal error in the server", "its log has the traceback").to_json()
-    finally:
-        await events.aclose()
+        elif token.finish:
+            text += self.text.finish()
+            self.finish_reason = "stop" if self.text.stopped else token.finish
+        return text

@@ -5,86 +5,94 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from disagg.engines.base import DecodeTiming, Token
 from disagg.errors import DeadlineExceeded
-from disagg.servers.answer import Step
+
+
+class Step(NamedTuple):
+    """The tokens of one decode step, the request's timing, and time.monotonic() when the engine had them."""
+
+    tokens: Sequence[Token]
+    timing: DecodeTiming
+    at: float
 
 
 class Handover:
-    """What an engine's thread has said and the event loop has not heard yet. Made on the event loop.
+    """What an engine's thread has queued for the event loop. Create it on the event loop.
 
-    Holds at most one entry per token of the requests that run, and so is bounded by their max_tokens.
+    Holds at most one entry per token of the running requests, and so is bounded by their max_tokens.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._said: deque[tuple[TokenFeed, Step | Exception]] = deque()
+        self._queue: deque[tuple[TokenFeed, Step | Exception]] = deque()
         self._waking = False
 
-    def put(self, feed: TokenFeed, said: Step | Exception) -> None:
-        """Leave something for `feed`; the event loop hears of it at the next flush."""
-        self._said.append((feed, said))
+    def put(self, feed: TokenFeed, item: Step | Exception) -> None:
+        """Queue an item for `feed`, which receives it at the next flush."""
+        self._queue.append((feed, item))
 
     def flush(self) -> None:
         """Wake the event loop, unless it is waking already. On any thread, after every step."""
-        if self._said and not self._waking:
+        if self._queue and not self._waking:
             self._waking = True
-            self._loop.call_soon_threadsafe(self._spread)
+            self._loop.call_soon_threadsafe(self._distribute)
 
-    def _spread(self) -> None:
-        self._waking = False  # first: whatever is put after the last look below wakes the loop anew
-        while self._said:
-            feed, said = self._said.popleft()
-            feed.hear(said)
+    def _distribute(self) -> None:
+        self._waking = False  # first: an item that is put after the loop below has ended wakes the event loop again
+        while self._queue:
+            feed, item = self._queue.popleft()
+            feed.receive(item)
 
 
 class TokenFeed:
-    """An engine Listener that hands the steps of one request to the event loop, through `handover`."""
+    """An engine Listener that passes the steps of one request to the event loop, through `handover`.
 
-    def __init__(self, handover: Handover) -> None:
+    Create it on the event loop. `deadline`: time.monotonic(), after which `steps` raises DeadlineExceeded.
+    """
+
+    def __init__(self, handover: Handover, deadline: float) -> None:
         self._handover = handover
         self._steps: list[Step] = []
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._received = asyncio.Event()
+        late = DeadlineExceeded("the answer was not complete by the request's deadline", "raise the timeout")
+        self._timer = asyncio.get_running_loop().call_later(deadline - time.monotonic(), self.receive, late)
 
     def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
-        """Heard at the next flush."""
-        self._handover.put(self, (tokens, timing, time.monotonic()))
+        """See Listener. The event loop receives the tokens at the next flush."""
+        self._handover.put(self, Step(tokens, timing, time.monotonic()))
 
     def on_error(self, error: Exception) -> None:
-        """Heard at once."""
+        """See Listener. The event loop receives the error at once."""
         self._handover.put(self, error)
         self.flush()
 
     def flush(self) -> None:
-        """Let what was said be heard, where no engine does that after each step."""
+        """Flush the handover, for an engine that does not do so after each step."""
         self._handover.flush()
 
-    def hear(self, said: Step | Exception) -> None:
+    def receive(self, item: Step | Exception) -> None:
         """On the event loop."""
-        if isinstance(said, Exception):
-            self._error = said
+        if isinstance(item, Exception):
+            self._error = item
         else:
-            self._steps.append(said)
-        self._news.set()
+            self._steps.append(item)
+        self._received.set()
 
-    async def steps(self, deadline: float) -> AsyncGenerator[Sequence[Step], None]:
-        """All steps that have come since the last look, until the last token; raises the engine's error, or
-        DeadlineExceeded (time.monotonic())."""
-        late = DeadlineExceeded("the answer was not complete by the request's deadline", "raise the timeout")
-        timer = asyncio.get_running_loop().call_later(deadline - time.monotonic(), self.hear, late)
-        try:
-            while True:
-                await self._news.wait()
-                self._news.clear()
-                came, self._steps = self._steps, []
-                if came:
-                    yield came
-                    if came[-1][0][-1].finish:
-                        return
-                if self._error is not None:
-                    raise self._error
-        finally:
-            timer.cancel()
+    async def steps(self) -> Sequence[Step]:
+        """All steps since the last call, at least one. Raises the engine's error after the steps before it."""
+        while not self._steps:
+            if self._error is not None:
+                raise self._error
+            self._received.clear()
+            await self._received.wait()
+        steps, self._steps = self._steps, []
+        return steps
+
+    def close(self) -> None:
+        """Stop the deadline's timer."""
+        self._timer.cancel()

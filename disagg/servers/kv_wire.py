@@ -56,7 +56,7 @@ class _Seen:
     ended: float  # time.monotonic()
 
 
-class SeenRates:
+class MeasuredRates:
     """The rates of recent transfers, by where they went: decode hosts of hosts.toml, a bounded number."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class SeenRates:
         self._links: dict[Address, deque[_Seen]] = {}
         self._behind: dict[Address, bool] = {}
 
-    def note(self, to: Address, timing: PrefillTiming, result: TransferResult) -> None:
+    def add(self, to: Address, timing: PrefillTiming, result: TransferResult) -> None:
         """Learn from a transfer that was acknowledged."""
         if timing.tokens >= RATED_TOKENS and timing.compute_s > 0:
             self._behind[to] = result.fell_behind

@@ -13,14 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from disagg.config import Fleet, Host, Model
 from disagg.engines.base import DecodeEngine, PrefillEngine
 from disagg.errors import ConfigError, FleetError, PortInUse
 from disagg.servers import logs
-from disagg.servers.app import Gate, build
-from disagg.servers.protocol import KEEP_ALIVE_S, BoundedProtocol
-from disagg.servers.service import Service
+from disagg.servers.http.app import build
+from disagg.servers.http.protocol import KEEP_ALIVE_S, BoundedProtocol
+from disagg.servers.service import AnyService
 from disagg.token import fleet_token
 
 DRAIN_S = 20
@@ -40,7 +41,7 @@ def serve(fleet: Fleet, host: Host) -> int:
     return 0
 
 
-def make_service(fleet: Fleet, host: Host) -> Service:
+def make_service(fleet: Fleet, host: Host) -> AnyService:
     """The service for the host's role, with its engine still to be loaded."""
     model = fleet.models[host.model]
     if "prefill" in host.roles:
@@ -97,9 +98,9 @@ def listen(host: Host) -> socket.socket:
     return listener
 
 
-async def _serve(service: Service, token: str, listener: socket.socket) -> None:
+async def _serve(service: AnyService, token: str, listener: socket.socket) -> None:
     """Load beside the HTTP server, so that /health says "loading"; stop both when either ends."""
-    server = _Server(service, Gate(build(service, token), token))
+    server = _Server(service, build(service, token))
     loading = asyncio.ensure_future(_load(service, server))
     try:
         await server.serve(sockets=[listener])
@@ -116,7 +117,7 @@ async def _serve(service: Service, token: str, listener: socket.socket) -> None:
     loading.result()
 
 
-async def _load(service: Service, server: uvicorn.Server) -> None:
+async def _load(service: AnyService, server: uvicorn.Server) -> None:
     began = time.monotonic()
     logs.info("loading", host=service.host.name, model=service.model.name, role=service.role)
     try:
@@ -130,7 +131,7 @@ async def _load(service: Service, server: uvicorn.Server) -> None:
 class _Server(uvicorn.Server):
     """uvicorn, which marks the service as draining once it is asked to stop."""
 
-    def __init__(self, service: Service, app: Gate) -> None:
+    def __init__(self, service: AnyService, app: ASGIApp) -> None:
         super().__init__(
             uvicorn.Config(
                 app,

@@ -1,4 +1,4 @@
-"""What the prefill and the decode server have in common: life cycle, health, status and counters."""
+"""What the prefill and the decode server have in common: life cycle, admission, health, status and counters."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import psutil
-from starlette.requests import Request
-from starlette.routing import Route
+from msgspec import structs
 
-from disagg.api.requests import Messages
+from disagg.api.events import Event
+from disagg.api.requests import Messages, PromptBody
 from disagg.api.sampling import Sampling
+from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, Role, Status
 from disagg.config import Fleet, Host, Model, served_digest
-from disagg.engines.base import EngineInfo
-from disagg.engines.model.text import PromptTokenizer
+from disagg.engines.base import DecodeEngine, EngineInfo, PrefillEngine
 from disagg.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -30,52 +30,66 @@ from disagg.errors import (
 )
 from disagg.servers import logs
 from disagg.servers.admission import Admission
-from disagg.servers.answer import within
-from disagg.servers.job import Job
-from disagg.servers.schemas import GenerateBody, PromptBody
-from disagg.servers.sse import Event
+from disagg.servers.request import ActiveRequest
 from disagg.version import VERSION, code_hash
 
-State = Literal["loading", "ok", "draining"]
 RELEASE_VARIABLE = "DISAGG_RELEASE"
-"""Names the deployed release that a server runs; not set where it runs from an installation."""
+"""Names the deployed release that a server runs; not set if it runs from an installation."""
+SHORT_TEXT = 2048  # characters, which are tokenised without a thread
+
+Body = TypeVar("Body", bound=PromptBody)
+Engine = TypeVar("Engine", bound=PrefillEngine | DecodeEngine)
 
 
-@dataclass(slots=True)
-class Counters:
-    """Totals since the server started. `computed_prompt_tokens`: prompt tokens run through the model here."""
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[Body]):
+    """POST `path` with a body of type `body`; `events(body, request_id)` is the answer, and raises every refusal."""
 
-    requests: int = 0
-    completed: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    computed_prompt_tokens: int = 0
-    kv_bytes_total: int = 0
+    path: str
+    body: type[Body]
+    events: Callable[[Body, str], AsyncGenerator[Event, None]]
 
 
-@dataclass(slots=True)
-class Service(ABC):
-    """One host's server behind HTTP. `load` runs once; until then only /health answers."""
+class Service(ABC, Generic[Engine]):
+    """One host's server, without HTTP. `load` runs once; until it returns only health and status answer."""
 
-    fleet: Fleet
-    host: Host
-    state: State = "loading"
-    counters: Counters = field(default_factory=Counters)
-    started: float = field(default_factory=time.monotonic)
-    last_error: dict[str, Any] | None = None  # of the last request that failed here: when, and its error
+    role: ClassVar[Role]
 
-    role: Literal["prefill", "decode"] = field(init=False)
+    def __init__(self, fleet: Fleet, host: Host, admission: Admission) -> None:
+        self.fleet = fleet
+        self.host = host
+        self.state: Literal["loading", "ok", "draining"] = "loading"
+        self._engine: Engine | None = None
+        self._admission = admission
+        self._counters = Counters()
+        self._last_error: LastError | None = None
+        self._started = time.monotonic()
 
     @property
     def model(self) -> Model:
         return self.fleet.models[self.host.model]
 
     @property
-    @abstractmethod
+    def engine(self) -> Engine:
+        """The loaded engine. Raises Overloaded while it loads."""
+        if self._engine is None:
+            raise Overloaded(f"{self.host.name} is still loading", "try again in a moment")
+        return self._engine
+
+    @property
     def info(self) -> EngineInfo | None:
-        """The engine's own account, None until it is loaded."""
+        """The engine's description of itself, None until it is loaded."""
+        return self._engine.info if self._engine else None
+
+    @property
+    def engine_alive(self) -> bool:
+        """False once a loaded engine cannot serve any more."""
+        return True
+
+    @property
+    @abstractmethod
+    def kv_bytes(self) -> int:
+        """KV that the host holds now."""
 
     @abstractmethod
     async def load(self) -> None:
@@ -83,22 +97,81 @@ class Service(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop the engine and everything that `load` opened."""
+        """Stop the engine and close everything that `load` opened."""
 
     @abstractmethod
-    def routes(self) -> Sequence[Route]:
+    def endpoints(self) -> Sequence[Endpoint[Any]]:
         """The endpoints of this role."""
 
-    @abstractmethod
-    def load_figures(self) -> dict[str, int]:
-        """queue, running and kv_bytes now."""
+    @asynccontextmanager
+    async def admitted(self, body: PromptBody, request_id: str, sampling: Sampling) -> AsyncIterator[ActiveRequest]:
+        """Admit a request; at the end of the block release what it holds, and count and log how it ended.
 
-    @property
-    def engine_alive(self) -> bool:
-        """False once a loaded engine can serve no more."""
-        return True
+        Everything that can be refused before work begins is refused here: readiness, a place in the queue, the prompt,
+        its length.
+        """
+        self._require_ready(body.model)
+        arrived = time.monotonic()
+        request = ActiveRequest(request_id, sampling, arrived, arrived + body.deadline_s)
+        error: BaseException | None = None
+        try:
+            with request.cleanup:
+                await self._admit(request, body)
+                yield request
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            self._count_end(request, error)
 
-    def require_ready(self, model: str) -> None:
+    def count(self, **added: int) -> None:
+        """Add to counters, by their names."""
+        self._counters = structs.replace(
+            self._counters, **{name: getattr(self._counters, name) + more for name, more in added.items()}
+        )
+
+    def health(self) -> Health:
+        """The answer of GET /health to a caller with the fleet's token."""
+        info = self.info
+        return Health(
+            status=self.state if self.engine_alive else "error",
+            model=self.model.name,
+            role=self.role,
+            host=self.host.name,
+            loaded=info is not None,
+            backend=info.backend if info else None,
+            simulated=self.host.simulated,
+            version=VERSION,
+            code=code_hash(),
+            config=served_digest(self.fleet, self.host),
+            release=os.environ.get(RELEASE_VARIABLE) or None,
+            versions=info.versions if info else {},
+            fingerprint=info.fingerprint.to_json() if info else None,
+            preflight=info.preflight if info else (),
+            uptime_s=round(time.monotonic() - self._started, 3),
+            pid=os.getpid(),
+        )
+
+    def status(self, utilisation: float | None = None) -> Status:
+        """The answer of GET /status. utilisation: of the accelerator, 0 to 1."""
+        memory, info = psutil.virtual_memory(), self.info
+        return Status(
+            **structs.asdict(self.health()),
+            queue=self._admission.queued,
+            running=self._admission.running,
+            kv_bytes=self.kv_bytes,
+            memory=Memory(
+                total=memory.total,
+                available=memory.available,
+                process=psutil.Process().memory_info().rss,
+                weights=info.memory_bytes if info else 0,
+            ),
+            device=DeviceUse(info.backend if info else None, psutil.cpu_percent(), utilisation),
+            counters=self._counters,
+            last_error=self._last_error,
+        )
+
+    def _require_ready(self, model: str) -> None:
         """Refuse work while loading or draining, and for a model that is not served here."""
         if not self.engine_alive:
             raise ServerUnavailable(f"the engine of {self.host.name} has stopped", "see its log, then `disagg restart`")
@@ -107,8 +180,24 @@ class Service(ABC):
         if model != self.model.name and model not in self.model.aliases:
             raise UnknownModel(f"{self.host.name} serves {self.model.name}, not {model!r}", "ask a host of that model")
 
+    async def _admit(self, request: ActiveRequest, body: PromptBody) -> None:
+        """Take a place, then tokenise: tokenising a long prompt takes seconds, which the queue must bound too."""
+        self._admission.take_place(request.cleanup)
+        request.tokens = await request.within_deadline(self._tokenise(body.content), "the prompt was not tokenised")
+        self._require_context(len(request.tokens), request.sampling.max_tokens)
+        request.tokenised = time.monotonic()
+        request.phase = "queued"
+        self.count(requests=1, prompt_tokens=len(request.tokens))
+
+    async def _tokenise(self, content: str | Messages | Sequence[int]) -> list[int]:
+        """Token ids of the prompt; long ones on a worker thread, so that other requests are still served."""
+        tokenizer = self.engine.tokenizer
+        if isinstance(content, str) and len(content) < SHORT_TEXT:
+            return tokenizer.encode(content)
+        return await asyncio.to_thread(tokenizer.encode, content)
+
     def _require_context(self, prompt_tokens: int, max_tokens: int) -> None:
-        """ContextLengthExceeded where prompt and answer together do not fit."""
+        """Raises ContextLengthExceeded if prompt and answer together do not fit."""
         limit = min(self.model.context, self.info.profile.context) if self.info else self.model.context
         if prompt_tokens + max_tokens > limit:
             raise ContextLengthExceeded(
@@ -117,96 +206,28 @@ class Service(ABC):
                 "shorten the prompt or lower max_tokens",
             )
 
-    async def admit(self, request: Request, body: PromptBody, tokenizer: PromptTokenizer, admission: Admission) -> Job:
-        """Everything that can be refused before work begins: readiness, a place in the queue, prompt, context.
-
-        The place comes first: tokenising a long prompt takes seconds, and the queue must bound that too.
-        """
-        arrived = time.monotonic()
-        self.require_ready(body.model)
-        with ExitStack() as held:
-            admission.take_place(held)
-            tokens = await within(
-                self._tokenise(tokenizer, body.content), arrived + body.deadline_s, "the prompt was not tokenised"
-            )
-            sampling = body.sampling.sampling() if isinstance(body, GenerateBody) else Sampling(max_tokens=1)
-            self._require_context(len(tokens), sampling.max_tokens)
-            self.counters.requests += 1
-            self.counters.prompt_tokens += len(tokens)
-            request_id = request.scope["disagg.request_id"]
-            return Job(request_id, tokens, body, sampling, held.pop_all(), arrived, time.monotonic())
-
-    async def counted(self, job: Job, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-        """Pass the events on; whatever happens, let go of what the job holds and book how it ended."""
-        error: BaseException | None = None
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    yield event
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            job.held.close()
-            self.count_end(error)
-
-    async def _tokenise(self, tokenizer: PromptTokenizer, content: str | Messages | Sequence[int]) -> list[int]:
-        """Token ids of the prompt; long texts on a worker thread, so that others are still served."""
-        if isinstance(content, str) and len(content) < 2048:
-            return tokenizer.encode(content)
-        return await asyncio.to_thread(tokenizer.encode, content)
-
-    def count_end(self, error: BaseException | None) -> None:
-        """Book the end of a request, however it ended."""
-        if error is None:
-            self.counters.completed += 1
-        elif isinstance(error, asyncio.CancelledError | GeneratorExit | Cancelled):
-            self.counters.cancelled += 1
+    def _count_end(self, request: ActiveRequest, error: BaseException | None) -> None:
+        """Count and log the end of a request. One that was refused before it was admitted counts as none."""
+        admitted = request.tokenised > 0
+        if isinstance(error, asyncio.CancelledError | GeneratorExit | Cancelled):
+            self.count(cancelled=admitted)
+            seconds = round(time.monotonic() - request.arrived, 3)
+            logs.info("request_cancelled", request_id=request.id, phase=request.phase, seconds=seconds)
+        elif not admitted:
+            return
+        elif error is None:
+            self.count(completed=1)
         else:
-            self.counters.failed += 1
-            detail = error.to_json() if isinstance(error, DisaggError) else {"message": repr(error)}
-            self.last_error = {"time": round(time.time(), 3), **detail}
-            logs.info("request_failed", **detail)
+            self.count(failed=1)
+            self._last_error = _last_error(error)
+            logs.info("request_failed", **self._last_error.to_json())
 
-    def health(self) -> dict[str, Any]:
-        """What /health answers to a caller with the fleet's token."""
-        info = self.info
-        return {
-            "status": self.state if self.engine_alive else "error",
-            "model": self.model.name,
-            "loaded": info is not None,
-            "backend": info.backend if info else None,
-            "role": self.role,
-            "host": self.host.name,
-            "simulated": self.host.simulated,
-            "version": VERSION,
-            "code": code_hash(),
-            "config": served_digest(self.fleet, self.host),
-            "release": os.environ.get(RELEASE_VARIABLE) or None,
-            "versions": info.versions if info else {},
-            "fingerprint": info.fingerprint.to_json() if info else None,
-            "preflight": [finding.to_json() for finding in info.preflight] if info else [],
-            "uptime_s": round(time.monotonic() - self.started, 3),
-            "pid": os.getpid(),
-        }
 
-    def status(self, gpu: float | None = None) -> dict[str, Any]:
-        """What /status answers: health, load, memory, device use, counters. gpu: how busy that is, 0 to 1."""
-        memory, process = psutil.virtual_memory(), psutil.Process()
-        return {
-            **self.health(),
-            **self.load_figures(),
-            "memory": {
-                "total": memory.total,
-                "available": memory.available,
-                "process": process.memory_info().rss,
-                "weights": self.info.memory_bytes if self.info else 0,
-            },
-            "device": {
-                "name": self.info.backend if self.info else None,
-                "cpu_percent": psutil.cpu_percent(),
-                "utilisation": gpu,
-            },
-            "counters": asdict(self.counters),
-            "last_error": self.last_error,
-        }
+AnyService = Service[Any]
+
+
+def _last_error(error: BaseException) -> LastError:
+    now = round(time.time(), 3)
+    if isinstance(error, DisaggError):
+        return LastError(now, error.code(), error.message, error.hint)
+    return LastError(now, type(error).__name__, repr(error))

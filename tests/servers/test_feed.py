@@ -1,13 +1,11 @@
-"""From an engine's thread to the event loop: one wake-up per step, nothing lost, and what came together
-goes out together."""
+"""disagg/servers/feed.py: one wake-up of the event loop per step, nothing lost, steps in their order."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -15,8 +13,8 @@ from disagg.api.events import FinishReason
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import DeadlineExceeded, ModelError
-from disagg.servers.answer import Answer, Step
-from disagg.servers.feed import Handover, TokenFeed
+from disagg.servers.answer import Answer
+from disagg.servers.feed import Handover, Step, TokenFeed
 
 TIMING = DecodeTiming()
 PATIENCE_S = 20.0
@@ -27,18 +25,27 @@ def token(letter: str, finish: FinishReason | None = None) -> tuple[Token]:
 
 
 def on_a_thread(work: Callable[[], None]) -> None:
-    """Run work on a thread of its own, the event loop standing still the while."""
+    """Run `work` on another thread while the event loop is blocked."""
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
 
 
-async def everything(feed: TokenFeed, patience_s: float = PATIENCE_S) -> list[Sequence[Step]]:
-    return [came async for came in feed.steps(time.monotonic() + patience_s)]
+async def all_steps(feed: TokenFeed) -> list[Sequence[Step]]:
+    """What each call of `steps` returned, up to the last token."""
+    received: list[Sequence[Step]] = []
+    while not received or not received[-1][-1].tokens[-1].finish:
+        received.append(await feed.steps())
+    feed.close()
+    return received
 
 
-def ids(came: Sequence[Step]) -> str:
-    return "".join(chr(one.id) for tokens, _, _ in came for one in tokens)
+def new_feed(handover: Handover, seconds: float = PATIENCE_S) -> TokenFeed:
+    return TokenFeed(handover, time.monotonic() + seconds)
+
+
+def text(steps: Sequence[Step]) -> str:
+    return "".join(chr(token.id) for step in steps for token in step.tokens)
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ async def wakes(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 async def test_a_step_wakes_the_event_loop_once_for_all_its_requests(wakes: list[None]) -> None:
     handover = Handover()
-    feeds = [TokenFeed(handover) for _ in range(16)]
+    feeds = [new_feed(handover) for _ in range(16)]
 
     def steps() -> None:
         for feed in feeds:
@@ -61,13 +68,13 @@ async def test_a_step_wakes_the_event_loop_once_for_all_its_requests(wakes: list
         handover.flush()
 
     on_a_thread(steps)
-    assert [ids(came) for feed in feeds for came in await everything(feed)] == ["a"] * 16
+    assert [text(steps) for feed in feeds for steps in await all_steps(feed)] == ["a"] * 16
     assert len(wakes) == 1
 
 
-async def test_steps_that_came_while_the_loop_was_busy_come_together_in_one_event(wakes: list[None]) -> None:
+async def test_steps_that_arrive_while_the_loop_is_busy_become_one_event(wakes: list[None]) -> None:
     handover = Handover()
-    feed, answer = TokenFeed(handover), Answer(ByteTokenizer(256).stream())
+    feed, answer = new_feed(handover), Answer(ByteTokenizer(256).stream())
 
     def steps() -> None:
         for letter in "abcd":
@@ -76,53 +83,44 @@ async def test_steps_that_came_while_the_loop_was_busy_come_together_in_one_even
 
     before = time.monotonic()
     on_a_thread(steps)
-    ((name, data),) = [event async for event in answer.events(feed.steps(before + PATIENCE_S))]
-    assert (name, data["text"], len(data["tokens"])) == ("tokens", "abcd", 4)
+    event = answer.add(await feed.steps())
+    feed.close()
+    assert (event.text, len(event.tokens)) == ("abcd", 4)
     assert (answer.finish_reason, answer.completion_tokens, len(wakes)) == ("length", 4, 1)
     assert before <= answer.first_at < answer.last_at
 
 
-async def test_tokens_behind_a_stop_string_in_one_event_are_not_part_of_the_answer() -> None:
-    answer = Answer(ByteTokenizer(256).stream(["b"]))
-
-    async def steps() -> AsyncIterator[Any]:
-        yield [(token(letter), TIMING, float(at)) for at, letter in enumerate("xabcd", 1)]
-
-    ((_, data),) = [event async for event in answer.events(steps())]
-    assert (data["text"], answer.finish_reason, answer.completion_tokens, answer.last_at) == ("xa", "stop", 3, 3.0)
-
-
-async def test_tokens_said_before_an_error_are_heard_before_it(wakes: list[None]) -> None:
-    feed, heard = TokenFeed(Handover()), ""
+async def test_tokens_before_an_error_are_received_before_it(wakes: list[None]) -> None:
+    feed = new_feed(Handover())
 
     def steps() -> None:
         feed.on_tokens(token("a"), TIMING)
         feed.on_error(ModelError("it broke"))
 
     on_a_thread(steps)
+    assert text(await feed.steps()) == "a"
     with pytest.raises(ModelError, match="it broke"):
-        async for came in feed.steps(time.monotonic() + PATIENCE_S):
-            heard += ids(came)
-    assert heard == "a" and len(wakes) == 1
+        await feed.steps()
+    feed.close()
+    assert len(wakes) == 1
 
 
 async def test_an_answer_that_is_late_ends_with_the_deadline() -> None:
-    feed, heard = TokenFeed(Handover()), ""
+    feed = new_feed(Handover(), 0.05)
 
     def steps() -> None:
         feed.on_tokens(token("a"), TIMING)
         feed.flush()
 
     on_a_thread(steps)
+    assert text(await feed.steps()) == "a"
     with pytest.raises(DeadlineExceeded, match="not complete by the request's deadline"):
-        async for came in feed.steps(time.monotonic() + 0.05):
-            heard += ids(came)
-    assert heard == "a"
+        await feed.steps()
 
 
-async def test_nothing_is_lost_or_reordered_between_a_fast_engine_and_a_listening_loop() -> None:
+async def test_nothing_is_lost_or_reordered_between_a_fast_engine_and_the_event_loop() -> None:
     handover = Handover()
-    feeds, count = [TokenFeed(handover) for _ in range(4)], 3000
+    feeds, count = [new_feed(handover) for _ in range(4)], 3000
 
     def steps() -> None:
         for index in range(count):
@@ -132,6 +130,6 @@ async def test_nothing_is_lost_or_reordered_between_a_fast_engine_and_a_listenin
 
     engine = threading.Thread(target=steps)
     engine.start()
-    for came in await asyncio.gather(*map(everything, feeds)):
-        assert [one.id for step in came for tokens, _, _ in step for one in tokens] == list(range(count))
+    for received in await asyncio.gather(*map(all_steps, feeds)):
+        assert [token.id for steps in received for step in steps for token in step.tokens] == list(range(count))
     engine.join()

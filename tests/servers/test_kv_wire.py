@@ -8,7 +8,7 @@ from disagg.engines.base import PrefillTiming
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.send import Span, TransferResult
 from disagg.kv.wire import AS_IS, INT8
-from disagg.servers.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, Rates, SeenRates, choose
+from disagg.servers.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose
 
 CODER = Layout((LayerLayout("full", 4, 128, 128),) * 48, "bfloat16")  # 98304 bytes a token
 NARROW = Layout((LayerLayout("full", 4, 80, 80),) * 48, "bfloat16")
@@ -78,37 +78,37 @@ COMPUTED = PrefillTiming(0.0, 2.0, 4000)
 
 
 def test_both_rates_come_from_transfers_and_a_links_is_the_best_it_showed() -> None:
-    seen = SeenRates()
-    seen.note(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000))
+    seen = MeasuredRates()
+    seen.add(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000))
     assert seen.rates(DECODE, 5.0) == Rates(None, None, behind=True)  # one is not enough
-    seen.note(DECODE, COMPUTED, transfer(6.0, 8.0, 400_000_000))
-    seen.note(DECODE, COMPUTED, transfer(8.0, 12.0, 400_000_000))
+    seen.add(DECODE, COMPUTED, transfer(6.0, 8.0, 400_000_000))
+    seen.add(DECODE, COMPUTED, transfer(8.0, 12.0, 400_000_000))
     assert seen.rates(DECODE, 13.0) == Rates(None, 200e6, behind=True)
     assert seen.rates(OTHER, 13.0) == Rates()
-    seen.note(OTHER, COMPUTED, transfer(12.0, 13.0, 400_000_000, waited=True))
+    seen.add(OTHER, COMPUTED, transfer(12.0, 13.0, 400_000_000, waited=True))
     assert seen.rates(DECODE, 13.0) == Rates(2000, 200e6, behind=True)
     assert seen.rates(OTHER, 13.0) == Rates(2000, None, behind=False)
 
 
 def test_a_link_is_forgotten_after_a_while_so_that_it_is_measured_anew() -> None:
-    seen = SeenRates()
+    seen = MeasuredRates()
     for _ in range(2):
-        seen.note(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000))
+        seen.add(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000))
     assert seen.rates(DECODE, 4.0 + FRESH_S - 1).link_bytes_s == 100e6
     assert seen.rates(DECODE, 4.0 + FRESH_S).link_bytes_s is None
 
 
 def test_compute_that_a_link_may_have_held_up_is_not_taken_for_this_hosts_speed() -> None:
     """Else a slow link would look like slow compute, and hide itself."""
-    seen = SeenRates()
-    seen.note(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000, waited=True))
-    seen.note(DECODE, PrefillTiming(0.0, 9.0, 4000), transfer(0.0, 9.1, 400_000_000))
+    seen = MeasuredRates()
+    seen.add(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000, waited=True))
+    seen.add(DECODE, PrefillTiming(0.0, 9.0, 4000), transfer(0.0, 9.1, 400_000_000))
     assert seen.rates(DECODE, 10.0).tokens_s == 2000
 
 
 def test_short_prompts_and_transfers_that_kept_up_teach_nothing() -> None:
-    seen = SeenRates()
+    seen = MeasuredRates()
     for _ in range(3):
-        seen.note(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000, waited=True))
-        seen.note(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000))
+        seen.add(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000, waited=True))
+        seen.add(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000))
     assert seen.rates(DECODE, 3.0) == Rates()

@@ -50,7 +50,7 @@ class TransformersPrefillEngine:
         preflight.require(findings)
         self.info = EngineInfo(
             backend=f"transformers/{self._device.type}",
-            versions={"transformers": transformers.__version__, "torch": torch.__version__},
+            versions={"transformers": transformers.__version__, "torch": str(torch.__version__)},
             profile=actual,
             layout=self._layout,
             fingerprint=checkpoint.fingerprint(reference),

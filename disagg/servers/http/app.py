@@ -1,0 +1,156 @@
+"""The ASGI application around a service: fleet token, bounded bodies, request ids, and every error as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from disagg.api.base import Contract, InvalidValue
+from disagg.api.events import ErrorAnswer, ErrorEvent
+from disagg.api.requests import PromptBody
+from disagg.api.status import Liveness
+from disagg.errors import BodyTooLarge, DisaggError, Overloaded, RequestError, Unauthorized
+from disagg.servers import gpu, logs
+from disagg.servers.http.sse import INTERNAL_ERROR, EventStream, read_body
+from disagg.servers.service import AnyService, Body, Endpoint
+
+BODY_S = 60.0  # for a whole request body to arrive
+MIN_BODY_LIMIT = 1 << 20
+BODY_BYTES_PER_TOKEN = 64  # of context: several times what any tokenizer's average token takes, also as JSON
+REQUEST_ID = "X-Request-Id"
+_REQUEST_ID_KEY = "disagg.request_id"  # in the ASGI scope
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def build(service: AnyService, token: str) -> ASGIApp:
+    """The ASGI application of one server."""
+    routes = [
+        Route("/health", _health(service, token), methods=["GET"]),
+        Route("/status", _status(service), methods=["GET"]),
+        *(Route(one.path, _post(one, service.model.context), methods=["POST"]) for one in service.endpoints()),
+    ]
+    handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}
+    return Gate(Starlette(routes=routes, exception_handlers=handlers), token)
+
+
+class Gate:
+    """Outermost ASGI layer: sets the request id, and refuses everything but /health without the fleet's token."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        scope[_REQUEST_ID_KEY] = _request_id(request)
+        reset = logs.request_id.set(scope[_REQUEST_ID_KEY])
+        try:
+            if scope["path"] != "/health" and not authorized(request, self._token):
+                error = Unauthorized(
+                    "the fleet token is missing or wrong", "send it as 'Authorization: Bearer TOKEN'; see token_file"
+                )
+                await error_response(error)(scope, receive, send)
+                return
+            await self._app(scope, receive, send)
+        finally:
+            logs.request_id.reset(reset)
+
+
+def authorized(request: Request, token: str) -> bool:
+    """Whether the request carries the fleet's token, compared in constant time."""
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(given.encode(), token.encode())
+
+
+def parse(kind: type[Body], data: bytes) -> Body:
+    """The validated body. Raises a RequestError of one line that names the first bad field."""
+    try:
+        return kind.from_bytes(data)
+    except InvalidValue as error:
+        raise RequestError(f"bad request body: {error}", "see docs/http-api.md for the request bodies") from None
+
+
+def error_response(error: DisaggError, status: int | None = None) -> Response:
+    """An error as JSON (ErrorAnswer), with its own HTTP status if no other is given."""
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return _json(ErrorAnswer(ErrorEvent.of(error)), status or error.http_status, headers)
+
+
+def _json(body: Contract, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body.to_bytes(), status, headers, "application/json")
+
+
+def _post(endpoint: Endpoint[PromptBody], context: int) -> Handler:
+    """A POST endpoint that answers with the events of the service. `context`, in tokens, bounds the body's size."""
+    limit = max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context)
+
+    async def post(request: Request) -> Response:
+        try:
+            data = await read_body(request, limit, BODY_S)
+        except TimeoutError:
+            raise RequestError(f"the request body did not arrive within {BODY_S:g} s", "send it at once") from None
+        if data is None:
+            raise BodyTooLarge(
+                f"the request body is over {limit} bytes, more than {context} tokens of context can need",
+                "shorten the prompt",
+            )
+        events = endpoint.events(parse(endpoint.body, data), request.scope[_REQUEST_ID_KEY])
+        return EventStream(events, error_response)
+
+    return post
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get(REQUEST_ID, "")
+    return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else secrets.token_hex(8)
+
+
+def _health(service: AnyService, token: str) -> Handler:
+    async def health(request: Request) -> Response:
+        body = service.health()
+        return _json(body if authorized(request, token) else Liveness(body.status))
+
+    return health
+
+
+def _status(service: AnyService) -> Handler:
+    async def status(_: Request) -> Response:
+        utilisation = await asyncio.to_thread(gpu.utilisation, service.info.backend) if service.info else None
+        return _json(service.status(utilisation))
+
+    return status
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, DisaggError)
+    return error_response(error)
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = error_response(
+        RequestError(str(error.detail), "see docs/http-api.md for the endpoints"), error.status_code
+    )
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_bug(_: Request, error: Exception) -> Response:
+    logs.log.error("internal_error", exc_info=error)
+    return error_response(INTERNAL_ERROR)

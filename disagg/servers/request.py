@@ -1,0 +1,70 @@
+"""One request while a server works on it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from disagg.api.events import Timing
+from disagg.api.sampling import Sampling
+from disagg.engines.base import DecodeTiming
+from disagg.errors import DeadlineExceeded
+
+T = TypeVar("T")
+Phase = Literal["tokenising", "queued", "waiting for KV", "computing the prompt", "sending KV", "generating"]
+
+
+@dataclass(slots=True)
+class ActiveRequest:
+    """A request from its arrival to its end. Times are time.monotonic().
+
+    id: the caller's, for logs and the KV transfer. key: unique on this host. tokens: the prompt, empty until it is
+    tokenised. phase: what the request is doing, for the log. cleanup: releases, however the request ends, everything
+    it holds: its place and turn, its ticket, its KV, its row in the batch.
+    """
+
+    id: str
+    sampling: Sampling
+    arrived: float
+    deadline: float
+    tokens: list[int] = field(default_factory=list)
+    tokenised: float = 0.0
+    slot_sent: float = 0.0
+    phase: Phase = "tokenising"
+    cleanup: ExitStack = field(default_factory=ExitStack)
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    async def within_deadline(self, work: Awaitable[T], not_done: str) -> T:
+        """Await until the deadline. Raises DeadlineExceeded, which says what was not done."""
+        try:
+            async with asyncio.timeout(self.deadline - time.monotonic()):
+                return await work
+        except TimeoutError:
+            raise DeadlineExceeded(f"{not_done} by the request's deadline", "raise the timeout") from None
+
+    @property
+    def tokenise_s(self) -> float:
+        return self.tokenised - self.arrived
+
+    def timing(self, turn_s: float, engine: DecodeTiming, kv_accepted: float | None, decode_s: float) -> Timing:
+        """This host's parts of the request. `turn_s`: waiting for a turn. `kv_accepted`: when, None without KV.
+
+        Without KV the first decode step is part of the prompt's compute.
+        """
+        first_step_s = engine.first_token - engine.ingested
+        queue_s = turn_s + engine.started - engine.submitted
+        if kv_accepted is None:
+            return Timing(self.tokenise_s, queue_s=queue_s, compute_s=first_step_s, decode_s=decode_s)
+        return Timing(
+            self.tokenise_s,
+            kv_wait_s=kv_accepted - self.slot_sent,
+            queue_s=queue_s,
+            ingest_s=engine.ingested - kv_accepted - queue_s,
+            first_step_s=first_step_s,
+            decode_s=decode_s,
+        )
