@@ -15,7 +15,7 @@ from disagg.cli.options import AsJson, Hosts, RoleName, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
-    from disagg.fleet.deploy.deployment import Decide, DeployResult
+    from disagg.fleet.deploy.deployment import DeployResult, Planner
     from disagg.fleet.deploy.steps import Plan
     from disagg.fleet.facts.host import HostFacts
 
@@ -132,17 +132,17 @@ def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: 
     return choose(fleet, names or (), role, model)
 
 
-def _deploying(fleet: Fleet, dry: bool) -> Decide:
-    from disagg.fleet.deploy.deployment import deciding
-    from disagg.fleet.deploy.release import Here
+def _deploying(fleet: Fleet, dry: bool) -> Planner:
+    from disagg.fleet.deploy.deployment import planner
+    from disagg.fleet.deploy.release import Installation
     from disagg.fleet.lifecycle.state import State
 
     state = State.of(fleet)
     token = "" if dry and not state.has_token() else state.ensure_token()
-    return deciding(Here.of(fleet, token))
+    return planner(Installation.current(fleet, token))
 
 
-def _plan_only(hosts: Sequence[Host], decide: Decide) -> list[DeployResult]:
+def _plan_only(hosts: Sequence[Host], decide: Planner) -> list[DeployResult]:
     from disagg.fleet.deploy.deployment import Deployment
 
     with stderr().status("reading facts …"), Deployment(hosts, decide, "plan") as deployment:
@@ -151,7 +151,7 @@ def _plan_only(hosts: Sequence[Host], decide: Decide) -> list[DeployResult]:
 
 def _run(
     hosts: Sequence[Host],
-    decide: Decide,
+    decide: Planner,
     why: str,
     *,
     question: str | None = None,

@@ -15,7 +15,7 @@ from disagg.cli.options import AsJson, Command, CommandGroup, Hosts, Yes
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
     from disagg.errors import DisaggError
-    from disagg.fleet.models.pull import Models, Stock
+    from disagg.fleet.models.pull import ModelInventory, Models
 
 models = typer.Typer(
     name="models",
@@ -45,10 +45,10 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
     wanted = _chosen(fleet, model, host)
     progress = Progress(stderr())
     with Models(fleet) as these:
-        stocks, errors = _survey(these, list(fleet.hosts.values()))
+        inventories, errors = _survey(these, list(fleet.hosts.values()))
         with progress:
             done = these.pull(
-                stocks, wanted, lambda where, what, how: progress.report(Event(where.name, 1, 1, what, how))
+                inventories, wanted, lambda where, what, how: progress.report(Event(where.name, 1, 1, what, how))
             )
     lost = {name: error for name, error in errors.items() if any(one.name == name for one in wanted)}
     if as_json:
@@ -62,17 +62,17 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
 @models.command("list", cls=Command)
 def list_models(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: AsJson = False) -> None:
     """Show each host's model: its size, its revision, whether it is whole."""
-    from disagg.cli.views.fleet.models import stocks_view
+    from disagg.cli.views.fleet.models import inventories_view
     from disagg.fleet.models.pull import Models
 
     fleet = settings(context).fleet()
     with Models(fleet) as these:
-        stocks, errors = _survey(these, _chosen(fleet, model, host))
+        inventories, errors = _survey(these, _chosen(fleet, model, host))
     if as_json:
-        rows = [{"host": one.host.name, "model": one.host.model, **one.wanted.to_json()} for one in stocks]
+        rows = [{"host": one.host.name, "model": one.host.model, **one.model.to_json()} for one in inventories]
         print_json({"fleet": fleet.name, "hosts": rows, "errors": _json_errors(errors)})
     else:
-        stdout().print(stocks_view(stocks, errors))
+        stdout().print(inventories_view(inventories, errors))
     _finish(list(errors.values()))
 
 
@@ -85,7 +85,7 @@ def rm(
     yes: Yes = False,
 ) -> None:
     """Remove models that were pulled or carried to the hosts. Folders named by their path in hosts.toml stay."""
-    from disagg.cli.views.fleet.models import removed_view, stocks_view
+    from disagg.cli.views.fleet.models import inventories_view, removed_view
     from disagg.cli.views.units import counted
     from disagg.errors import UsageError
     from disagg.fleet.machine.fan_out import each
@@ -100,18 +100,18 @@ def rm(
     fleet = settings(context).fleet()
     wanted = _chosen(fleet, model, host)
     with Models(fleet) as these:
-        stocks, failures = _survey(these, neighbours(fleet, wanted))
+        inventories, failures = _survey(these, neighbours(fleet, wanted))
         errors = {one.name: failures[one.name] for one in wanted if one.name in failures}
-        there = (one for one in stocks if one.host in wanted)
-        by_name = {one.host.name: one for one in there if removable(one) or one.wanted.state != "absent"}
+        there = (one for one in inventories if one.host in wanted)
+        by_name = {one.host.name: one for one in there if removable(one) or one.model.state != "absent"}
         if by_name and not yes:
-            stderr().print(stocks_view([*by_name.values()], {}))
+            stderr().print(inventories_view([*by_name.values()], {}))
             if not confirm(f"Remove from {counted(len(by_name), 'host')}?", stderr()):
                 stderr().print("nothing was removed")
                 raise typer.Exit(1)
         going = [one.host for one in by_name.values()]
         outcomes = each(going, lambda where: remove(these.machine(where), by_name[where.name]))
-    carried = [one.host.name for one in by_name.values() if one.need.carried]
+    carried = [one.host.name for one in by_name.values() if one.required.carried]
     stdout().print(removed_view(outcomes, errors, carried))
     _finish([*errors.values(), *(one.error for one in outcomes if one.error is not None)])
 
@@ -126,7 +126,7 @@ def _chosen(fleet: Fleet, names: Sequence[str] | None, hosts: Sequence[str] | No
     return found
 
 
-def _survey(these: Models, hosts: Sequence[Host]) -> tuple[list[Stock], dict[str, DisaggError]]:
+def _survey(these: Models, hosts: Sequence[Host]) -> tuple[list[ModelInventory], dict[str, DisaggError]]:
     """What the hosts have, and the errors of those that could not be asked."""
     from disagg.errors import DisaggError
 

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from disagg.cli.views.fleet.findings import MARKS, finding_lines
 from disagg.cli.views.units import seconds, size
-from disagg.fleet.link import Surveyed
+from disagg.fleet.link import LinkSurvey
 from disagg.fleet.link.judge import worst
 
 
-def links_view(surveyed: Sequence[Surveyed]) -> RenderableType:
+def links_view(surveyed: Sequence[LinkSurvey]) -> RenderableType:
     """The table; under it the links that have more to say than that they are well."""
     parts: list[RenderableType] = [_table(surveyed), Text()]
     for one in surveyed:
@@ -25,7 +25,7 @@ def links_view(surveyed: Sequence[Surveyed]) -> RenderableType:
     return Group(*parts, Text("\n".join(_notes(surveyed)), "dim"))
 
 
-def _table(surveyed: Sequence[Surveyed]) -> Table:
+def _table(surveyed: Sequence[LinkSurvey]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
     for name in ("from", "to", "interface"):
         table.add_column(name, overflow="fold", style="" if name == "interface" else "bold")
@@ -42,7 +42,7 @@ def _table(surveyed: Sequence[Surveyed]) -> Table:
     return table
 
 
-def _figures(one: Surveyed) -> Iterator[str]:
+def _figures(one: LinkSurvey) -> Iterator[str]:
     """Interface, nominal rate, measured rate, round trip, what it hides."""
     link, hidden = one.link, one.hidden_tokens_per_s
     taken = link.path.taken if link else None
@@ -61,7 +61,7 @@ def _gigabits(bits_per_s: float | None) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
-def _notes(surveyed: Sequence[Surveyed]) -> Iterator[str]:
+def _notes(surveyed: Sequence[LinkSurvey]) -> Iterator[str]:
     yield "nominal: as the interface negotiated it. measured: what arrived, one TCP stream."
     yield "round trip: until a connection stood."
     if any(one.kv_bytes_per_token for one in surveyed):

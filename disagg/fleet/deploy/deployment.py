@@ -14,7 +14,7 @@ from disagg.errors import DeployRefused, DisaggError, UsageError
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import Report, apply, nobody
 from disagg.fleet.deploy.lock import locked
-from disagg.fleet.deploy.release import Here, desired
+from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.facts.layout import Layout
@@ -22,7 +22,7 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import Outcome, each
 
-Decide = Callable[[Host, HostFacts], Plan]
+Planner = Callable[[Host, HostFacts], Plan]
 """What is to be done on a host, from its facts."""
 
 Result = Literal["unchanged", "changed", "planned", "failed"]
@@ -67,12 +67,12 @@ def choose(fleet: Fleet, names: Sequence[str] = (), role: str | None = None, mod
     return [host for host in hosts if not host.local]
 
 
-def deciding(here: Here) -> Decide:
+def planner(installation: Installation) -> Planner:
     """How `disagg deploy` decides."""
 
     def decide(host: Host, facts: HostFacts) -> Plan:
         refusals = planning.refusals(host, facts)
-        wanted = desired(here, host, facts)
+        wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
             return planning.refused(host, *refusals, wanted)
         if refusals:
@@ -93,7 +93,7 @@ class Deployment:
     """One command on some hosts. `why`: the command, for the lock. Its machines stay connected until it is closed."""
 
     hosts: Sequence[Host]
-    decide: Decide
+    decide: Planner
     why: str
     report: Report = nobody
     connect: Callable[[Host], Machine] = machine_for

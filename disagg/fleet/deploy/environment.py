@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from disagg.config import Deploy, Host
 from disagg.fleet.deploy import requirements
-from disagg.fleet.deploy.requirements import Needed
+from disagg.fleet.deploy.requirements import PackageRequirements
 from disagg.fleet.deploy.steps import Refusal
-from disagg.fleet.deploy.wheels import Wheel, host_tags, needed
+from disagg.fleet.deploy.wheels import Wheel, choose_wheels, host_tags
 from disagg.fleet.facts.host import HostFacts, Python
 
 OLDEST: Final = (3, 11)
@@ -61,7 +61,7 @@ class Environment:
         return texts | {f"wheels/{wheel.path.name}": wheel.path for wheel in self.wheels}
 
 
-def environment(host: Host, deploy: Deploy, facts: HostFacts, needs: Needed) -> Environment | Refusal:
+def environment(host: Host, deploy: Deploy, facts: HostFacts, needs: PackageRequirements) -> Environment | Refusal:
     """The environment for a host as it is; of several possible pythons, one whose environment is there already."""
     pythons = _pythons(host, deploy, facts)
     if isinstance(pythons, Refusal):
@@ -72,7 +72,7 @@ def environment(host: Host, deploy: Deploy, facts: HostFacts, needs: Needed) -> 
 
 
 def _environment(
-    host: Host, deploy: Deploy, facts: HostFacts, python: Python | None, needs: Needed
+    host: Host, deploy: Deploy, facts: HostFacts, python: Python | None, needs: PackageRequirements
 ) -> Environment | Refusal:
     target = requirements.marker_environment(facts, python)
     lines = requirements.requirements(requirements.extras(host), needs.declared, target)
@@ -108,7 +108,7 @@ def _wheels(
 ) -> tuple[Wheel, ...] | Refusal:
     assumed = python or Python("", (*_PREFERRED[0], 0))
     target = requirements.marker_environment(facts, assumed)
-    found, missing = needed(folder, lines, requirements.pins(locked), target, host_tags(facts, assumed))
+    found, missing = choose_wheels(folder, lines, requirements.pins(locked), target, host_tags(facts, assumed))
     if not missing:
         return tuple(found)
     what = f"cp{assumed.version[0]}{assumed.version[1]} on {facts.sys_platform} {facts.arch}"

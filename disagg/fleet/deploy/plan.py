@@ -13,9 +13,9 @@ from typing import Final, get_args
 
 from disagg.config import Host, ServiceManager
 from disagg.fleet.deploy.environment import Environment
-from disagg.fleet.deploy.release import Desired
+from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY, UNINSTALL
-from disagg.fleet.deploy.steps import Needs, Plan, PutTree, Refusal, RunScript, Step, WriteFile
+from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.layout import HASH
 from disagg.fleet.services import command, launchd, systemd
@@ -33,7 +33,7 @@ def refusals(host: Host, facts: HostFacts) -> tuple[Refusal, ...]:
     return tuple(_refusals(host, facts))
 
 
-def plan(desired: Desired, facts: HostFacts) -> Plan:
+def plan(desired: TargetState, facts: HostFacts) -> Plan:
     """The steps that lead from the facts to what the host should have; none where all is there."""
     refused = tuple(_room(desired, facts))
     steps = () if refused else tuple(_steps(desired, facts))
@@ -133,7 +133,7 @@ def _service(host: Host, facts: HostFacts) -> Iterator[Refusal]:
             )
 
 
-def _room(desired: Desired, facts: HostFacts) -> Iterator[Refusal]:
+def _room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
     """Whether what is to be put there has room."""
     if facts.disk_free is None or facts.current == desired.hash:
         return
@@ -153,7 +153,7 @@ def _gib(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
 
 
-def _notes(desired: Desired, facts: HostFacts) -> Iterator[str]:
+def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     if desired.host.engine.device.startswith("cuda") and not facts.hardware.gpus:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
@@ -166,7 +166,7 @@ def _notes(desired: Desired, facts: HostFacts) -> Iterator[str]:
 # Steps
 
 
-def _steps(desired: Desired, facts: HostFacts) -> Iterator[Step]:
+def _steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     steps = [*_preparation(desired, facts), *_content(desired, facts)]
     switched = [*_service_steps(desired, facts)]
     if facts.current != desired.hash or desired.hash not in facts.whole_releases:
@@ -189,7 +189,7 @@ def _prepare(facts: HostFacts) -> Step:
     return Step("prepare", what, layout.folder, "folders, no leftovers", RunScript(PREPARE, argv))
 
 
-def _preparation(desired: Desired, facts: HostFacts) -> Iterator[Step]:
+def _preparation(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if desired.host.service == "systemd" and facts.systemd is not None and not facts.systemd.linger:
         yield Step(
             "linger",
@@ -230,7 +230,7 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
     )
 
 
-def _content(desired: Desired, facts: HostFacts) -> Iterator[Step]:
+def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     layout, name = facts.layout, desired.source.name
     if name and name not in facts.carried:
         place, target = f"{layout.incoming}/model", layout.carried(name)
@@ -247,7 +247,7 @@ def _content(desired: Desired, facts: HostFacts) -> Iterator[Step]:
         yield Step("release", f"send release {desired.hash}", target, "releases", put)
 
 
-def _check(desired: Desired, facts: HostFacts) -> Step:
+def _check(desired: TargetState, facts: HostFacts) -> Step:
     release = facts.layout.release(desired.hash)
     python = f"{facts.layout.environment(desired.environment.hash)}/bin/python"
     modules = [module for role in desired.host.roles for module in _MODULES.get(role, ())]
@@ -257,7 +257,7 @@ def _check(desired: Desired, facts: HostFacts) -> Step:
     return Step("check", what, release, "current", action, hint if desired.environment.site_packages else "")
 
 
-def _service_steps(desired: Desired, facts: HostFacts) -> Iterator[Step]:
+def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     unit = facts.installed.get("systemd")
     if desired.host.service != "systemd" and unit is not None and unit.enabled:
         disable = RunScript(systemd.DISABLE, (systemd.unit_name(desired.host.name),))
@@ -281,7 +281,7 @@ def _service_steps(desired: Desired, facts: HostFacts) -> Iterator[Step]:
     yield Step("service", "enable the systemd unit", desired.definitions[0].path, "enabled", enable, hint)
 
 
-def _missing_definitions(desired: Desired, facts: HostFacts) -> list[tuple[str, str]]:
+def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[str, str]]:
     """Key and path of the service files that are not in place as they should be."""
     return [
         (definition.key, definition.path)
@@ -304,7 +304,7 @@ def _tidy(facts: HostFacts, surplus: list[str]) -> Step:
     return Step("tidy", what, facts.layout.root, "releases", RunScript(TIDY, argv, 600.0))
 
 
-def _surplus(desired: Desired, facts: HostFacts) -> Iterator[str]:
+def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     """Folders nothing needs once the release is current: older releases, then environments of no release at all.
 
     A server that was not restarted since still reads from its own release and environment."""
@@ -325,7 +325,7 @@ def _surplus(desired: Desired, facts: HostFacts) -> Iterator[str]:
 # What the service needs afterwards
 
 
-def _needs(desired: Desired, facts: HostFacts) -> Needs:
+def _needs(desired: TargetState, facts: HostFacts) -> ServiceAction:
     token = hashlib.sha256(desired.token).hexdigest()
     outdated = desired.hash in facts.damaged or facts.token_digest not in ("", token)
     if facts.serving is not None and facts.serving.alive and outdated:
@@ -333,12 +333,12 @@ def _needs(desired: Desired, facts: HostFacts) -> Needs:
     return _after(facts, desired.hash)
 
 
-def _after(facts: HostFacts, release: str) -> Needs:
+def _after(facts: HostFacts, release: str) -> ServiceAction:
     if facts.serving is None or not facts.serving.alive:
         return "start"
     return "" if facts.serving.release == release else "restart"
 
 
-def _model_files(desired: Desired, facts: HostFacts) -> Iterator[Path]:
+def _model_files(desired: TargetState, facts: HostFacts) -> Iterator[Path]:
     if desired.source.name not in facts.carried:
         yield from (path for path in desired.source.files.values() if isinstance(path, Path))

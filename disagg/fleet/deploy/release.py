@@ -12,7 +12,7 @@ from disagg.config.render import render
 from disagg.fleet.deploy.environment import Environment, environment
 from disagg.fleet.deploy.models import Source, source
 from disagg.fleet.deploy.package import digest, package_files
-from disagg.fleet.deploy.requirements import Needed, needed
+from disagg.fleet.deploy.requirements import PackageRequirements, installed_requirements
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.layout import Layout
@@ -51,22 +51,22 @@ exec {python} -P "$release/disagg/fleet/services/supervise.py" "$1" {folder}
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class Installation:
     """What all hosts of a fleet get from this machine. `package`: files of disagg, by path below the release folder."""
 
     fleet: Fleet
     package: Mapping[str, bytes] = field(repr=False)
-    needs: Needed = field(repr=False)
+    requirements: PackageRequirements = field(repr=False)
     token: str = field(repr=False)
 
     @staticmethod
-    def of(fleet: Fleet, token: str) -> Here:
+    def current(fleet: Fleet, token: str) -> Installation:
         """This installation of disagg."""
-        return Here(fleet, package_files(), needed(), token)
+        return Installation(fleet, package_files(), installed_requirements(), token)
 
 
 @dataclass(frozen=True, slots=True)
-class Desired:
+class TargetState:
     """All that a host should have. `files`: of the release, whose name `hash` is over them all."""
 
     host: Host
@@ -78,18 +78,18 @@ class Desired:
     definitions: tuple[Definition, ...] = ()
 
 
-def desired(here: Here, host: Host, facts: HostFacts) -> Desired | Refusal:
+def target_state(installation: Installation, host: Host, facts: HostFacts) -> TargetState | Refusal:
     """What this host should have, being as it is; or why it cannot be told."""
-    made = environment(host, here.fleet.deploy, facts, here.needs)
-    found = source(here.fleet, host, facts.layout)
+    made = environment(host, installation.fleet.deploy, facts, installation.requirements)
+    found = source(installation.fleet, host, facts.layout)
     if isinstance(made, Refusal):
         return made
     if isinstance(found, Refusal):
         return found
     defined = definitions(host, facts)
-    files = {**here.package, **_own_files(here.fleet, host, facts.layout, made, found)}
+    files = {**installation.package, **_own_files(installation.fleet, host, facts.layout, made, found)}
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
-    return Desired(host, made, found, files, digest(files), f"{here.token}\n".encode(), defined)
+    return TargetState(host, made, found, files, digest(files), f"{installation.token}\n".encode(), defined)
 
 
 def _own_files(fleet: Fleet, host: Host, layout: Layout, environment: Environment, source: Source) -> dict[str, bytes]:

@@ -20,16 +20,16 @@ _EXTRAS: Final = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class PackageRequirements:
     """What disagg requires: `declared` lines with their markers, `locked` versions, one `name==version` a line."""
 
     declared: tuple[str, ...]
     locked: str
 
 
-def needed() -> Needed:
+def installed_requirements() -> PackageRequirements:
     """As it is here."""
-    return Needed(declared(), locked())
+    return PackageRequirements(declared(), locked())
 
 
 def extras(host: Host) -> tuple[str, ...]:

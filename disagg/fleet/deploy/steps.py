@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Needs = Literal["", "start", "restart"]
+ServiceAction = Literal["", "start", "restart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Plan:
     release: str
     steps: tuple[Step, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    needs: Needs = ""
+    needs: ServiceAction = ""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

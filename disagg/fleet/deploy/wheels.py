@@ -30,7 +30,7 @@ class Wheel:
     tags: frozenset[Tag]
 
 
-def needed(
+def choose_wheels(
     folder: Path,
     requirements: Sequence[str],
     pins: Mapping[str, str],

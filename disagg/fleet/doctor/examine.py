@@ -12,11 +12,11 @@ from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, HostKeyRefused, HostUnreachable, LoginRefused
 from disagg.fleet.doctor import host as about_host
 from disagg.fleet.doctor import pair as about_pair
-from disagg.fleet.doctor.gather import Examined, examine_host
+from disagg.fleet.doctor.gather import HostReadings, examine_host
 from disagg.fleet.facts.findings import Finding, fault
 from disagg.fleet.lifecycle.health import HostStatus, poll
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.link import Bounds, End, Link, judge, kv_pairs, measure_all
+from disagg.fleet.link import Bounds, Link, LinkEnd, judge, kv_pairs, measure_all
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import Outcome, each
@@ -111,13 +111,13 @@ def examine(
         statuses = stack.enter_context(ThreadPoolExecutor(1)).submit(_statuses, fleet, state, involved)
         tell(f"{len(involved)} hosts")
         outcomes = each(involved, lambda host: examine_host(fleet, host, machines[host.name], _peers(fleet, host)))
-        seen = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
-        links = _links(pairs, seen, machines, bounds, tell)
+        readings = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
+        links = _links(pairs, readings, machines, bounds, tell)
         told = statuses.result(timeout=60)
     token = state.token() if state.has_token() else None
     hosts = tuple(_host(fleet, outcome, told, token) for outcome in outcomes if outcome.host in chosen)
-    everywhere = (*about_pair.versions([*seen.values()], told), *about_pair.clocks([*seen.values()]))
-    return Diagnosis(hosts, tuple(_pair(fleet, link, seen, told) for link in links), everywhere)
+    everywhere = (*about_pair.versions([*readings.values()], told), *about_pair.clocks([*readings.values()]))
+    return Diagnosis(hosts, tuple(_pair(fleet, link, readings, told) for link in links), everywhere)
 
 
 def _peers(fleet: Fleet, host: Host) -> list[Host]:
@@ -132,16 +132,16 @@ def _statuses(fleet: Fleet, state: State, hosts: Sequence[Host]) -> dict[str, Ho
 
 def _links(
     pairs: Sequence[tuple[Host, Host]],
-    seen: dict[str, Examined],
+    readings: dict[str, HostReadings],
     machines: dict[str, Machine],
     bounds: Bounds,
     tell: Tell,
 ) -> list[tuple[Host, Host, Link | DisaggError | None]]:
     """What was measured of each pair; None where one end could not be examined or has no python."""
 
-    def end(host: Host) -> End | None:
-        python = seen[host.name].python if host.name in seen else None
-        return None if python is None else End(host, machines[host.name], python)
+    def end(host: Host) -> LinkEnd | None:
+        python = readings[host.name].python if host.name in readings else None
+        return None if python is None else LinkEnd(host, machines[host.name], python)
 
     ends = [(end(prefill), end(decode)) for prefill, decode in pairs]
     usable = [(one, other) for one, other in ends if one is not None and other is not None]
@@ -152,7 +152,9 @@ def _links(
     ]
 
 
-def _host(fleet: Fleet, outcome: Outcome[Examined], statuses: dict[str, HostStatus], token: str | None) -> HostFindings:
+def _host(
+    fleet: Fleet, outcome: Outcome[HostReadings], statuses: dict[str, HostStatus], token: str | None
+) -> HostFindings:
     host = outcome.host
     if outcome.value is None:
         error = outcome.error
@@ -168,7 +170,7 @@ def _host(fleet: Fleet, outcome: Outcome[Examined], statuses: dict[str, HostStat
 def _pair(
     fleet: Fleet,
     measured: tuple[Host, Host, Link | DisaggError | None],
-    seen: dict[str, Examined],
+    readings: dict[str, HostReadings],
     statuses: dict[str, HostStatus],
 ) -> PairFindings:
     prefill, decode, link = measured
@@ -177,8 +179,8 @@ def _pair(
         findings.append(fault("link", link.message, link.hint))
     elif link is not None:
         findings += judge(link, prefill, decode)
-    if prefill.name in seen and decode.name in seen:
-        ends = seen[prefill.name], seen[decode.name]
+    if prefill.name in readings and decode.name in readings:
+        ends = readings[prefill.name], readings[decode.name]
         if isinstance(link, Link):
             findings += about_pair.hides(link, fleet.models[prefill.model], *ends)
         findings += about_pair.same_model(*ends, statuses)

@@ -14,8 +14,8 @@ from disagg.fleet.facts.hardware import Clock, read_clock
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.facts.python import python_on
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.models.inventory import Held, held
-from disagg.fleet.models.sources import Need, need
+from disagg.fleet.models.inventory import StoredModel, stored_models
+from disagg.fleet.models.sources import RequiredModel, required_model
 
 _REACH: Final = """\
 import json, socket, sys
@@ -32,7 +32,7 @@ print(json.dumps(said))
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class HostReadings:
     """A host as it was found. latency: seconds of one command on the open connection.
 
     reach: "address port" -> 0, or the errno with which a connection from this host failed."""
@@ -42,13 +42,13 @@ class Examined:
     clock: Clock | None = None
     latency: float = 0.0
     python: str | None = None
-    need: Need | None = None
-    model: Held | None = None
+    required: RequiredModel | None = None
+    model: StoredModel | None = None
     reach: dict[str, int] = field(default_factory=dict)
-    trouble: tuple[DisaggError, ...] = ()
+    errors: tuple[DisaggError, ...] = ()
 
 
-def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Host]) -> Examined:
+def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Host]) -> HostReadings:
     """Read a host. `peers`: whom a program on it may have to reach. Raises HostUnreachable, and FleetError where not
     even its facts can be read."""
     facts = read_host_facts(machine, host)
@@ -57,20 +57,20 @@ def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Hos
     latency = time.monotonic() - began
     python = python_on(host, facts)
     clock = read_clock(machine, python)
-    wanted = need(fleet, host, facts)
-    trouble: list[DisaggError] = []
-    model: Held | None = None
+    wanted = required_model(fleet, host, facts)
+    errors: list[DisaggError] = []
+    model: StoredModel | None = None
     reach: dict[str, int] = {}
     if python is not None:
         try:
-            model = held(machine, python, host, [wanted.source])[wanted.source]
+            model = stored_models(machine, python, host, [wanted.source])[wanted.source]
             if facts.os == "Darwin" and peers:
                 reach = _reach(machine, python, peers)
         except HostUnreachable:
             raise
         except FleetError as error:
-            trouble.append(error)
-    return Examined(host, facts, clock, latency, python, wanted, model, reach, tuple(trouble))
+            errors.append(error)
+    return HostReadings(host, facts, clock, latency, python, wanted, model, reach, tuple(errors))
 
 
 def _reach(machine: Machine, python: str, peers: Sequence[Host]) -> dict[str, int]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from disagg.fleet.doctor.gather import Examined
+from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.nvidia import GPU
 
@@ -19,49 +19,49 @@ _QUANTIZED: Final = {"int8": 0.5, "int4": 0.25}
 """Of a 16-bit checkpoint's size, where it is quantized while it is loaded."""
 
 
-def disk(seen: Examined) -> Iterator[Finding]:
-    facts = seen.facts
+def disk(readings: HostReadings) -> Iterator[Finding]:
+    facts = readings.facts
     if not facts.writable:
-        mount = f"disagg exec --host {seen.host.name} -- mount"
+        mount = f"disagg exec --host {readings.host.name} -- mount"
         yield fault("disk", f"{facts.home} cannot be written to by {facts.user}", mount)
     elif facts.disk_free is not None:
         text = f"{size(facts.disk_free)} free"
-        du = f"disagg exec --host {seen.host.name} -- 'du -sh ~/.disagg/* ~/.cache/huggingface'"
+        du = f"disagg exec --host {readings.host.name} -- 'du -sh ~/.disagg/* ~/.cache/huggingface'"
         yield warning("disk", f"{text} in {facts.home}", du) if facts.disk_free < _LITTLE_DISK else ok("disk", text)
 
 
-def memory(seen: Examined) -> Iterator[Finding]:
+def memory(readings: HostReadings) -> Iterator[Finding]:
     """System memory against what the host is to hold. A card with memory of its own is looked at with the GPU."""
-    total = seen.facts.hardware.memory
+    total = readings.facts.hardware.memory
     if total is None:
         yield note("memory", "the machine does not tell how much it has")
         return
-    separate = any(gpu.memory for gpu in seen.facts.hardware.gpus) and seen.host.engine.device.startswith(
+    separate = any(gpu.memory for gpu in readings.facts.hardware.gpus) and readings.host.engine.device.startswith(
         ("cuda", "auto")
     )
-    needed = None if separate else _needed(seen)
+    needed = None if separate else _needed(readings)
     if needed is None or needed <= total:
         yield ok("memory", size(total))
         return
-    yield _too_large("memory", seen, f"the machine has {size(total)}", total)
+    yield _too_large("memory", readings, f"the machine has {size(total)}", total)
 
 
-def _needed(seen: Examined) -> int | None:
+def _needed(readings: HostReadings) -> int | None:
     """Bytes that the model and its KV take, None while the model is not there."""
-    weights = _weights(seen)
+    weights = _weights(readings)
     if weights is None:
         return None
-    return weights + (seen.host.engine.max_kv_bytes if "decode" in seen.host.roles else 0)
+    return weights + (readings.host.engine.max_kv_bytes if "decode" in readings.host.roles else 0)
 
 
-def _weights(seen: Examined) -> int | None:
-    if seen.model is None or not seen.model.complete:
+def _weights(readings: HostReadings) -> int | None:
+    if readings.model is None or not readings.model.complete:
         return None
-    return int(seen.model.bytes * _QUANTIZED.get(seen.host.engine.quantization or "", 1.0))
+    return int(readings.model.bytes * _QUANTIZED.get(readings.host.engine.quantization or "", 1.0))
 
 
-def _too_large(check: str, seen: Examined, limit: str, room: int) -> Finding:
-    weights, host = _weights(seen) or 0, seen.host
+def _too_large(check: str, readings: HostReadings, limit: str, room: int) -> Finding:
+    weights, host = _weights(readings) or 0, readings.host
     if weights > room:
         return fault(
             check, f"{host.model} takes {size(weights)}, and {limit}", "serve a smaller or quantized model there"
@@ -75,9 +75,9 @@ def _too_large(check: str, seen: Examined, limit: str, room: int) -> Finding:
     )
 
 
-def gpu(seen: Examined) -> Iterator[Finding]:
-    device, hardware, name = seen.host.engine.device, seen.facts.hardware, seen.host.name
-    if seen.facts.os != "Linux" or seen.host.engine.name != "transformers" or device == "cpu":
+def gpu(readings: HostReadings) -> Iterator[Finding]:
+    device, hardware, name = readings.host.engine.device, readings.facts.hardware, readings.host.name
+    if readings.facts.os != "Linux" or readings.host.engine.name != "transformers" or device == "cpu":
         return
     install = f'disagg ssh {name} -- "sudo apt install nvidia-driver-{OLDEST_DRIVER}-open"; then restart the machine'
     if not hardware.smi:
@@ -97,7 +97,7 @@ def gpu(seen: Examined) -> Iterator[Finding]:
         return
     well = True
     for card in hardware.gpus:
-        for finding in _card(seen, card, install):
+        for finding in _card(readings, card, install):
             well = False
             yield finding
     if well:
@@ -105,7 +105,7 @@ def gpu(seen: Examined) -> Iterator[Finding]:
         yield ok("gpu", f"{hardware.gpus[0].name}, driver {hardware.gpus[0].driver}{shared}")
 
 
-def _card(seen: Examined, card: GPU, install: str) -> Iterator[Finding]:
+def _card(readings: HostReadings, card: GPU, install: str) -> Iterator[Finding]:
     driver = int(found[0]) if (found := re.match(r"\d+", card.driver)) else None
     if driver is not None and driver < OLDEST_DRIVER:
         yield fault(
@@ -117,15 +117,15 @@ def _card(seen: Examined, card: GPU, install: str) -> Iterator[Finding]:
         yield fault(
             "gpu",
             f"{card.name}: {card.ecc_errors} uncorrected memory errors since it started",
-            f"disagg ssh {seen.host.name} -- nvidia-smi -q -d ECC,ROW_REMAPPER; restart, replace it if they return",
+            f"disagg ssh {readings.host.name} -- nvidia-smi -q -d ECC,ROW_REMAPPER; restart, replace it if they return",
         )
-    if card.memory is not None and (_weights(seen) or 0) > card.memory:
-        yield _too_large("gpu", seen, f"{card.name} has {size(card.memory)}", card.memory)
+    if card.memory is not None and (_weights(readings) or 0) > card.memory:
+        yield _too_large("gpu", readings, f"{card.name} has {size(card.memory)}", card.memory)
 
 
-def wired_limit(seen: Examined) -> Iterator[Finding]:
+def wired_limit(readings: HostReadings) -> Iterator[Finding]:
     """How much of a Mac's memory its GPU may wire, against the model and its KV."""
-    limit, host, facts = seen.facts.hardware.wired_limit, seen.host, seen.facts
+    limit, host, facts = readings.facts.hardware.wired_limit, readings.host, readings.facts
     if facts.os != "Darwin" or host.engine.device == "cpu" or limit is None:
         return
     own = host.wired_limit_mb
@@ -136,13 +136,13 @@ def wired_limit(seen: Examined) -> Iterator[Finding]:
     memory = facts.hardware.memory or 0
     room = limit << 20 if limit else int(memory * _MAC_SHARE)
     text = f"{size(room)}" + ("" if limit else " (macOS' own)")
-    needed = _needed(seen)
+    needed = _needed(readings)
     if needed is None or needed <= room or not room:
         yield ok("wired limit", text)
         return
     fitting = (needed + (4 << 30)) >> 20
     if fitting << 20 > memory * 0.95:
-        yield _too_large("wired limit", seen, f"the GPU may wire {text} of {size(memory)}", int(memory * 0.95))
+        yield _too_large("wired limit", readings, f"the GPU may wire {text} of {size(memory)}", int(memory * 0.95))
         return
     yield warning(
         "wired limit",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from disagg.config import Model
-from disagg.fleet.doctor.gather import Examined
+from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.doctor.hardware import disk, gpu, memory, size, wired_limit
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.facts.python import deployed_python
@@ -19,30 +19,30 @@ _LINUX_NO_ROUTE: Final = errno.EHOSTUNREACH
 _MAC_NO_ROUTE: Final = 65
 
 
-def findings(seen: Examined, model: Model, status: HostStatus | None, token: str | None) -> list[Finding]:
+def findings(readings: HostReadings, model: Model, status: HostStatus | None, token: str | None) -> list[Finding]:
     """All about a host that answers. status: of its server over HTTP; None where nobody asked. token: the fleet's."""
     return [
         ok(
             "ssh",
-            f"{seen.latency * 1e3:.0f} ms as {seen.facts.user}" if not seen.host.local else "this machine",
+            f"{readings.latency * 1e3:.0f} ms as {readings.facts.user}" if not readings.host.local else "this machine",
         ),
-        *_python(seen),
-        *disk(seen),
-        *memory(seen),
-        *gpu(seen),
-        *wired_limit(seen),
-        *_model(seen, model),
-        *_service(seen),
-        *_token(seen, token),
-        *_server(seen, status),
-        *_local_network(seen),
-        *_thunderbolt(seen),
-        *(fault("probe", error.message, error.hint) for error in seen.trouble),
+        *_python(readings),
+        *disk(readings),
+        *memory(readings),
+        *gpu(readings),
+        *wired_limit(readings),
+        *_model(readings, model),
+        *_service(readings),
+        *_token(readings, token),
+        *_server(readings, status),
+        *_local_network(readings),
+        *_thunderbolt(readings),
+        *(fault("probe", error.message, error.hint) for error in readings.errors),
     ]
 
 
-def _python(seen: Examined) -> Iterator[Finding]:
-    facts, host = seen.facts, seen.host
+def _python(readings: HostReadings) -> Iterator[Finding]:
+    facts, host = readings.facts, readings.host
     if host.local:
         return
     if deployed := deployed_python(facts):
@@ -70,24 +70,24 @@ def _python(seen: Examined) -> Iterator[Finding]:
         yield ok("python", _dotted(next(python for python in new if python.makes_venvs).version))
 
 
-def _model(seen: Examined, model: Model) -> Iterator[Finding]:
-    held, wanted = seen.model, seen.need
+def _model(readings: HostReadings, model: Model) -> Iterator[Finding]:
+    held, wanted = readings.model, readings.required
     if held is None or wanted is None:
         return
-    pull = f"disagg models pull '{model.name}' --host {seen.host.name}"
+    pull = f"disagg models pull '{model.name}' --host {readings.host.name}"
     if held.complete:
         revision = f" {held.revision[:8]}" if held.revision else ""
         yield ok("model", f"{size(held.bytes)}{revision}")
     elif wanted.carried:
-        yield warning("model", f"{model.name} is not there yet", f"disagg deploy --host {seen.host.name}")
+        yield warning("model", f"{model.name} is not there yet", f"disagg deploy --host {readings.host.name}")
     elif held.state == "partial":
-        yield fault("model", f"{wanted.source} is there in part: {held.lack or f'{size(held.bytes)} of it'}", pull)
+        yield fault("model", f"{wanted.source} is there in part: {held.missing or f'{size(held.bytes)} of it'}", pull)
     else:
         yield fault("model", f"{wanted.source} is not there", pull)
 
 
-def _service(seen: Examined) -> Iterator[Finding]:
-    facts, host = seen.facts, seen.host
+def _service(readings: HostReadings) -> Iterator[Finding]:
+    facts, host = readings.facts, readings.host
     if host.local:
         return
     otherwise = f'service = "process" in [hosts.{host.name}]'
@@ -114,9 +114,9 @@ def _service(seen: Examined) -> Iterator[Finding]:
         yield ok("service", "a plain process, gone after a reboot")
 
 
-def _token(seen: Examined, token: str | None) -> Iterator[Finding]:
-    facts, deploy = seen.facts, f"disagg deploy --host {seen.host.name}"
-    if seen.host.local or not facts.current or token is None:
+def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
+    facts, deploy = readings.facts, f"disagg deploy --host {readings.host.name}"
+    if readings.host.local or not facts.current or token is None:
         return
     if not facts.token_digest:
         yield fault("token", "the fleet's token is not there", deploy)
@@ -125,18 +125,18 @@ def _token(seen: Examined, token: str | None) -> Iterator[Finding]:
         yield fault(
             "token",
             f"others can read {path} ({facts.token_mode})",
-            f"disagg exec --host {seen.host.name} -- chmod 600 {path}",
+            f"disagg exec --host {readings.host.name} -- chmod 600 {path}",
         )
     elif facts.token_digest != hashlib.sha256(f"{token}\n".encode()).hexdigest():
         yield fault(
-            "token", "it has another token than this machine", f"{deploy}; disagg restart --host {seen.host.name}"
+            "token", "it has another token than this machine", f"{deploy}; disagg restart --host {readings.host.name}"
         )
     else:
         yield ok("token", "0600")
 
 
-def _server(seen: Examined, status: HostStatus | None) -> Iterator[Finding]:
-    facts, host = seen.facts, seen.host
+def _server(readings: HostReadings, status: HostStatus | None) -> Iterator[Finding]:
+    facts, host = readings.facts, readings.host
     if not host.local and not facts.current:
         yield warning("disagg", "nothing is deployed", f"disagg deploy --host {host.name}")
         return
@@ -166,44 +166,44 @@ def _server(seen: Examined, status: HostStatus | None) -> Iterator[Finding]:
         yield fault("server", status.why, status.hint)
 
 
-def _local_network(seen: Examined) -> Iterator[Finding]:
+def _local_network(readings: HostReadings) -> Iterator[Finding]:
     """macOS may deny a program the local network: connecting then fails with errno 65. Daemons and SSH are exempt."""
-    if seen.facts.os != "Darwin":
+    if readings.facts.os != "Darwin":
         return
-    refused = [place for place, number in seen.reach.items() if number in (_MAC_NO_ROUTE, _LINUX_NO_ROUTE)]
-    if seen.facts.errno_65 and not refused:
+    refused = [place for place, number in readings.reach.items() if number in (_MAC_NO_ROUTE, _LINUX_NO_ROUTE)]
+    if readings.facts.errno_65 and not refused:
         yield fault(
             "local network",
-            f"the server's log has errno 65 (no route to host) {seen.facts.errno_65} times, though the same "
+            f"the server's log has errno 65 (no route to host) {readings.facts.errno_65} times, though the same "
             "addresses answer over SSH: macOS' Local Network Privacy denies them to the server",
-            _daemon(seen),
+            _daemon(readings),
         )
     elif refused:
         address = refused[0].partition(" ")[0]
         yield fault(
             "local network",
             f"no route from here to {address} (errno 65)",
-            f"disagg exec --host {seen.host.name} -- ping -c 3 {address}",
+            f"disagg exec --host {readings.host.name} -- ping -c 3 {address}",
         )
-    elif seen.host.service == "launchd" and f"launchd:{seen.host.name}" in seen.facts.installed:
+    elif readings.host.service == "launchd" and f"launchd:{readings.host.name}" in readings.facts.installed:
         yield ok("local network", "open")
-    elif seen.reach:
+    elif readings.reach:
         yield ok("local network", "open over SSH")
 
 
-def _daemon(seen: Examined) -> str:
-    name = seen.host.name
-    if seen.host.service == "launchd":
+def _daemon(readings: HostReadings) -> str:
+    name = readings.host.name
+    if readings.host.service == "launchd":
         again = f"disagg deploy --host {name} && disagg restart --host {name}"
         return f"{again}; else there: System Settings > Privacy & Security > Local Network"
     return f'service = "launchd" in [hosts.{name}], whose daemons are exempt; then: disagg deploy --host {name}'
 
 
-def _thunderbolt(seen: Examined) -> Iterator[Finding]:
+def _thunderbolt(readings: HostReadings) -> Iterator[Finding]:
     """RDMA over Thunderbolt 5 joins Macs only: it is told, and not used."""
-    if seen.facts.os != "Darwin" or not seen.facts.hardware.rdma:
+    if readings.facts.os != "Darwin" or not readings.facts.hardware.rdma:
         return
-    yield ok("thunderbolt", f"RDMA {seen.facts.hardware.rdma}")
+    yield ok("thunderbolt", f"RDMA {readings.facts.hardware.rdma}")
 
 
 def _dotted(version: tuple[int, ...]) -> str:

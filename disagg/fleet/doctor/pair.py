@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from disagg.config import Model
-from disagg.fleet.doctor.gather import Examined
+from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.link import Link, hidden_tokens_per_s
@@ -26,7 +26,7 @@ _DECIDING: Final = (
 )
 
 
-def same_model(prefill: Examined, decode: Examined, statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
+def same_model(prefill: HostReadings, decode: HostReadings, statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
     """Whether both ends hold the same model: by what their servers say, else by their files."""
     model, names = prefill.host.model, f"{prefill.host.name} and {decode.host.name}"
     pull = f"disagg models rm '{model}' && disagg models pull '{model}'"
@@ -67,7 +67,7 @@ def _differing_digests(first: Mapping[str, str], second: Mapping[str, str]) -> l
     return [key for key in sorted(first) if first[key] and second.get(key) and first[key] != second[key]]
 
 
-def hides(link: Link, model: Model, prefill: Examined, decode: Examined) -> Iterator[Finding]:
+def hides(link: Link, model: Model, prefill: HostReadings, decode: HostReadings) -> Iterator[Finding]:
     """What the measured rate means for the pair's model: a faster prefill than this waits for the link."""
     config = next((one.model.config for one in (prefill, decode) if one.model is not None and one.model.config), None)
     if link.bits_per_s is None or config is None:
@@ -78,7 +78,7 @@ def hides(link: Link, model: Model, prefill: Examined, decode: Examined) -> Iter
         yield note("hides", f"prefill up to {speed:,.0f} tok/s ({_kib(per_token)} of KV a token)")
 
 
-def versions(hosts: Sequence[Examined], statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
+def versions(hosts: Sequence[HostReadings], statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
     """Whether all run the same disagg, and with the same frameworks: as the servers say, else as it is deployed."""
     running = {one.host.name: statuses[one.host.name] for one in hosts if one.host.name in statuses}
     said = {name: status.version for name, status in running.items() if status.version}
@@ -94,14 +94,14 @@ def versions(hosts: Sequence[Examined], statuses: Mapping[str, HostStatus]) -> I
             yield warning("versions", f"{package} differs: {_grouped(there)}", hint)
 
 
-def clocks(hosts: Sequence[Examined]) -> Iterator[Finding]:
+def clocks(hosts: Sequence[HostReadings]) -> Iterator[Finding]:
     """Whether the hosts' clocks agree. Where all are off by the same, it is this machine's that is wrong."""
-    seen = {one.host.name: one for one in hosts if one.clock is not None and not one.host.local}
-    if not seen:
+    readings = {one.host.name: one for one in hosts if one.clock is not None and not one.host.local}
+    if not readings:
         return
-    ahead = {name: one.clock.ahead for name, one in seen.items() if one.clock is not None}
+    ahead = {name: one.clock.ahead for name, one in readings.items() if one.clock is not None}
     spread = max(ahead.values()) - min(ahead.values())
-    sure = max(one.clock.error for one in seen.values() if one.clock is not None)
+    sure = max(one.clock.error for one in readings.values() if one.clock is not None)
     off = {name: value for name, value in ahead.items() if abs(value) > FAST_CLOCK_S + sure}
     if len(ahead) > 1 and len(off) == len(ahead) and spread < FAST_CLOCK_S:
         value = min(ahead.values(), key=abs)
@@ -109,14 +109,14 @@ def clocks(hosts: Sequence[Examined]) -> Iterator[Finding]:
         return
     for name, value in off.items():
         text = f"{name} is {_seconds(value)} this machine"
-        yield (fault if abs(value) > FALSE_CLOCK_S else warning)("clocks", text, _set_clock(seen[name]))
+        yield (fault if abs(value) > FALSE_CLOCK_S else warning)("clocks", text, _set_clock(readings[name]))
     if not off:
         yield ok("clocks", f"within {max(spread, sure) * 1e3:.0f} ms of each other")
 
 
-def _set_clock(seen: Examined) -> str:
-    name = seen.host.name
-    if seen.facts.os == "Darwin":
+def _set_clock(readings: HostReadings) -> str:
+    name = readings.host.name
+    if readings.facts.os == "Darwin":
         return f"disagg ssh {name} -- sudo sntp -sS time.apple.com"
     return f"disagg ssh {name} -- sudo timedatectl set-ntp true"
 

@@ -18,13 +18,13 @@ LAST_LINES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProcessState:
     """A server before anything is done. pid: None where it does not run. stale: why what runs is not what should.
     earlier: it is of an earlier release, which can be gone back to."""
 
     pid: int | None = None
     stale: str = ""
-    earlier: bool = False
+    earlier_release: bool = False
 
 
 class Server(Protocol):
@@ -33,7 +33,7 @@ class Server(Protocol):
     @property
     def host(self) -> Host: ...
 
-    def look(self) -> Seen:
+    def inspect(self) -> ProcessState:
         """What runs now. FleetError where nothing could be started."""
         ...
 

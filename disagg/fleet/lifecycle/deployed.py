@@ -12,7 +12,7 @@ from disagg.errors import CommandFailed, FleetError, PortInUse, StartFailed
 from disagg.fleet import services
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
-from disagg.fleet.lifecycle.base import LAST_LINES, Seen, start_failed
+from disagg.fleet.lifecycle.base import LAST_LINES, ProcessState, start_failed
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.output import last_lines
@@ -51,18 +51,18 @@ class DeployedServer:
     _pid: int | None = None
     _looked: float = 0.0
 
-    def look(self) -> Seen:
+    def inspect(self) -> ProcessState:
         """See Server."""
         facts = self._facts()
         if not facts.current:
             raise FleetError(f"{self.host.name}: nothing is deployed there", f"disagg deploy --host {self.host.name}")
         self._pid = facts.pid
         if facts.pid is None:
-            return Seen()
+            return ProcessState()
         if facts.release != facts.current:
             stale = f"still runs release {facts.release[:8]}, and {facts.current[:8]} is deployed"
-            return Seen(facts.pid, stale, earlier=True)
-        return Seen(
+            return ProcessState(facts.pid, stale, earlier_release=True)
+        return ProcessState(
             facts.pid, "" if facts.supervised else "runs, but nothing would start it again: its supervisor is gone"
         )
 

@@ -28,7 +28,7 @@ from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 
 Outcome = Literal["started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left"]
-"""left: not touched, since an earlier host of its model did not come back."""
+"""left: not touched, since an earlier_release host of its model did not come back."""
 
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
@@ -197,18 +197,18 @@ class FleetServers:
     # One host
 
     def _start(self, server: Server, timeout_s: float) -> ServerResult:
-        host, seen = server.host, server.look()
-        if seen.stale:
-            raise FleetError(f"{host.name} {seen.stale}", f"disagg restart --host {host.name}")
-        if seen.pid is not None:
+        host, process = server.host, server.inspect()
+        if process.stale:
+            raise FleetError(f"{host.name} {process.stale}", f"disagg restart --host {host.name}")
+        if process.pid is not None:
             return self._until_healthy(server, "unchanged", timeout_s)
         with self._guard:
             self._begun.append(host)
         return self._launch(server, "started", timeout_s)
 
     def _restart(self, server: Server, timeout_s: float) -> ServerResult:
-        seen = server.look()
-        if seen.pid is None:
+        process = server.inspect()
+        if process.pid is None:
             return self._launch(server, "started", timeout_s)
         with self._guard:
             self._down.append(server.host)
@@ -217,10 +217,10 @@ class FleetServers:
         try:
             result = self._launch(server, "restarted", timeout_s)
         except StartFailed as error:
-            if seen.earlier:
+            if process.earlier_release:
                 error.hint = _or_back(error.hint, server.host)
             raise
-        if seen.earlier and result.outcome == "failed" and result.error is not None:
+        if process.earlier_release and result.outcome == "failed" and result.error is not None:
             result.error.hint = _or_back(result.error.hint, server.host)
         return result
 
@@ -262,7 +262,7 @@ class FleetServers:
         return ServerResult(host.name, "failed", seconds, error)
 
     def _await_health(self, server: Server, deadline: float) -> HostStatus:
-        """Poll until the server is healthy or has failed; at the deadline, how it was last seen."""
+        """Poll until the server is healthy or has failed; at the deadline, how it was last process."""
         token, pause, host = self.state.token(), 0.05, server.host
         while True:
             status = poll_host(host, token, self.state)
@@ -278,7 +278,7 @@ class FleetServers:
     def _stop(self, server: Server) -> ServerResult:
         began = time.monotonic()
         try:
-            running = server.look().pid is not None
+            running = server.inspect().pid is not None
         except HostUnreachable:
             raise
         except FleetError:

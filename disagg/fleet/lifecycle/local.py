@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from disagg.config import Fleet, Host
 from disagg.errors import PortInUse, StartFailed
-from disagg.fleet.lifecycle.base import LAST_LINES, Seen, start_failed
+from disagg.fleet.lifecycle.base import LAST_LINES, ProcessState, start_failed
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
 from disagg.token import TOKEN_FILE_VARIABLE
@@ -33,13 +33,13 @@ class LocalServer:
     argv: Argv = server_argv
     grace_s: float = 30.0
 
-    def look(self) -> Seen:
+    def inspect(self) -> ProcessState:
         """See Server."""
         record = self.state.recorded(self.host.name)
         if record is None or local.identity(record.pid) != record.identity:
-            return Seen()
+            return ProcessState()
         changed = record.config != config_digest(self.fleet, self.host)
-        return Seen(record.pid, f"runs with an earlier {self.fleet.path.name}" if changed else "")
+        return ProcessState(record.pid, f"runs with an earlier {self.fleet.path.name}" if changed else "")
 
     def start(self) -> None:
         """See Server."""
@@ -62,7 +62,7 @@ class LocalServer:
 
     def ended(self) -> StartFailed | None:
         """See Server."""
-        if self.look().pid is not None:
+        if self.inspect().pid is not None:
             return None
         self.state.forget(self.host.name)
         return start_failed(self.host.name, self.last_lines())

@@ -9,18 +9,18 @@ survey         all three for the links of a fleet, and what each means for its m
 """
 
 from disagg.fleet.facts.route import Interface, NetworkPath, parse_path
-from disagg.fleet.link.ends import End
+from disagg.fleet.link.ends import LinkEnd
 from disagg.fleet.link.judge import far_below, hidden_tokens_per_s, judge
 from disagg.fleet.link.measure import Bounds, Link, measure, measure_all
-from disagg.fleet.link.survey import Surveyed, exit_code, kv_pairs, pairs_between, survey
+from disagg.fleet.link.survey import LinkSurvey, exit_code, kv_pairs, pairs_between, survey
 
 __all__ = [
     "Bounds",
-    "End",
     "Interface",
     "Link",
+    "LinkEnd",
+    "LinkSurvey",
     "NetworkPath",
-    "Surveyed",
     "exit_code",
     "far_below",
     "hidden_tokens_per_s",

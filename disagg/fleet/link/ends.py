@@ -14,12 +14,12 @@ from disagg.errors import FleetError
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 
-Hear = Callable[[str], None]
+OnLine = Callable[[str], None]
 """Told every line that a program prints."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class LinkEnd:
     """One end of a link: the host, its machine, and a python on it."""
 
     host: Host
@@ -33,7 +33,7 @@ class Listening:
     run: runs it to its end on `machine`; raises where it fails. timeout: seconds that it may take for anything.
     """
 
-    def __init__(self, machine: Machine, run: Callable[[Hear], object], timeout: float) -> None:
+    def __init__(self, machine: Machine, run: Callable[[OnLine], object], timeout: float) -> None:
         self._machine = machine
         self._timeout = timeout
         self._said: Queue[int | BaseException] = Queue()
@@ -61,12 +61,12 @@ class Listening:
         self._thread.join(self._timeout)
 
     def give_up(self) -> None:
-        """End the program: a receiver whose sender failed would wait."""
+        """LinkEnd the program: a receiver whose sender failed would wait."""
         if self._thread.is_alive():
             self._machine.close()
             self._thread.join(self._timeout)
 
-    def _run(self, run: Callable[[Hear], object]) -> None:
+    def _run(self, run: Callable[[OnLine], object]) -> None:
         try:
             run(self._hear)
         except BaseException as error:  # noqa: BLE001  # carried to the thread that waits for the port

@@ -15,7 +15,7 @@ from disagg.config import Host
 from disagg.errors import DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import deployed_python
-from disagg.fleet.link.ends import Hear, Listening
+from disagg.fleet.link.ends import Listening, OnLine
 from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.local import LocalMachine
@@ -98,7 +98,7 @@ def rehearse(sender: Place, receiver: Place, order: Order) -> dict[str, Any]:
     return figures
 
 
-def _run(place: Place, end: str, body: Mapping[str, Any], timeout: float, hear: Hear | None = None) -> dict[str, Any]:
+def _run(place: Place, end: str, body: Mapping[str, Any], timeout: float, hear: OnLine | None = None) -> dict[str, Any]:
     environment = {**place.environment, "DISAGG_REHEARSAL": json.dumps(body)}
     argv = [*place.argv, MODULE, end]
     return _said(place.machine, place.machine.run(argv, environment=environment, timeout=timeout, on_line=hear))

@@ -14,7 +14,7 @@ from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError, PeerLost
 from disagg.fleet.facts.python import json_line, run_program
 from disagg.fleet.facts.route import NetworkPath, read_path
-from disagg.fleet.link.ends import End, Listening
+from disagg.fleet.link.ends import LinkEnd, Listening
 from disagg.fleet.machine.fan_out import each
 
 PROBE: Final = Path(__file__).with_name("probe_program.py")
@@ -67,7 +67,7 @@ class Link:
         }
 
 
-def measure(sender: End, receiver: End, bounds: Bounds = Bounds()) -> Link:
+def measure(sender: LinkEnd, receiver: LinkEnd, bounds: Bounds = Bounds()) -> Link:
     """Measure the link from `sender` to the address where `receiver` takes KV.
 
     What the network does is in the result. Raises HostUnreachable where one of the machines does not answer, and
@@ -96,7 +96,7 @@ def measure(sender: End, receiver: End, bounds: Bounds = Bounds()) -> Link:
 
 
 def measure_all(
-    pairs: Sequence[tuple[End, End]],
+    pairs: Sequence[tuple[LinkEnd, LinkEnd]],
     bounds: Bounds = Bounds(),
     begun: Callable[[Host, Host], None] = lambda sender, receiver: None,
 ) -> list[Link | DisaggError]:
@@ -133,7 +133,7 @@ def rounds(pairs: Sequence[tuple[Host, Host]]) -> list[list[int]]:
     return made
 
 
-def _receive(receiver: End, target: str, token: str, bounds: Bounds, hear: Callable[[str], None]) -> None:
+def _receive(receiver: LinkEnd, target: str, token: str, bounds: Bounds, hear: Callable[[str], None]) -> None:
     run_program(
         receiver.machine,
         receiver.python,
@@ -145,7 +145,7 @@ def _receive(receiver: End, target: str, token: str, bounds: Bounds, hear: Calla
     )
 
 
-def _send(sender: End, target: str, port: int, token: str, bounds: Bounds) -> dict[str, Any]:
+def _send(sender: LinkEnd, target: str, port: int, token: str, bounds: Bounds) -> dict[str, Any]:
     result = run_program(
         sender.machine,
         sender.python,

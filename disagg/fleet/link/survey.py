@@ -12,14 +12,14 @@ from disagg.errors import DisaggError, FleetError, HostUnreachable, UsageError
 from disagg.fleet.facts.findings import Finding, fault, note
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import python_on
-from disagg.fleet.link.ends import End
+from disagg.fleet.link.ends import LinkEnd
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
 from disagg.fleet.link.measure import Bounds, Link, measure_all
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
-from disagg.fleet.models.inventory import held
-from disagg.fleet.models.sources import need
+from disagg.fleet.models.inventory import stored_models
+from disagg.fleet.models.sources import required_model
 from disagg.planning.kv_size import kv_bytes_per_token
 from disagg.planning.sizing import read_size, size_source
 
@@ -28,7 +28,7 @@ Pair = tuple[Host, Host]
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class LinkSurvey:
     """One link. `link` is None where it could not be measured: `error` says why. `kv_bytes_per_token` of the sender's
     model, None where it is not known how large that is."""
 
@@ -64,7 +64,7 @@ class Surveyed:
         }
 
 
-def exit_code(surveyed: Sequence[Surveyed]) -> int:
+def exit_code(surveyed: Sequence[LinkSurvey]) -> int:
     """0 where nothing is at fault, 4 where a host cannot be reached, else 1. Warnings change nothing."""
     if any(isinstance(one.error, HostUnreachable) for one in surveyed):
         return 4
@@ -106,7 +106,7 @@ def survey(
     tell: Callable[[str], None] = lambda what: None,
     connect: Callable[[Host], Machine] = machine_for,
     bounds: Bounds = Bounds(),  # noqa: B008  # frozen
-) -> list[Surveyed]:
+) -> list[LinkSurvey]:
     """Measure and judge these links, in the pairs' order. What fails is told of its own link and hides no other."""
     hosts = list({host.name: host for pair in pairs for host in pair}.values())
     senders = {sender.name for sender, _ in pairs}
@@ -130,7 +130,7 @@ def survey(
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    end: End
+    end: LinkEnd
     per_token: float | None = None
 
 
@@ -142,11 +142,11 @@ def _prepare(fleet: Fleet, host: Host, where: Machine, sends: bool) -> _Ready:
         raise FleetError(f"{host.name}: there is no python to measure with", f"disagg doctor --host {host.name}")
     per_token = None
     if sends:
-        source = need(fleet, host, facts).source
-        config = held(where, python, host, [source])[source].config
+        source = required_model(fleet, host, facts).source
+        config = stored_models(where, python, host, [source])[source].config
         model = fleet.models[host.model]
         per_token = kv_bytes_per_token(config, host.engine.dtype, model.context) if config else _by_name(fleet, host)
-    return _Ready(End(host, where, python), per_token)
+    return _Ready(LinkEnd(host, where, python), per_token)
 
 
 def _by_name(fleet: Fleet, host: Host) -> float | None:
@@ -166,19 +166,19 @@ def _judged(
     ready: dict[str, _Ready],
     errors: dict[str, DisaggError],
     link: Link | DisaggError | None,
-) -> Surveyed:
+) -> LinkSurvey:
     sender, receiver = pair
     failed = [errors[host.name] for host in pair if host.name in errors]
     if isinstance(link, DisaggError):
         failed.append(link)
     if failed or not isinstance(link, Link):
         faults = tuple(fault(_check(error), error.message, error.hint) for error in failed)
-        return Surveyed(sender, receiver, faults, error=failed[0])
+        return LinkSurvey(sender, receiver, faults, error=failed[0])
     findings = judge(link, sender, receiver)
     if not _carries_kv(sender, receiver):
         findings.append(note("direction", "no KV goes this way: " + ", ".join(map(_serves, pair))))
-        return Surveyed(sender, receiver, tuple(findings), link)
-    return Surveyed(sender, receiver, tuple(findings), link, ready[sender.name].per_token)
+        return LinkSurvey(sender, receiver, tuple(findings), link)
+    return LinkSurvey(sender, receiver, tuple(findings), link, ready[sender.name].per_token)
 
 
 def _check(error: DisaggError) -> str:

@@ -18,19 +18,19 @@ from disagg.errors import CommandFailed, DisaggError, FleetError
 from disagg.fleet.facts.python import run_program
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
-from disagg.fleet.models.inventory import Held
+from disagg.fleet.models.inventory import StoredModel
 
 SERVE: Final = Path(__file__).with_name("serve_program.py")
 FETCH: Final = Path(__file__).with_name("fetch_program.py")
 _LONGEST_S: Final = 24 * 3600.0
 _START_S: Final = 120.0
 
-Told = Callable[[int, int], None]
-"""Told bytes here and bytes in all."""
+OnBytes = Callable[[int, int], None]
+"""OnBytes bytes here and bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyResult:
     """Bytes of the model; of those, bytes that an earlier run had brought; files that had to be brought twice because
     what was there of them was damaged."""
 
@@ -40,7 +40,7 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CopyEnd:
     """A host to copy from or to, and a python on it."""
 
     host: Host
@@ -48,7 +48,9 @@ class Place:
     python: str
 
 
-def copy(source: Place, target: Place, held: Held, root: str, told: Told = lambda done, total: None) -> Copied:
+def copy(
+    source: CopyEnd, target: CopyEnd, held: StoredModel, root: str, told: OnBytes = lambda done, total: None
+) -> CopyResult:
     """Copy `held` of the source to the folder `root` of the target.
 
     The source's machine must be of this copy alone: it is closed at the end, which ends the server. FleetError where
@@ -62,7 +64,7 @@ def copy(source: Place, target: Place, held: Held, root: str, told: Told = lambd
         server.end()
 
 
-def _fetch(source: Place, target: Place, argv: Sequence[str], token: str, told: Told) -> Copied:
+def _fetch(source: CopyEnd, target: CopyEnd, argv: Sequence[str], token: str, told: OnBytes) -> CopyResult:
     def hear(line: str) -> None:
         said = _said(line)
         if "done" in said:
@@ -76,7 +78,7 @@ def _fetch(source: Place, target: Place, argv: Sequence[str], token: str, told: 
     except CommandFailed as error:
         raise _explained(error, source.host, target.host) from error
     said = _said(result.stdout.strip().rpartition("\n")[2])
-    return Copied(int(said.get("copied", 0)), int(said.get("resumed", 0)), int(said.get("repaired", 0)))
+    return CopyResult(int(said.get("copied", 0)), int(said.get("resumed", 0)), int(said.get("repaired", 0)))
 
 
 def _explained(error: CommandFailed, source: Host, target: Host) -> FleetError:
@@ -103,7 +105,7 @@ def _said(line: str) -> Mapping[str, Any]:
 class _Server:
     """The serving end, in a thread of its own."""
 
-    def __init__(self, place: Place, held: Held) -> None:
+    def __init__(self, place: CopyEnd, held: StoredModel) -> None:
         self.token = secrets.token_hex(32)
         self._place = place
         self._news: Queue[int | DisaggError] = Queue()

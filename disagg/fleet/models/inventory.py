@@ -20,9 +20,9 @@ Presence = Literal["complete", "partial", "absent"]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredModel:
     """A model on a host. `folder`: of its files. `root`: what is copied or removed. `revision`: of the hub, or "".
-    missing: some of the files that lack. why: what is wrong with one that is there. config: config.json.
+    missing_files: some of the files that missing. why: what is wrong with one that is there. config: config.json.
     digests: of tokenizer and chat template, "" where there is none."""
 
     source: str
@@ -31,7 +31,7 @@ class Held:
     folder: str = ""
     root: str = ""
     revision: str = ""
-    missing: tuple[str, ...] = ()
+    missing_files: tuple[str, ...] = ()
     why: str = ""
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -41,9 +41,9 @@ class Held:
         return self.state == "complete"
 
     @property
-    def lack(self) -> str:
+    def missing(self) -> str:
         """What keeps it from being complete."""
-        return self.why or (f"lacks {', '.join(self.missing)}" if self.missing else "")
+        return self.why or (f"lacks {', '.join(self.missing_files)}" if self.missing_files else "")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,7 +52,7 @@ class Held:
             "bytes": self.bytes,
             "folder": self.folder,
             "revision": self.revision,
-            "lack": self.lack,
+            "missing": self.missing,
         }
 
 
@@ -61,23 +61,23 @@ def cache_of(host: Host) -> str:
     return "" if host.local else SERVICES_CACHE
 
 
-def held(machine: Machine, python: str, host: Host, sources: Sequence[str]) -> dict[str, Held]:
+def stored_models(machine: Machine, python: str, host: Host, sources: Sequence[str]) -> dict[str, StoredModel]:
     """What the host has of these sources (hub ids and absolute paths)."""
     argv = ("look", cache_of(host), json.dumps(list(sources)))
     body = json_line(run_program(machine, python, PROGRAM, argv, timeout=120.0), machine)
     return {source: _held(source, body.get(source) or {}) for source in sources}
 
 
-def _held(source: str, said: Mapping[str, Any]) -> Held:
+def _held(source: str, said: Mapping[str, Any]) -> StoredModel:
     state: Presence = next((one for one in get_args(Presence) if one == said.get("state")), "absent")
-    return Held(
+    return StoredModel(
         source,
         state,
         int(said.get("bytes") or 0),
         str(said.get("folder") or ""),
         str(said.get("root") or ""),
         str(said.get("revision") or ""),
-        tuple(map(str, said.get("missing") or ())),
+        tuple(map(str, said.get("missing_files") or ())),
         str(said.get("why") or ""),
         said.get("config") or {},
         said.get("digests") or {},

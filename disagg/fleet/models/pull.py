@@ -18,54 +18,54 @@ from disagg.fleet.facts.python import deployed_python, python_on, run_program
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
-from disagg.fleet.models.copy import Place, copy
-from disagg.fleet.models.inventory import Held, cache_of, held
-from disagg.fleet.models.sources import Need, need
+from disagg.fleet.models.copy import CopyEnd, copy
+from disagg.fleet.models.inventory import StoredModel, cache_of, stored_models
+from disagg.fleet.models.sources import RequiredModel, required_model
 
 HUB: Final = Path(__file__).with_name("hub_program.py")
 PASSED_ON: Final = ("HF_TOKEN", "HF_ENDPOINT")
 """Of this machine's environment, where they are set: a gated model's key, a mirror of the hub."""
 _LONGEST_S: Final = 24 * 3600.0
 
-Told = Callable[[Host, str, str], None]
-"""Told a host, what it does, and how far that is."""
+OnProgress = Callable[[Host, str, str], None]
+"""OnProgress a host, what it does, and how far that is."""
 
 Result = Literal["there", "downloaded", "copied", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
-    """A host and what it has of all sources that anyone needs. python: to run programs with; hub_python: with the
+class ModelInventory:
+    """A host and what it has of all sources that anyone required. python: to run programs with; hub_python: with the
     deployed environment's huggingface_hub. "" where there is none. reader: the host whose server now reads this source
     on the same machine, "" where none does."""
 
-    need: Need
-    held: Mapping[str, Held]
+    required: RequiredModel
+    stored: Mapping[str, StoredModel]
     python: str = ""
     hub_python: str = ""
     reader: str = ""
 
     @property
     def host(self) -> Host:
-        return self.need.host
+        return self.required.host
 
     @property
-    def wanted(self) -> Held:
-        return self.held.get(self.need.source) or Held(self.need.source, "absent")
+    def model(self) -> StoredModel:
+        return self.stored.get(self.required.source) or StoredModel(self.required.source, "absent")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """Bring a source to a host: from the hub, or from the host `giver`. `error`: why it cannot be brought."""
+class PullTask:
+    """Bring a source to a host: from the hub, or from the host `source_host`. `error`: why it cannot be brought."""
 
     host: Host
     source: str
-    giver: Host | None = None
+    source_host: Host | None = None
     error: FleetError | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullResult:
     """What became of one host's model."""
 
     host: Host
@@ -73,7 +73,7 @@ class Pulled:
     result: Result
     bytes: int = 0
     seconds: float = 0.0
-    giver: str = ""
+    source_host: str = ""
     error: DisaggError | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -84,49 +84,51 @@ class Pulled:
             "result": self.result,
             "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
-            "from": self.giver or None,
+            "from": self.source_host or None,
             "error": self.error.to_json() if self.error else None,
         }
 
 
-def plan(stocks: Sequence[Stock], wanted: Sequence[Host]) -> list[Task]:
+def plan(inventories: Sequence[ModelInventory], wanted: Sequence[Host]) -> list[PullTask]:
     """What is to be brought where: nothing to hosts that have it, at most one download of each source. Pure."""
-    tasks: list[Task] = []
+    tasks: list[PullTask] = []
     coming: dict[str, Host] = {}  # source -> the host that has or downloads it
     busy: set[tuple[str, str]] = set()  # machine and source: two hosts of one machine share its files
-    for stock in stocks:
-        if stock.wanted.complete:
-            coming.setdefault(stock.need.source, stock.host)
-    for stock in sorted(stocks, key=lambda one: -one.wanted.bytes):  # who has most of it downloads the rest
-        host, source = stock.host, stock.need.source
+    for inventory in inventories:
+        if inventory.model.complete:
+            coming.setdefault(inventory.required.source, inventory.host)
+    for inventory in sorted(inventories, key=lambda one: -one.model.bytes):  # who has most of it downloads the rest
+        host, source = inventory.host, inventory.required.source
         place = (same_machine(host.address), source)
-        if host not in wanted or stock.wanted.complete or stock.need.carried or place in busy:
+        if host not in wanted or inventory.model.complete or inventory.required.carried or place in busy:
             continue
         busy.add(place)
-        giver = next((one.host for one in stocks if one.held.get(source, Held(source, "absent")).complete), None)
-        giver = giver or coming.get(source)
-        tasks.append(_task(stock, giver))
-        if giver is None and tasks[-1].error is None:
+        source_host = next(
+            (one.host for one in inventories if one.stored.get(source, StoredModel(source, "absent")).complete), None
+        )
+        source_host = source_host or coming.get(source)
+        tasks.append(_task(inventory, source_host))
+        if source_host is None and tasks[-1].error is None:
             coming[source] = host
     return tasks
 
 
-def _task(stock: Stock, giver: Host | None) -> Task:
-    host, source = stock.host, stock.need.source
-    if not stock.python:
-        return Task(
+def _task(inventory: ModelInventory, source_host: Host | None) -> PullTask:
+    host, source = inventory.host, inventory.required.source
+    if not inventory.python:
+        return PullTask(
             host, source, error=FleetError(f"{host.name}: there is no python", f"disagg doctor --host {host.name}")
         )
-    if giver is not None:
-        return Task(host, source, giver)
-    if not stock.need.on_hub:
+    if source_host is not None:
+        return PullTask(host, source, source_host)
+    if not inventory.required.on_hub:
         put = f"rsync -a FOLDER/ {host.address}:{source}/; the other hosts then get it with: disagg models pull"
-        return Task(host, source, error=FleetError(f"{host.name}: no host of the fleet has {source}", put))
-    if not stock.hub_python:
+        return PullTask(host, source, error=FleetError(f"{host.name}: no host of the fleet has {source}", put))
+    if not inventory.hub_python:
         deploy = f"disagg deploy --host {host.name}"
         missing = f"{host.name}: nothing is deployed there whose python could download from the hub"
-        return Task(host, source, error=FleetError(missing, deploy))
-    return Task(host, source)
+        return PullTask(host, source, error=FleetError(missing, deploy))
+    return PullTask(host, source)
 
 
 @dataclass(slots=True)
@@ -149,79 +151,89 @@ class Models:
         """The host's machine, the same one each time."""
         return self._machines.setdefault(host.name, self.connect(host))
 
-    def survey(self, hosts: Sequence[Host]) -> list[Stock | DisaggError]:
-        """What each host has of what any of them needs."""
+    def survey(self, hosts: Sequence[Host]) -> list[ModelInventory | DisaggError]:
+        """What each host has of what any of them required."""
         for host in hosts:
             self.machine(host)
         facts = {
             outcome.host.name: outcome
             for outcome in each(hosts, lambda host: read_host_facts(self.machine(host), host))
         }
-        needs = {name: need(self.fleet, one.host, one.value) for name, one in facts.items() if one.value is not None}
-        sources = list(dict.fromkeys(one.source for one in needs.values()))
+        required = {
+            name: required_model(self.fleet, one.host, one.value)
+            for name, one in facts.items()
+            if one.value is not None
+        }
+        sources = list(dict.fromkeys(one.source for one in required.values()))
         readers = {
-            (same_machine(one.host.address), needs[name].source): name
+            (same_machine(one.host.address), required[name].source): name
             for name, one in facts.items()
             if one.value is not None and one.value.serving is not None and one.value.serving.alive
         }
 
-        def look(host: Host) -> Stock:
+        def look(host: Host) -> ModelInventory:
             outcome = facts[host.name]
             if outcome.value is None:
                 raise outcome.error or FleetError(f"{host.name}: its facts cannot be read")
             python = python_on(host, outcome.value) or ""
             hub = python if host.local else deployed_python(outcome.value) or ""
-            there = held(self.machine(host), python, host, sources) if python else {}
-            reader = readers.get((same_machine(host.address), needs[host.name].source), "")
-            return Stock(needs[host.name], there, python, hub, reader)
+            there = stored_models(self.machine(host), python, host, sources) if python else {}
+            reader = readers.get((same_machine(host.address), required[host.name].source), "")
+            return ModelInventory(required[host.name], there, python, hub, reader)
 
         looked = each(hosts, look)
         return [one.value if one.value is not None else one.error or FleetError("nothing") for one in looked]
 
-    def pull(self, stocks: Sequence[Stock], wanted: Sequence[Host], told: Told) -> list[Pulled]:
+    def pull(self, inventories: Sequence[ModelInventory], wanted: Sequence[Host], told: OnProgress) -> list[PullResult]:
         """Bring what is missing. Downloads come first, since others are copied from them."""
-        tasks = {task.host.name: task for task in plan(stocks, wanted)}
-        by_name = {stock.host.name: stock for stock in stocks}
-        done: dict[str, Pulled] = {}
+        tasks = {task.host.name: task for task in plan(inventories, wanted)}
+        by_name = {inventory.host.name: inventory for inventory in inventories}
+        done: dict[str, PullResult] = {}
         for copying in (False, True):
-            stage = [task.host for task in tasks.values() if (task.giver is not None) is copying]
+            stage = [task.host for task in tasks.values() if (task.source_host is not None) is copying]
 
-            def act(host: Host) -> Pulled:
+            def act(host: Host) -> PullResult:
                 return self._carry_out(tasks[host.name], by_name, done, told)
 
             for outcome in each(stage, act):
                 task = tasks[outcome.host.name]
-                result = outcome.value or Pulled(task.host, task.source, "failed", error=outcome.error)
+                result = outcome.value or PullResult(task.host, task.source, "failed", error=outcome.error)
                 done[outcome.host.name] = replace(result, seconds=outcome.seconds)
         there = {
-            host.name: Pulled(host, by_name[host.name].need.source, "there", by_name[host.name].wanted.bytes)
+            host.name: PullResult(host, by_name[host.name].required.source, "there", by_name[host.name].model.bytes)
             for host in wanted
             if host.name in by_name
         }
         return [done.get(host.name) or there[host.name] for host in wanted if host.name in there]
 
-    def _carry_out(self, task: Task, stocks: Mapping[str, Stock], done: Mapping[str, Pulled], told: Told) -> Pulled:
+    def _carry_out(
+        self,
+        task: PullTask,
+        inventories: Mapping[str, ModelInventory],
+        done: Mapping[str, PullResult],
+        told: OnProgress,
+    ) -> PullResult:
         if task.error is not None:
             raise task.error
-        stock = stocks[task.host.name]
-        if task.giver is None:
+        inventory = inventories[task.host.name]
+        if task.source_host is None:
             told(task.host, f"download {task.source}", "")
-            size = self._download(stock, told)
-            return Pulled(task.host, task.source, "downloaded", size)
-        failed = done.get(task.giver.name)
+            size = self._download(inventory, told)
+            return PullResult(task.host, task.source, "downloaded", size)
+        failed = done.get(task.source_host.name)
         if failed is not None and failed.error is not None:
             raise FleetError(
-                f"{task.host.name}: {task.source} was to come from {task.giver.name}, which has not got it"
+                f"{task.host.name}: {task.source} was to come from {task.source_host.name}, which has not got it"
             )
-        return self._copy(task, stock, stocks[task.giver.name], told)
+        return self._copy(task, inventory, inventories[task.source_host.name], told)
 
-    def _download(self, stock: Stock, told: Told) -> int:
-        host, source = stock.host, stock.need.source
+    def _download(self, inventory: ModelInventory, told: OnProgress) -> int:
+        host, source = inventory.host, inventory.required.source
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         try:
             run_program(
                 self.machine(host),
-                stock.hub_python,
+                inventory.hub_python,
                 HUB,
                 (source, cache_of(host)),
                 environment=passed,
@@ -230,25 +242,27 @@ class Models:
             )
         except CommandFailed as error:
             raise _hub_error(error, host, source) from error
-        return held(self.machine(host), stock.python, host, [source])[source].bytes
+        return stored_models(self.machine(host), inventory.python, host, [source])[source].bytes
 
-    def _copy(self, task: Task, stock: Stock, giver: Stock, told: Told) -> Pulled:
-        what = f"copy {task.source} from {giver.host.name}"
+    def _copy(
+        self, task: PullTask, inventory: ModelInventory, source_host: ModelInventory, told: OnProgress
+    ) -> PullResult:
+        what = f"copy {task.source} from {source_host.host.name}"
         told(task.host, what, "")
-        source = self.connect(giver.host)  # of its own: closing it ends the server
-        there = held(source, giver.python, giver.host, [task.source])[task.source]
+        source = self.connect(source_host.host)  # of its own: closing it ends the server
+        there = stored_models(source, source_host.python, source_host.host, [task.source])[task.source]
 
         def progress(done: int, total: int) -> None:
             told(task.host, what, f"{done / max(1, total):.0%} of {total >> 20} MiB")
 
         copied = copy(
-            Place(giver.host, source, giver.python),
-            Place(task.host, self.machine(task.host), stock.python),
+            CopyEnd(source_host.host, source, source_host.python),
+            CopyEnd(task.host, self.machine(task.host), inventory.python),
             there,
-            stock.wanted.root or task.source,
+            inventory.model.root or task.source,
             progress,
         )
-        return Pulled(task.host, task.source, "copied", copied.bytes, giver=giver.host.name)
+        return PullResult(task.host, task.source, "copied", copied.bytes, source_host=source_host.host.name)
 
 
 def _hub_error(error: CommandFailed, host: Host, source: str) -> FleetError:

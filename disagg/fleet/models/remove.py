@@ -8,27 +8,27 @@ from disagg.errors import FleetError
 from disagg.fleet.facts.python import json_line, run_program
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.models.inventory import PROGRAM, cache_of
-from disagg.fleet.models.pull import Stock
+from disagg.fleet.models.pull import ModelInventory
 
 
-def removable(stock: Stock) -> bool:
+def removable(inventory: ModelInventory) -> bool:
     """Whether there is anything of the model on the host that may be removed."""
-    return stock.wanted.state != "absent" and (stock.need.on_hub or stock.need.carried)
+    return inventory.model.state != "absent" and (inventory.required.on_hub or inventory.required.carried)
 
 
-def remove(machine: Machine, stock: Stock) -> int:
+def remove(machine: Machine, inventory: ModelInventory) -> int:
     """Remove a host's model; the bytes that came free. FleetError where it is not ours to remove, or is being read."""
-    host, source = stock.host, stock.need.source
-    if not stock.need.on_hub and not stock.need.carried:
+    host, source = inventory.host, inventory.required.source
+    if not inventory.required.on_hub and not inventory.required.carried:
         raise FleetError(
             f"{host.name}: {source} is a folder of your own, named in hosts.toml",
-            f"if it is to go: disagg exec --host {host.name} -- rm -r '{stock.wanted.root or source}'",
+            f"if it is to go: disagg exec --host {host.name} -- rm -r '{inventory.model.root or source}'",
         )
-    if stock.reader:
+    if inventory.reader:
         raise FleetError(
-            f"{host.name}: the server of {stock.reader} runs and reads {source}",
-            f"disagg stop --host {stock.reader}; then remove it",
+            f"{host.name}: the server of {inventory.reader} runs and reads {source}",
+            f"disagg stop --host {inventory.reader}; then remove it",
         )
     argv = ("remove", cache_of(host), json.dumps([source]))
-    result = run_program(machine, stock.python, PROGRAM, argv, timeout=600.0)
+    result = run_program(machine, inventory.python, PROGRAM, argv, timeout=600.0)
     return int(json_line(result, machine).get(source) or 0)

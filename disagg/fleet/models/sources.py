@@ -13,7 +13,7 @@ from disagg.fleet.facts.host import HostFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class RequiredModel:
     """A host, its model, and the source as that host has it: a hub id, an absolute path, or one below "~/", which
     is another folder on each host. carried: it comes with `disagg deploy`, so there is nothing to pull."""
 
@@ -26,17 +26,17 @@ class Need:
         return not is_path(self.source)
 
 
-def need(fleet: Fleet, host: Host, facts: HostFacts) -> Need:
+def required_model(fleet: Fleet, host: Host, facts: HostFacts) -> RequiredModel:
     """What this host needs. A local host reads the source itself: nothing is carried to it."""
     model, engine = fleet.models[host.model], host.engine.name
     if (written := model.written.get(engine, "")).startswith("~/"):
-        return Need(host, written)
+        return RequiredModel(host, written)
     if host.local:
-        return Need(host, model.sources[engine])
+        return RequiredModel(host, model.sources[engine])
     found = source(fleet, host, facts.layout)
     if isinstance(found, Refusal):
-        return Need(host, model.sources[engine], carried=True)
-    return Need(host, found.text, carried=bool(found.name))
+        return RequiredModel(host, model.sources[engine], carried=True)
+    return RequiredModel(host, found.text, carried=bool(found.name))
 
 
 def chosen(fleet: Fleet, models: Sequence[str], hosts: Sequence[Host]) -> list[Host]:

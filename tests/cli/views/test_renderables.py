@@ -14,7 +14,7 @@ from disagg.cli.views import units
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.fleet.health import health_panel, health_view, status_line, watch_view
 from disagg.cli.views.fleet.logs import LogView
-from disagg.cli.views.fleet.models import removed_view, stocks_view
+from disagg.cli.views.fleet.models import inventories_view, removed_view
 from disagg.cli.views.fleet.progress import Progress, results_view
 from disagg.cli.views.metrics import combined_panel, footnote, metrics_view, model_panel
 from disagg.cli.views.stream import LiveView, final_view, printable
@@ -25,9 +25,9 @@ from disagg.fleet.lifecycle.fleet_servers import ServerResult
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.lifecycle.logs import Line
 from disagg.fleet.machine.fan_out import Outcome
-from disagg.fleet.models.inventory import Held
-from disagg.fleet.models.pull import Stock
-from disagg.fleet.models.sources import Need
+from disagg.fleet.models.inventory import StoredModel
+from disagg.fleet.models.pull import ModelInventory
+from disagg.fleet.models.sources import RequiredModel
 from disagg.inference.several import Answer
 from tests.cli.answers import completion
 from tests.values import printed
@@ -299,5 +299,7 @@ def test_removed_models_are_told_with_the_way_back() -> None:
 def test_in_a_narrow_terminal_the_hosts_of_models_keep_their_names() -> None:
     host = Host("mac-studio-1", "10.0.0.1", ("decode",), "gpt-oss:120b", EngineOptions("mlx"), 8001, kv_port=9001)
     source = "mlx-community/gpt-oss-120b-MXFP4-Q8"
-    stock = Stock(Need(host, source), {source: Held(source, "complete", 3 << 30, revision="0123456789")})
-    assert "mac-studio-1 " in shown(stocks_view([stock], {}), 50)
+    inventory = ModelInventory(
+        RequiredModel(host, source), {source: StoredModel(source, "complete", 3 << 30, revision="0123456789")}
+    )
+    assert "mac-studio-1 " in shown(inventories_view([inventory], {}), 50)

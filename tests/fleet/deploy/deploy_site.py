@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from disagg.config import Fleet, Host, load
 from disagg.fleet.deploy import scripts
-from disagg.fleet.deploy.deployment import Deployment, DeployResult, deciding
-from disagg.fleet.deploy.release import Here
-from disagg.fleet.deploy.requirements import Needed
+from disagg.fleet.deploy.deployment import Deployment, DeployResult, planner
+from disagg.fleet.deploy.release import Installation
+from disagg.fleet.deploy.requirements import PackageRequirements
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.local import LocalMachine
@@ -117,8 +117,8 @@ class Site:
         return self.fleet.hosts["spark"]
 
     @property
-    def here(self) -> Here:
-        return Here(self.fleet, self.package, Needed(self.declared, ""), self.token)
+    def here(self) -> Installation:
+        return Installation(self.fleet, self.package, PackageRequirements(self.declared, ""), self.token)
 
     def fleet_on_host(self) -> Fleet:
         """What the current release's own hosts.toml says."""
@@ -129,7 +129,7 @@ class Site:
         return read_host_facts(machine, self.host)
 
     def deployment(self, connect: Callable[[Host], Machine] = lambda host: LocalMachine(host.name)) -> Deployment:
-        return Deployment([self.host], deciding(self.here), "deploy", connect=connect)
+        return Deployment([self.host], planner(self.here), "deploy", connect=connect)
 
     def deploy(self, machine: Machine | None = None, break_lock: bool = False) -> DeployResult:
         connect = (lambda host: machine) if machine is not None else (lambda host: LocalMachine(host.name))

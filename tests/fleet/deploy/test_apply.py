@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
-from disagg.fleet.deploy.deployment import Decide, Deployment, DeployResult, exit_code
+from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, exit_code
 from disagg.fleet.deploy.lock import Holder, locked
 from disagg.fleet.deploy.plan import rollback, uninstall
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
@@ -288,7 +288,7 @@ def test_a_lock_is_given_back_also_after_an_interruption(site: Site) -> None:
     assert not (site.own / "lock").exists()
 
 
-def run(site: Site, decide: Decide, why: str) -> DeployResult:
+def run(site: Site, decide: Planner, why: str) -> DeployResult:
     with Deployment([site.host], decide, why, connect=lambda host: LocalMachine(host.name)) as deployment:
         return deployment.carry_out(deployment.plan())[0]
 

@@ -39,13 +39,13 @@ def test_requirements_are_those_of_the_role_on_the_hosts_platform() -> None:
 
 
 def test_what_is_really_declared_can_be_read() -> None:
-    from disagg.fleet.deploy.requirements import marker_environment, needed, requirements
+    from disagg.fleet.deploy.requirements import installed_requirements, marker_environment, requirements
 
     target = marker_environment(facts("spark_bare"), None)
-    lines = requirements(("prefill",), needed().declared, target)
+    lines = requirements(("prefill",), installed_requirements().declared, target)
     assert any(line.startswith("torch") for line in lines)
     assert not any(line.startswith(("mlx", "pytest")) for line in lines)
-    assert "torch==" in needed().locked
+    assert "torch==" in installed_requirements().locked
 
 
 def test_the_usual_choice_is_the_python_that_frameworks_have_wheels_for() -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from disagg.config import Deploy, EngineOptions, Host
 from disagg.fleet.deploy import plan as planning
-from disagg.fleet.deploy.release import Desired, Here, desired
+from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving
 from tests.fleet.facts.fixture_facts import facts, fleet, here, names, spark, studio, wanted
 
 
-def done(made: Desired, before: HostFacts) -> HostFacts:
+def done(made: TargetState, before: HostFacts) -> HostFacts:
     """The facts once a plan has been carried out."""
     return replace(
         before,
@@ -32,9 +32,9 @@ def done(made: Desired, before: HostFacts) -> HostFacts:
     )
 
 
-def made(local: Here, host: Host, found: HostFacts) -> Desired:
-    result = desired(local, host, found)
-    assert isinstance(result, Desired), result
+def made(local: Installation, host: Host, found: HostFacts) -> TargetState:
+    result = target_state(local, host, found)
+    assert isinstance(result, TargetState), result
     return result
 
 

@@ -13,7 +13,7 @@ import pytest
 from disagg.config import Fleet, Host, Model, load
 from disagg.fleet.deploy.models import Source, source
 from disagg.fleet.deploy.package import digest, package_files
-from disagg.fleet.deploy.release import Desired, Here, desired, fleet_file, run_script
+from disagg.fleet.deploy.release import Installation, TargetState, fleet_file, run_script, target_state
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.layout import Layout
 from tests.fleet.facts.fixture_facts import NEEDS, facts, fleet, here, spark, studio, wanted
@@ -21,9 +21,9 @@ from tests.fleet.facts.fixture_facts import NEEDS, facts, fleet, here, spark, st
 HOSTILE = ["a b", "it's", 'a"b', "a;b", "$(touch owned)", "`touch owned`", "a\\b", "*", "-n", "%h $HOME"]
 
 
-def made(local: Here, host: Host) -> Desired:
-    result = desired(local, host, facts("spark_bare"))
-    assert isinstance(result, Desired), result
+def made(local: Installation, host: Host) -> TargetState:
+    result = target_state(local, host, facts("spark_bare"))
+    assert isinstance(result, TargetState), result
     return result
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from disagg.errors import FleetError
 from disagg.fleet.deploy.requirements import marker_environment, pins
-from disagg.fleet.deploy.wheels import host_tags, needed
+from disagg.fleet.deploy.wheels import choose_wheels, host_tags
 from disagg.fleet.facts.host import Python
 from tests.fleet.facts.fixture_facts import facts
 
@@ -26,7 +26,7 @@ def wheel(folder: Path, name: str, *requires: str) -> None:
 def chosen(folder: Path, *lines: str, on: str = "spark_bare", locked: str = "") -> tuple[list[str], list[str]]:
     found = facts(on)
     target = marker_environment(found, PYTHON)
-    wheels, missing = needed(folder, lines, pins(locked), target, host_tags(found, PYTHON))
+    wheels, missing = choose_wheels(folder, lines, pins(locked), target, host_tags(found, PYTHON))
     return [one.path.name for one in wheels], missing
 
 

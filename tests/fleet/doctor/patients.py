@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from disagg.config import load
-from disagg.fleet.doctor.gather import Examined
+from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.hardware import Clock, HardwareFacts
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving, Systemd
 from disagg.fleet.lifecycle.health import HostStatus
-from disagg.fleet.models.inventory import Held
-from disagg.fleet.models.sources import Need
+from disagg.fleet.models.inventory import StoredModel
+from disagg.fleet.models.sources import RequiredModel
 from disagg.nvidia import GPU
 from tests.testbed.bed import HOSTS_TOML
 
@@ -57,10 +57,12 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
         token_mode="-rw-------",
         serving=Serving(4711, RELEASE, True),
     )
-    held = Held(
+    held = StoredModel(
         "Qwen/Qwen3-Coder-30B-A3B-Instruct", "complete", 61 << 30, "/f", "/r", "a1" * 20, config=CONFIG, digests=DIGESTS
     )
-    seen = Examined(host, facts, Clock(0.004, 0.02), 0.012, "/usr/bin/python3", Need(host, held.source), held)
+    seen = HostReadings(
+        host, facts, Clock(0.004, 0.02), 0.012, "/usr/bin/python3", RequiredModel(host, held.source), held
+    )
     return change(seen, **changes)
 
 
@@ -87,10 +89,19 @@ def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
         token_mode="-rw-------",
         serving=Serving(815, RELEASE, True),
     )
-    held = Held("mlx-community/Qwen3-8bit", "complete", 32 << 30, "/f", "/r", "b2" * 20, config=CONFIG, digests=DIGESTS)
+    held = StoredModel(
+        "mlx-community/Qwen3-8bit", "complete", 32 << 30, "/f", "/r", "b2" * 20, config=CONFIG, digests=DIGESTS
+    )
     reach = {"169.254.150.103 22": 0}
-    seen = Examined(
-        host, facts, Clock(-0.003, 0.02), 0.015, "/opt/homebrew/bin/python3", Need(host, held.source), held, reach
+    seen = HostReadings(
+        host,
+        facts,
+        Clock(-0.003, 0.02),
+        0.015,
+        "/opt/homebrew/bin/python3",
+        RequiredModel(host, held.source),
+        held,
+        reach,
     )
     return change(seen, **changes)
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from disagg.config import load
+from disagg.config import EngineOptions, load
 from disagg.errors import HostKeyRefused, HostUnreachable
 from disagg.fleet.doctor.examine import examine
 from disagg.fleet.lifecycle.state import State
@@ -53,10 +54,21 @@ def test_bare_hosts_are_examined_and_their_links_measured(bed: Bed, patient: Any
     assert clocks.level == "ok" and float(present(re.search(r"(\d+) ms", clocks.text))[1]) < 1000
 
 
-def test_macs_show_their_wired_limit_and_reach_the_network(patient: Any) -> None:
+def test_a_mac_that_calls_nobody_is_not_checked_for_the_local_network(patient: Any) -> None:
     checks = of(patient("mac-studio-1"), "mac-studio-1")
     assert checks["memory"].text == "512 GiB"
-    assert checks["local network"].text == "open over SSH"
+    assert "local network" not in checks
+
+
+def test_a_mac_that_delivers_kv_is_checked_for_the_local_network(patient: Any, tmp_path: Path) -> None:
+    hosts = dict(patient.fleet.hosts)
+    mac, decode = hosts["mac-studio-1"], hosts["mac-studio-2"]
+    hosts[mac.name] = replace(
+        mac, roles=("prefill",), model=decode.model, engine=EngineOptions("transformers", device="mps"), kv_port=None
+    )
+    fleet = replace(patient.fleet, hosts=hosts)
+    diagnosis = examine(fleet, State.of(fleet, tmp_path / "state"), [mac.name], bounds=SHORT)
+    assert of(diagnosis, mac.name)["local network"].text == "open over SSH"
 
 
 def test_a_shaped_link_is_far_below_its_interface(bed: Bed, patient: Any) -> None:

@@ -10,8 +10,8 @@ from disagg.fleet.doctor.host import findings
 from disagg.fleet.facts.hardware import HardwareFacts, parse_hardware
 from disagg.fleet.facts.host import Python, Serving, Systemd
 from disagg.fleet.facts.probe import ProbeOutput
-from disagg.fleet.models.inventory import Held
-from disagg.fleet.models.sources import Need
+from disagg.fleet.models.inventory import StoredModel
+from disagg.fleet.models.sources import RequiredModel
 from disagg.nvidia import GPU
 from tests.fleet.doctor.patients import FLEET, RELEASE, TOKEN, mac, spark, status
 
@@ -53,7 +53,7 @@ def test_every_trouble_names_a_command() -> None:
     sick = spark(
         facts={"folder": False, "current": "", "environments": {}, "pythons": (), "systemd": None, "disk_free": GIB},
         hardware={"smi": "", "gpus": ()},
-        model=Held("x/y", "absent"),
+        model=StoredModel("x/y", "absent"),
     )
     assert len(ill(sick)) == 6
     assert all(hint for _, _, _, hint in ill(sick))
@@ -188,14 +188,14 @@ def test_a_model_that_no_limit_makes_fit_needs_a_smaller_kv_cache() -> None:
 
 
 def test_a_missing_model_is_pulled() -> None:
-    need = Need(spark().host, "Qwen/Qwen3")
-    check, level, text, hint = only(spark(model=Held("Qwen/Qwen3", "absent"), need=need))
+    need = RequiredModel(spark().host, "Qwen/Qwen3")
+    check, level, text, hint = only(spark(model=StoredModel("Qwen/Qwen3", "absent"), required=need))
     assert (check, level, text) == ("model", "fault", "Qwen/Qwen3 is not there")
     assert hint == "disagg models pull 'qwen3-coder:30b' --host dgx-spark-1"
 
 
 def test_half_a_model_says_what_lacks() -> None:
-    held = Held("Qwen/Qwen3", "partial", 9, missing=("model-00002-of-00016.safetensors",))
+    held = StoredModel("Qwen/Qwen3", "partial", 9, missing_files=("model-00002-of-00016.safetensors",))
     assert "in part: lacks model-00002-of-00016.safetensors" in only(spark(model=held))[2]
 
 
@@ -271,7 +271,7 @@ def test_a_plain_process_that_is_denied_the_network_is_to_become_a_daemon() -> N
 
 
 def test_what_could_not_be_read_is_told() -> None:
-    seen = spark(trouble=(FleetError("dgx-spark-1: a probe did not say", "disagg ssh dgx-spark-1"),))
+    seen = spark(errors=(FleetError("dgx-spark-1: a probe did not say", "disagg ssh dgx-spark-1"),))
     assert only(seen)[:2] == ("probe", "fault")
 
 

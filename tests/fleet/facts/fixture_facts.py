@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
-from disagg.fleet.deploy.release import Desired, Here, desired
-from disagg.fleet.deploy.requirements import Needed
+from disagg.fleet.deploy.release import Installation, TargetState, target_state
+from disagg.fleet.deploy.requirements import PackageRequirements
 from disagg.fleet.deploy.steps import Plan
 from disagg.fleet.facts.host import HostFacts, parse
 from disagg.fleet.facts.probe import ProbeOutput
 
 FOLDER = Path(__file__).with_name("facts")
-NEEDS = Needed(
+NEEDS = PackageRequirements(
     (
         "anyio>=4.5",
         "torch>=2.6; extra == 'prefill'",
@@ -48,13 +48,13 @@ def fleet(*hosts: Host, deploy: Deploy | None = None) -> Fleet:
     return Fleet("lab", Path("/here/hosts.toml"), {"qwen": model}, named, deploy=deploy or Deploy())
 
 
-def here(of: Fleet, package: dict[str, bytes] | None = None, token: str = "secret-of-the-fleet") -> Here:
-    return Here(of, package or {"disagg/__init__.py": b""}, NEEDS, token)
+def here(of: Fleet, package: dict[str, bytes] | None = None, token: str = "secret-of-the-fleet") -> Installation:
+    return Installation(of, package or {"disagg/__init__.py": b""}, NEEDS, token)
 
 
-def wanted(host: Host, facts: HostFacts, deploy: Deploy | None = None) -> Desired:
-    found = desired(here(fleet(host, deploy=deploy)), host, facts)
-    assert isinstance(found, Desired), found
+def wanted(host: Host, facts: HostFacts, deploy: Deploy | None = None) -> TargetState:
+    found = target_state(here(fleet(host, deploy=deploy)), host, facts)
+    assert isinstance(found, TargetState), found
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from disagg.fleet.link import Bounds, End, far_below, judge, measure, measure_all
+from disagg.fleet.link import Bounds, LinkEnd, far_below, judge, measure, measure_all
 from disagg.fleet.link.measure import PROBE, rounds
 from disagg.fleet.machine.connect import machine_for
 from tests.testbed.bed import Bed
@@ -21,15 +21,15 @@ PYTHON = "/usr/bin/python3"
 
 
 @pytest.fixture
-def ends(bed: Bed) -> Iterator[dict[str, End]]:
+def ends(bed: Bed) -> Iterator[dict[str, LinkEnd]]:
     bed.need_links()
-    made = {name: End(bed.host(name), machine_for(bed.host(name)), PYTHON) for name in bed.hosts}
+    made = {name: LinkEnd(bed.host(name), machine_for(bed.host(name)), PYTHON) for name in bed.hosts}
     yield made
     for end in made.values():
         end.machine.close()
 
 
-def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed: Bed, ends: dict[str, End]) -> None:
+def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed: Bed, ends: dict[str, LinkEnd]) -> None:
     link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT)
     assert link.error is None and link.target == "169.254.150.102"
     assert link.path.interface == "eth0" and link.path.source == "169.254.150.103" and not link.path.gateway
@@ -39,7 +39,7 @@ def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed: Bed, 
 
 @pytest.mark.parametrize("megabit", [40, 150])
 def test_a_shaped_link_is_measured_within_fifteen_percent_and_called_far_below(
-    bed: Bed, ends: dict[str, End], megabit: int
+    bed: Bed, ends: dict[str, LinkEnd], megabit: int
 ) -> None:
     with bed.limited("mac-studio-2", megabit):
         link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], Bounds(seconds=1.0))
@@ -49,7 +49,7 @@ def test_a_shaped_link_is_measured_within_fifteen_percent_and_called_far_below(
     assert finding.level == "warning" and "far below the 10 Gb/s of eth0" in finding.text
 
 
-def test_only_the_kv_direction_counts(bed: Bed, ends: dict[str, End]) -> None:
+def test_only_the_kv_direction_counts(bed: Bed, ends: dict[str, LinkEnd]) -> None:
     """A link that is slow the other way only, as some direct cables are, is not called slow."""
     shape = ["root", "tbf", "rate", "20mbit", "burst", "64kb", "latency", "50ms"]
     bed.hosts["dgx-spark-1"].as_root("tc", "qdisc", "replace", "dev", "eth0", *shape)
@@ -61,11 +61,11 @@ def test_only_the_kv_direction_counts(bed: Bed, ends: dict[str, End]) -> None:
     assert present(slow.bits_per_s) < 24e6 < present(fast.bits_per_s)
 
 
-def replace_kv(end: Any) -> End:
-    return End(replace(end.host, kv_port=9001), end.machine, end.python)
+def replace_kv(end: Any) -> LinkEnd:
+    return LinkEnd(replace(end.host, kv_port=9001), end.machine, end.python)
 
 
-def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(bed: Bed, ends: dict[str, End]) -> None:
+def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(bed: Bed, ends: dict[str, LinkEnd]) -> None:
     bed.hosts["dgx-spark-1"].as_root("ip", "route", "add", "unreachable", "169.254.150.102/32")
     try:
         began = time.monotonic()
@@ -78,9 +78,9 @@ def test_a_route_that_is_not_there_is_named_and_the_receiver_does_not_wait(bed: 
     assert measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT).error is None  # and can be measured again
 
 
-def test_a_data_address_that_the_receiver_does_not_have_is_named(ends: dict[str, End]) -> None:
+def test_a_data_address_that_the_receiver_does_not_have_is_named(ends: dict[str, LinkEnd]) -> None:
     wrong = ends["mac-studio-2"]
-    wrong = End(replace(wrong.host, data_address="10.99.0.1"), wrong.machine, wrong.python)
+    wrong = LinkEnd(replace(wrong.host, data_address="10.99.0.1"), wrong.machine, wrong.python)
     link = measure(ends["dgx-spark-1"], wrong, SHORT)
     assert "mac-studio-2: cannot listen on 10.99.0.1" in present(link.error).message
 
@@ -93,7 +93,7 @@ def test_links_that_share_no_machine_are_measured_at_the_same_time(bed: Bed) -> 
     assert rounds([(one, three), (twin, four)]) == [[0], [1]]
 
 
-def test_several_links_come_back_in_the_order_of_their_pairs(ends: dict[str, End]) -> None:
+def test_several_links_come_back_in_the_order_of_their_pairs(ends: dict[str, LinkEnd]) -> None:
     pairs = [("dgx-spark-1", "mac-studio-2"), ("dgx-spark-1", "mac-studio-1"), ("dgx-spark-2", "mac-studio-1")]
     found = measure_all([(ends[one], ends[other]) for one, other in pairs], SHORT)
     assert [(link.sender, link.receiver) for link in found] == pairs

@@ -7,7 +7,7 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import HostUnreachable, UsageError
-from disagg.fleet.link import Bounds, Link, NetworkPath, Surveyed, exit_code, kv_pairs, pairs_between, survey
+from disagg.fleet.link import Bounds, Link, LinkSurvey, NetworkPath, exit_code, kv_pairs, pairs_between, survey
 from disagg.fleet.machine.connect import machine_for
 from tests.testbed.bed import HOSTS_TOML, Bed
 
@@ -22,7 +22,7 @@ def measured(gbits: Any) -> Any:
 
 def test_bandwidth_that_hides_is_tokens_per_second_times_bytes_per_token() -> None:
     """10k tok/s of Qwen3-Coder in bf16 needs 7.9 Gb/s."""
-    one = Surveyed(SPARK, MAC, (), measured(7.8643), 98304)
+    one = LinkSurvey(SPARK, MAC, (), measured(7.8643), 98304)
     assert one.hidden_tokens_per_s == pytest.approx(10_000, rel=1e-3)
     assert replace(one, kv_bytes_per_token=None).hidden_tokens_per_s is None
     assert replace(one, link=None).hidden_tokens_per_s is None

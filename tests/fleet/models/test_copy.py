@@ -10,8 +10,8 @@ import pytest
 
 from disagg.errors import FleetError
 from disagg.fleet.machine.connect import machine_for
-from disagg.fleet.models.copy import Place, copy
-from disagg.fleet.models.inventory import SERVICES_CACHE, held
+from disagg.fleet.models.copy import CopyEnd, copy
+from disagg.fleet.models.inventory import SERVICES_CACHE, stored_models
 from tests.fleet.models.hub_models import REVISION, SOURCE, content, files, own, write_folder, write_hub
 from tests.testbed.bed import Bed
 
@@ -24,16 +24,16 @@ def ends(clean_homes: Bed) -> Iterator[Any]:
     """Two hosts, and a function that copies from the one to the other."""
     bed = clean_homes
     bed.need_links()
-    giver, taker = bed.host("dgx-spark-1"), bed.host("mac-studio-2")
+    source_host, taker = bed.host("dgx-spark-1"), bed.host("mac-studio-2")
     taking = machine_for(taker)
 
     def run(source: Any = SOURCE, root: Any = ROOT, told: Any = lambda done, total: None) -> Any:
-        giving = machine_for(giver)
-        there = held(giving, PYTHON, giver, [source])[source]
-        return copy(Place(giver, giving, PYTHON), Place(taker, taking, PYTHON), there, root, told)
+        giving = machine_for(source_host)
+        there = stored_models(giving, PYTHON, source_host, [source])[source]
+        return copy(CopyEnd(source_host, giving, PYTHON), CopyEnd(taker, taking, PYTHON), there, root, told)
 
-    run.bed, run.giver, run.taker = bed, bed.hosts["dgx-spark-1"], bed.hosts["mac-studio-2"]
-    run.look = lambda source=SOURCE: held(taking, PYTHON, taker, [source])[source]
+    run.bed, run.source_host, run.taker = bed, bed.hosts["dgx-spark-1"], bed.hosts["mac-studio-2"]
+    run.look = lambda source=SOURCE: stored_models(taking, PYTHON, taker, [source])[source]
     yield run
     taking.close()
 
@@ -50,7 +50,7 @@ def put_hub(host: Any, made: Any) -> Path:
 
 def test_a_hub_model_arrives_as_the_hub_itself_would_have_left_it(ends: Any) -> None:
     made = files()
-    put_hub(ends.giver, made)
+    put_hub(ends.source_host, made)
     copied = ends()
     root = hub(ends.taker) / "models--someone--tiny-model"
     assert content(root / "snapshots" / REVISION) == made
@@ -63,15 +63,15 @@ def test_a_hub_model_arrives_as_the_hub_itself_would_have_left_it(ends: Any) -> 
 
 def test_a_plain_folder_arrives_at_its_path(ends: Any) -> None:
     made = files()
-    write_folder(ends.giver.home / "models/tiny", made)
-    own(ends.giver.home / "models")
-    ends(f"{ends.giver.remote_home}/models/tiny", f"{ends.taker.remote_home}/models/tiny")
+    write_folder(ends.source_host.home / "models/tiny", made)
+    own(ends.source_host.home / "models")
+    ends(f"{ends.source_host.remote_home}/models/tiny", f"{ends.taker.remote_home}/models/tiny")
     assert content(ends.taker.home / "models/tiny") == made
 
 
 def test_a_copy_that_was_cut_off_goes_on_where_it_ended(ends: Any) -> None:
     made = files(megabytes=16)
-    put_hub(ends.giver, made)
+    put_hub(ends.source_host, made)
     under_way, seen = threading.Event(), []
 
     def told(done: int, total: int) -> None:
@@ -102,7 +102,7 @@ def test_a_copy_that_was_cut_off_goes_on_where_it_ended(ends: Any) -> None:
 
 def test_a_corrupted_byte_of_what_was_there_is_found_and_the_file_brought_again(ends: Any) -> None:
     made = files()
-    root = put_hub(ends.giver, made)
+    root = put_hub(ends.source_host, made)
     blob = max((root / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     damaged = bytearray(blob.read_bytes()[: 300 << 10])
     damaged[1000] ^= 1
@@ -116,7 +116,7 @@ def test_a_corrupted_byte_of_what_was_there_is_found_and_the_file_brought_again(
 
 
 def test_a_file_that_is_damaged_at_its_source_is_never_taken_for_whole(ends: Any) -> None:
-    root = put_hub(ends.giver, files())
+    root = put_hub(ends.source_host, files())
     blob = max((root / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     spoilt = bytearray(blob.read_bytes())
     spoilt[5000] ^= 1
@@ -128,24 +128,24 @@ def test_a_file_that_is_damaged_at_its_source_is_never_taken_for_whole(ends: Any
 
 
 def test_nothing_serves_and_no_secret_is_seen_once_the_copy_is_made(ends: Any) -> None:
-    put_hub(ends.giver, files(megabytes=8))
+    put_hub(ends.source_host, files(megabytes=8))
     lines = []
 
     def told(done: int, total: int) -> None:
-        lines.extend(ends.giver.command_lines() + ends.taker.command_lines())
+        lines.extend(ends.source_host.command_lines() + ends.taker.command_lines())
 
     with ends.bed.limited("mac-studio-2", 200):
         ends(told=told)
     programs = [line for line in lines if "DISAGG_PROGRAM" in line]
     assert programs and not any("COPY_TOKEN" in line or len(line) > 300 for line in programs)
     deadline = time.monotonic() + 10
-    while any("DISAGG_PROGRAM" in line for line in ends.giver.command_lines()):
+    while any("DISAGG_PROGRAM" in line for line in ends.source_host.command_lines()):
         assert time.monotonic() < deadline, "the server did not end with its copy"
         time.sleep(0.05)
 
 
 def test_a_full_disk_is_told_before_anything_is_copied(ends: Any) -> None:
-    put_hub(ends.giver, files(megabytes=4))
+    put_hub(ends.source_host, files(megabytes=4))
     place = ends.taker.home / ".cache"
     place.mkdir()
     own(place)

@@ -11,10 +11,10 @@ import pytest
 from disagg.config import Fleet, Host, load
 from disagg.errors import FleetError
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.models.inventory import Held
-from disagg.fleet.models.pull import Models, Stock, plan
+from disagg.fleet.models.inventory import StoredModel
+from disagg.fleet.models.pull import ModelInventory, Models, plan
 from disagg.fleet.models.remove import remove
-from disagg.fleet.models.sources import Need, neighbours
+from disagg.fleet.models.sources import RequiredModel, neighbours
 from tests.fleet.models.hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
 from tests.testbed.bed import Bed
 from tests.values import present
@@ -22,7 +22,7 @@ from tests.values import present
 PYTHON = "/usr/bin/python3"
 
 
-def stock(
+def inventory(
     host: Any,
     source: Any = SOURCE,
     state: str = "absent",
@@ -32,7 +32,7 @@ def stock(
     python: Any = PYTHON,
     carried: bool = False,
 ) -> Any:
-    return Stock(Need(host, source, carried), {source: Held(source, state, size)}, python, hub)
+    return ModelInventory(RequiredModel(host, source, carried), {source: StoredModel(source, state, size)}, python, hub)
 
 
 @pytest.fixture
@@ -45,55 +45,63 @@ def told(host: Any, what: Any, how: Any) -> None:
 
 
 def test_one_host_downloads_and_the_others_copy_from_it(hosts: list[Host]) -> None:
-    tasks = plan([stock(host) for host in hosts], hosts)
-    assert [(task.host, task.giver) for task in tasks] == [(hosts[0], None), (hosts[1], hosts[0]), (hosts[2], hosts[0])]
+    tasks = plan([inventory(host) for host in hosts], hosts)
+    assert [(task.host, task.source_host) for task in tasks] == [
+        (hosts[0], None),
+        (hosts[1], hosts[0]),
+        (hosts[2], hosts[0]),
+    ]
 
 
 def test_what_any_host_has_is_copied_and_not_downloaded(hosts: list[Host]) -> None:
-    stocks = [stock(hosts[0]), stock(hosts[1], state="complete", size=9), stock(hosts[2])]
-    assert {task.host.name: task.giver for task in plan(stocks, hosts)} == {
+    inventories = [inventory(hosts[0]), inventory(hosts[1], state="complete", size=9), inventory(hosts[2])]
+    assert {task.host.name: task.source_host for task in plan(inventories, hosts)} == {
         "dgx-spark-1": hosts[1],
         "mac-studio-1": hosts[1],
     }
 
 
 def test_a_host_that_is_not_asked_for_still_gives(hosts: list[Host]) -> None:
-    stocks = [stock(hosts[0]), stock(hosts[1], state="complete", size=9)]
-    (task,) = plan(stocks, hosts[:1])
-    assert (task.host, task.giver) == (hosts[0], hosts[1])
+    inventories = [inventory(hosts[0]), inventory(hosts[1], state="complete", size=9)]
+    (task,) = plan(inventories, hosts[:1])
+    assert (task.host, task.source_host) == (hosts[0], hosts[1])
 
 
 def test_who_has_most_of_it_downloads_the_rest(hosts: list[Host]) -> None:
-    stocks = [stock(hosts[0]), stock(hosts[1], state="partial", size=500), stock(hosts[2], state="partial", size=20)]
-    downloads = [task.host for task in plan(stocks, hosts) if task.giver is None]
+    inventories = [
+        inventory(hosts[0]),
+        inventory(hosts[1], state="partial", size=500),
+        inventory(hosts[2], state="partial", size=20),
+    ]
+    downloads = [task.host for task in plan(inventories, hosts) if task.source_host is None]
     assert downloads == [hosts[1]]
 
 
 def test_different_sources_are_downloaded_each_on_its_own_host(hosts: list[Host]) -> None:
-    tasks = plan([stock(hosts[0], "a/x"), stock(hosts[1], "a/y")], hosts)
-    assert [(task.source, task.giver) for task in tasks] == [("a/x", None), ("a/y", None)]
+    tasks = plan([inventory(hosts[0], "a/x"), inventory(hosts[1], "a/y")], hosts)
+    assert [(task.source, task.source_host) for task in tasks] == [("a/x", None), ("a/y", None)]
 
 
 def test_what_is_there_or_comes_with_a_deployment_is_left_alone(hosts: list[Host]) -> None:
-    assert plan([stock(hosts[0], state="complete"), stock(hosts[1], carried=True)], hosts) == []
+    assert plan([inventory(hosts[0], state="complete"), inventory(hosts[1], carried=True)], hosts) == []
 
 
 def test_two_hosts_of_one_machine_bring_a_model_once(hosts: list[Host]) -> None:
     twin = replace(hosts[1], name="twin", address=hosts[0].address)
-    tasks = plan([stock(hosts[0]), stock(twin)], [hosts[0], twin])
+    tasks = plan([inventory(hosts[0]), inventory(twin)], [hosts[0], twin])
     assert [task.host.name for task in tasks] == ["dgx-spark-1"]
 
 
 def test_a_folder_that_no_host_has_cannot_be_brought_and_the_command_that_puts_it_there_is_named(
     hosts: list[Host],
 ) -> None:
-    (task,) = plan([stock(hosts[0], "/models/own")], hosts)
+    (task,) = plan([inventory(hosts[0], "/models/own")], hosts)
     assert "no host of the fleet has /models/own" in present(task.error).message
     assert present(task.error).hint.startswith("rsync -a FOLDER/ 169.254.150.103:/models/own/")
 
 
 def test_a_bare_host_is_told_to_be_deployed_before_it_can_download(hosts: list[Host]) -> None:
-    (task,) = plan([stock(hosts[0], hub="")], hosts)
+    (task,) = plan([inventory(hosts[0], hub="")], hosts)
     assert present(task.error).hint == "disagg deploy --host dgx-spark-1"
 
 
@@ -111,14 +119,14 @@ def test_pulling_copies_from_host_to_host_and_a_second_time_changes_nothing(clea
     bed = clean_homes
     bed.need_links()
     fleet = shared_source(bed, tmp_path)
-    giver = bed.hosts["dgx-spark-1"]
-    write_hub(giver.home / ".cache/huggingface/hub", files())
-    own(giver.home / ".cache")
+    source_host = bed.hosts["dgx-spark-1"]
+    write_hub(source_host.home / ".cache/huggingface/hub", files())
+    own(source_host.home / ".cache")
     wanted = fleet.serving("qwen3-coder:30b", "prefill") + fleet.serving("qwen3-coder:30b", "decode")
     with Models(fleet) as models:
         first = models.pull(models.survey(wanted), wanted, told)
         second = models.pull(models.survey(wanted), wanted, told)
-    assert [(one.result, one.giver) for one in first] == [("there", ""), ("copied", "dgx-spark-1")]
+    assert [(one.result, one.source_host) for one in first] == [("there", ""), ("copied", "dgx-spark-1")]
     assert [one.result for one in second] == ["there", "there"]
 
 
@@ -126,16 +134,16 @@ def test_a_path_with_a_home_of_its_own_on_each_host_is_copied_between_them(clean
     bed = clean_homes
     bed.need_links()
     fleet = shared_source(bed, tmp_path, "~/models/tiny")
-    giver = bed.hosts["mac-studio-2"]
-    write_folder(giver.home / "models/tiny", files())
-    own(giver.home / "models")
+    source_host = bed.hosts["mac-studio-2"]
+    write_folder(source_host.home / "models/tiny", files())
+    own(source_host.home / "models")
     wanted = fleet.serving("qwen3-coder:30b", "prefill") + fleet.serving("qwen3-coder:30b", "decode")
     with Models(fleet) as models:
         done = models.pull(models.survey(wanted), wanted, told)
-        stocks = models.survey(wanted)
-        assert [(one.result, one.giver) for one in done] == [("copied", "mac-studio-2"), ("there", "")]
+        inventories = models.survey(wanted)
+        assert [(one.result, one.source_host) for one in done] == [("copied", "mac-studio-2"), ("there", "")]
         with pytest.raises(FleetError, match="folder of your own"):
-            remove(models.machine(wanted[0]), stocks[0])
+            remove(models.machine(wanted[0]), inventories[0])
     assert (bed.hosts["dgx-spark-1"].home / "models/tiny/config.json").exists()
 
 
@@ -149,7 +157,7 @@ def test_removing_takes_the_whole_model_and_nothing_else(clean_homes: Bed, tmp_p
     host = fleet.hosts["dgx-spark-1"]
     with Models(fleet) as models:
         (there,) = models.survey([host])
-        assert there.wanted.revision == REVISION
+        assert there.model.revision == REVISION
         assert remove(models.machine(host), there) > 2 << 20
         assert not root.exists() and other.exists()
         (gone,) = models.survey([host])
@@ -193,7 +201,9 @@ def test_a_hub_that_does_not_answer_is_a_clear_error_with_what_to_do(
     monkeypatch.setenv("HOME", str(tmp_path))
     lines = []
     with Models(fleet, connect=lambda one: LocalMachine(one.name)) as models:
-        ready = Stock(Need(host, SOURCE), {SOURCE: Held(SOURCE, "absent")}, sys.executable, sys.executable)
+        ready = ModelInventory(
+            RequiredModel(host, SOURCE), {SOURCE: StoredModel(SOURCE, "absent")}, sys.executable, sys.executable
+        )
         models.machine(host)
         (done,) = models.pull([ready], [host], lambda where, what, how: lines.append(what))
     assert done.result == "failed"

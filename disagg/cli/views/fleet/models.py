@@ -13,37 +13,39 @@ from disagg.cli.views.errors import error_view
 from disagg.cli.views.units import seconds, size
 from disagg.errors import DisaggError
 from disagg.fleet.machine.fan_out import Outcome
-from disagg.fleet.models.pull import Pulled, Stock
+from disagg.fleet.models.pull import ModelInventory, PullResult
 
 _STATES = {"complete": "green", "partial": "yellow", "absent": "dim"}
 _RESULTS = {"there": "dim", "downloaded": "green", "copied": "green", "failed": "bold red"}
 
 
-def stocks_view(stocks: Sequence[Stock], errors: Mapping[str, DisaggError]) -> RenderableType:
+def inventories_view(inventories: Sequence[ModelInventory], errors: Mapping[str, DisaggError]) -> RenderableType:
     """One row per host, two lines each: its model above, the source of it below."""
     table = _table("host", "model\nsource", "state", "size", "revision")
-    for stock in stocks:
-        held = stock.wanted
+    for inventory in inventories:
+        held = inventory.model
         state = Text(held.state, _STATES[held.state])
-        if held.state == "partial" and held.lack:
-            state.append(f"\n{held.lack}", "dim")
-        name = Text.assemble(stock.host.model, "\n", (_shown(stock), "dim"))
-        table.add_row(stock.host.name, name, state, size(held.bytes) if held.bytes else "–", held.revision[:8] or "–")
+        if held.state == "partial" and held.missing:
+            state.append(f"\n{held.missing}", "dim")
+        name = Text.assemble(inventory.host.model, "\n", (_shown(inventory), "dim"))
+        table.add_row(
+            inventory.host.name, name, state, size(held.bytes) if held.bytes else "–", held.revision[:8] or "–"
+        )
     return Group(table, *_errors(errors))
 
 
-def _shown(stock: Stock) -> str:
+def _shown(inventory: ModelInventory) -> str:
     """A carried model's folder has a name that says nothing."""
-    return "carried by disagg deploy" if stock.need.carried else stock.need.source
+    return "carried by disagg deploy" if inventory.required.carried else inventory.required.source
 
 
-def pulled_view(done: Sequence[Pulled], errors: Mapping[str, DisaggError]) -> RenderableType:
+def pulled_view(done: Sequence[PullResult], errors: Mapping[str, DisaggError]) -> RenderableType:
     """One row per host, then each failure with its remedy."""
     table = _table("host", "model", "result", "size", "took")
     for one in done:
         result = Text(one.result, _RESULTS[one.result])
-        if one.giver:
-            result.append(f" from {one.giver}", "not bold dim")
+        if one.source_host:
+            result.append(f" from {one.source_host}", "not bold dim")
         took = seconds(one.seconds) if one.result != "there" else "–"
         table.add_row(one.host.name, one.host.model, result, size(one.bytes) if one.bytes else "–", took)
     failures = {one.host.name: one.error for one in done if one.error is not None}
