@@ -1,25 +1,55 @@
 """disagg: prefill on NVIDIA, decode on Apple, one LLM server.
 
-`Client` and `AsyncClient` drive a running fleet; `disagg --help` shows the command line.
+`Client` and `AsyncClient` run requests on a fleet; docs/python-api.md describes them. `disagg --help` shows the command
+line.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from disagg.version import VERSION
 
 if TYPE_CHECKING:
+    from disagg import errors
     from disagg.inference.client import AsyncClient, Client
+    from disagg.inference.metrics import Metrics
+    from disagg.inference.stream import AsyncStream, Stream
+    from disagg.inference.types import Chunk, Completion
 
 __version__ = VERSION
-__all__ = ["AsyncClient", "Client", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Metrics",
+    "Stream",
+    "__version__",
+    "errors",
+]
 
+_MODULES = {
+    "AsyncClient": "disagg.inference.client",
+    "AsyncStream": "disagg.inference.stream",
+    "Chunk": "disagg.inference.types",
+    "Client": "disagg.inference.client",
+    "Completion": "disagg.inference.types",
+    "Metrics": "disagg.inference.metrics",
+    "Stream": "disagg.inference.stream",
+}
 
-def __getattr__(name: str) -> Any:
-    """Load the client on first use: importing disagg itself stays cheap."""
-    if name not in ("AsyncClient", "Client"):
-        raise AttributeError(f"module 'disagg' has no attribute {name!r}")
-    from disagg.inference import client
+if not TYPE_CHECKING:  # type checkers read the imports above, and report names that do not exist
 
-    return getattr(client, name)
+    def __getattr__(name: str) -> Any:
+        """Import public names on first use: `import disagg` alone loads no HTTP library."""
+        if name == "errors":
+            return importlib.import_module("disagg.errors")
+        if name not in _MODULES:
+            raise AttributeError(f"module 'disagg' has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES[name]), name)
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)
