@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import gc
+import os
 import random
 import statistics
+import types
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from pathlib import Path
 
 import httpx
 import pytest
 
-from disagg.errors import ContextLengthExceeded, DeadlineExceeded, RequestError, UnknownModel
+from disagg.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    RequestError,
+    ServerUnavailable,
+    UnknownModel,
+)
 from disagg.inference.client import AsyncClient, Client
 from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
-from tests.fleets import TOKEN, RunningFleet, wait_until
+from tests.fleets import TOKEN, RunningFleet, free_ports, wait_until
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n" * 20
 
@@ -209,3 +221,64 @@ def test_one_stop_string_may_be_given_as_it_is(tiny_fleet: RunningFleet) -> None
         whole = client.generate("tiny", PROMPT, max_tokens=48).text
         stop = whole[20:23]
         assert client.generate("tiny", PROMPT, max_tokens=48, stop=stop).text == whole[: whole.index(stop)]
+
+
+async def test_an_answer_passes_through_at_most_four_generators(tiny_fleet: RunningFleet) -> None:
+    """Between the HTTP library and the caller: every generator of disagg that is alive while an answer arrives."""
+    async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client, client.stream("tiny", PROMPT) as stream:
+        await anext(stream)
+        alive = gc.get_objects()
+        codes = [one.ag_code for one in alive if type(one) is types.AsyncGeneratorType]
+        codes += [one.gi_code for one in alive if type(one) is types.GeneratorType]
+        ours = {code.co_qualname for code in codes if f"disagg{os.sep}inference" in code.co_filename}
+    assert "_parse" in ours and len(ours) <= 4, ours
+
+
+def test_connecting_early_leaves_the_caller_little_to_do(tiny_fleet: RunningFleet) -> None:
+    opened: list[str] = []
+
+    async def note(request: httpx.Request) -> None:
+        async def trace(name: str, info: object) -> None:
+            opened.extend([name] * name.endswith("connect_tcp.complete"))
+
+        request.extensions = {**request.extensions, "trace": trace}
+
+    with tiny_fleet.client() as client:
+        client._async._http.event_hooks["request"].append(note)
+        client.connect("tiny")
+        assert len(opened) == 2
+        client.generate("tiny", PROMPT, max_tokens=1)
+        assert len(opened) == 2
+
+
+def test_connecting_to_a_host_that_is_down_is_left_to_the_request(tiny_fleet: RunningFleet) -> None:
+    (port,) = free_ports(1)
+    hosts = {name: dataclasses.replace(host, port=port) for name, host in tiny_fleet.fleet.hosts.items()}
+    with Client(dataclasses.replace(tiny_fleet.fleet, hosts=hosts), token=TOKEN) as client:
+        client.connect()
+        with pytest.raises(ServerUnavailable, match="no server answers"):
+            client.generate("tiny", PROMPT)
+
+
+def test_a_closed_client_says_what_to_do(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        pass
+    for call in (client.connect, lambda: client.generate("tiny", PROMPT), lambda: client.stream("tiny", PROMPT)):
+        with pytest.raises(RequestError, match="this client is closed"):
+            call()
+
+
+def test_without_a_path_the_client_searches_as_the_command_line_does(
+    tiny_fleet: RunningFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DISAGG_CONFIG", raising=False)
+    with pytest.raises(ConfigError, match=r"there is no hosts\.toml"):
+        Client(token=TOKEN)
+    monkeypatch.setenv("DISAGG_CONFIG", str(tiny_fleet.fleet.path))
+    with Client(token=TOKEN) as client:
+        assert client.fleet.path == tiny_fleet.fleet.path
+    (tmp_path / "hosts.toml").write_text(tiny_fleet.fleet.path.read_text())
+    monkeypatch.delenv("DISAGG_CONFIG")
+    with Client(token=TOKEN) as client:
+        assert client.fleet.path.resolve() == tmp_path / "hosts.toml"
