@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -124,4 +125,4 @@ def test_the_model_copy_is_float32_and_cannot_end_its_answer(tmp_path: Path) -> 
     assert (config["dtype"], config["eos_token_id"]) == ("float32", config["vocab_size"])
     assert json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())["eos_token"] is None
     weights = mx.load(str(tmp_path / "model" / "model.safetensors"))
-    assert {array.dtype for array in dict(weights).values()} == {mx.float32}
+    assert {array.dtype for array in cast(dict[str, mx.array], weights).values()} == {mx.float32}

@@ -53,4 +53,4 @@ def run(*arguments: object) -> int:
     with pytest.raises(SystemExit) as exit_info:
         main([str(argument) for argument in arguments])
     code = exit_info.value.code
-    return 0 if code is None else code
+    return int(code or 0)

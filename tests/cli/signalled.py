@@ -49,7 +49,11 @@ def spawn(*arguments: Any) -> int:
     return pid
 
 
-real_spawn, local.spawn = local.spawn, spawn
-fleet_servers.FleetServers = functools.partial(FleetServers, argv=argv)
-client.AsyncClient = Signalled
-sys.exit(main(sys.argv[3:]))
+real_spawn = local.spawn
+for module, name, fake in (
+    (local, "spawn", spawn),
+    (fleet_servers, "FleetServers", functools.partial(FleetServers, argv=argv)),
+    (client, "AsyncClient", Signalled),
+):
+    setattr(module, name, fake)
+main(sys.argv[3:])

@@ -143,7 +143,8 @@ def test_logprobs_come_with_as_many_alternatives_as_asked_for(tiny_fleet: Runnin
         answer = client.generate("tiny", PROMPT, max_tokens=4, logprobs=3)
     for token in answer.tokens:
         assert len(token.top) == 3
-        assert token.top[0] == (token.id, pytest.approx(token.logprob))
+        top_id, top_logprob = token.top[0]
+        assert top_id == token.id and top_logprob == pytest.approx(token.logprob)
         assert token.logprob < 0
 
 

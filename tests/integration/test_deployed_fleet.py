@@ -23,6 +23,7 @@ import pytest
 from tests.fleets import wait_until
 from tests.integration.deployed import Operator, edited, operator
 from tests.testbed.bed import Bed
+from tests.values import present
 
 PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE = "dgx-spark-1", "dgx-spark-2", "mac-studio-2", "mac-studio-1"
 PATIENCE_S = 240.0
@@ -134,7 +135,7 @@ def test_a_killed_server_comes_back_by_itself_and_the_log_says_so(fleet: Operato
     argv = fleet.argv("logs", "-f", "-n", "1", "--host", DECODE)
     lines: list[str] = []
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=fleet.environment) as following:
-        reader = threading.Thread(target=lambda: lines.extend(following.stdout))
+        reader = threading.Thread(target=lambda: lines.extend(present(following.stdout)))
         reader.start()
         try:
             wait_until(lambda: lines, 30, "the log to be followed")

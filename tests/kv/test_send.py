@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -135,7 +136,7 @@ def test_a_sender_that_waits_for_kv_begins_its_stretch_anew(receiver: Receiver) 
         for block in CACHE.blocks():
             gone = len(transfer._spans)
             transfer.send(block)
-            until(lambda gone=gone: len(transfer._spans) > gone)
+            until(partial(lambda before: len(transfer._spans) > before, gone))
         result = transfer.finish()
     assert result.backlog > 0
     kv = receiver.result(slot)
@@ -286,7 +287,7 @@ def test_abort_frees_a_send_that_waits_for_room() -> None:
         thread = threading.Thread(target=send_three)
         thread.start()
         blocks = transfer._queue
-        until(lambda: blocks.unfinished_tasks == 2 and bool(blocks.not_full._waiters))  # the third one waits
+        until(lambda: blocks.unfinished_tasks == 2 and bool(vars(blocks.not_full)["_waiters"]))  # the third one waits
         transfer.abort()
         thread.join(3)
         assert not thread.is_alive()

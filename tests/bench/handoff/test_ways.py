@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +36,8 @@ def test_the_http_way_takes_nothing_from_a_stranger(receiver: JSONReceiver) -> N
     receiver.accept()
     url = f"http://127.0.0.1:{offer['port']}/layer"
     layer = {"keys": "AAAA", "values": "AAAA"}
-    for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Bearer é".encode()}):
+    for authorization in ("", "Bearer x", "Bearer é"):
+        headers = {b"Authorization": authorization.encode()}
         assert httpx.post(url, json=layer, headers=headers, trust_env=False).status_code == 401
 
     sender = JSONSender(SHAPE, SyntheticKV(SHAPE.layout, SHAPE.tokens, "cpu"))
@@ -54,12 +56,16 @@ def test_an_http_server_that_refuses_is_a_lost_peer(receiver: JSONReceiver) -> N
 
 
 def test_a_ticket_lasts_for_a_whole_turn_over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    receiver, deadlines = HandoffReceiver(SHAPE, "127.0.0.1"), []
+    receiver = HandoffReceiver(SHAPE, "127.0.0.1")
+    deadlines: list[float] = []
     issue = receiver._tickets.issue
-    monkeypatch.setattr(
-        receiver._tickets, "issue", lambda *a, deadline: deadlines.append(deadline) or issue(*a, deadline=deadline)
-    )
-    before = run.time.monotonic()
+
+    def noted(*arguments: Any, deadline: float) -> Any:
+        deadlines.append(deadline)
+        return issue(*arguments, deadline=deadline)
+
+    monkeypatch.setattr(receiver._tickets, "issue", noted)
+    before = time.monotonic()
     receiver.offer()
     receiver.close()
     assert deadlines[0] >= before + LONG_S
@@ -93,7 +99,8 @@ class Forgetful:
 
 def test_bytes_that_came_once_do_not_pass_for_bytes_that_came_again() -> None:
     source = SyntheticKV(SHAPE.layout, SHAPE.tokens, "cpu")
-    way, digest = Forgetful(source), run._digest(source.flat())
+    way: Any = Forgetful(source)
+    digest = run._digest(source.flat())
     ends = connected()
     with Control(ends[0]) as here, Control(ends[1]) as there:
 

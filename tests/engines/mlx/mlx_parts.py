@@ -100,7 +100,7 @@ def held_up(engine: MLXDecodeEngine) -> Iterator[None]:
         occupant.join()
 
 
-_F = TypeVar("_F", bound=Callable[..., object])
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _no_grad(function: _F) -> _F:
@@ -108,7 +108,7 @@ def _no_grad(function: _F) -> _F:
     return cast(_F, torch.no_grad()(function))
 
 
-_F = TypeVar("_F", bound=Callable[..., object])
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _no_grad(function: _F) -> _F:
@@ -154,6 +154,16 @@ class Reference:
 def _bytes(tensor: torch.Tensor, rows: range) -> Any:
     kept = tensor[0, :, rows.start : rows.stop].contiguous()
     return kept.view(torch.uint8).numpy().reshape(-1)
+
+
+def counting(call: Callable[..., Any], fed: list[int]) -> Callable[..., Any]:
+    """A model's `__call__` that appends to `fed` the number of tokens it was called with."""
+
+    def counted(self: object, x: Any, **options: Any) -> Any:
+        fed.append(x.size)
+        return call(self, x, **options)
+
+    return counted
 
 
 def prompt(length: int, seed: int = 1) -> list[int]:

@@ -23,7 +23,7 @@ from disagg.engines.mlx import groups as mlx_groups
 from disagg.engines.mlx import loop as mlx_loop
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
-from tests.engines.mlx.mlx_parts import Collector, Engines, References, held_up, prompt, start, until
+from tests.engines.mlx.mlx_parts import Collector, Engines, References, counting, held_up, prompt, start, until
 from tests.tiny_models import VOCAB, TinyModel
 
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=32, max_batch=4)
@@ -149,7 +149,7 @@ def test_the_model_itself_sees_one_prompt_token_after_a_hand_off_and_all_of_them
     model = engine._loop._prepared.model
     fed: list[int] = []
     original = type(model).__call__
-    monkeypatch.setattr(type(model), "__call__", lambda self, x, **kw: fed.append(x.size) or original(self, x, **kw))
+    monkeypatch.setattr(type(model), "__call__", counting(original, fed))
     tokens = prompt(75)
 
     handed_over = start(engine, tokens, reference("llama").kv(tokens[:-1], engine.info.layout), max_tokens=3)
@@ -485,7 +485,7 @@ def test_prompts_side_by_side_share_one_chunk_per_step(
     fed: list[int] = []
     original = type(model).__call__
     monkeypatch.setattr(mlx_groups, "_MIN_CHUNK_TOKENS", 4)
-    monkeypatch.setattr(type(model), "__call__", lambda self, x, **kw: fed.append(x.size) or original(self, x, **kw))
+    monkeypatch.setattr(type(model), "__call__", counting(original, fed))
     prompts = [prompt(100 + i, seed=i) for i in range(4)]
     with held_up(engine):
         collectors = [start(engine, tokens, max_tokens=1) for tokens in prompts]

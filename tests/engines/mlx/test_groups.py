@@ -18,7 +18,7 @@ from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import ModelError
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
-from tests.engines.mlx.mlx_parts import Collector, References, held_up, prompt, start, until
+from tests.engines.mlx.mlx_parts import Collector, References, counting, held_up, prompt, start, until
 from tests.tiny_models import TinyModel
 
 OPTIONS = EngineOptions("mlx", dtype="float32", device="cpu", chunk_tokens=256, max_batch=6)
@@ -169,7 +169,7 @@ def test_prompts_in_several_groups_share_one_chunk_per_step(
     model = engine._loop._prepared.model
     fed: list[int] = []
     original = type(model).__call__
-    monkeypatch.setattr(type(model), "__call__", lambda self, x, **kw: fed.append(x.size) or original(self, x, **kw))
+    monkeypatch.setattr(type(model), "__call__", counting(original, fed))
     collectors = [start(engine, prompt(length, seed=length), max_tokens=2) for length in (2600, 800)]
     for collector in collectors:
         collector.result()

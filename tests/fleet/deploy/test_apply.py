@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,7 +228,7 @@ def test_a_second_deployment_at_once_says_who_holds_the_lock_and_leaves_it(site:
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(Saboteur):
-        def put_tree(self, *arguments: object, **options: object) -> int:
+        def put_tree(self, *arguments: Any, **options: Any) -> int:
             inside.set()
             assert go_on.wait(30)
             return super().put_tree(*arguments, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,7 +143,7 @@ def test_an_index_without_encryption_is_trusted_because_hosts_toml_names_it() ->
     ],
 )
 def test_a_host_without_a_usable_python_is_refused_with_its_mend(
-    host: Host, changes: dict[str, object], deploy: Deploy, cause: str, hint: str
+    host: Host, changes: dict[str, Any], deploy: Deploy, cause: str, hint: str
 ) -> None:
     refusal = refused(host, facts("spark_bare", **changes), deploy)
     assert cause in refusal.cause

@@ -14,6 +14,7 @@ from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving
 from tests.fleet.facts.fixture_facts import facts, fleet, here, names, spark, studio, wanted
+from tests.values import present
 
 
 def done(made: TargetState, before: HostFacts) -> HostFacts:
@@ -194,7 +195,7 @@ def test_a_host_that_cannot_serve_is_refused_with_its_mend(
 
 def test_a_lingering_user_whose_systemd_is_silent_is_refused() -> None:
     found = facts("spark_bare")
-    silent = replace(found, systemd=replace(found.systemd, usable=False))
+    silent = replace(found, systemd=replace(present(found.systemd), usable=False))
     assert "sudo systemctl start user@1000.service" in planning.refusals(spark(), silent)[0].hint
 
 

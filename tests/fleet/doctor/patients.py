@@ -116,7 +116,7 @@ def change(seen: Any, host: Any = None, facts: Any = None, hardware: Any = None,
     )
 
 
-def status(seen: Any, state: str = "healthy", **changes: Any) -> Any:
+def status(seen: Any, state: Any = "healthy", **changes: Any) -> Any:
     blank = HostStatus(seen.host.name, seen.host.roles, seen.host.model, seen.host.url, state, version="0.1.0")
     return replace(blank, **changes)
 

@@ -18,17 +18,17 @@ from tests.fleet.doctor.patients import FLEET, RELEASE, TOKEN, mac, spark, statu
 GIB = 1 << 30
 
 
-def found(seen: Any, health: str = "healthy", **changes: Any) -> Any:
+def found(seen: Any, health: Any = "healthy", **changes: Any) -> Any:
     reply = status(seen, health, **changes) if health else None
     return findings(seen, FLEET.models[seen.host.model], reply, TOKEN)
 
 
-def ill(seen: Any, health: str = "healthy", **changes: Any) -> Any:
+def ill(seen: Any, health: Any = "healthy", **changes: Any) -> Any:
     """What is not well: (check, level, text, hint)."""
     return [(one.check, one.level, one.text, one.hint) for one in found(seen, health, **changes) if one.level != "ok"]
 
 
-def only(seen: Any, health: str = "healthy", **changes: Any) -> Any:
+def only(seen: Any, health: Any = "healthy", **changes: Any) -> Any:
     (one,) = ill(seen, health, **changes)
     return one
 

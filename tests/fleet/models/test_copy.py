@@ -13,7 +13,7 @@ from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.models.copy import CopyEnd, copy
 from disagg.fleet.models.inventory import SERVICES_CACHE, stored_models
 from tests.fleet.models.hub_models import REVISION, SOURCE, content, files, own, write_folder, write_hub
-from tests.testbed.bed import Bed
+from tests.testbed.bed import Bed, BedHost
 
 PYTHON = "/usr/bin/python3"
 ROOT = f"{SERVICES_CACHE}/models--someone--tiny-model"
@@ -38,7 +38,7 @@ def ends(clean_homes: Bed) -> Iterator[Any]:
     taking.close()
 
 
-def hub(host: Any) -> Path:
+def hub(host: BedHost) -> Path:
     return host.home / ".cache/huggingface/hub"
 
 

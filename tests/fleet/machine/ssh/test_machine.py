@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -565,7 +565,7 @@ def test_an_upload_whose_command_has_ended_reads_no_closed_file() -> None:
     payload = io.BytesIO(b"rest")
     payload.close()
     invocation = Invocation(b"", Stream(), Stream(), 1.0, payload)
-    _Execution(None, Taking(), invocation, 0.0)._feed()
+    _Execution(cast(SSHMachine, None), Taking(), invocation, 0.0)._feed()
 
 
 def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: BedHost) -> None:
