@@ -16,6 +16,12 @@ def present(value: T | None) -> T:
     return value
 
 
+def of_type(value: object, kind: type[T]) -> T:
+    """The value, which must be of that type."""
+    assert isinstance(value, kind)
+    return value
+
+
 def printed(console: Console) -> str:
     """What was printed on a console whose file is a StringIO."""
     assert isinstance(console.file, io.StringIO)

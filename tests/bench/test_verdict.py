@@ -116,9 +116,9 @@ def test_loads_are_judged_apart() -> None:
 def test_requests_that_fell_back_have_no_say() -> None:
     quick = [record(0.1, 0.2, method="decode-alone") for _ in range(6)]
     fallen = [record(0.1, 9.0, method="fallback") for _ in range(6)]
+    turns: list[tuple[Any, list[Any]]] = [("disaggregated", fallen), ("decode-alone", quick)]
     turn_results = [
-        TurnResult(0, mode, warmup=False, began=0.0, ended=1.0, records=tuple(records))
-        for mode, records in (("disaggregated", fallen), ("decode-alone", quick))
+        TurnResult(0, mode, warmup=False, began=0.0, ended=1.0, records=tuple(records)) for mode, records in turns
     ]
     cells = gather(plan((point(),)), turn_results, Power(), {})
     assert cells[0].figures["fallbacks"] == 6

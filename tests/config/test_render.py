@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ HOSTILE = ["a b", "it's", 'say "hi"', "; rm -rf ~", "$(id) `id` ${HOME}", "back\
 
 def written(fleet: Fleet, folder: Path, hosts: list[str] | None = None) -> Fleet:
     path = folder / "copy.toml"
-    sources = {model.name: model.sources for model in fleet.models.values()}
+    sources: dict[str, Any] = {model.name: model.sources for model in fleet.models.values()}
     path.write_text(render(fleet, hosts or list(fleet.hosts), sources), encoding="utf-8")
     return load(path)
 

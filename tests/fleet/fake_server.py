@@ -90,7 +90,7 @@ def main() -> None:
     app = Starlette(routes=[Route("/health", health), Route("/status", load)])
     server = uvicorn.Server(uvicorn.Config(app, host=address, port=int(port), log_level="warning"))
     if behaviour == "stubborn":
-        server.capture_signals = ignore_signals
+        vars(server)["capture_signals"] = ignore_signals
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     asyncio.run(server.serve())
 

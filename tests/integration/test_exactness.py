@@ -117,6 +117,6 @@ def send_noise(fleet: RunningFleet, slot: dict[str, object], tokens: list[int]) 
                 [noise.standard_normal((len(rows), dim)).astype("float32") for _ in range(layer.kv_heads)]
                 for dim in (layer.key_dim, layer.value_dim)
             )
-            views = [[head.data.cast("B") for head in heads] for heads in (keys, values)]
-            transfer.send(KVBlock(index, rows.start, rows.stop, *views))
+            key_views, value_views = ([head.data.cast("B") for head in heads] for heads in (keys, values))
+            transfer.send(KVBlock(index, rows.start, rows.stop, key_views, value_views))
         transfer.finish()

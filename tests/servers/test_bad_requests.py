@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -173,7 +173,8 @@ def test_a_full_queue_answers_503_with_retry_after(tiny_fleet: RunningFleet) -> 
         for _ in range(12):
             http = stack.enter_context(tiny_fleet.http("tiny-decode"))
             answer = stack.enter_context(http.stream("POST", "/decode", json=PROMPT))
-            assert next(stack.enter_context(contextlib.closing(answer.iter_lines()))) == "event: slot"
+            lines = cast(Generator[str, None, None], answer.iter_lines())
+            assert next(stack.enter_context(contextlib.closing(lines))) == "event: slot"
         with tiny_fleet.http("tiny-decode") as http:
             refused = http.post("/decode", json=PROMPT)
     assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE

@@ -108,14 +108,6 @@ def _no_grad(function: _F) -> _F:
     return cast(_F, torch.no_grad()(function))
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _no_grad(function: _F) -> _F:
-    """torch.no_grad(), which is untyped."""
-    return cast(_F, torch.no_grad()(function))
-
-
 class Reference:
     """transformers on the same checkpoint: the answer it gives alone, and the KV it would hand over."""
 

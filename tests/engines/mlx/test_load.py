@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
-from disagg.config import Dtype, EngineOptions
+from disagg.config import DType, EngineOptions
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.mlx.load import flat_config, load, select_device, transposed_experts
 from disagg.errors import ModelError
@@ -94,7 +94,7 @@ def packed(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_hub_checkpoint_with_mxfp4_experts_loads_packed_and_answers_like_its_weights(
-    dtype: Dtype, copy: Callable[[str], Path], tiny: TinyModel, tmp_path: Path
+    dtype: DType, copy: Callable[[str], Path], tiny: TinyModel, tmp_path: Path
 ) -> None:
     hub, floats = copy("gpt_oss"), shutil.copytree(tiny("gpt_oss"), tmp_path / "floats")
     weights = {**load_file(floats / "model.safetensors"), **packed(hub)}
@@ -112,7 +112,7 @@ def test_a_hub_checkpoint_with_mxfp4_experts_loads_packed_and_answers_like_its_w
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_weights_and_kv_take_the_dtype_of_the_host(dtype: Dtype, tiny: TinyModel) -> None:
+def test_weights_and_kv_take_the_dtype_of_the_host(dtype: DType, tiny: TinyModel) -> None:
     options = EngineOptions("mlx", dtype=dtype, device="cpu")
     engine = MLXDecodeEngine(tiny("qwen3"), 8192, options)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from disagg.config import Dtype, EngineOptions
+from disagg.config import DType, EngineOptions
 from disagg.engines.transformers.load import choose_device, load_model, quantization, weight_bytes
 from disagg.errors import ModelError
 from tests import tiny_models
@@ -33,7 +33,7 @@ def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_weights_are_loaded_in_the_wanted_dtype(tiny: TinyModel, dtype: Dtype) -> None:
+def test_weights_are_loaded_in_the_wanted_dtype(tiny: TinyModel, dtype: DType) -> None:
     model = load_model(tiny("llama"), replace(OPTIONS, dtype=dtype), CPU)
     assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
     assert not model.training

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from disagg.engines.transformers.quantize import PIECE, filled_planes
-from disagg.kv.wire import AS_IS, BITS, GROUP, INT8
+from disagg.kv.wire import AS_IS, BITS, GROUP, INT8, WireForm
 
 DTYPES = ("float32", "bfloat16", "float16")
 Array = np.ndarray
@@ -83,7 +83,8 @@ def test_a_thousand_random_tensors_agree(dtype: str) -> None:
 
 def test_what_is_not_quantised_is_the_rows_themselves() -> None:
     rows = torch.randn(2, 5, 40)
-    for wire, tensor in ((INT8, rows), (AS_IS, torch.randn(2, 5, 64))):
+    cases: list[tuple[WireForm, torch.Tensor]] = [(INT8, rows), (AS_IS, torch.randn(2, 5, 64))]
+    for wire, tensor in cases:
         (plane,) = filled_planes(tensor, wire)
         assert plane.data_ptr() == tensor.data_ptr()
 

@@ -178,10 +178,10 @@ class Saboteur:
 
     def _change(self, action: Callable[[], T]) -> T:
         self.changes += 1
-        here = self.changes == self.at and self.error is not None
-        if here and not self.after:
-            raise self.error
+        error = self.error if self.changes == self.at else None
+        if error and not self.after:
+            raise error
         result = action()
-        if here:
-            raise self.error
+        if error:
+            raise error
         return result

@@ -26,7 +26,7 @@ NEW_CODE = {**PACKAGE, "disagg/servers/__main__.py": b"VALUE = 2\n"}
 
 def stamps(folder: Path) -> dict[str, tuple[int, ...]]:
     """What tells whether any file or folder was touched."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
         status = path.lstat()
         found[str(path)] = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_mode, status.st_size)

@@ -14,7 +14,7 @@ from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving
 from tests.fleet.facts.fixture_facts import facts, fleet, here, names, spark, studio, wanted
-from tests.values import present
+from tests.values import of_type, present
 
 
 def done(made: TargetState, before: HostFacts) -> HostFacts:
@@ -248,7 +248,7 @@ def test_uninstall_takes_every_manager_away_that_ever_kept_the_server() -> None:
     found = facts("spark_deployed", installed={"systemd": unit, "process": InstalledService("", True)})
     plan = planning.uninstall(spark(service="process"), found, models=False)
     assert names(plan) == ["service", "service", "remove"]
-    assert [step.action.argv[0] for step in plan.steps[:2]] == [
+    assert [of_type(step.action, RunScript).argv[0] for step in plan.steps[:2]] == [
         "disagg-dgx-spark-1.service",
         "/home/nvidia/.disagg/hosts/dgx-spark-1",
     ]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from disagg.config import Fleet
-from disagg.errors import ConfigError, HostUnreachable, PortInUse
+from disagg.errors import ConfigError, HostUnreachable, PortInUse, StartFailed
 from disagg.fleet.deploy.release import run_script
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.layout import Layout
@@ -31,7 +31,7 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import supervise
 from tests.fleet.farm import FAKE, make_fleet, wait_until
-from tests.values import present
+from tests.values import of_type, present
 
 
 class Yard:
@@ -117,9 +117,8 @@ def test_a_crash_at_start_is_told_with_its_log_and_not_tried_for_ever(yard: Yard
     yard.deploy("a", "crash")
     (failed,) = yard.lifecycle().start(["a"])
     assert failed.outcome == "failed" and present(failed.error).message == "a did not start: no weights in /models/x"
-    assert present(failed.error).hint == "fetch them" and any(
-        "no weights" in line for line in present(failed.error).log
-    )
+    error = of_type(failed.error, StartFailed)
+    assert error.hint == "fetch them" and any("no weights" in line for line in error.log)
     assert not supervise.status(yard.own("a"))["running"]
 
 
@@ -295,7 +294,7 @@ def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard) -> None:
 
 def test_a_machine_that_does_not_answer_is_that_hosts_failure_with_its_own_exit_code(yard: Yard) -> None:
     class Gone(LocalMachine):
-        def execute(self, job: Any) -> None:
+        def execute(self, job: Any) -> tuple[int, float]:
             raise HostUnreachable("a: no route", "ping a")
 
     yard.deploy("b")

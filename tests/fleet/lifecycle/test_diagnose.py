@@ -18,13 +18,14 @@ from disagg.fleet.facts.server import Holder, ServerFacts
 from disagg.fleet.lifecycle.diagnose import diagnose, explained
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.machine import interruption
+from disagg.fleet.machine.base import Machine
 
 HOST = Host("spark", "10.0.0.1", ("prefill",), "tiny", EngineOptions("transformers"), 8000, service="process")
 DEPLOYED = ServerFacts("/home/x", current="abc", release="abc", managers={"process": True})
 TOKEN = "a-token"
 
 
-def status(state: str, why: str = "by http") -> HostStatus:
+def status(state: Any, why: str = "by http") -> HostStatus:
     return HostStatus("spark", ("prefill",), "tiny", "http://10.0.0.1:8000", state, why, "ping 10.0.0.1")
 
 
@@ -150,7 +151,7 @@ def test_only_hosts_in_trouble_are_asked_and_a_machine_that_hangs_is_given_up(tm
     given_up = threading.Event()
     asked = []
 
-    def connect(host: Any, seconds: float) -> None:
+    def connect(host: Any, seconds: float) -> Machine:
         asked.append(host.name)
         try:
             interruption.sleep(20)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from disagg.errors import FleetError, PortInUse, UsageError
+from disagg.errors import FleetError, PortInUse, StartFailed, UsageError
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
 from tests.fleet.farm import Farm, make_fleet, wait_until
-from tests.values import present
+from tests.values import of_type, present
 
 
 def outcomes(results: Any) -> Any:
@@ -69,7 +69,7 @@ def test_a_server_that_dies_without_a_log_line_is_reported_with_the_end_of_its_l
     (failed,) = farm.lifecycle.start(["a"])
     assert "Segmentation fault, as it were" in present(failed.error).message
     assert present(failed.error).hint == "disagg logs --host a"
-    assert present(failed.error).log[-1] == "Segmentation fault, as it were"
+    assert of_type(failed.error, StartFailed).log[-1] == "Segmentation fault, as it were"
 
 
 def test_a_server_that_loads_past_the_deadline_is_slow_and_left_running(farm: Farm) -> None:
@@ -191,7 +191,7 @@ def test_an_unknown_host_lists_those_there_are(farm: Farm) -> None:
 def test_an_interrupted_start_stops_what_it_started_and_nothing_else(farm: Farm) -> None:
     farm.lifecycle.start(["a"])
     farm.behaviour["b"] = "slow"
-    main = threading.main_thread().ident
+    main = present(threading.main_thread().ident)
     reported = threading.Event()
     farm.lifecycle.report = lambda host, doing: reported.set() if (host, doing) == ("b", "loading") else None
 
@@ -233,7 +233,12 @@ def test_the_real_command_line_names_file_and_host(farm: Farm) -> None:
 
 def test_a_server_that_cannot_be_recorded_is_ended_again(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     spawned, spawn = [], local.spawn
-    monkeypatch.setattr(local, "spawn", lambda *arguments: spawned.append(spawn(*arguments)) or spawned[-1])
+
+    def noted(*arguments: Any) -> int:
+        spawned.append(spawn(*arguments))
+        return spawned[-1]
+
+    monkeypatch.setattr(local, "spawn", noted)
     farm.state.prepare(farm.fleet)
     (farm.state.folder / f".a.pid.{os.getpid()}").symlink_to("/dev/full")
     (failed,) = farm.lifecycle.start(["a"])

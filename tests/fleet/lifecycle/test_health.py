@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -193,7 +194,7 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     farm.lifecycle.start(["a"])
-    real = health.get
+    real: Callable[..., Any] = vars(health)["get"]
     host = farm.fleet.hosts["a"]
     told = {"code": code_hash(), "config": served_digest(farm.fleet, host)}
 

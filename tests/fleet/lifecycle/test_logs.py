@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -155,7 +156,7 @@ class Breaking(LocalMachine):
 
     broken: ClassVar[set[str]] = set()
 
-    def run(self, argv: list[str], *, on_line: Any = None, **options: Any) -> CommandResult:
+    def run(self, argv: Sequence[str], *, on_line: Any = None, **options: Any) -> CommandResult:
         if self.name in self.broken:
             return super().run(argv, on_line=on_line, **options)
         self.broken.add(self.name)

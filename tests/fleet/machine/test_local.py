@@ -107,7 +107,11 @@ def test_a_timeout_kills_the_whole_process_group(here: LocalMachine) -> None:
 
 
 def test_closing_from_another_thread_ends_what_runs(here: LocalMachine) -> None:
-    closer = threading.Thread(target=lambda: (wait_until(lambda: running("sleep 5322")), here.close()))
+    def close_midway() -> None:
+        wait_until(lambda: running("sleep 5322"))
+        here.close()
+
+    closer = threading.Thread(target=close_midway)
     closer.start()
     assert here.run(["sleep", "5322"]).code == 128 + signal.SIGTERM
     closer.join()

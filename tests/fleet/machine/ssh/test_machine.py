@@ -30,6 +30,7 @@ from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution
 from disagg.fleet.machine.ssh.settings import Timeouts
 from tests.fleet.farm import wait_until
 from tests.testbed.bed import Bed, BedHost
+from tests.values import present
 
 HOSTILE = [
     "two words",
@@ -416,7 +417,7 @@ def only_passwords(bed: Bed) -> Iterator[int]:
     lines = (there.folder / "sshd_config").read_text().replace("Authentication no", "Authentication yes")
     config = there.folder / "sshd_config.locked"
     config.write_text(lines.replace(f"Port {there.port}", f"Port {port}") + "PubkeyAuthentication no\n")
-    sshd = shutil.which("sshd")
+    sshd = present(shutil.which("sshd"))
     inside = ["nsenter", "-t", str(there.init), "-m", "-n", "-p"] if bed.real else []
     with subprocess.Popen([*inside, sshd, "-D", "-f", config], stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: listens(bed.host("dgx-spark-1").address, port))
@@ -531,9 +532,12 @@ def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make: Make, bed: Bed,
     machine = make(timeouts=FAST, guard_s=2)
     noise = os.urandom(4 << 20)
     with bed.limited("dgx-spark-1", 8):
-        cut = threading.Thread(
-            target=lambda: (wait_until(lambda: any(there.home.glob(".tree.part.*"))), bed.cut_link("dgx-spark-1"))
-        )
+
+        def cut_midway() -> None:
+            wait_until(lambda: any(there.home.glob(".tree.part.*")))
+            bed.cut_link("dgx-spark-1")
+
+        cut = threading.Thread(target=cut_midway)
         machine.run(["true"])
         cut.start()
         began = time.monotonic()
@@ -570,7 +574,12 @@ def test_an_upload_whose_command_has_ended_reads_no_closed_file() -> None:
 
 def test_closing_from_another_thread_ends_what_runs(spark: SSHMachine, there: BedHost) -> None:
     spark.run(["true"])
-    closer = threading.Thread(target=lambda: (wait_until(lambda: running(there, "sleep 4324")), spark.close()))
+
+    def close_midway() -> None:
+        wait_until(lambda: running(there, "sleep 4324"))
+        spark.close()
+
+    closer = threading.Thread(target=close_midway)
     closer.start()
     with pytest.raises(HostUnreachable, match="connection lost"):
         spark.run(["sleep", "4324"], timeout=20)
