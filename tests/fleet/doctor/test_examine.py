@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from disagg.config import EngineOptions, load
+from disagg.config import EngineOptions, Fleet, load
 from disagg.errors import HostKeyRefused, HostUnreachable
 from disagg.fleet.doctor.examine import examine
 from disagg.fleet.lifecycle.state import State
@@ -18,18 +18,22 @@ from tests.values import present
 SHORT = Bounds(seconds=0.4, bytes=32 << 20)
 
 
+@dataclass
+class Patient:
+    """The fleet of the bed, examined when called."""
+
+    fleet: Fleet
+    state: State
+
+    def __call__(self, *names: str, bounds: Bounds = SHORT) -> Any:
+        return examine(self.fleet, self.state, names, bounds=bounds)
+
+
 @pytest.fixture
-def patient(bed: Bed, tmp_path: Path) -> Any:
-    """Examines the bed; keyword `names`."""
+def patient(bed: Bed, tmp_path: Path) -> Patient:
     bed.need_links()
     fleet = load(bed.write_hosts_toml(tmp_path / "hosts.toml"))
-    state = State.of(fleet, tmp_path / "state")
-
-    def run(*names: Any, bounds: Any = SHORT) -> Any:
-        return examine(fleet, state, names, bounds=bounds)
-
-    run.fleet = fleet
-    return run
+    return Patient(fleet, State.of(fleet, tmp_path / "state"))
 
 
 def of(diagnosis: Any, host: Any) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def of(diagnosis: Any, host: Any) -> dict[str, Any]:
     return {finding.check: finding for finding in report.findings}
 
 
-def test_bare_hosts_are_examined_and_their_links_measured(bed: Bed, patient: Any) -> None:
+def test_bare_hosts_are_examined_and_their_links_measured(bed: Bed, patient: Patient) -> None:
     diagnosis = patient()
     assert [one.host.name for one in diagnosis.hosts] == list(patient.fleet.hosts)
     for report in diagnosis.hosts:
@@ -54,13 +58,13 @@ def test_bare_hosts_are_examined_and_their_links_measured(bed: Bed, patient: Any
     assert clocks.level == "ok" and float(present(re.search(r"(\d+) ms", clocks.text))[1]) < 1000
 
 
-def test_a_mac_that_calls_nobody_is_not_checked_for_the_local_network(patient: Any) -> None:
+def test_a_mac_that_calls_nobody_is_not_checked_for_the_local_network(patient: Patient) -> None:
     checks = of(patient("mac-studio-1"), "mac-studio-1")
     assert checks["memory"].text == "512 GiB"
     assert "local network" not in checks
 
 
-def test_a_mac_that_delivers_kv_is_checked_for_the_local_network(patient: Any, tmp_path: Path) -> None:
+def test_a_mac_that_delivers_kv_is_checked_for_the_local_network(patient: Patient, tmp_path: Path) -> None:
     hosts = dict(patient.fleet.hosts)
     mac, decode = hosts["mac-studio-1"], hosts["mac-studio-2"]
     hosts[mac.name] = replace(
@@ -71,7 +75,7 @@ def test_a_mac_that_delivers_kv_is_checked_for_the_local_network(patient: Any, t
     assert of(diagnosis, mac.name)["local network"].text == "open over SSH"
 
 
-def test_a_shaped_link_is_far_below_its_interface(bed: Bed, patient: Any) -> None:
+def test_a_shaped_link_is_far_below_its_interface(bed: Bed, patient: Patient) -> None:
     with bed.limited("mac-studio-2", 100):
         diagnosis = patient("dgx-spark-1", bounds=Bounds(seconds=1.0))
     (pair,) = diagnosis.pairs
@@ -80,7 +84,7 @@ def test_a_shaped_link_is_far_below_its_interface(bed: Bed, patient: Any) -> Non
     assert diagnosis.exit_code == 0
 
 
-def test_a_host_that_is_cut_off_hides_nothing_of_the_others(bed: Bed, patient: Any) -> None:
+def test_a_host_that_is_cut_off_hides_nothing_of_the_others(bed: Bed, patient: Patient) -> None:
     with bed.cut("mac-studio-2"):
         diagnosis = patient()
     assert diagnosis.exit_code == 4
@@ -91,7 +95,7 @@ def test_a_host_that_is_cut_off_hides_nothing_of_the_others(bed: Bed, patient: A
     assert broken.link is None and whole.link.bits_per_s
 
 
-def test_a_changed_host_key_is_a_fault_that_names_both_keys_and_the_way_out(bed: Bed, patient: Any) -> None:
+def test_a_changed_host_key_is_a_fault_that_names_both_keys_and_the_way_out(bed: Bed, patient: Patient) -> None:
     known = bed.home / ".ssh/known_hosts"
     before = known.read_text()
     lines = before.splitlines()
@@ -110,14 +114,14 @@ def test_a_changed_host_key_is_a_fault_that_names_both_keys_and_the_way_out(bed:
     assert "ssh-keygen -R" in finding.hint and "disagg trust dgx-spark-1" in finding.hint
 
 
-def test_a_frozen_sshd_is_told_from_a_dead_machine(bed: Bed, patient: Any) -> None:
+def test_a_frozen_sshd_is_told_from_a_dead_machine(bed: Bed, patient: Patient) -> None:
     with bed.hosts["dgx-spark-2"].frozen():
         diagnosis = patient("dgx-spark-2")
     (report,) = diagnosis.hosts
     assert isinstance(report.error, HostUnreachable) and "its sshd says nothing" in report.findings[0].text
 
 
-def test_examining_leaves_nothing_behind(bed: Bed, patient: Any) -> None:
+def test_examining_leaves_nothing_behind(bed: Bed, patient: Patient) -> None:
     def files() -> list[str]:
         homes = [host.home for host in bed.hosts.values()]
         return sorted(str(path) for home in homes for path in home.rglob("*") if "logs" not in path.parts)
@@ -129,6 +133,6 @@ def test_examining_leaves_nothing_behind(bed: Bed, patient: Any) -> None:
         assert not [line for line in host.command_lines() if "DISAGG_PROGRAM" in line]
 
 
-def test_every_prefill_host_is_paired_with_every_decode_host_of_its_model(patient: Any) -> None:
+def test_every_prefill_host_is_paired_with_every_decode_host_of_its_model(patient: Patient) -> None:
     pairs = [(one.name, other.name) for one, other in kv_pairs(patient.fleet)]
     assert pairs == [("dgx-spark-1", "mac-studio-2"), ("dgx-spark-2", "mac-studio-1")]

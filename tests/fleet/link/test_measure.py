@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from disagg.fleet.link import Bounds, LinkEnd, far_below, judge, measure, measure_all
+from disagg.fleet.link import Bounds, Link, LinkEnd, far_below, judge, measure, measure_all
 from disagg.fleet.link.measure import PROBE, rounds
 from disagg.fleet.machine.connect import machine_for
 from tests.testbed.bed import Bed
-from tests.values import present
+from tests.values import of_type, present
 
 SHORT = Bounds(seconds=0.5, bytes=64 << 20)
 PYTHON = "/usr/bin/python3"
@@ -95,7 +95,8 @@ def test_links_that_share_no_machine_are_measured_at_the_same_time(bed: Bed) -> 
 
 def test_several_links_come_back_in_the_order_of_their_pairs(ends: dict[str, LinkEnd]) -> None:
     pairs = [("dgx-spark-1", "mac-studio-2"), ("dgx-spark-1", "mac-studio-1"), ("dgx-spark-2", "mac-studio-1")]
-    found = measure_all([(ends[one], ends[other]) for one, other in pairs], SHORT)
+    links = measure_all([(ends[one], ends[other]) for one, other in pairs], SHORT)
+    found = [of_type(link, Link) for link in links]
     assert [(link.sender, link.receiver) for link in found] == pairs
     assert all(link.bits_per_s for link in found)
 

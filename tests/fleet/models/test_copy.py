@@ -32,9 +32,10 @@ def ends(clean_homes: Bed) -> Iterator[Any]:
         there = stored_models(giving, PYTHON, source_host, [source])[source]
         return copy(CopyEnd(source_host, giving, PYTHON), CopyEnd(taker, taking, PYTHON), there, root, told)
 
-    run.bed, run.source_host, run.taker = bed, bed.hosts["dgx-spark-1"], bed.hosts["mac-studio-2"]
-    run.look = lambda source=SOURCE: stored_models(taking, PYTHON, taker, [source])[source]
-    yield run
+    ends: Any = run
+    ends.bed, ends.source_host, ends.taker = bed, bed.hosts["dgx-spark-1"], bed.hosts["mac-studio-2"]
+    ends.look = lambda source=SOURCE: stored_models(taking, PYTHON, taker, [source])[source]
+    yield ends
     taking.close()
 
 

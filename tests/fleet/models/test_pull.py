@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from disagg.fleet.models.remove import remove
 from disagg.fleet.models.sources import RequiredModel, neighbours
 from tests.fleet.models.hub_models import REVISION, SOURCE, files, own, write_folder, write_hub
 from tests.testbed.bed import Bed
-from tests.values import present
+from tests.values import of_type, present
 
 PYTHON = "/usr/bin/python3"
 
@@ -25,7 +26,7 @@ PYTHON = "/usr/bin/python3"
 def inventory(
     host: Any,
     source: Any = SOURCE,
-    state: str = "absent",
+    state: Any = "absent",
     size: int = 0,
     *,
     hub: str = "/env/bin/python",
@@ -115,6 +116,11 @@ def shared_source(bed: Bed, folder: Path, source: Any = SOURCE) -> Fleet:
     return load(path)
 
 
+def surveyed(models: Models, hosts: Sequence[Host]) -> list[ModelInventory]:
+    """The inventories of hosts that all answer."""
+    return [of_type(inventory, ModelInventory) for inventory in models.survey(hosts)]
+
+
 def test_pulling_copies_from_host_to_host_and_a_second_time_changes_nothing(clean_homes: Bed, tmp_path: Path) -> None:
     bed = clean_homes
     bed.need_links()
@@ -124,8 +130,8 @@ def test_pulling_copies_from_host_to_host_and_a_second_time_changes_nothing(clea
     own(source_host.home / ".cache")
     wanted = fleet.serving("qwen3-coder:30b", "prefill") + fleet.serving("qwen3-coder:30b", "decode")
     with Models(fleet) as models:
-        first = models.pull(models.survey(wanted), wanted, told)
-        second = models.pull(models.survey(wanted), wanted, told)
+        first = models.pull(surveyed(models, wanted), wanted, told)
+        second = models.pull(surveyed(models, wanted), wanted, told)
     assert [(one.result, one.source_host) for one in first] == [("there", ""), ("copied", "dgx-spark-1")]
     assert [one.result for one in second] == ["there", "there"]
 
@@ -139,8 +145,8 @@ def test_a_path_with_a_home_of_its_own_on_each_host_is_copied_between_them(clean
     own(source_host.home / "models")
     wanted = fleet.serving("qwen3-coder:30b", "prefill") + fleet.serving("qwen3-coder:30b", "decode")
     with Models(fleet) as models:
-        done = models.pull(models.survey(wanted), wanted, told)
-        inventories = models.survey(wanted)
+        done = models.pull(surveyed(models, wanted), wanted, told)
+        inventories = surveyed(models, wanted)
         assert [(one.result, one.source_host) for one in done] == [("copied", "mac-studio-2"), ("there", "")]
         with pytest.raises(FleetError, match="folder of your own"):
             remove(models.machine(wanted[0]), inventories[0])
@@ -156,12 +162,12 @@ def test_removing_takes_the_whole_model_and_nothing_else(clean_homes: Bed, tmp_p
     own(place.parents[1])
     host = fleet.hosts["dgx-spark-1"]
     with Models(fleet) as models:
-        (there,) = models.survey([host])
+        (there,) = surveyed(models, [host])
         assert there.model.revision == REVISION
         assert remove(models.machine(host), there) > 2 << 20
         assert not root.exists() and other.exists()
-        (gone,) = models.survey([host])
-    assert gone.wanted.state == "absent"
+        (gone,) = surveyed(models, [host])
+    assert gone.model.state == "absent"
 
 
 def test_a_model_that_a_server_of_the_same_machine_reads_stays(
@@ -181,11 +187,11 @@ def test_a_model_that_a_server_of_the_same_machine_reads_stays(
         subprocess.Popen(server, stdin=subprocess.PIPE) as process,
     ):
         (own_folder / "serving").write_text(f"{process.pid} {'1' * 16}\n")
-        read, _ = models.survey(neighbours(pair, [host]))
+        read, _ = surveyed(models, neighbours(pair, [host]))
         with pytest.raises(FleetError, match=r"the server of twin runs and reads .* \(disagg stop --host twin"):
             remove(models.machine(host), read)
         process.communicate(b"\n")
-        idle, _ = models.survey(neighbours(pair, [host]))
+        idle, _ = surveyed(models, neighbours(pair, [host]))
         assert root.exists() and remove(models.machine(host), idle) > 2 << 20
     assert not root.exists()
 
