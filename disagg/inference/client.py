@@ -29,7 +29,7 @@ from disagg.inference.stream import AsyncStream, Perform, Stream
 from disagg.inference.types import Completion
 from disagg.token import fleet_token
 
-CONNECT_S = 2.0  # for `connect`; a host that takes longer is left to the request
+CONNECT_S = 0.5  # for `connect`; a host that takes longer is left to the request
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -70,6 +70,9 @@ class FakeClient:
     async def __aexit__(self, *exc: Any) -> None:
         return None
 
+    async def connect(self, *models: str) -> None:
+        return None
+
     def stream(self, model: str, prompt: Any = None, **options: Any) -> AsyncStream:
         FakeClient.requests.append({"model": model, "prompt": prompt, **options})
         return AsyncStream(functools.partial(self.answer, model))
