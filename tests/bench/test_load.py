@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -228,6 +227,4 @@ async def test_a_stopped_run_begins_no_further_turn() -> None:
     monitor = RunMonitor()
     monitor.end("before it began")
     monitor.end("later")
-    began = time.monotonic()
     assert await fake(Answering(), monitor) == [] and monitor.reason == "before it began"
-    assert time.monotonic() - began < 5

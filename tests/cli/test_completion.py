@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +77,7 @@ def test_completing_loads_no_framework_ssh_or_http(tmp_path: Path) -> None:
         "COMP_CWORD": "2",
         "DISAGG_CONFIG": str(HOSTS_TOML),
     }
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=variables, timeout=30
     )
     assert done.stderr == "" and "dgx-spark-1" in done.stdout
-    assert time.monotonic() - began < 10

@@ -14,12 +14,12 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
+from tests.deadlines import ends_by_itself
 from tests.fleets import wait_until
 from tests.integration.deployed import Operator, edited, operator
 from tests.testbed.bed import Bed
@@ -158,10 +158,8 @@ def test_logs_of_all_hosts_are_one_stream_in_order_of_time(fleet: Operator) -> N
 
 
 def test_a_host_whose_link_is_cut_hides_no_other(fleet: Operator) -> None:
-    with fleet.bed.cut(OTHER_PREFILL):
-        began = time.monotonic()
+    with fleet.bed.cut(OTHER_PREFILL), ends_by_itself():
         statuses = fleet.status(4, "--timeout", 4)
-        assert time.monotonic() - began < 4 + 4, "its timeout, and what the interpreter takes on a busy machine"
     assert statuses[OTHER_PREFILL]["state"] == "unreachable" and "ping" in statuses[OTHER_PREFILL]["hint"]
     assert [one["state"] for name, one in statuses.items() if name != OTHER_PREFILL] == ["healthy"] * 3
 

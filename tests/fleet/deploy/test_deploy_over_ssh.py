@@ -100,9 +100,7 @@ def test_four_bare_hosts_are_deployed_and_a_second_run_touches_nothing(fleet: Fl
     assert code == 0 and "4 changed" in out and "next: disagg start" in out
     assert "mac-studio-2: [1/10] make folders" in err
     before = fleet.stamps()
-    began = time.monotonic()
     code, out, err = fleet.disagg("deploy", "--yes")
-    assert time.monotonic() - began < 10
     assert (code, err) == (0, "") and "4 unchanged" in out
     assert fleet.stamps() == before
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,9 +164,7 @@ def test_only_hosts_in_trouble_are_asked_and_a_machine_that_hangs_is_given_up(tm
     fleet = Fleet("f", tmp_path / "hosts.toml", {}, hosts)
     states = {"well": "healthy", "here": "not running", "far": "unreachable"}
     statuses = [replace(status(state), host=name) for name, state in states.items()]
-    began = time.monotonic()
     told = diagnose(fleet, statuses, TOKEN, 0.3, connect)
-    assert time.monotonic() - began < 2
     assert asked == ["far"] and told[:2] == statuses[:2]
     assert told[2].why == "by http; SSH did not answer within 0.3 s either"
     assert given_up.wait(5)

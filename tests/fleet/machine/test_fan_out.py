@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -27,12 +26,10 @@ def test_a_host_that_hangs_is_left_behind_and_reported_as_timed_out() -> None:
             released.wait(30)  # cannot be interrupted, as a name look-up
         return host.name
 
-    began = time.monotonic()
     try:
         a, b, c = each(HOSTS, action, timeout=0.3)
     finally:
         released.set()
-    assert time.monotonic() - began < 10
     assert (a.value, c.value) == ("a", "c") and a.ok and c.ok
     assert b.timed_out and b.error is not None and b.error.message == "b: no answer within 0.3 s"
 

@@ -28,6 +28,7 @@ from disagg.fleet.machine.output import Stream
 from disagg.fleet.machine.posix import Invocation
 from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution
 from disagg.fleet.machine.ssh.settings import Timeouts
+from tests.deadlines import ends_by_itself
 from tests.fleet.farm import wait_until
 from tests.testbed.bed import Bed, BedHost
 from tests.values import present
@@ -197,9 +198,8 @@ def test_a_command_that_is_not_there_is_code_127(machine: Machine) -> None:
 
 
 def test_a_process_left_in_the_background_does_not_hold_the_command(spark: SSHMachine) -> None:
-    began = time.monotonic()
-    assert spark.run([], script="sleep 20 & echo done").stdout == "done\n"
-    assert time.monotonic() - began < 5
+    with ends_by_itself(20):
+        assert spark.run([], script="sleep 20 & echo done").stdout == "done\n"
 
 
 def test_a_mac_has_no_setsid_and_a_short_path(make: Make, bed: Bed) -> None:
@@ -463,19 +463,16 @@ def test_a_name_that_does_not_resolve_is_unreachable(make: Make, bed: Bed) -> No
 
 
 def test_a_frozen_sshd_is_unreachable_in_bounded_time(make: Make, bed: Bed, capfd: pytest.CaptureFixture[str]) -> None:
-    began = time.monotonic()
-    with bed.hosts["dgx-spark-1"].frozen(), pytest.raises(HostUnreachable, match="its sshd says nothing"):
+    frozen = bed.hosts["dgx-spark-1"].frozen()
+    with ends_by_itself(), frozen, pytest.raises(HostUnreachable, match="its sshd says nothing"):
         make(timeouts=FAST).run(["true"])
-    assert time.monotonic() - began < 5
     assert capfd.readouterr() == ("", ""), "paramiko's threads print tracebacks"
 
 
 def test_a_host_without_a_link_is_unreachable_in_bounded_time(make: Make, bed: Bed) -> None:
     bed.need_links()
-    began = time.monotonic()
-    with bed.cut("dgx-spark-1"), pytest.raises(HostUnreachable, match=r"169\.254\.150\.103:22"):
+    with ends_by_itself(), bed.cut("dgx-spark-1"), pytest.raises(HostUnreachable, match=r"169\.254\.150\.103:22"):
         make(timeouts=FAST).run(["true"])
-    assert time.monotonic() - began < 5
 
 
 # What goes wrong while running
@@ -483,10 +480,9 @@ def test_a_host_without_a_link_is_unreachable_in_bounded_time(make: Make, bed: B
 
 def test_a_timeout_kills_the_whole_process_group(machine: SSHMachine, bed: Bed) -> None:
     there = bed.hosts[machine.name]
-    began = time.monotonic()
-    with pytest.raises(FleetError, match=r"did not end within 0\.5 s and was killed; its last words:\nstarted"):
+    message = r"did not end within 0\.5 s and was killed; its last words:\nstarted"
+    with ends_by_itself(), pytest.raises(FleetError, match=message):
         machine.run([], script="echo started; (sleep 4321; true) | sleep 4321", timeout=0.5)
-    assert time.monotonic() - began < 4
     wait_until(lambda: not running(there, "sleep 4321"), 3)
 
 
@@ -506,20 +502,17 @@ def test_a_cut_link_ends_a_run_within_seconds_and_the_host_ends_it_too(make: Mak
     bed.need_links()
     there = bed.hosts["dgx-spark-1"]
     machine = make(timeouts=FAST, guard_s=2)
-    cut_at: list[float] = []
 
     def cut_when_it_runs() -> None:
         wait_until(lambda: running(there, "sleep 4323"), 20)
         bed.cut_link("dgx-spark-1")
-        cut_at.append(time.monotonic())
 
     cut = threading.Thread(target=cut_when_it_runs)
     machine.run(["true"])
     cut.start()
     try:
-        with pytest.raises(HostUnreachable, match="connection lost"):
+        with ends_by_itself(60), pytest.raises(HostUnreachable, match="connection lost"):
             machine.run(["sleep", "4323"], timeout=60)
-        assert time.monotonic() - cut_at[0] < 8
         wait_until(lambda: not running(there, "sleep 4323"), 8)
     finally:
         cut.join()
@@ -540,11 +533,9 @@ def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make: Make, bed: Bed,
         cut = threading.Thread(target=cut_midway)
         machine.run(["true"])
         cut.start()
-        began = time.monotonic()
         try:
-            with pytest.raises(HostUnreachable, match="connection lost"):
+            with ends_by_itself(), pytest.raises(HostUnreachable, match="connection lost"):
                 machine.put_tree({"a": b"first", "noise": noise}, "tree")
-            assert time.monotonic() - began < 10
             wait_until(lambda: [path.name for path in there.home.iterdir()] == [".ssh"], 8)
         finally:
             cut.join()
@@ -639,11 +630,11 @@ def test_ctrl_c_ends_every_host_within_seconds(bed: Bed) -> None:
 
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        each(hosts, action)
-    interrupter.join()
-    assert time.monotonic() - began < 8 and len(errors) == 4
+    with ends_by_itself():
+        with pytest.raises(KeyboardInterrupt):
+            each(hosts, action)
+        interrupter.join()
+    assert len(errors) == 4
     wait_until(lambda: not any(running(host, "sleep 4326") for host in bed.hosts.values()), 5)
 
 
