@@ -193,7 +193,7 @@ def _run(fleet: Fleet, models: Sequence[str], request: dict[str, Any], as_json: 
 
     async def run() -> None:
         async with AsyncClient(fleet) as client:
-            await client.connect(*models)
+            await client.connect(*models)  # so that no request's time includes it
             with view:
                 await ask(client.stream, answers, request, view.arrived)
 

@@ -1,4 +1,4 @@
-"""What requests cost: a table for `generate`, panels for `demo`. Every number's formula stands in a footnote."""
+"""What requests cost: a table for `generate`, panels for `demo`. Footnotes state each figure's formula."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.units import seconds, size, speed
-from disagg.demo.comparison import Comparison
+from disagg.cli.views.units import duration_steps, seconds, size, speed
 from disagg.inference.metrics import AS_IS, Metrics, TTFTParts
 from disagg.inference.types import Completion
 
-TTFT_NOTE = "TTFT: sent → first token here. Its parts add up to it; rest = network and scheduling."
+TTFT_NOTE = "TTFT: request sent → first token here = its parts. client: this program; network: the rest."
 SPEED_NOTE = "prefill tok/s = prompt tokens / prefill time; decode tok/s = (output tokens - 1) / decode time."
 _PART_STYLE = {
     "failed_attempts": "red",
-    "client": "bright_magenta",
+    "client": "bright_cyan",
     "queue": "bright_black",
     "tokenise": "white",
     "prefill": "blue",
@@ -34,13 +33,12 @@ _PART_NAME = {
     "failed_attempts": "failed attempts",
     "exposed_transfer": "exposed transfer",
     "first_step": "first step",
-    "network": "rest",
 }
 _BAR_CELLS = 36
 
 
 def metrics_view(completions: Sequence[Completion]) -> RenderableType:
-    """One row per answer, the route and what is unusual below, then the formulas."""
+    """One row per answer, then each route and its warnings, then the formulas."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("model", overflow="fold", style="bold")
     for name in ("tokens", "prefill", "decode", "TTFT", "total"):
@@ -60,7 +58,7 @@ def metrics_view(completions: Sequence[Completion]) -> RenderableType:
 
 
 def model_panel(completion: Completion) -> Panel:
-    """One answer's cost: the three lines everyone asks for, then where TTFT went."""
+    """One answer's cost: prefill, decode and total, the KV transfer, then the parts of TTFT."""
     metrics = completion.metrics
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
@@ -77,42 +75,23 @@ def model_panel(completion: Completion) -> Panel:
 
 
 def ttft_view(metrics: Metrics) -> RenderableType:
-    """TTFT as a bar of its parts, and a legend with each part's time."""
+    """TTFT as a bar of its parts, and a legend with each part's time. The printed parts add up to the printed TTFT."""
     parts = {field.name: getattr(metrics.ttft_parts, field.name) for field in fields(TTFTParts)}
-    if not parts["failed_attempts"]:
-        del parts["failed_attempts"]
-    bar = Text.assemble(*(("█" * cells, _PART_STYLE[name]) for name, cells in _cells(parts).items()))
+    bar = Text.assemble(*(("█" * cells, _PART_STYLE[name]) for name, cells in _shares(parts, _BAR_CELLS).items()))
+    steps, unit = duration_steps(metrics.ttft)
     legend = [
-        Text.assemble(("■ ", _PART_STYLE[name]), (f"{_PART_NAME.get(name, name)} ", "dim"), seconds(value))
-        for name, value in parts.items()
-        if value > 0
+        Text.assemble(("■ ", _PART_STYLE[name]), (f"{_PART_NAME.get(name, name)} ", "dim"), unit(count))
+        for name, count in _shares(parts, steps).items()
+        if count > 0
     ]
     return Group(
-        Text.assemble(("TTFT  ", "dim"), (seconds(metrics.ttft), "bold"), "  ", bar),
+        Text.assemble(("TTFT  ", "dim"), (unit(steps), "bold"), "  ", bar),
         Columns(legend, padding=(0, 2), column_first=False),
     )
 
 
-def combined_panel(comparison: Comparison) -> Panel:
-    """Parallel against one after the other, with the formulas."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(justify="right", style="bold")
-    grid.add_column(style="dim", overflow="fold")
-    own = " + ".join(f"{name} {seconds(wall)}" for name, wall in comparison.own.items())
-    grid.add_row("total wall", seconds(comparison.parallel_wall), "all models at the same time")
-    grid.add_row("sequential sum", seconds(comparison.sequential_sum), own)
-    grid.add_row("speedup", f"{comparison.speedup:.2f} x", "sequential sum / total wall")
-    grid.add_row("throughput", speed(comparison.throughput), "output tokens of all models / total wall")
-    grid.add_row("parallel wall", f"{comparison.over_slower:.2f} x", "the slower one's own")
-    same = Text("the same answers both times", "green")
-    differ = Text("the answers differ between the two runs", "bold red")
-    body = Group(grid, same if comparison.same_text else differ)
-    return Panel(body, title="[bold]Combined[/]", title_align="left", border_style="green")
-
-
 def footnote() -> Text:
-    """The formulas behind the panels."""
+    """The formulas of the panels' figures."""
     hidden = "Hidden transfer: KV moved while prefill computed. Exposed: end of prefill → last KV byte accepted."
     return Text(f"{SPEED_NOTE}\n{TTFT_NOTE}\n{hidden}", "dim")
 
@@ -136,7 +115,7 @@ def _route(metrics: Metrics) -> Text:
 
 
 def _quantised(metrics: Metrics) -> str:
-    """Empty where the KV came as it is."""
+    """How the KV was quantised for the transfer; empty if it was not."""
     return "int8 on the wire" if metrics.kv_wire not in (None, AS_IS) else ""
 
 
@@ -145,17 +124,17 @@ def _kv(metrics: Metrics) -> str:
 
 
 def _transfer(metrics: Metrics) -> Text:
-    """What the hand-off moved, and what decode computed in spite of it."""
+    """What the hand-off transferred, and how many prompt tokens the decode host computed itself."""
     recomputed = f"{metrics.decode_computed_tokens} of {metrics.prompt_tokens}"
     if not metrics.kv_bytes:
-        return Text.assemble(("KV    ", "dim"), f"none handed over: {metrics.method}")
+        return Text.assemble(("KV    ", "dim"), f"no hand-off: {metrics.method}")
     return Text.assemble(
         ("KV    ", "dim"),
         (size(metrics.kv_bytes), "bold"),
         (f"; {_quantised(metrics)}" if _quantised(metrics) else "", "yellow"),
         ("; transfer ", "dim"),
         f"{seconds(metrics.hidden_transfer)} hidden, {seconds(metrics.exposed_transfer)} exposed",
-        ("\n      prompt tokens that decode computed: ", "dim"),
+        ("\n      prompt tokens computed by the decode host: ", "dim"),
         recomputed,
     )
 
@@ -165,12 +144,12 @@ def _warnings(completions: Sequence[Completion]) -> list[RenderableType]:
     return [Text.assemble(("warning: ", "bold yellow"), line) for line in lines]
 
 
-def _cells(parts: dict[str, float]) -> dict[str, int]:
-    """Bar cells per part, in proportion; rounding errors do not pile up, since the edges are rounded, not the parts."""
+def _shares(parts: dict[str, float], whole: int) -> dict[str, int]:
+    """`whole` steps divided in proportion to the parts. The edges between parts are rounded, so the sum is exact."""
     total = sum(parts.values()) or 1.0
-    cells, before, edge = {}, 0, 0.0
+    shares, before, edge = {}, 0, 0.0
     for name, value in parts.items():
         edge += value
-        now = round(_BAR_CELLS * edge / total)
-        cells[name], before = now - before, now
-    return cells
+        now = round(whole * edge / total)
+        shares[name], before = now - before, now
+    return shares

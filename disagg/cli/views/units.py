@@ -1,6 +1,8 @@
-"""Quantities as short text: a few significant digits, binary sizes, times people read."""
+"""Quantities as short text: three significant digits, binary sizes, times in the unit that fits."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 
 def size(count: float | None) -> str:
@@ -26,10 +28,20 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.95 else f"{value:.0f} s"
 
 
+def duration_steps(value: float) -> tuple[int, Callable[[int], str]]:
+    """A duration as a whole number of steps, 0.1 ms up to 10 s, else 10 ms; and the function that prints steps.
+
+    Parts of a duration that are rounded to the same steps can be printed so that they add up to it.
+    """
+    if value < 10:
+        return round(value * 1e4), lambda steps: f"{steps / 10:,.1f} ms"
+    return round(value * 100), lambda steps: f"{steps / 100:,.2f} s"
+
+
 def speed(value: float | None) -> str:
-    """Tokens per second; a dash where nothing was measured."""
-    if not value:
-        return "– tok/s"
+    """Tokens per second; a dash if there is no rate."""
+    if value is None or value <= 0:
+        return "–"
     return f"{value:,.1f} tok/s" if value < 99.95 else f"{value:,.0f} tok/s"
 
 

@@ -16,7 +16,8 @@ from disagg.cli.views.fleet.health import health_panel, health_view, status_line
 from disagg.cli.views.fleet.logs import LogView
 from disagg.cli.views.fleet.models import inventories_view, removed_view
 from disagg.cli.views.fleet.progress import Progress, results_view
-from disagg.cli.views.metrics import combined_panel, footnote, metrics_view, model_panel
+from disagg.cli.views.demo import comparison_panel, next_steps
+from disagg.cli.views.metrics import footnote, metrics_view, model_panel
 from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.config import EngineOptions, Host
 from disagg.demo.comparison import Comparison
@@ -164,12 +165,12 @@ def test_the_metrics_table_has_a_row_per_model_and_its_formulas(width: Any) -> N
 
 
 @WIDTHS
-def test_the_combined_panel_compares_parallel_with_sequential(width: Any) -> None:
+def test_the_comparison_panel_compares_parallel_with_sequential(width: Any) -> None:
     comparison = Comparison(0.52, {"a": 0.47, "b": 0.45}, 256, same_text=True)
-    text = shown(combined_panel(comparison), width)
+    text = shown(comparison_panel(comparison), width)
     for piece in ("520 ms", "920 ms", "1.77 x", "492 tok/s", "1.11 x", "a 470 ms + b 450 ms", "the same answers"):
         assert piece in text
-    assert "differ" in shown(combined_panel(Comparison(1, {"a": 1}, 1, same_text=False)))
+    assert "differ" in shown(comparison_panel(Comparison(1, {"a": 1}, 1, same_text=False)))
     assert "Exposed: end of prefill" in shown(footnote(), width)
 
 

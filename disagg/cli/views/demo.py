@@ -1,0 +1,66 @@
+"""The result of `disagg demo`: answers, figures of each model, the comparison, the servers' health, what to do next."""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from disagg.cli.views.fleet.health import health_panel
+from disagg.cli.views.metrics import footnote, model_panel
+from disagg.cli.views.stream import arranged, final_view
+from disagg.cli.views.units import seconds, speed
+from disagg.demo.comparison import Comparison
+from disagg.demo.flow import HOSTS_FILE, DemoResult
+
+_MODEL_PANEL_WIDTH = 60
+
+
+def demo_view(result: DemoResult, width: int, answers: bool) -> RenderableType:
+    """From the figures of each model to the next commands. `answers`: the texts too, which a terminal has shown."""
+    models = [model_panel(answer.completion) for answer in result.together if answer.completion]
+    return Group(
+        *([final_view(result.prompt, result.together, width)] if answers else []),
+        arranged(models, beside=width >= _MODEL_PANEL_WIDTH * len(models)),
+        comparison_panel(result.comparison),
+        health_panel(result.health),
+        footnote(),
+        Text(),
+        next_steps(),
+    )
+
+
+def comparison_panel(comparison: Comparison) -> Panel:
+    """The models at the same time against one after the other, each figure with its formula."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(justify="right", style="bold")
+    grid.add_column(style="dim", overflow="fold")
+    own = " + ".join(f"{name} {seconds(wall)}" for name, wall in comparison.own.items())
+    slower = max(comparison.own, key=lambda name: comparison.own[name])
+    grid.add_row("at the same time", seconds(comparison.parallel_wall), "from the first request to the last token")
+    grid.add_row("one after the other", seconds(comparison.sequential_sum), own)
+    grid.add_row("speedup", f"{comparison.speedup:.2f} x", "one after the other / at the same time")
+    grid.add_row("cost of sharing", f"{comparison.over_slower:.2f} x", f"at the same time / {slower} by itself")
+    grid.add_row("throughput", speed(comparison.throughput), "output tokens of all models / at the same time")
+    same = Text("Both runs gave the same answers.", "green")
+    differ = Text("The answers of the two runs differ.", "bold red")
+    body = Group(grid, same if comparison.same_text else differ)
+    title = "All models at the same time, against one after the other"
+    return Panel(body, title=f"[bold]{title}[/]", title_align="left", border_style="green")
+
+
+def next_steps() -> RenderableType:
+    """The commands to type next."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(style="bold cyan", overflow="fold")
+    relative = os.path.relpath(HOSTS_FILE)
+    path = relative if len(relative) < len(str(HOSTS_FILE)) and not relative.startswith("..") else str(HOSTS_FILE)
+    grid.add_row("next: keep these servers", f"export DISAGG_CONFIG={path}; disagg start")
+    grid.add_row("      ask one model", 'disagg generate qwen "class Stack:"')
+    grid.add_row("      your own machines", "disagg init")
+    return grid

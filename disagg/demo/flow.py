@@ -1,0 +1,114 @@
+"""The flow of `disagg demo`: start local servers, run their models at the same time, then one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import disagg
+from disagg.config import Fleet, load
+from disagg.demo.comparison import Comparison
+from disagg.demo.prompt import REPETITION_PENALTY, STOP
+from disagg.fleet.lifecycle.fleet_servers import OnProgress
+from disagg.fleet.lifecycle.health import HostStatus, poll
+from disagg.fleet.lifecycle.temporary import RunningFleet, temporary_fleet
+from disagg.inference.client import AsyncClient
+from disagg.inference.several import Answer, ask
+
+HOSTS_FILE = Path(disagg.__file__).parent / "demo" / "hosts.toml"
+"""The demo fleet: four servers on this machine and two small models, which come with the package."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """The answers of all models at the same time, those of each model by itself, and the servers' health afterwards."""
+
+    prompt: str
+    together: Sequence[Answer]
+    by_itself: Sequence[Answer]
+    comparison: Comparison
+    health: Sequence[HostStatus]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `disagg demo --json` prints."""
+        return {
+            "prompt": self.prompt,
+            "together": [answer.to_json() for answer in self.together],
+            "by_itself": [answer.to_json() for answer in self.by_itself],
+            "comparison": self.comparison.to_json(),
+            "health": [status.to_json() for status in self.health],
+        }
+
+
+@contextmanager
+def demo_fleet(
+    config: Path | None,
+    *,
+    timeout_s: float,
+    report: OnProgress,
+    note: Callable[[str], None],
+    ending: Callable[[], AbstractContextManager[None]],
+) -> Iterator[RunningFleet]:
+    """Run the servers of `config` on their own ports, or those of the demo fleet on free ports; stop them at the end.
+
+    Raises the first host's error if not all servers are healthy within `timeout_s`.
+    """
+    with temporary_fleet(
+        load(HOSTS_FILE if config is None else config),
+        move="taken" if config is None else "none",
+        timeout_s=timeout_s,
+        slow_hint=f"wait longer: disagg demo --timeout {max(180, 2 * timeout_s):g}",
+        report=report,
+        note=note,
+        ending=ending,
+    ) as running:
+        yield running
+
+
+async def compare(
+    running: RunningFleet,
+    prompt: str,
+    max_tokens: int,
+    shown: Callable[[Sequence[Answer]], AbstractContextManager[object]],
+    note: Callable[[str], None],
+) -> DemoResult:
+    """Run all models at the same time, within `shown(answers)`, then each by itself. Raises the first error."""
+    fleet, state = running
+    request = {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "repetition_penalty": REPETITION_PENALTY,
+        "stop": STOP,
+    }
+    together, by_itself = _answers(fleet), _answers(fleet)
+    async with AsyncClient(fleet, token=state.token()) as client:
+        # The first request of a connection and of a server costs more than the others: one token that is not shown.
+        await ask(client.stream, first := _answers(fleet), {**request, "max_tokens": 1})
+        _raise_first(first)
+        with shown(together):
+            wall = await ask(client.stream, together, request)
+        _raise_first(together)
+        for answer in by_itself:
+            note(f"{answer.model} by itself ...")
+            await ask(client.stream, [answer], request)
+        _raise_first(by_itself)
+    comparison = Comparison(
+        parallel_wall=wall,
+        own={answer.model: answer.wall for answer in by_itself},
+        completion_tokens=sum(a.completion.metrics.completion_tokens for a in together if a.completion),
+        same_text=[answer.text for answer in together] == [answer.text for answer in by_itself],
+    )
+    return DemoResult(prompt, together, by_itself, comparison, poll(fleet, state.token(), state))
+
+
+def _answers(fleet: Fleet) -> list[Answer]:
+    return [Answer(model) for model in fleet.models]
+
+
+def _raise_first(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
