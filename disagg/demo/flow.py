@@ -15,7 +15,7 @@ from disagg.demo.prompt import REPETITION_PENALTY, STOP
 from disagg.fleet.lifecycle.fleet_servers import OnProgress
 from disagg.fleet.lifecycle.health import HostStatus, poll
 from disagg.fleet.lifecycle.temporary import RunningFleet, temporary_fleet
-from disagg.inference.client import AsyncClient
+from disagg.inference import client as inference
 from disagg.inference.several import Answer, ask
 
 HOSTS_FILE = Path(disagg.__file__).parent / "demo" / "hosts.toml"
@@ -84,7 +84,7 @@ async def compare(
         "stop": STOP,
     }
     together, by_itself = _answers(fleet), _answers(fleet)
-    async with AsyncClient(fleet, token=state.token()) as client:
+    async with inference.AsyncClient(fleet, token=state.token()) as client:
         # The first request of a connection and of a server costs more than the others: one token that is not shown.
         await ask(client.stream, first := _answers(fleet), {**request, "max_tokens": 1})
         _raise_first(first)

@@ -16,8 +16,11 @@ from disagg.cli.views.units import duration_steps, seconds, size, speed
 from disagg.inference.metrics import AS_IS, Metrics, TTFTParts
 from disagg.inference.types import Completion
 
-TTFT_NOTE = "TTFT: request sent → first token here = its parts. client: this program; network: the rest."
-SPEED_NOTE = "prefill tok/s = prompt tokens / prefill time; decode tok/s = (output tokens - 1) / decode time."
+NOTES = """\
+prefill tok/s: prompt tokens / prefill time, if the whole prompt was computed.
+decode tok/s: (output tokens - 1) / decode time.
+TTFT: request sent → first token here; its parts add up to it.
+client: time in this program. network: the rest of TTFT."""
 _PART_STYLE = {
     "failed_attempts": "red",
     "client": "bright_cyan",
@@ -54,7 +57,7 @@ def metrics_view(completions: Sequence[Completion]) -> RenderableType:
             seconds(metrics.total_time),
         )
     notes = [_route(completion.metrics) for completion in completions]
-    return Group(table, Text(), *notes, *_warnings(completions), Text(f"{SPEED_NOTE}\n{TTFT_NOTE}", "dim"))
+    return Group(table, Text(), *notes, *_warnings(completions), Text(NOTES, "dim"))
 
 
 def model_panel(completion: Completion) -> Panel:
@@ -92,8 +95,8 @@ def ttft_view(metrics: Metrics) -> RenderableType:
 
 def footnote() -> Text:
     """The formulas of the panels' figures."""
-    hidden = "Hidden transfer: KV moved while prefill computed. Exposed: end of prefill → last KV byte accepted."
-    return Text(f"{SPEED_NOTE}\n{TTFT_NOTE}\n{hidden}", "dim")
+    transfer = "transfer: hidden while prefill computed; exposed from then to the last KV byte accepted."
+    return Text(f"{NOTES}\n{transfer}", "dim")
 
 
 def _two(above: str, below: str) -> Text:

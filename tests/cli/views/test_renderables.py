@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from disagg.cli.views import units
+from disagg.cli.views.demo import comparison_panel
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.fleet.health import health_panel, health_view, status_line, watch_view
 from disagg.cli.views.fleet.logs import LogView
 from disagg.cli.views.fleet.models import inventories_view, removed_view
 from disagg.cli.views.fleet.progress import Progress, results_view
-from disagg.cli.views.demo import comparison_panel, next_steps
-from disagg.cli.views.metrics import footnote, metrics_view, model_panel
+from disagg.cli.views.metrics import footnote, metrics_view, model_panel, ttft_view
 from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.config import EngineOptions, Host
 from disagg.demo.comparison import Comparison
@@ -29,8 +29,9 @@ from disagg.fleet.machine.fan_out import Outcome
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.pull import ModelInventory
 from disagg.fleet.models.sources import RequiredModel
+from disagg.inference.metrics import TTFTParts
 from disagg.inference.several import Answer
-from tests.cli.answers import completion
+from tests.cli.answers import completion, metrics
 from tests.values import printed
 
 NONE = "nothing is deployed there"
@@ -139,10 +140,23 @@ def test_a_status_line_is_one_line() -> None:
 @WIDTHS
 def test_the_model_panel_shows_seconds_and_speeds_and_the_parts_of_ttft(width: Any) -> None:
     text = shown(model_panel(completion("qwen3-demo")), width)
-    for piece in ("21 ms", "329 tok/s", "431 ms", "295 tok/s", "463 ms", "TTFT  31 ms", "1 of 7", "1.2 MiB"):
+    for piece in ("21 ms", "329 tok/s", "431 ms", "295 tok/s", "463 ms", "TTFT  31.0 ms", "1 of 7", "1.2 MiB"):
         assert piece in text
-    for part in ("queue 2.1 ms", "exposed transfer 1.1 ms", "first step 4.2 ms", "rest 0.9 ms"):
+    for part in ("queue 2.1 ms", "exposed transfer 1.1 ms", "first step 4.2 ms", "client 0.4 ms", "network 0.5 ms"):
         assert part in text
+
+
+def test_the_printed_parts_of_ttft_add_up_to_the_printed_ttft() -> None:
+    thirds = TTFTParts(client=0.0333333, queue=0.0333333, prefill=0.0333334)
+    text = shown(ttft_view(metrics("m", ttft_parts=thirds, ttft=thirds.total)))
+    ttft, *parts = map(float, re.findall(r"([\d.]+) ms", text))
+    assert ttft == 100.0 and len(parts) == 3 and sum(parts) == pytest.approx(ttft, abs=1e-9)
+
+
+def test_a_prompt_of_which_nothing_was_computed_shows_no_rate() -> None:
+    cached = completion("m", prefill_time=0.0, prefill_speed=None)
+    for view in (model_panel(cached), metrics_view([cached])):
+        assert re.search(r"– +(7 tokens on prefill-1|295 tok/s)", shown(view)) and "0 tok/s" not in shown(view)
 
 
 def test_the_ttft_bar_is_always_as_long_as_the_whole() -> None:
@@ -165,13 +179,15 @@ def test_the_metrics_table_has_a_row_per_model_and_its_formulas(width: Any) -> N
 
 
 @WIDTHS
-def test_the_comparison_panel_compares_parallel_with_sequential(width: Any) -> None:
+def test_the_comparison_states_what_each_figure_compares(width: Any) -> None:
     comparison = Comparison(0.52, {"a": 0.47, "b": 0.45}, 256, same_text=True)
     text = shown(comparison_panel(comparison), width)
     for piece in ("520 ms", "920 ms", "1.77 x", "492 tok/s", "1.11 x", "a 470 ms + b 450 ms", "the same answers"):
         assert piece in text
+    assert re.search(r"speedup +1.77 x +one after the other / at the same time", text)
+    assert re.search(r"cost of sharing +1.11 x +at the same time / a by itself", text)
     assert "differ" in shown(comparison_panel(Comparison(1, {"a": 1}, 1, same_text=False)))
-    assert "Exposed: end of prefill" in shown(footnote(), width)
+    assert "exposed from then to the last KV byte" in shown(footnote(), width)
 
 
 def test_answers_stand_side_by_side_where_there_is_room() -> None:
@@ -231,7 +247,7 @@ def test_durations(value: float, text: str) -> None:
 
 
 def test_speeds_and_uptimes() -> None:
-    assert [units.speed(v) for v in (0, 12.34, 1234.5)] == ["– tok/s", "12.3 tok/s", "1,234 tok/s"]
+    assert [units.speed(v) for v in (None, 12.34, 1234.5)] == ["–", "12.3 tok/s", "1,234 tok/s"]
     assert [units.uptime(v) for v in (5, 300, 12000, 360000)] == ["5s", "5m", "3h 20m", "4d 4h"]
 
 
