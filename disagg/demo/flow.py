@@ -11,7 +11,7 @@ from typing import Any
 import disagg
 from disagg.config import Fleet, load
 from disagg.demo.comparison import Comparison
-from disagg.demo.prompt import REPETITION_PENALTY, STOP
+from disagg.demo.prompt import STOP
 from disagg.fleet.lifecycle.fleet_servers import OnProgress
 from disagg.fleet.lifecycle.health import HostStatus, poll
 from disagg.fleet.lifecycle.temporary import RunningFleet, temporary_fleet
@@ -77,12 +77,7 @@ async def compare(
 ) -> DemoResult:
     """Run all models at the same time, within `shown(answers)`, then each by itself. Raises the first error."""
     fleet, state = running
-    request = {
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "repetition_penalty": REPETITION_PENALTY,
-        "stop": STOP,
-    }
+    request = {"prompt": prompt, "max_tokens": max_tokens, "stop": STOP}
     together, by_itself = _answers(fleet), _answers(fleet)
     async with inference.AsyncClient(fleet, token=state.token()) as client:
         # The first request of a connection and of a server costs more than the others: one token that is not shown.
