@@ -31,4 +31,4 @@ class Context(object):
 """
 MAX_TOKENS: Final = 128
 # Both models close the method. What follows would be another method, or one more class attribute.
-STOP: Final = ("\\n\\n", "\\n    __")
+STOP: Final = ("\n\n", "\n    __")

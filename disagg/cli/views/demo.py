@@ -45,7 +45,7 @@ def comparison_panel(comparison: Comparison) -> Panel:
     grid.add_row("one after the other", seconds(comparison.sequential_sum), own)
     grid.add_row("speedup", f"{comparison.speedup:.2f} x", "one after the other / at the same time")
     grid.add_row("cost of sharing", f"{comparison.over_slower:.2f} x", f"at the same time / {slower} by itself")
-    grid.add_row("throughput", speed(comparison.throughput), "output tokens of all models / at the same time")
+    grid.add_row("throughput", speed(comparison.throughput), "output tokens / at the same time")
     same = Text("Both runs gave the same answers.", "green")
     differ = Text("The answers of the two runs differ.", "bold red")
     body = Group(grid, same if comparison.same_text else differ)
@@ -60,7 +60,8 @@ def next_steps() -> RenderableType:
     grid.add_column(style="bold cyan", overflow="fold")
     relative = os.path.relpath(HOSTS_FILE)
     path = relative if len(relative) < len(str(HOSTS_FILE)) and not relative.startswith("..") else str(HOSTS_FILE)
-    grid.add_row("next: keep these servers", f"export DISAGG_CONFIG={path}; disagg start")
+    grid.add_row("next: keep these servers", f"export DISAGG_CONFIG={path}")
+    grid.add_row("", "disagg start")
     grid.add_row("      ask one model", 'disagg generate qwen "class Stack:"')
     grid.add_row("      your own machines", "disagg init")
     return grid

@@ -95,7 +95,7 @@ def ttft_view(metrics: Metrics) -> RenderableType:
 
 def footnote() -> Text:
     """The formulas of the panels' figures."""
-    transfer = "transfer: hidden while prefill computed; exposed from then to the last KV byte accepted."
+    transfer = "transfer: hidden during prefill; exposed from its end to the last KV byte accepted."
     return Text(f"{NOTES}\n{transfer}", "dim")
 
 

@@ -187,7 +187,7 @@ def test_the_comparison_states_what_each_figure_compares(width: Any) -> None:
     assert re.search(r"speedup +1.77 x +one after the other / at the same time", text)
     assert re.search(r"cost of sharing +1.11 x +at the same time / a by itself", text)
     assert "differ" in shown(comparison_panel(Comparison(1, {"a": 1}, 1, same_text=False)))
-    assert "exposed from then to the last KV byte" in shown(footnote(), width)
+    assert "exposed from its end to the last KV byte" in shown(footnote(), width)
 
 
 def test_answers_stand_side_by_side_where_there_is_room() -> None:
