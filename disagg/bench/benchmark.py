@@ -1,4 +1,4 @@
-"""A benchmark from what was asked for to its BenchResult: plan it, check it, play it, judge it."""
+"""A benchmark, from its BenchSpec to its BenchResult: check and plan it, estimate its time, run it, judge it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from disagg.api.status import Health
 from disagg.bench import datasets, energy, load
 from disagg.bench.plan import MAX_REQUESTS, Load, Plan, Point
-from disagg.bench.records import MODES, Mode, TurnResult
-from disagg.bench.result import BenchResult, gather, judge
+from disagg.bench.records import MODES, ROLES, Mode, TurnResult
+from disagg.bench.result import BenchHost, BenchResult, gather, judge
 from disagg.bench.workloads import RandomTokens, Texts, Trace, Workload
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable, UsageError
@@ -33,7 +34,7 @@ _HEALTH_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class BenchSpec:
-    """What was asked for. Empty sequences and None: the default. `limits`: milliseconds; `watts` by role."""
+    """The options of a benchmark. Empty sequences and None: the default. limits: milliseconds. watts: by role."""
 
     model: str
     kind: WorkloadKind = "random"
@@ -55,19 +56,23 @@ class BenchSpec:
 
 
 async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, token: str | None = None) -> BenchResult:
-    """Carry out the order on the running fleet; `token`: its secret, where that is not in its file.
+    """Run a benchmark on the running fleet. token: the fleet's secret; None reads it from its file.
 
-    UsageError or ConfigError before the first request where it cannot be; ServerUnavailable where a host is not ready.
-    `monitor.end` stops it and keeps what there is."""
+    Raises UsageError or ConfigError before the first request, ServerUnavailable if a host is not ready. `monitor.end`
+    stops the run and keeps the records so far.
+    """
     model = fleet.model(spec.model).name
     token = token or fleet_token(fleet)
     async with AsyncClient(fleet, token=token) as client:
-        plan, workload, left_out = prepare(fleet, spec, await vocabulary(fleet, model, token))
+        servers = await read_servers(fleet, model, token)
+        plan, workload, left_out = prepare(fleet, spec, min(server.vocabulary for server in servers))
         power = energy.Power(stated=spec.watts)
         timer = asyncio.get_running_loop().call_later(
             spec.max_duration or 1e9, monitor.end, f"after {spec.max_duration or 0:g} s, as asked"
         )
         try:
+            seconds = await load.estimate(client.stream, model, plan, workload, monitor, timeout=spec.timeout)
+            monitor.estimated(plan, seconds if seconds is None else min(seconds, spec.max_duration or seconds))
             with energy.sampled(power, _local_roles(fleet, model)):
                 turn_results = await load.run(client.stream, model, plan, workload, monitor, timeout=spec.timeout)
         finally:
@@ -86,33 +91,49 @@ async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, tok
         unfinished=sum(turn.unfinished for turn in turn_results if not turn.warmup),
         left_out=left_out,
         warmup_errors=_warmup_errors(turn_results),
-        simulated=_simulated(fleet, model),
+        hosts=tuple(server.host for server in servers),
     )
 
 
-async def vocabulary(fleet: Fleet, model: str, token: str) -> int:
-    """How many token ids all hosts of the model know. ServerUnavailable for a host that is not ready."""
-    hosts = [host for role in ("decode", "prefill") for host in fleet.serving(model, role)]
+@dataclass(frozen=True, slots=True)
+class ServerUnderTest:
+    """A host as its server reports it, and how many token ids its model knows."""
+
+    host: BenchHost
+    vocabulary: int
+
+
+async def read_servers(fleet: Fleet, model: str, token: str) -> list[ServerUnderTest]:
+    """All hosts of the model, prefill first. Raises ServerUnavailable for a host that is not ready."""
+    hosts = [(role, host) for role in ROLES["disaggregated"] for host in fleet.serving(model, role)]
     async with http.client(token) as client:
-        asked = [asyncio.create_task(_vocabulary(client, host)) for host in hosts]
+        tasks = [asyncio.create_task(_read_server(client, host, role)) for role, host in hosts]
         try:
-            return min(await asyncio.gather(*asked))
-        finally:  # one failed: the others must not outlive the client
-            for task in asked:
+            return await asyncio.gather(*tasks)
+        finally:  # if one failed, the others must not outlive the client
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _vocabulary(client: httpx.AsyncClient, host: Host) -> int:
-    health = await http.get(client, host, "/health", timeout=_HEALTH_TIMEOUT_S)
-    fingerprint = health.get("fingerprint")
-    if health.get("status") != "ok" or not isinstance(fingerprint, dict):
-        raise ServerUnavailable(f"{host.name} is not ready: {health.get('status')}", "run `disagg status`")
-    return int(fingerprint["vocab_size"])
+async def _read_server(client: httpx.AsyncClient, host: Host, role: str) -> ServerUnderTest:
+    health = Health.received(await http.get(client, host, "/health", timeout=_HEALTH_TIMEOUT_S), host.name)
+    if health.status != "ok" or health.fingerprint is None:
+        raise ServerUnavailable(f"{host.name} is not ready: {health.status}", "run `disagg status`")
+    measured = BenchHost(
+        name=host.name,
+        role=role,
+        address=host.address,
+        hardware=host.hardware or "",
+        backend=health.backend or "",
+        simulated=health.simulated,
+        versions={"disagg": health.version, **health.versions},
+    )
+    return ServerUnderTest(measured, int(health.fingerprint["vocab_size"]))
 
 
 def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[Plan, Workload, int]:
-    """The plan, the workload, and how many items of a trace do not fit the model's context."""
+    """The plan, the workload, and how many items of a trace are over the model's context. Raises UsageError."""
     model = fleet.model(spec.model)
     _check(spec)
     workload, left_out = _workload(spec, vocab_size, model.context)
@@ -134,22 +155,22 @@ def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[Plan, Workl
         raise UsageError(f"this sweep has {plan.total:,} requests, over {MAX_REQUESTS:,}", "sweep less at once")
     if short := [c for c in spec.concurrency if c > plan.requests]:
         raise UsageError(
-            f"{plan.requests} requests never reach a concurrency of {max(short)}", f"give --requests {2 * max(short)}"
+            f"--requests {plan.requests} never reaches --concurrency {max(short)}", f"give --requests {2 * max(short)}"
         )
     return plan, workload, left_out
 
 
 def _check(spec: BenchSpec) -> None:
-    """Refuse what would have no effect or no meaning."""
+    """Raise for options that contradict each other."""
     if (spec.kind == "random") != (spec.file is None):
         hint = "give --file FILE" if spec.file is None else "give --workload prompts, sharegpt or mooncake"
-        raise UsageError(f"the workload {spec.kind} {'needs a' if spec.file is None else 'reads no'} file", hint)
+        raise UsageError(f"--workload {spec.kind} {'needs a' if spec.file is None else 'reads no'} file", hint)
     if spec.prompt_tokens and spec.kind != "random":
-        raise UsageError(f"the prompts of {spec.file} have their own lengths", "leave --prompt-tokens out")
+        raise UsageError(f"the prompts of {spec.file} have their own lengths", "remove --prompt-tokens")
     if spec.output_tokens and spec.kind == "mooncake":
-        raise UsageError(f"the requests of {spec.file} state their output lengths", "leave --output-tokens out")
+        raise UsageError(f"the requests of {spec.file} state their output lengths", "remove --output-tokens")
     if spec.concurrency and spec.rates:
-        raise UsageError("--concurrency and --rate are two ways to offer load", "sweep one, then the other")
+        raise UsageError("--concurrency and --rate exclude each other", "sweep one, then the other")
 
 
 def _workload(spec: BenchSpec, vocab_size: int, context: int) -> tuple[Workload, int]:
@@ -193,26 +214,20 @@ def _loads(spec: BenchSpec) -> list[Load]:
 
 
 def _modes(fleet: Fleet, model: str, wanted: Sequence[Mode]) -> tuple[Mode, ...]:
-    """The modes asked for, in the usual order; by default all that the model's hosts allow."""
+    """The wanted modes in the order of MODES; by default all that the model's hosts can run."""
     if fleet.serving(model, "prefill"):
         return tuple(mode for mode in MODES if not wanted or mode in wanted)
-    if needy := [mode for mode in wanted if mode != "decode-alone"]:
-        raise UsageError(f"no prefill host serves {model}: {needy[0]} cannot run", "give --mode decode-alone")
+    if impossible := [mode for mode in wanted if mode != "decode-alone"]:
+        raise UsageError(f"--mode {impossible[0]}: no prefill host serves {model}", "give --mode decode-alone")
     return ("decode-alone",)
 
 
 def _local_roles(fleet: Fleet, model: str) -> list[str]:
-    """Roles whose only host is this machine: the power read here is theirs. A simulated host's is not."""
+    """Roles whose only host runs a model on this machine, so that power measured here is theirs."""
     hosts = {role: fleet.serving(model, role) for role in ("prefill", "decode")}
     return [
-        role for role, found in hosts.items() if [(host.local, host.simulated) for host in found] == [(True, False)]
+        role for role, serving in hosts.items() if [(host.local, host.simulated) for host in serving] == [(True, False)]
     ]
-
-
-def _simulated(fleet: Fleet, model: str) -> dict[str, str]:
-    """The machine that each host of this model plays; hosts that run a model are not in it."""
-    hosts = (host for role in ("prefill", "decode") for host in fleet.serving(model, role))
-    return {host.name: host.hardware or "" for host in hosts if host.simulated}
 
 
 def _warmup_errors(turn_results: Sequence[TurnResult]) -> Counter[str]:

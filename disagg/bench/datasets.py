@@ -1,6 +1,6 @@
 """Files of requests: prompts, ShareGPT-form JSON, Mooncake traces.
 
-Sizes are bounded, and every fault is a ConfigError with file, line and column.
+Sizes are bounded. An error in a file is a ConfigError with file, line and column.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TextItem:
-    """A prompt, and how long its answer is where the file says so."""
+    """A prompt, and the length of its answer if the file states it."""
 
     prompt: str
     output_tokens: int | None = None
@@ -41,21 +41,21 @@ class TraceRow:
 
 
 def read_prompts(path: Path, limit: int = MAX_REQUESTS) -> list[TextItem]:
-    """`.jsonl`: one `{"prompt": text}` a line, `"output_tokens": n` if it has its own. Else: the file is one prompt."""
+    """`.jsonl`: one `{"prompt": text, "output_tokens": n}` per line, n optional. Any other file is one prompt."""
     text = _read(path)
     if path.suffix != ".jsonl":
         if not text.strip():
-            raise ConfigError(f"{path} is empty", "put a prompt there")
+            raise ConfigError(f"{path} is empty", "write a prompt into it")
         return [TextItem(text)]
     items = []
     for start, line in _lines(text, limit):
-        where = _FileSpan(path, text, start, start + len(line))
-        body = where.object(line)
-        where.only(body, ("prompt", "output_tokens"))
+        span = _FileSpan(path, text, start, start + len(line))
+        body = span.object(line)
+        span.only(body, ("prompt", "output_tokens"))
         prompt = body.get("prompt")
         if not isinstance(prompt, str) or not prompt:
-            where.refuse('there is no "prompt"', 'each line reads {"prompt": "some text"}')
-        output = where.count(body, "output_tokens") if "output_tokens" in body else None
+            span.refuse('there is no "prompt"', 'each line reads {"prompt": "some text"}')
+        output = span.count(body, "output_tokens") if "output_tokens" in body else None
         items.append(TextItem(prompt, output))
     return _some(items, path)
 
@@ -63,16 +63,16 @@ def read_prompts(path: Path, limit: int = MAX_REQUESTS) -> list[TextItem]:
 def read_sharegpt(path: Path, limit: int = MAX_REQUESTS) -> list[TextItem]:
     """`[{"conversations": [{"from": "human", "value": text}, {"from": "gpt", ...}, ...]}, ...]`: first human turns.
 
-    Conversations that do not open with a human turn that is answered are passed over, as is usual for this form.
+    Conversations that do not begin with an answered human turn are skipped, as is usual for this format.
     """
     text = _read(path)
     items: list[TextItem] = []
-    for where, body in _array(path, text):
+    for span, body in _array(path, text):
         conversation = body.get("conversations", body.get("conversation")) if isinstance(body, dict) else None
         if not isinstance(conversation, list):
-            where.refuse('this is no object with a list of "conversations"', "is the file in ShareGPT form?")
+            span.refuse('this is not an object with a list of "conversations"', "is the file in ShareGPT format?")
         if not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in conversation):
-            where.refuse('each turn of a conversation reads {"from": "human", "value": "text"}')
+            span.refuse('each turn of a conversation reads {"from": "human", "value": "text"}')
         opens = len(conversation) >= 2 and conversation[0].get("from") in ("human", "user")
         if opens and (prompt := str(conversation[0]["value"])).strip():
             items.append(TextItem(prompt))
@@ -85,28 +85,28 @@ def read_mooncake(path: Path, limit: int = MAX_REQUESTS) -> list[TraceRow]:
     """`{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}` a line, in order of time."""
     text, rows = _read(path), list[TraceRow]()
     for start, line in _lines(text, limit):
-        where = _FileSpan(path, text, start, start + len(line))
-        body = where.object(line)
+        span = _FileSpan(path, text, start, start + len(line))
+        body = span.object(line)
         timestamp, ids = body.get("timestamp"), body.get("hash_ids")
         if not isinstance(timestamp, int | float) or isinstance(timestamp, bool) or not 0 <= timestamp < 1e15:
-            where.refuse('"timestamp" is missing or not a time in milliseconds')
+            span.refuse('"timestamp" is missing or not a time in milliseconds')
         if rows and timestamp < rows[-1].timestamp:
-            where.refuse(f"timestamp {timestamp:g} is before the {rows[-1].timestamp:g} above it", "sort the trace")
+            span.refuse(f"timestamp {timestamp:g} is before the {rows[-1].timestamp:g} above it", "sort the trace")
         if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
-            where.refuse('"hash_ids" is missing or not a list of whole numbers')
-        length = where.count(body, "input_length")
+            span.refuse('"hash_ids" is missing or not a list of whole numbers')
+        length = span.count(body, "input_length")
         if len(ids) != -(-length // BLOCK_TOKENS):
-            where.refuse(
+            span.refuse(
                 f"{len(ids)} hash_ids do not cover {length} input tokens",
                 f"there is one per block of {BLOCK_TOKENS} tokens: {-(-length // BLOCK_TOKENS)}",
             )
-        rows.append(TraceRow(timestamp, length, where.count(body, "output_length"), tuple(ids)))
+        rows.append(TraceRow(timestamp, length, span.count(body, "output_length"), tuple(ids)))
     return _some(rows, path)
 
 
 @dataclass(frozen=True, slots=True)
 class _FileSpan:
-    """A stretch of a file that holds one item."""
+    """The characters [start, end) of a file, which hold one item."""
 
     path: Path
     text: str
@@ -125,7 +125,7 @@ class _FileSpan:
         except RecursionError:
             self.refuse("this JSON is nested too deeply")
         if not isinstance(body, dict):
-            self.refuse("this is no JSON object")
+            self.refuse("this is not a JSON object")
         return body
 
     def only(self, body: dict[str, Any], known: tuple[str, ...]) -> None:
@@ -142,7 +142,7 @@ class _FileSpan:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError(f"{path} is over {MAX_FILE_BYTES >> 20} MiB", "take a part of it")
+            raise UsageError(f"{path} is over {MAX_FILE_BYTES >> 20} MiB", "use a part of it")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
@@ -151,22 +151,22 @@ def _read(path: Path) -> str:
 
 
 def _lines(text: str, limit: int) -> Iterator[tuple[int, str]]:
-    """Where each line that is not blank begins, and the line."""
-    start = found = 0
-    while start < len(text) and found < limit:
+    """(offset, line) of the first `limit` lines that are not blank."""
+    start = count = 0
+    while start < len(text) and count < limit:
         end = text.find("\n", start)
         end = len(text) if end < 0 else end
         if text[start:end].strip():
-            found += 1
+            count += 1
             yield start, text[start:end]
         start = end + 1
 
 
 def _array(path: Path, text: str) -> Iterator[tuple[_FileSpan, Any]]:
-    """The elements of the JSON array that the file is, read one by one so that each keeps its place."""
+    """The elements of the file's JSON array, read one by one to keep the position of each."""
     decoder, at = json.JSONDecoder(), _after_blanks(text, 0)
     if text[at : at + 1] != "[":
-        _FileSpan(path, text, at, at + 1).refuse("the file does not begin with [", "ShareGPT form is one JSON array")
+        _FileSpan(path, text, at, at + 1).refuse("the file does not begin with [", "ShareGPT format is one JSON array")
     at = _after_blanks(text, at + 1)
     while text[at : at + 1] != "]":
         try:
@@ -191,5 +191,5 @@ def _after_blanks(text: str, at: int) -> int:
 
 def _some(items: list[T], path: Path) -> list[T]:
     if not items:
-        raise ConfigError(f"{path} holds no request", "see docs/benchmarking.md for the forms of files")
+        raise ConfigError(f"{path} holds no request", "see docs/benchmarking.md for the file formats")
     return items

@@ -1,7 +1,7 @@
-"""Watts of the machines while the benchmark runs: read where this machine can read them, else as stated.
+"""Watts of the machines during the benchmark: measured if this machine can, else as stated.
 
-Energy per request = power of the machines that a mode occupies, over the time its turns took / requests completed.
-A machine that waits for the other one is counted: it is switched on.
+Energy per request = power of the machines that a mode occupies x time of its turns / requests completed. A machine that
+waits for the other one counts, since it is switched on.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _MAX_SAMPLES = 1_000_000
 
 @dataclass(slots=True)
 class Power:
-    """What is known of each role's watts: `stated` on the command line, `samples` (time.monotonic(), watts) read."""
+    """The watts of each role: `stated` on the command line, and measured `samples` of (time.monotonic(), watts)."""
 
     stated: Mapping[str, float] = field(default_factory=dict)
     samples: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)
 
     def joules(self, role: str, began: float, ended: float) -> tuple[float, str] | None:
-        """Energy of one role between two times, and where it is from: "measured" or "stated". Measured goes first."""
+        """Joules of one role between two times and their source, "measured" if possible, else "stated"; or None."""
         if watts := mean_watts(self.samples.get(role, ()), began, ended):
             return watts * (ended - began), "measured"
         return (self.stated[role] * (ended - began), "stated") if role in self.stated else None
 
     def per_request(self, mode: Mode, turns: Sequence[TurnResult], completed: int) -> dict[str, Any]:
-        """`joules_per_request` and `energy_source`; None where a machine's power is unknown or nothing completed."""
-        found = [self.joules(role, turn.began, turn.ended) for turn in turns for role in ROLES[mode]]
-        known = [one for one in found if one is not None]
-        if not completed or not found or len(known) < len(found):
+        """`joules_per_request` and `energy_source`; None if a machine's power is unknown or nothing completed."""
+        energies = [self.joules(role, turn.began, turn.ended) for turn in turns for role in ROLES[mode]]
+        known = [energy for energy in energies if energy is not None]
+        if not completed or not energies or len(known) < len(energies):
             return {"joules_per_request": None, "energy_source": None}
-        source = " and ".join(sorted({where for _, where in known}))
+        source = " and ".join(sorted({source for _, source in known}))
         return {"joules_per_request": sum(joules for joules, _ in known) / completed, "energy_source": source}
 
 
 def mean_watts(samples: Sequence[tuple[float, float]], began: float, ended: float) -> float | None:
-    """Mean power between two times, linear between samples; None where the samples do not reach over both."""
+    """Mean power between two times, linear between samples; None if the samples do not cover both."""
     if ended <= began or len(samples) < 2 or samples[0][0] > began or samples[-1][0] < ended:
         return None
     joules = 0.0
@@ -65,7 +65,7 @@ def mean_watts(samples: Sequence[tuple[float, float]], began: float, ended: floa
 
 @contextmanager
 def sampled(power: Power, local_roles: Sequence[str]) -> Iterator[Power]:
-    """Read the power of these roles' machine, which is this one, while the block runs; what cannot be read is left."""
+    """Sample the power of these roles, which run on this machine, during the block; skip what cannot be read."""
     with ExitStack() as stack:
         for role, opener in (("prefill", _nvml), ("decode", _macmon)):
             read = opener(stack) if role in local_roles else None
@@ -97,14 +97,14 @@ def _sampling(read: ReadWatts, samples: deque[tuple[float, float]]) -> Iterator[
 
 
 def _nvml(stack: ExitStack) -> ReadWatts | None:
-    """The sum over this machine's NVIDIA GPUs, through nvidia-ml-py where it is installed."""
+    """A reader of the sum over this machine's NVIDIA GPUs, if nvidia-ml-py and a driver are installed."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
         return None
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:  # no NVIDIA driver here
+    except nvml.NVMLError:  # no NVIDIA driver
         return None
     stack.callback(nvml.nvmlShutdown)
     gpus = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
@@ -112,14 +112,14 @@ def _nvml(stack: ExitStack) -> ReadWatts | None:
     def read() -> float | None:
         try:
             return float(sum(nvml.nvmlDeviceGetPowerUsage(gpu) for gpu in gpus)) / 1e3 if gpus else None
-        except nvml.NVMLError:  # a GPU that does not tell: no sample
+        except nvml.NVMLError:  # a GPU that does not report power: no sample
             return None
 
     return read
 
 
 def _macmon(stack: ExitStack) -> ReadWatts | None:
-    """The whole Mac's power, from `macmon pipe` where that program is installed."""
+    """A reader of the whole Mac's power from `macmon pipe`, if that program is installed."""
     program = shutil.which("macmon")
     if program is None:
         return None
@@ -141,7 +141,7 @@ def _macmon(stack: ExitStack) -> ReadWatts | None:
 
 
 def macmon_watts(line: str) -> float | None:
-    """The machine's watts in one line of macmon's JSON, in whichever key this version has; None if in none."""
+    """The machine's watts in one line of macmon's JSON; the key depends on its version. None if there is none."""
     try:
         body = json.loads(line)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Plays the turns of a plan against a fleet.
+"""Sends the requests of a plan to a fleet, turn by turn.
 
-A request that fails is a Record with its kind of error; it is never sent again and never dropped. Stopping the run
-ends what is under way and keeps everything that had ended before.
+A failed request is a Record with its kind of error; it is neither sent again nor dropped. Stopping the run cancels the
+requests under way and keeps all records so far.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from disagg.bench.plan import Load, Plan, Turn, turns
+from disagg.bench.plan import Load, Plan, Speed, Turn, expected_seconds, turns
 from disagg.bench.records import ALONE, WRONG_COUNT, Mode, Record, TurnResult
 from disagg.bench.workloads import Item, Workload
 from disagg.errors import DisaggError
@@ -21,18 +21,23 @@ from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Completion
 
 Stream = Callable[..., AsyncStream]
-"""AsyncClient.stream, or what behaves like it."""
+"""AsyncClient.stream, or a replacement in tests."""
+
+PROBE_TOKENS = 8
+"""Output tokens of the requests that `estimate` sends."""
 
 
 @dataclass(slots=True)
 class RunMonitor:
-    """The run as seen from outside while it goes on; `changed` is called after each request.
+    """The state of a run, and the way to stop it (`end`). `changed` is called after each request, `estimated` once
+    before the first measured one.
 
-    `end` stops it, for a reason. `work` counts tokens of the requests that ended: requests differ in length by far
-    more than they do in speed per token, so that time remaining is told from it.
+    work, total_work: tokens of the requests that ended, and of all. Requests differ in length far more than in speed
+    per token, so that the remaining time follows from tokens.
     """
 
     changed: Callable[[], None] = lambda: None
+    estimated: Callable[[Plan, float | None], None] = lambda plan, seconds: None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
     total_work: int = 0
@@ -42,7 +47,7 @@ class RunMonitor:
     doing: str = ""
 
     def end(self, reason: str) -> None:
-        """Stop the run; the first reason stays."""
+        """Stop the run. The first reason is kept."""
         self.reason = self.reason or reason
         self.stop.set()
 
@@ -69,14 +74,43 @@ async def run(
         # Prompts are made before the clock starts: making one of 32k tokens takes milliseconds.
         indices = range(turn.first, turn.first + turn.count)
         items = [workload.item(point, turn.mode, index) for index in indices]
-        ask = _RequestSender(stream, model, turn.mode, timeout, began, monitor, point.work)
-        turn_results.append(await _run_turn(turn, items, point.load, ask))
+        send = _RequestSender(stream, model, turn.mode, timeout, began, monitor, point.work)
+        turn_results.append(await _run_turn(turn, items, point.load, send))
     return turn_results
+
+
+async def estimate(
+    stream: Stream, model: str, plan: Plan, workload: Workload, monitor: RunMonitor, *, timeout: float
+) -> float | None:
+    """About how many seconds the run will take, from short requests at its smallest point. None if one of them fails
+    or the run is stopped."""
+    task = asyncio.ensure_future(_speeds(stream, model, plan, workload, timeout))
+    await _until_done_or_stopped([task], [], monitor.stop)
+    speeds = None if task.cancelled() else task.result()
+    return None if speeds is None else expected_seconds(plan, speeds, workload.times)
+
+
+async def _speeds(
+    stream: Stream, model: str, plan: Plan, workload: Workload, timeout: float
+) -> dict[Mode, Speed] | None:
+    """The second of two requests per mode; the first one warms the servers up."""
+    point, speeds = min(plan.points, key=lambda point: point.work), dict[Mode, Speed]()
+    for mode in plan.modes:
+        for index in (plan.requests + plan.warmup, plan.requests + plan.warmup + 1):
+            item = workload.item(point, mode, index)
+            short = replace(item, output_tokens=min(item.output_tokens, PROBE_TOKENS))
+            send = _RequestSender(stream, model, mode, timeout, time.monotonic(), RunMonitor(), 0)
+            metrics = (await send(index, time.monotonic(), short)).metrics
+            if metrics is None:
+                return None
+        per_token = (metrics.total_time - metrics.ttft) / max(1, metrics.completion_tokens - 1)
+        speeds[mode] = Speed(metrics.ttft, metrics.prompt_tokens, per_token, item.output_tokens)
+    return speeds
 
 
 @dataclass(slots=True)
 class _RequestSender:
-    """Sends one request and makes its Record."""
+    """Sends one request and returns its Record."""
 
     stream: Stream
     model: str
@@ -96,7 +130,7 @@ class _RequestSender:
         return record
 
     async def _collect(self, item: Item, gaps: list[float]) -> Completion:
-        """The whole answer; `gaps` gets the time from each token to the next."""
+        """Read the whole answer; append the time between consecutive tokens to `gaps`."""
         request: dict[str, Any] = {**item.request(), "alone": ALONE[self.mode], "timeout": self.timeout}
         before = 0.0
         async with self.stream(self.model, **request) as chunks:
@@ -109,7 +143,7 @@ class _RequestSender:
 
 
 def _answered(record: Record, item: Item, completion: Completion, gaps: Sequence[float]) -> Record:
-    """The record of an answer; a failure where the token counts are not those asked for, since no figure would hold."""
+    """The record of an answer; a failure if it has other token counts than the request asked for."""
     metrics = completion.metrics
     wanted = (len(item.tokens) if item.tokens is not None else metrics.prompt_tokens, item.output_tokens)
     if (metrics.prompt_tokens, metrics.completion_tokens) != wanted:
@@ -118,14 +152,14 @@ def _answered(record: Record, item: Item, completion: Completion, gaps: Sequence
     return replace(record, metrics=metrics, itl=tuple(gaps))
 
 
-async def _run_turn(turn: Turn, items: Sequence[Item], load: Load, ask: _RequestSender) -> TurnResult:
-    """One turn, until all its requests have ended or the run is stopped."""
+async def _run_turn(turn: Turn, items: Sequence[Item], load: Load, send: _RequestSender) -> TurnResult:
+    """Run one turn until all its requests have ended or the run is stopped."""
     began = time.monotonic()
     queue = iter(list(enumerate(items)))
     started: list[asyncio.Task[Record]] = []
 
     def start(number: int, item: Item, due: float) -> asyncio.Task[Record]:
-        started.append(asyncio.ensure_future(ask(turn.first + number, due, item)))
+        started.append(asyncio.ensure_future(send(turn.first + number, due, item)))
         return started[-1]
 
     async def one_after_another(mine: Iterator[tuple[int, Item]]) -> None:
@@ -139,9 +173,9 @@ async def _run_turn(turn: Turn, items: Sequence[Item], load: Load, ask: _Request
             start(number, item, due)
         await asyncio.gather(*started)
 
-    places = min(load.concurrency or 1, len(items))
-    parts = [when_due()] if turn.offsets else [one_after_another(queue) for _ in range(places)]
-    await _until_done_or_stopped([asyncio.ensure_future(part) for part in parts], started, ask.monitor.stop)
+    workers = min(load.concurrency or 1, len(items))
+    parts = [when_due()] if turn.offsets else [one_after_another(queue) for _ in range(workers)]
+    await _until_done_or_stopped([asyncio.ensure_future(part) for part in parts], started, send.monitor.stop)
     records = tuple(task.result() for task in started if not task.cancelled())
     return TurnResult(
         point=turn.point,
@@ -155,9 +189,9 @@ async def _run_turn(turn: Turn, items: Sequence[Item], load: Load, ask: _Request
 
 
 async def _until_done_or_stopped(
-    parts: Sequence[asyncio.Task[None]], started: Sequence[asyncio.Task[Record]], stop: asyncio.Event
+    parts: Sequence[asyncio.Task[Any]], started: Sequence[asyncio.Task[Record]], stop: asyncio.Event
 ) -> None:
-    """Wait for all parts; where the run is stopped first, or this is cancelled, end them and all they started."""
+    """Wait for all parts. Cancel them and the requests if the run is stopped first or this task is cancelled."""
     stopped = asyncio.ensure_future(stop.wait())
     pending: set[asyncio.Task[Any]] = set(parts)
     try:
@@ -167,7 +201,7 @@ async def _until_done_or_stopped(
                 task.result()
             pending -= done
     finally:
-        everything: set[asyncio.Task[Any]] = {stopped, *parts, *started}
-        for task in everything:
+        remaining: set[asyncio.Task[Any]] = {stopped, *parts, *started}
+        for task in remaining:
             task.cancel()
-        await asyncio.wait(everything)
+        await asyncio.wait(remaining)

@@ -1,7 +1,7 @@
 """The sweep as a list of turns: which mode runs which requests at which load, and when each is sent. Pure.
 
-Modes take turns (A B C A B C ...) so that a machine that warms up, throttles or is disturbed meets all of them alike.
-A turn ends before the next begins: modes never load each other's machines.
+Modes alternate (A B C A B C ...), so that warming up, throttling and disturbances affect all of them alike. A turn ends
+before the next begins: no mode loads the machines of another.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from disagg.bench.records import Mode
@@ -19,10 +19,7 @@ MAX_REQUESTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests are offered: `concurrency` at a time, or `rate` per second whatever is still under way.
-
-    Neither: at the times that the workload states.
-    """
+    """How requests arrive: `concurrency` at a time, `rate` per second, or if neither is set at the workload's times."""
 
     concurrency: int | None = None
     rate: float | None = None
@@ -35,7 +32,7 @@ class Load:
 
     @property
     def short(self) -> str:
-        """For plots: c4, 2/s, trace."""
+        """A label for plots: c4, 2/s, trace."""
         if self.rate is not None:
             return f"{self.rate:g}/s"
         return "trace" if self.concurrency is None else f"c{self.concurrency}"
@@ -43,7 +40,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place of the sweep. A token count is None where each item of the workload has its own."""
+    """One combination of the sweep. A token count is None if each item of the workload has its own."""
 
     prompt_tokens: int | None
     output_tokens: int | None
@@ -51,7 +48,7 @@ class Point:
 
     @property
     def work(self) -> int:
-        """Tokens of one request, as far as the point knows them."""
+        """Tokens of one request, counts that are None left out; at least 1."""
         return (self.prompt_tokens or 0) + (self.output_tokens or 0) or 1
 
     @property
@@ -63,8 +60,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run. `requests`: per mode and point; `rounds`: over how many turns they are spread; `warmup`: unmeasured
-    requests per mode and point; `burstiness`: shape of the gamma distribution of gaps, 1 = Poisson arrivals."""
+    """A run. requests: per mode and point. rounds: turns that they are spread over. warmup: unmeasured requests per
+    mode and point. burstiness: shape of the gamma distribution of gaps, 1 = Poisson arrivals."""
 
     points: tuple[Point, ...]
     modes: tuple[Mode, ...]
@@ -81,14 +78,14 @@ class Plan:
 
     @property
     def work(self) -> int:
-        """Tokens of the whole run, as far as the points know them."""
+        """Tokens of the whole run, counts that are None left out."""
         return sum(point.work for point in self.points) * len(self.modes) * (self.requests + self.warmup)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Requests `first` .. `first + count - 1` of one mode at one point. `offsets`: seconds from the turn's begin to
-    when each is due; empty: as soon as one of the concurrent places is free."""
+    """Requests `first` .. `first + count - 1` of one mode at one point. offsets: seconds from the start of the turn at
+    which each is due; empty: as soon as another one ends."""
 
     point: int
     mode: Mode
@@ -98,8 +95,35 @@ class Turn:
     offsets: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One measured request: seconds to its first token and per output token after it, and its token counts."""
+
+    ttft_s: float
+    prompt_tokens: int
+    per_token_s: float
+    output_tokens: int
+
+    def seconds(self, point: Point) -> float:
+        """Expected seconds of a request at this point, if the time to the first token is proportional to the prompt."""
+        prompt = self.prompt_tokens if point.prompt_tokens is None else point.prompt_tokens
+        output = self.output_tokens if point.output_tokens is None else point.output_tokens
+        return self.ttft_s * prompt / max(1, self.prompt_tokens) + self.per_token_s * max(0, output - 1)
+
+
+def expected_seconds(plan: Plan, speeds: Mapping[Mode, Speed], times: Sequence[float] = ()) -> float:
+    """Expected seconds of the whole run. Concurrent requests are taken to run as fast as a single one."""
+    total = 0.0
+    for turn in turns(plan, times):
+        point = plan.points[turn.point]
+        each = speeds[turn.mode].seconds(point)
+        waves = 1 if turn.offsets else math.ceil(turn.count / (point.load.concurrency or 1))
+        total += (turn.offsets[-1] if turn.offsets else 0.0) + waves * each
+    return total
+
+
 def turns(plan: Plan, times: Sequence[float] = ()) -> Iterator[Turn]:
-    """The run in order. `times`: the workload's own arrival times in seconds, where a load has none."""
+    """The run in order. times: the workload's arrival times in seconds, for a load that states none."""
     for number, point in enumerate(plan.points):
         if plan.warmup:
             for mode in plan.modes:
@@ -112,9 +136,9 @@ def turns(plan: Plan, times: Sequence[float] = ()) -> Iterator[Turn]:
 
 
 def arrival_times(plan: Plan, load: Load, times: Sequence[float] = ()) -> list[float]:
-    """When each request of a point is due, in seconds; empty for a load of so many at a time.
+    """The seconds at which each request of a point is due; empty for a load with a concurrency.
 
-    The same for every mode, and the mean rate is exactly the stated one.
+    They are the same for every mode, and their mean rate is exactly the stated one.
     """
     if load.concurrency is not None:
         return []
@@ -127,19 +151,19 @@ def arrival_times(plan: Plan, load: Load, times: Sequence[float] = ()) -> list[f
 
 
 def _rounds(plan: Plan, load: Load) -> int:
-    """One request at a time: a turn each. Else few enough turns that the load is reached in every one."""
+    """Turns per point: one per request at concurrency 1, else few enough that each turn reaches its load."""
     if load.concurrency == 1:
         return plan.requests
     return max(1, min(plan.rounds, plan.requests // (2 * (load.concurrency or 1))))
 
 
 def _slices(count: int, rounds: int) -> Iterator[tuple[int, int]]:
-    edges = [math.floor(count * edge / rounds) for edge in range(rounds + 1)]
-    for begin, end in itertools.pairwise(edges):
+    bounds = [math.floor(count * edge / rounds) for edge in range(rounds + 1)]
+    for begin, end in itertools.pairwise(bounds):
         yield begin, end - begin
 
 
 def _slice_offsets(due: Sequence[float], first: int, count: int) -> tuple[float, ...]:
-    """Due times within one turn: the gap before its first request is kept."""
+    """Due times within one turn, with the gap before its first request."""
     begin = due[first - 1] if due and first else 0.0
     return tuple(time - begin for time in due[first : first + count])

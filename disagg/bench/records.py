@@ -1,4 +1,4 @@
-"""What one request gave, and one turn of requests."""
+"""The record of one request, and of one turn of requests."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from disagg.config import Role
 from disagg.inference.metrics import Metrics
 from disagg.inference.route import Alone
 
 Mode = Literal["disaggregated", "decode-alone", "prefill-alone"]
 MODES: tuple[Mode, ...] = ("disaggregated", "decode-alone", "prefill-alone")
 ALONE: Mapping[Mode, Alone | None] = {"disaggregated": None, "decode-alone": "decode", "prefill-alone": "prefill"}
-ROLES: Mapping[Mode, tuple[str, ...]] = {
+ROLES: Mapping[Mode, tuple[Role, ...]] = {
     "disaggregated": ("prefill", "decode"),
     "decode-alone": ("decode",),
     "prefill-alone": ("prefill",),
 }
-"""The machines that a mode occupies."""
+"""The roles whose machines a mode occupies."""
 
 WRONG_COUNT = "WrongTokenCount"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request that ended: `metrics` where it gave an answer, else `error`, the kind, and `message`.
+    """One finished request: `metrics` if it completed, else `error` (its kind) and `message`.
 
-    `due`, `sent`: seconds since the run began; sent - due is what this program itself was late.
-    `itl`: seconds from each token to the next; tokens that arrived together are 0 apart.
+    due, sent: seconds since the run began; sent - due is the delay of this program itself. itl: seconds between
+    consecutive tokens; 0 for tokens that arrived together.
     """
 
     index: int
@@ -48,7 +49,7 @@ class Record:
         return self.metrics is not None and self.metrics.method == "fallback"
 
     def to_json(self) -> dict[str, Any]:
-        """Seconds. Without the single token gaps."""
+        """All fields but `itl`, in seconds."""
         body: dict[str, Any] = {"index": self.index, "due": self.due, "sent": self.sent}
         if self.metrics is None:
             return {**body, "error": self.error, "message": self.message}
@@ -65,9 +66,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """One turn as it went. `began`, `ended`: time.monotonic(), first request due -> last one ended.
+    """The records of one turn. began, ended: time.monotonic(), first request due -> last one ended.
 
-    `unfinished`: requests under way when the run was stopped: neither completed nor failed.
+    unfinished: requests under way when the run was stopped, neither completed nor failed.
     """
 
     point: int

@@ -1,11 +1,11 @@
-"""All of a run as one value: figures per mode and point, the verdict, and the JSON of both."""
+"""A run as one value: hosts, figures per mode and point, the verdict, and the JSON of all of them."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from disagg.bench.energy import Power
@@ -22,8 +22,36 @@ SIMULATED = (
 
 
 @dataclass(frozen=True, slots=True)
+class BenchHost:
+    """One host that was measured.
+
+    hardware: as in hosts.toml, "" if not stated. backend: framework and device as the server reports them, such as
+    "transformers/cuda". versions: of its packages, disagg included.
+    """
+
+    name: str
+    role: str
+    address: str
+    hardware: str
+    backend: str
+    simulated: bool
+    versions: Mapping[str, str]
+
+    @property
+    def device(self) -> str:
+        """ "cuda" of "transformers/cuda", "cpu" of "mlx/cpu"."""
+        return self.backend.rpartition("/")[2].partition(":")[0]
+
+    @property
+    def text(self) -> str:
+        """Role, name, hardware and backend in one line."""
+        hardware = self.hardware or "hardware not stated"
+        return f"{self.role} {self.name}: {hardware}, {'no model ran' if self.simulated else self.backend}"
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
-    """One mode at one point. `figures`: the keys of `stats.summary`, and those of the energy."""
+    """One mode at one point. figures: the keys of `stats.summary` and of `Power.per_request`."""
 
     point: Point
     mode: Mode
@@ -32,26 +60,25 @@ class Cell:
 
     @property
     def family(self) -> str:
-        """What it shares with cells that differ in prompt length and mode only."""
+        """The label that cells share if they differ in prompt length and mode only."""
         output = "each item's own" if self.point.output_tokens is None else f"{self.point.output_tokens:,}"
         return f"output {output}, {self.point.load.label}"
 
     @property
     def prompt_tokens(self) -> int | None:
-        """The point's, or the median of what was sent; None where nothing completed."""
+        """Of the point, else the median of its requests; None if nothing completed."""
         lengths = [record.metrics.prompt_tokens for record in self.records if record.metrics]
         return self.point.prompt_tokens or (int(statistics.median(lengths)) if lengths else None)
 
     def seconds(self, metric: Metric) -> list[float]:
-        """One value per completed request. One that fell back shows no hand-off: it has no say in whether they pay."""
+        """One value per completed request, without those that fell back: they had no hand-off to compare."""
         done = [record.metrics for record in self.records if record.metrics and not record.fell_back]
         return [one.ttft if metric == "ttft" else one.total_time for one in done]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """A finished or stopped run. `stopped`: why it ended early, or empty. `left_out`: items that did not fit.
-    `simulated`: the machine that each simulated host stood for; empty if models ran."""
+    """A finished or stopped run. stopped: why it ended early, "" if it did not. left_out: items that did not fit."""
 
     fleet: str
     model: str
@@ -65,15 +92,30 @@ class BenchResult:
     unfinished: int = 0
     left_out: int = 0
     warmup_errors: Mapping[str, int] = field(default_factory=dict)
-    simulated: Mapping[str, str] = field(default_factory=dict)
+    hosts: tuple[BenchHost, ...] = ()
+
+    @property
+    def simulated(self) -> dict[str, str]:
+        """The machine that each simulated host stood for; empty if models ran."""
+        return {host.name: host.hardware for host in self.hosts if host.simulated}
+
+    @property
+    def on_cpu(self) -> list[str]:
+        """The hosts whose model ran on a CPU."""
+        return [host.name for host in self.hosts if host.device == "cpu" and not host.simulated]
+
+    @property
+    def kind(self) -> str:
+        """What every title begins with: "simulated: ", "CPU: " if a model ran on a CPU, else ""."""
+        return "simulated: " if self.simulated else "CPU: " if self.on_cpu else ""
 
     @property
     def families(self) -> dict[str, list[Cell]]:
         """The cells by family, in order of the sweep."""
-        found: dict[str, list[Cell]] = {}
+        families: dict[str, list[Cell]] = {}
         for cell in self.cells:
-            found.setdefault(cell.family, []).append(cell)
-        return found
+            families.setdefault(cell.family, []).append(cell)
+        return families
 
     @property
     def simulated_text(self) -> str:
@@ -82,7 +124,7 @@ class BenchResult:
 
     @property
     def stopped_early(self) -> str:
-        """Why, and what became of the requests under way, as text."""
+        """Why the run stopped, and how many requests were under way, as text."""
         if not self.unfinished:
             return self.stopped
         left = "1 request under way is" if self.unfinished == 1 else f"{self.unfinished} requests under way are"
@@ -97,6 +139,7 @@ class BenchResult:
 
     def to_json(self) -> dict[str, Any]:
         """One object. `results` has one entry per mode and point, with the keys of `vllm bench serve` and ours."""
+        common = {"simulated": bool(self.simulated), "backends": {host.name: host.backend for host in self.hosts}}
         return {
             "disagg": VERSION,
             "simulated": bool(self.simulated),
@@ -104,6 +147,8 @@ class BenchResult:
             "date": self.date,
             "fleet": self.fleet,
             "model_id": self.model,
+            "hosts": [_host_json(host) for host in self.hosts],
+            "on_cpu": self.on_cpu,
             "workload": self.workload,
             "seed": self.plan.seed,
             "burstiness": self.plan.burstiness,
@@ -117,7 +162,7 @@ class BenchResult:
                 {"mode": mode, "kind": kind, "message": message, "count": count}
                 for (mode, kind, message), count in self.failures.most_common()
             ],
-            "results": [{"simulated": bool(self.simulated), **_cell_json(cell)} for cell in self.cells],
+            "results": [{**common, **_cell_json(cell)} for cell in self.cells],
             "verdict": self.verdict.to_json(),
         }
 
@@ -141,7 +186,7 @@ def gather(
 
 
 def judge(cells: Sequence[Cell]) -> Verdict:
-    """The verdict: points that differ in nothing but prompt length are one family."""
+    """The verdict. Points that differ in prompt length only are one family."""
     points = {cell.point: None for cell in cells}
     families: dict[str, dict[Metric, list[Samples]]] = {}
     for point in points:
@@ -153,6 +198,10 @@ def judge(cells: Sequence[Cell]) -> Verdict:
         for metric in METRICS:
             family[metric].append(Samples(length, {cell.mode: cell.seconds(metric) for cell in here}))
     return verdict(families)
+
+
+def _host_json(host: BenchHost) -> dict[str, Any]:
+    return {**asdict(host), "versions": dict(host.versions)}
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:

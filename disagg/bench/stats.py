@@ -1,7 +1,7 @@
 """From records to figures. Pure.
 
-The keys are those of `vllm bench serve` where it has the figure; times in milliseconds where a key says `_ms`. A
-figure that was not measured (nothing completed, one output token and so no TPOT) is None.
+The keys are those of `vllm bench serve` if it has the figure; `_ms` marks milliseconds. A figure that was not measured
+is None: if nothing completed, or TPOT of answers with one token.
 
 TTFT = request sent -> first token received.  E2EL = sent -> last token received.
 TPOT = (E2EL - TTFT) / (output tokens - 1), per request.  ITL = every gap between tokens, pooled over requests.
@@ -30,7 +30,7 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure and the ends of its 95 % confidence interval."""
+    """A figure and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -38,9 +38,9 @@ class Interval:
 
 
 def summary(records: Sequence[Record], duration: float, limits: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """All figures of the requests of one mode at one point. `duration`: seconds that its turns took.
+    """All figures of the requests of one mode at one point. duration: seconds of its turns.
 
-    `limits`: milliseconds by name (LIMITS); a request is good if none is exceeded. Of ITL, a request's mean counts.
+    limits: milliseconds by name (LIMITS). A request is good if it exceeds none; for ITL its mean is compared.
     """
     done = [record.metrics for record in records if record.metrics is not None]
     good = sum(record.ok and meets(record, limits) for record in records) if limits else None
@@ -71,27 +71,27 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
     if not values:
         keys = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))
         return {f"{key}_{name}_ms": None for key in keys}
-    found = {
+    figures = {
         f"mean_{name}_ms": statistics.fmean(values) * 1e3,
         f"median_{name}_ms": statistics.median(values) * 1e3,
         f"std_{name}_ms": statistics.pstdev(values) * 1e3,
     }
-    return {**found, **{f"p{p}_{name}_ms": percentile(values, p) * 1e3 for p in PERCENTILES}}
+    return {**figures, **{f"p{p}_{name}_ms": percentile(values, p) * 1e3 for p in PERCENTILES}}
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy does by default. ValueError without values."""
+    """Linear between the two nearest ranks, as numpy's default. Raises ValueError for no values."""
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = math.floor(place)
+    rank = (len(ordered) - 1) * percent / 100
+    low = math.floor(rank)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
 def tpot(metrics: Metrics) -> float | None:
-    """Seconds per output token after the first; None where there is only one."""
+    """Seconds per output token after the first; None if there is only one."""
     if metrics.completion_tokens < 2:
         return None
     return (metrics.total_time - metrics.ttft) / (metrics.completion_tokens - 1)
@@ -122,7 +122,7 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float], seed: int =
 
 
 def _handoff_figures(done: Sequence[Metrics]) -> dict[str, Any]:
-    """Means of what the hand-off cost. The parts add up to mean_ttft_ms."""
+    """Means of the hand-off's costs. The parts add up to mean_ttft_ms."""
     parts = [asdict(one.ttft_parts) for one in done]
     return {
         "mean_ttft_parts_ms": {name: _mean_ms([part[name] for part in parts]) for name in PART_NAMES},

@@ -1,6 +1,6 @@
-"""What is sent: random token ids of exact counts, the texts of a file, or a trace with shared prefixes.
+"""The requests to send: random token ids of exact counts, the texts of a file, or a trace with shared prefixes.
 
-Token ids are drawn anew for every mode, so that no cache warmed by one mode serves another.
+Token ids differ between modes, so that no cache filled by one mode helps another.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from disagg.bench.records import Mode
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One request: exactly one of `text` and `tokens`. Output tokens are exact; a text is counted by the servers."""
+    """One request: exactly one of `text` and `tokens`. The servers count the tokens of a text."""
 
     output_tokens: int
     text: str | None = None
     tokens: tuple[int, ...] | None = None
 
     def request(self) -> dict[str, Any]:
-        """As keyword arguments of AsyncClient.stream. The end of sequence is ignored: the count is exact."""
+        """Keyword arguments of AsyncClient.stream. End of sequence is ignored, so that the output count is exact."""
         prompt = {"prompt": self.text} if self.tokens is None else {"tokens": self.tokens}
         return {**prompt, "max_tokens": self.output_tokens, "ignore_eos": True}
 
@@ -34,19 +34,19 @@ class Workload(Protocol):
 
     @property
     def label(self) -> str:
-        """What it is, for people."""
+        """A description for reports."""
 
     @property
     def times(self) -> Sequence[float]:
-        """Its own arrival times in seconds, or nothing."""
+        """Its own arrival times in seconds; empty if it has none."""
 
     def item(self, point: Point, mode: Mode, index: int) -> Item:
-        """The request with this number. Always the same for the same arguments."""
+        """The request with this number, the same for the same arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomTokens:
-    """Uniformly random ids below `vocab_size`, as many as the point says; no two requests share a prefix."""
+    """Uniformly random ids below `vocab_size`, `prompt_tokens` of the point; no two requests share a prefix."""
 
     vocab_size: int
     seed: int = 0
@@ -61,7 +61,7 @@ class RandomTokens:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts in turn, over and over. The point says how long answers are, unless the item does."""
+    """Texts in a cycle. The length of an answer is the item's, else the point's."""
 
     items: Sequence[TextItem]
     label: str

@@ -63,7 +63,7 @@ def test_a_mooncake_trace_is_read_row_by_row(file: Callable[..., Path]) -> None:
     [
         (read_prompts, '{"prompt": "a"}\n{"prompt": 3}\n', "2:1", 'there is no "prompt"'),
         (read_prompts, '{"prompt": "a"}\n{"prompt" "b"}\n', "2:11", "this is not JSON"),
-        (read_prompts, '\n\n"text"\n', "3:1", "this is no JSON object"),
+        (read_prompts, '\n\n"text"\n', "3:1", "this is not a JSON object"),
         (read_prompts, '{"prompt": "a", "max": 1}\n', "1:1", 'unknown key "max"'),
         (read_prompts, '{"prompt": "a", "output_tokens": 0}\n', "1:1", '"output_tokens" is missing or not a whole'),
         (read_mooncake, lines(ROW, {**ROW, "input_length": "x"}), "2:1", '"input_length" is missing or not a whole'),
@@ -73,7 +73,7 @@ def test_a_mooncake_trace_is_read_row_by_row(file: Callable[..., Path]) -> None:
         (read_mooncake, lines({**ROW, "hash_ids": [0]}), "1:1", "1 hash_ids do not cover 700 input tokens"),
         (read_mooncake, lines({**ROW, "hash_ids": "01"}), "1:1", '"hash_ids" is missing or not a list'),
         (read_sharegpt, '{"a": 1}', "1:1", "the file does not begin with ["),
-        (read_sharegpt, '[\n {"conversations": 3}]', "2:2", 'no object with a list of "conversations"'),
+        (read_sharegpt, '[\n {"conversations": 3}]', "2:2", 'not an object with a list of "conversations"'),
         (read_sharegpt, '[\n\n{"conversations": [1]}]', "3:1", "each turn of a conversation reads"),
         (read_sharegpt, '[\n{"conversations": []},\n nope]', "3:2", "this is not JSON"),
         (read_sharegpt, '[\n{"conversations": []}\n{}]', "3:1", "expected , or ]"),
@@ -109,5 +109,5 @@ def test_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path, monkeypat
         with pytest.raises(UsageError, match=message):
             read_prompts(tmp_path / name)
     monkeypatch.setattr(datasets, "MAX_FILE_BYTES", 99)
-    with pytest.raises(DisaggError, match="take a part of it"):
+    with pytest.raises(DisaggError, match="use a part of it"):
         read_prompts(tmp_path / "big")
