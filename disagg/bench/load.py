@@ -100,11 +100,10 @@ async def _speeds(
             item = workload.item(point, mode, index)
             short = replace(item, output_tokens=min(item.output_tokens, PROBE_TOKENS))
             send = _RequestSender(stream, model, mode, timeout, time.monotonic(), RunMonitor(), 0)
-            metrics = (await send(index, time.monotonic(), short)).metrics
-            if metrics is None:
+            if (metrics := (await send(index, time.monotonic(), short)).metrics) is None:
                 return None
-        per_token = (metrics.total_time - metrics.ttft) / max(1, metrics.completion_tokens - 1)
-        speeds[mode] = Speed(metrics.ttft, metrics.prompt_tokens, per_token, item.output_tokens)
+            per_token = (metrics.total_time - metrics.ttft) / max(1, metrics.completion_tokens - 1)
+            speeds[mode] = Speed(metrics.ttft, metrics.prompt_tokens, per_token, item.output_tokens)
     return speeds
 
 

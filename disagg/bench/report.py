@@ -1,4 +1,4 @@
-"""A result as one page that needs nothing else: plots, tables, the verdict, in light and dark."""
+"""A result as one self-contained HTML page: verdict, hosts, plots and tables, for light and dark screens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PART_WORDS = {
     "failed_attempts": "failed attempts",
     "exposed_transfer": "exposed transfer",
     "first_step": "first decode step",
-    "network": "network, rest",
+    "client": "client program",
 }
 _DEFINITIONS = {
     "TTFT": "request sent → first token received by the client; its parts add up to it",
@@ -25,9 +25,9 @@ _DEFINITIONS = {
     "ITL": "every gap between tokens, pooled over requests",
     "hidden transfer": "KV bytes moving while prefill still computed",
     "exposed transfer": "end of prefill compute → last KV byte accepted",
-    "output tok/s": "output tokens / time the mode's turns took",
+    "out tok/s": "output tokens / time of the mode's turns",
     "goodput": "requests per second that meet all stated limits",
-    "speedup": "median of the machine alone / median disaggregated, with its 95 % bootstrap interval",
+    "speedup": "median E2E of this row's machine alone / median E2E disaggregated, with its 95 % bootstrap interval",
     "J/request": "watts of the machines a mode occupies × time of its turns / requests completed",
 }
 
@@ -35,8 +35,8 @@ _DEFINITIONS = {
 def page(result: BenchResult) -> str:
     """The whole HTML document."""
     css = files("disagg.bench").joinpath("report.css").read_text(encoding="utf-8")
-    body = "".join((_head(result), _hero(result), _notes(result), *_sections(result), _footer()))
-    title = escape(f"disagg bench: {_simulated(result)}{result.model} on {result.fleet}")
+    body = "".join((_head(result), _hero(result), _notes(result), _hosts(result), *_sections(result), _footer()))
+    title = escape(f"disagg bench: {result.kind}{result.model} on {result.fleet}")
     marked = ' class="simulated"' if result.simulated else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -48,10 +48,10 @@ def page(result: BenchResult) -> str:
 def _head(result: BenchResult) -> str:
     plan = result.plan
     facts = (
-        f"{_simulated(result)}{result.fleet} · {result.workload} · {plan.requests} requests per mode and point · "
+        f"{result.kind}{result.fleet} · {result.workload} · {plan.requests} requests per mode and point · "
         f"seed {plan.seed} · {result.date}"
     )
-    title = f"{_simulated(result)}{escape(result.model)}, disaggregated and alone"
+    title = f"{result.kind}{escape(result.model)}, disaggregated and on one machine"
     return f'<h1>{title}</h1><p class="facts">{escape(facts)}</p>'
 
 
@@ -60,31 +60,56 @@ def _simulated(result: BenchResult) -> str:
 
 
 def _hero(result: BenchResult) -> str:
-    """One box per family of points: the headline, and a sentence or two for each machine and metric."""
+    """One box per family of points: the headline, then a line per machine and metric."""
     boxes = []
     for where, headline in result.verdict.headlines.items():
         items = "".join(f"<li>{escape(sentence)}</li>" for sentence in result.verdict.sentences(where))
-        said = escape(_simulated(result) + headline.text)
-        text = f'<h3>Verdict<small>{escape(where)}</small></h3><p class="headline">{said}</p>'
+        headline_text = escape(result.kind + headline.text)
+        text = f'<h3>Verdict<small>{escape(where)}</small></h3><p class="headline">{headline_text}</p>'
         boxes.append(f'<div class="hero {headline.decision}">{text}<ul>{items}</ul></div>')
     return "".join(boxes) or '<div class="hero"><h3>Verdict</h3><p class="headline">Nothing was completed.</p></div>'
 
 
 def _notes(result: BenchResult) -> str:
     notes = []
+    if result.on_cpu:
+        notes.append(("", f"CPU: {', '.join(result.on_cpu)} ran the model on a CPU. These are not figures of a GPU."))
     if result.simulated:
         notes.append(("", f"Simulated: {result.simulated_text}. {SIMULATED}"))
     if result.stopped:
         notes.append(("", f"Stopped: {result.stopped_early}."))
     if result.left_out:
-        notes.append(("", f"{result.left_out} requests of the trace do not fit the model's context: left out."))
+        notes.append(("", f"{result.left_out} requests of the trace are over the model's context and were left out."))
     if fallbacks := sum(cell.figures["fallbacks"] for cell in result.cells):
-        notes.append(("bad", f"{fallbacks} requests fell back: they show no hand-off and are no part of the verdict."))
+        notes.append(("bad", f"{fallbacks} requests fell back: without a hand-off, they do not count in the verdict."))
     for (mode, kind, message), count in result.failures.most_common(10):
         notes.append(("bad", f"{count} × {mode} failed: {kind}: {message}"))
     for kind, count in result.warmup_errors.items():
         notes.append(("bad", f"{count} warm-up requests failed: {kind}"))
     return "".join(f'<p class="note {css}">{escape(text)}</p>' for css, text in notes)
+
+
+def _hosts(result: BenchResult) -> str:
+    """A table of the measured hosts; "" if they are not known."""
+    if not result.hosts:
+        return ""
+    rows = [
+        (
+            host.name,
+            host.role,
+            host.address,
+            host.hardware or "not stated",
+            "none: simulated" if host.simulated else host.backend,
+            ", ".join(f"{name} {version}" for name, version in host.versions.items()),
+        )
+        for host in result.hosts
+    ]
+    heads = ("host", "role", "address", "hardware (hosts.toml)", "backend (reported)", "versions")
+    head = "".join(f'<th class="text">{name}</th>' for name in heads)
+    cells = ("".join(f'<td class="text">{escape(value)}</td>' for value in row) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<h2>Hosts<small>{escape(result.model)}</small></h2><div class="card scroll">{table}</div>'
 
 
 def _sections(result: BenchResult) -> list[str]:
@@ -108,13 +133,13 @@ def _sections(result: BenchResult) -> list[str]:
 
 
 def _by_length(cells: Sequence[Cell], metric: str, series: Sequence[Series]) -> str:
-    """Median and p90 of one metric over prompt lengths, a line per mode, and where they cross."""
+    """Median and p90 of one metric over prompt lengths: a line per mode, marks at the crossovers."""
     lines = []
     for mode in dict.fromkeys(cell.mode for cell in cells):
         mine = sorted((cell for cell in cells if cell.mode == mode), key=lambda cell: cell.prompt_tokens or 0)
         lines.append(Line(mode, [_length_dot(cell, metric) for cell in mine]))
     dots = [dot for line in lines for dot in line.dots]
-    x = axis("prompt tokens", [dot.x for dot in dots], "{:,.0f}".format, "lengths")
+    x = axis("prompt tokens", [dot.x for dot in dots], "{:,g}".format, "lengths")
     name = "TTFT" if metric == "ttft" else "E2E"
     y = axis(name, [value for dot in dots for value in (dot.y, dot.high or dot.y)], tick, "log")
     marks = [
@@ -139,7 +164,7 @@ def _length_dot(cell: Cell, metric: str) -> Dot:
 
 def _waterfall(result: BenchResult, cells: Sequence[Cell]) -> str:
     every = [cell.figures["mean_ttft_parts_ms"] for cell in cells]
-    names = [name for name in PART_NAMES if name != "failed_attempts" or any(parts[name] for parts in every)]
+    names = [name for name in PART_NAMES if any(parts[name] for parts in every)]
     bars = []
     for cell in cells:
         parts: Mapping[str, float] = cell.figures["mean_ttft_parts_ms"]
@@ -147,7 +172,10 @@ def _waterfall(result: BenchResult, cells: Sequence[Cell]) -> str:
         bars.append(Bar(_bar_label(result, cell), segments, ms(cell.figures["mean_ttft_ms"])))
     legend = _legend([(name, _word(name)) for name in names])
     return _card(
-        "Where TTFT goes<small>disaggregated, means</small>", "The parts add up to TTFT.", legend, bar_chart(bars, tick)
+        "Where TTFT goes<small>disaggregated, means</small>",
+        "The parts add up to TTFT.",
+        legend,
+        bar_chart(bars, tick),
     )
 
 
@@ -165,11 +193,11 @@ def _transfer(result: BenchResult, cells: Sequence[Cell]) -> str:
         bars.append(Bar(_bar_label(result, cell), segments, share))
     legend = _legend([("hidden", "hidden behind prefill"), ("exposed_transfer", "exposed: waited for")])
     title = "KV transfer, hidden and exposed<small>disaggregated, means</small>"
-    return _card(title, "Hidden time costs nobody anything.", legend, bar_chart(bars, tick))
+    return _card(title, "Hidden time adds nothing to TTFT.", legend, bar_chart(bars, tick))
 
 
 def _tradeoffs(result: BenchResult) -> str:
-    """One plot per prompt and output length that was put under several loads; else one over prompt lengths."""
+    """One plot per prompt and output length that was measured at several loads; else one over prompt lengths."""
     done = [cell for cell in result.cells if cell.figures["completed"]]
     groups: dict[tuple[int | None, int | None], list[Cell]] = {}
     for cell in done:
@@ -187,7 +215,7 @@ def _tradeoff(name: str, cells: Sequence[Cell], label: Callable[[Cell], str]) ->
         for mode in dict.fromkeys(cell.mode for cell in cells)
     ]
     dots = [dot for line in lines for dot in line.dots]
-    x: Axis = axis("output tokens per second", [dot.x for dot in dots], "{:,.0f}".format, "linear")
+    x: Axis = axis("output tokens per second", [dot.x for dot in dots], "{:,g}".format, "linear")
     y = axis("median E2E", [dot.y for dot in dots], tick, "log")
     title = f"Median E2E by throughput<small>{escape(name)}</small>"
     return _card(
@@ -204,33 +232,40 @@ def _tradeoff_dot(cell: Cell, label: str) -> Dot:
 
 
 def _table(where: str, cells: Sequence[Cell], result: BenchResult) -> str:
+    """All figures, a row per point and mode, without columns that would be empty."""
     series = {one.against: one for one in result.verdict.series if one.where == where and one.metric == "e2el"}
-    heads = ["prompt", "mode", "done", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p99", "E2E p50", "E2E p99", "out tok/s"]
-    heads += ["req/s", *(["goodput"] if result.limits else []), "J/request", "speedup"]
-    head = "".join(f'<th class="{"text" if h == "mode" else ""}">{h}</th>' for h in heads)
-    rows, before = [], None
-    for cell in cells:
-        figures = cell.figures
-        values = [
-            f"{figures['completed']}/{figures['completed'] + figures['failed']}",
-            *(ms(figures[key]) for key in _TABLE_KEYS),
-            f"{figures['output_throughput']:,.1f}",
-            f"{figures['request_throughput']:,.2f}",
-            *([f"{figures['request_goodput']:,.2f}"] if result.limits else []),
-            _energy(figures),
-            _against(series.get(cell.mode), cell),
-        ]
-        first = cell.point != before
+    columns = {
+        "done": [f"{cell.figures['completed']}/{cell.figures['completed'] + cell.figures['failed']}" for cell in cells],
+        **{head: [ms(cell.figures[key]) for cell in cells] for head, key in _TABLE_KEYS.items()},
+        "out tok/s": [f"{cell.figures['output_throughput']:,.1f}" for cell in cells],
+        "req/s": [f"{cell.figures['request_throughput']:,.2f}" for cell in cells],
+        "goodput": [f"{cell.figures['request_goodput']:,.2f}" if result.limits else "" for cell in cells],
+        "J/request": [_energy(cell.figures) for cell in cells],
+        "speedup": [_against(series.get(cell.mode), cell) for cell in cells],
+    }
+    columns = {head: values for head, values in columns.items() if any(value not in ("", "–") for value in values)}
+    head = "".join(
+        f'<th class="{"text" if name == "mode" else ""}">{name}</th>' for name in ("prompt", "mode", *columns)
+    )
+    rows = []
+    for number, cell in enumerate(cells):
+        first = number == 0 or cells[number - 1].point != cell.point
         length = f"{cell.prompt_tokens:,}" if first and cell.prompt_tokens else ""
         mode = f'<td class="text"><b class="{cell.mode}">{cell.mode}</b></td>'
-        row = f"<td>{length}</td>{mode}" + "".join(f"<td>{value}</td>" for value in values)
+        row = f"<td>{length}</td>{mode}" + "".join(f"<td>{values[number]}</td>" for values in columns.values())
         rows.append(f'<tr class="{"first" if first else ""}">{row}</tr>')
-        before = cell.point
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f'<h2>All figures<small>{escape(where)}</small></h2><div class="card scroll">{table}</div>'
 
 
-_TABLE_KEYS = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_itl_ms", "median_e2el_ms", "p99_e2el_ms")
+_TABLE_KEYS = {
+    "TTFT p50": "median_ttft_ms",
+    "TTFT p99": "p99_ttft_ms",
+    "TPOT p50": "median_tpot_ms",
+    "ITL p99": "p99_itl_ms",
+    "E2E p50": "median_e2el_ms",
+    "E2E p99": "p99_e2el_ms",
+}
 
 
 def _energy(figures: Mapping[str, Any]) -> str:
@@ -239,12 +274,12 @@ def _energy(figures: Mapping[str, Any]) -> str:
 
 
 def _against(series: Series | None, cell: Cell) -> str:
-    """How disaggregation fares against this row's machine, in whole answers."""
-    found = [one for one in series.comparisons if one.prompt_tokens == cell.prompt_tokens] if series else []
-    if not found:
+    """The speedup in whole answers over this row's machine alone; "" if there is none."""
+    at_length = [one for one in series.comparisons if one.prompt_tokens == cell.prompt_tokens] if series else []
+    if not at_length:
         return ""
-    one = found[0].speedup
-    return f'<span class="{found[0].decision}">{one.value:.2f}×</span> <small>{one.low:.2f}–{one.high:.2f}</small>'
+    one = at_length[0].speedup
+    return f'<span class="{at_length[0].decision}">{one.value:.2f}×</span> <small>{one.low:.2f}–{one.high:.2f}</small>'
 
 
 def _footer() -> str:
@@ -297,5 +332,5 @@ def ms(value: float | None) -> str:
 
 
 def tick(value: float) -> str:
-    """Milliseconds as an axis writes them: 500 ms, 2 s."""
+    """Milliseconds for the ticks of an axis: 500 ms, 2 s."""
     return f"{value / 1e3:,g} s" if value >= 1000 else f"{value:g} ms" if value else "0"

@@ -1,21 +1,22 @@
-"""From figures to sentences: when disaggregation wins on this fleet, from which prompt length, and when it loses. Pure.
+"""From figures to sentences: at which prompt lengths disaggregation wins on this fleet, and by how much. Pure.
 
-A speedup is median(one machine alone) / median(disaggregated): over 1, disaggregation is faster. It is decided where
-its 95 % bootstrap interval does not hold 1. The crossover is where the difference of the medians, linear between the
-two nearest prompt lengths measured, is 0.
+A speedup is median(one machine alone) / median(disaggregated): over 1, disaggregation is faster. It is decided if its
+95 % bootstrap interval does not contain 1. The crossover is the prompt length at which the difference of the medians,
+linear between the two nearest lengths measured, is 0.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from disagg.bench.stats import Interval, ratio_of_medians
 
-MIN_SAMPLES = 5  # of each side; the interval of fewer is no interval
+MIN_SAMPLES = 5  # of each side; a bootstrap interval of fewer means nothing
 Metric = Literal["e2el", "ttft"]
 EVERYWHERE = "at every prompt length measured"
 METRICS: tuple[Metric, ...] = ("e2el", "ttft")
@@ -24,7 +25,7 @@ _WORDS: Mapping[Metric, str] = {"e2el": "whole answer", "ttft": "first token"}
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What was measured at one prompt length: seconds by mode, for one metric."""
+    """Measurements of one metric at one prompt length: seconds by mode."""
 
     prompt_tokens: int
     by_mode: Mapping[str, Sequence[float]]
@@ -32,7 +33,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class SpeedupAtLength:
-    """Disaggregated against one machine alone, at one prompt length. `gain`: seconds saved, in the median."""
+    """Disaggregated against one machine alone, at one prompt length. gain: difference of the medians, in seconds."""
 
     prompt_tokens: int
     speedup: Interval
@@ -51,8 +52,8 @@ class SpeedupAtLength:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One sweep over prompt lengths against one machine alone. `crossover`: prompt tokens from which it wins; None
-    unless there is a decided loss and a decided win, and the medians cross once between them."""
+    """One sweep over prompt lengths against one machine alone. crossover: prompt tokens from which disaggregation wins;
+    None unless a loss and a win are decided and the medians cross once between them."""
 
     where: str
     metric: Metric
@@ -74,7 +75,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One sentence on whole answers, against all machines alone at once. "depends": on the prompt length."""
+    """One sentence on whole answers, against all machines alone. "depends": on the prompt length."""
 
     decision: Literal["wins", "loses", "depends", "undecided"]
     text: str
@@ -82,21 +83,23 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`headlines`: one per family of points. `series`: all comparisons."""
+    """headlines: one per family of points. series: all comparisons."""
 
     headlines: Mapping[str, Headline]
     series: tuple[Series, ...]
 
     def sentences(self, where: str) -> list[str]:
-        """What to tell beside a headline: a line per series, or one where all are open for the same reason."""
+        """The details below a headline: a line per series. A reason that several lines share is given once."""
         series = [one for one in self.series if one.where == where]
-        every = [one for line in series for one in line.comparisons]
-        alike = len({one.samples < MIN_SAMPLES for one in every}) == 1
-        if alike and all(_always(line, "undecided") for line in series):
-            return [
-                f"Neither the whole answer nor the first token is decided at any prompt length: {_why_open(every)}."
-            ]
-        return [" ".join(one.sentences) for one in series]
+        reasons = Counter(reason for one in series if (reason := _reason(one)))
+        if len(reasons) == 1 and all(_always(one, "undecided") for one in series):
+            reason = next(iter(reasons))
+            return [f"{reason[0].upper()}{reason[1:]}."]
+        shared = [reason for reason, count in reasons.items() if count > 1]
+        lines = [" ".join(one.sentences) for one in series]
+        for reason in shared:
+            lines = [line.replace(f": {reason}.", ".") for line in lines]
+        return [*lines, *(f"Not decided: {reason}." for reason in shared)]
 
     def to_json(self) -> dict[str, Any]:
         headlines = {where: asdict(headline) for where, headline in self.headlines.items()}
@@ -104,7 +107,7 @@ class Verdict:
 
 
 def verdict(families: Mapping[str, Mapping[Metric, Sequence[Samples]]]) -> Verdict:
-    """The verdict on all families of points: those that differ in prompt length only, by name."""
+    """The verdict on all families, by name. A family is the points that differ in prompt length only."""
     series = tuple(
         compare(where, metric, against, samples)
         for where, metrics in families.items()
@@ -118,7 +121,7 @@ def verdict(families: Mapping[str, Mapping[Metric, Sequence[Samples]]]) -> Verdi
 
 
 def compare(where: str, metric: Metric, against: str, samples: Sequence[Samples]) -> Series:
-    """One series, in order of prompt length. Lengths at which either side completed nothing are left out."""
+    """One series in order of prompt length, without lengths at which either side completed nothing."""
     comparisons = tuple(
         _comparison(one, one.by_mode["disaggregated"], one.by_mode[against])
         for one in sorted(samples, key=lambda one: one.prompt_tokens)
@@ -131,7 +134,7 @@ def compare(where: str, metric: Metric, against: str, samples: Sequence[Samples]
 
 
 def crossover(gains: Sequence[tuple[int, float]]) -> float | None:
-    """The prompt length at which the gain turns from loss to win: None if it never does, or does not stay so."""
+    """The prompt length at which losses turn into wins; None unless they do exactly once."""
     signs = [gain > 0 for _, gain in gains]
     if signs != sorted(signs) or len(set(signs)) != 2:
         return None
@@ -147,7 +150,7 @@ def _comparison(one: Samples, disagg: Sequence[float], alone: Sequence[float]) -
 
 
 def _sentences(metric: Metric, against: str, comparisons: Sequence[SpeedupAtLength], cross: float | None) -> list[str]:
-    """What these comparisons show, and what they leave open."""
+    """What these comparisons decide, and what they do not."""
     if not comparisons:
         return [f"There is nothing to compare with {_machine(against)}: one of the two completed no request."]
     wins, loses, open_ = (
@@ -199,9 +202,9 @@ def _by_length(series: Sequence[Series]) -> str:
     at: dict[int, list[SpeedupAtLength]] = {}
     for one in (one for line in series for one in line.comparisons):
         at.setdefault(one.prompt_tokens, []).append(one)
-    won = [found[0] for _, found in sorted(at.items()) if all(one.decision == "wins" for one in found)]
-    lost = [found[0] for _, found in sorted(at.items()) if any(one.decision == "loses" for one in found)]
-    rest = [found[0] for _, found in sorted(at.items()) if found[0] not in won and found[0] not in lost]
+    won = [group[0] for _, group in sorted(at.items()) if all(one.decision == "wins" for one in group)]
+    lost = [group[0] for _, group in sorted(at.items()) if any(one.decision == "loses" for one in group)]
+    rest = [group[0] for _, group in sorted(at.items()) if group[0] not in won and group[0] not in lost]
     parts = [f"wins at {_lengths(won)}"] if won else []
     parts += [f"loses to a machine alone at {_lengths(lost)}"] if lost else []
     parts += [f"is undecided at {_lengths(rest)}"] if rest else []
@@ -238,6 +241,12 @@ def _range(every: Sequence[SpeedupAtLength]) -> str:
     return f"{low} times the speed" if low == high else f"{low} to {high} times the speed of one machine"
 
 
+def _reason(series: Series) -> str:
+    """Why comparisons of this series are undecided; "" if none is."""
+    undecided = [one for one in series.comparisons if one.decision == "undecided"]
+    return _why_open(undecided) if undecided else ""
+
+
 def _why_open(comparisons: Sequence[SpeedupAtLength]) -> str:
     if fewest := min((one.samples for one in comparisons if one.samples < MIN_SAMPLES), default=0):
         return f"it takes {MIN_SAMPLES} completed requests in each mode, and there are {fewest}"
@@ -245,7 +254,7 @@ def _why_open(comparisons: Sequence[SpeedupAtLength]) -> str:
 
 
 def about(tokens: float) -> str:
-    """A crossover in two significant digits: the interpolation bears no more."""
+    """A crossover in two significant digits, the precision of the interpolation."""
     return f"{float(f'{tokens:.2g}'):,.0f}"
 
 

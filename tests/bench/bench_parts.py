@@ -8,11 +8,25 @@ from typing import Any
 from disagg.bench.energy import Power
 from disagg.bench.plan import Load, Plan, Point
 from disagg.bench.records import MODES, Mode, Record, TurnResult
-from disagg.bench.result import BenchResult, gather, judge
+from disagg.bench.result import BenchHost, BenchResult, gather, judge
 from disagg.inference.metrics import Metrics, TTFTParts
 from tests.cli.answers import metrics as cli_metrics
 
 METHODS = {"disaggregated": "disaggregated", "decode-alone": "decode-alone", "prefill-alone": "prefill-alone"}
+
+
+def bench_host(name: str, role: str, backend: str, hardware: str = "", simulated: bool = False) -> BenchHost:
+    return BenchHost(name, role, "10.0.0.1", hardware, backend, simulated, {"disagg": "0.1.0"})
+
+
+GPUS = (
+    bench_host("spark", "prefill", "transformers/cuda", "dgx-spark"),
+    bench_host("mac", "decode", "mlx/gpu", "m4-max"),
+)
+CPUS = (
+    bench_host("spark", "prefill", "transformers/cpu", "dgx-spark"),
+    bench_host("mac", "decode", "mlx/gpu", "m4-max"),
+)
 
 
 def metrics(ttft: float = 0.1, e2e: float = 0.5, prompt: int = 100, output: int = 5, **changed: Any) -> Metrics:
@@ -50,7 +64,7 @@ def plan(points: tuple[Point, ...], modes: tuple[Mode, ...] = MODES, requests: i
 def result(
     latencies: dict[int, tuple[float, float, float]], loads: tuple[int, ...] = (1,), **changed: Any
 ) -> BenchResult:
-    """A run over prompt lengths: E2E seconds of disagg, decode alone and prefill alone, give or take two percent."""
+    """A run over prompt lengths: E2E seconds of disagg, decode alone and prefill alone, plus or minus two percent."""
     points = tuple(point(length, concurrency=load) for load in loads for length in latencies)
     turn_results = []
     for number, place in enumerate(points):

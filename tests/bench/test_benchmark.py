@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from disagg.bench import energy
-from disagg.bench.benchmark import BenchSpec, benchmark, prepare, vocabulary
+from disagg.bench.benchmark import BenchSpec, benchmark, prepare, read_servers
 from disagg.bench.load import RunMonitor
 from disagg.bench.plan import Load
 from disagg.bench.records import MODES
@@ -69,13 +69,13 @@ def test_a_sweep_is_every_combination(fleet: Fleet) -> None:
 
 def test_without_a_prefill_host_only_the_decode_host_is_measured(decode_only: Fleet) -> None:
     assert prepare(decode_only, BenchSpec("tiny"), 640)[0].modes == ("decode-alone",)
-    with pytest.raises(UsageError, match="no prefill host serves tiny: disaggregated cannot run"):
+    with pytest.raises(UsageError, match="--mode disaggregated: no prefill host serves tiny"):
         prepare(decode_only, BenchSpec("tiny", modes=("disaggregated",)), 640)
 
 
 def test_enough_requests_are_made_to_reach_the_concurrency(fleet: Fleet) -> None:
     assert prepare(fleet, BenchSpec("tiny", concurrency=(16,)), 640)[0].requests == 32
-    with pytest.raises(UsageError, match="4 requests never reach a concurrency of 16"):
+    with pytest.raises(UsageError, match="--requests 4 never reaches --concurrency 16"):
         prepare(fleet, BenchSpec("tiny", concurrency=(16,), requests=4), 640)
 
 
@@ -98,8 +98,8 @@ def test_texts_have_their_own_prompt_lengths_and_the_stated_output_length(fleet:
     [
         ({"prompt_tokens": (2040,), "output_tokens": (9,)}, "over the model's context of 2,048 tokens"),
         ({"output_tokens": (2040,)}, "no default prompt fits"),
-        ({"kind": "sharegpt"}, "the workload sharegpt needs a file"),
-        ({"concurrency": (1,), "rates": (1.0,)}, "two ways to offer load"),
+        ({"kind": "sharegpt"}, "--workload sharegpt needs a file"),
+        ({"concurrency": (1,), "rates": (1.0,)}, "exclude each other"),
         ({"requests": 90_000}, "over 100,000"),
     ],
 )
@@ -113,7 +113,7 @@ def test_an_order_that_cannot_be_carried_out_is_refused_before_the_first_request
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kind": "random"}, "the workload random reads no file"),
+        ({"kind": "random"}, "--workload random reads no file"),
         ({"kind": "mooncake", "output_tokens": (5,)}, "state their output lengths"),
         ({"kind": "mooncake", "prompt_tokens": (5,)}, "have their own lengths"),
         ({"kind": "mooncake"}, "no request of .* fits the context"),
@@ -126,8 +126,16 @@ def test_an_option_that_a_file_leaves_no_room_for_is_refused(
         prepare(fleet, BenchSpec("tiny", file=trace_file(tmp_path, 5000), **changed), 640)
 
 
-async def test_the_vocabulary_is_what_the_servers_say(tiny_fleet: RunningFleet) -> None:
-    assert await vocabulary(tiny_fleet.fleet, "tiny", TOKEN) == tiny_models.VOCAB
+async def test_hosts_are_described_as_their_servers_report_them(tiny_fleet: RunningFleet) -> None:
+    prefill, decode = await read_servers(tiny_fleet.fleet, "tiny", TOKEN)
+    assert (prefill.host.name, prefill.host.role, prefill.host.backend) == (
+        "tiny-prefill",
+        "prefill",
+        "transformers/cpu",
+    )
+    assert (decode.host.name, decode.host.backend, decode.host.hardware) == ("tiny-decode", "mlx/cpu", "")
+    assert prefill.vocabulary == decode.vocabulary == tiny_models.VOCAB
+    assert prefill.host.versions.keys() >= {"disagg", "torch"} and not prefill.host.simulated
 
 
 async def test_a_simulated_fleet_says_what_it_played_and_this_machines_power_is_not_its(
@@ -150,16 +158,16 @@ async def test_a_simulated_fleet_says_what_it_played_and_this_machines_power_is_
 
 async def test_a_fleet_that_is_down_is_one_clear_error(fleet: Fleet) -> None:
     with pytest.raises(ServerUnavailable, match="no server answers at"):
-        await vocabulary(fleet, "tiny", TOKEN)
+        await read_servers(fleet, "tiny", TOKEN)
 
 
 async def test_a_host_that_is_down_leaves_no_question_to_the_others_behind(fleet: Fleet) -> None:
     hosts = fleet.serving("tiny", "decode")
     with socket.create_server((hosts[0].address, hosts[0].port)):  # takes the question, and never answers
         with pytest.raises(ServerUnavailable, match="no server answers at"):
-            await vocabulary(fleet, "tiny", TOKEN)
+            await read_servers(fleet, "tiny", TOKEN)
         left = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
-        assert not [name for name in left if name == "_vocabulary"]
+        assert not [name for name in left if name == "_read_server"]
 
 
 @pytest.fixture
@@ -183,6 +191,20 @@ async def test_a_run_on_a_real_fleet_has_figures_for_every_mode_and_point(tiny_f
     assert handed_over["joules_per_request"] is None and alone["energy_source"] == "stated"
     assert sum(handed_over["mean_ttft_parts_ms"].values()) == pytest.approx(handed_over["mean_ttft_ms"])
     assert list(body["verdict"]["headlines"]) == ["output 4, concurrency 1"]
+    assert [(host["name"], host["backend"]) for host in body["hosts"]] == [
+        ("tiny-prefill", "transformers/cpu"),
+        ("tiny-decode", "mlx/cpu"),
+    ]
+    assert body["on_cpu"] == ["tiny-prefill", "tiny-decode"]
+    assert handed_over["backends"] == {"tiny-prefill": "transformers/cpu", "tiny-decode": "mlx/cpu"}
+
+
+async def test_a_run_is_estimated_before_its_first_measured_request(tiny_fleet: RunningFleet, spec: Any) -> None:
+    estimates, monitor = [], RunMonitor()
+    monitor.estimated = lambda plan, seconds: estimates.append((plan.total, seconds, monitor.done))
+    await benchmark(tiny_fleet.fleet, spec, monitor)
+    ((requests, seconds, done),) = estimates
+    assert (requests, done) == (2 * 3 * 6, 0) and 0 < present(seconds) < 600
 
 
 async def test_the_longest_a_run_may_take_ends_it_and_is_said(tiny_fleet: RunningFleet, spec: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from disagg.api.events import TokenLogprob
-from disagg.bench.load import RunMonitor, run
+from disagg.bench.load import RunMonitor, estimate, run
 from disagg.bench.plan import arrival_times
 from disagg.bench.records import MODES
 from disagg.bench.workloads import RandomTokens
@@ -228,3 +228,19 @@ async def test_a_stopped_run_begins_no_further_turn() -> None:
     monitor.end("before it began")
     monitor.end("later")
     assert await fake(Answering(), monitor) == [] and monitor.reason == "before it began"
+
+
+async def test_an_estimate_needs_every_mode_to_answer(tiny_fleet: RunningFleet) -> None:
+    made = plan((point(40, 3), point(80, 3)), requests=2)
+    async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client:
+        seconds = await estimate(client.stream, "tiny", made, WORKLOAD, RunMonitor(), timeout=60.0)
+        assert seconds is not None and 0 < seconds < 60
+        assert await estimate(client.stream, "tiny", made, WORKLOAD, RunMonitor(), timeout=1e-4) is None
+
+
+async def test_a_run_that_is_stopped_needs_no_estimate(tiny_fleet: RunningFleet) -> None:
+    monitor = RunMonitor()
+    monitor.end("interrupted")
+    async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client:
+        made = plan((point(1000, 900),))
+        assert await estimate(client.stream, "tiny", made, WORKLOAD, monitor, timeout=60.0) is None

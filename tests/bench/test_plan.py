@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from disagg.bench.plan import Load, arrival_times, turns
+from disagg.bench.plan import Load, Speed, arrival_times, expected_seconds, turns
 from disagg.bench.records import MODES
 from tests.bench.bench_parts import plan, point
 
@@ -80,3 +80,21 @@ def test_all_modes_meet_the_same_arrivals_and_rounds_keep_the_gaps() -> None:
 def test_a_traces_own_times_begin_with_its_first_request() -> None:
     made = plan((point(None, None, concurrency=None),), requests=3, rounds=1, warmup=0)
     assert [turn.offsets for turn in turns(made, (5.0, 6.0, 9.0))] == [(0.0, 1.0, 4.0)] * 3
+
+
+def test_the_expected_time_scales_with_prompts_answers_and_turns() -> None:
+    speeds = {mode: Speed(ttft_s=1.0, prompt_tokens=100, per_token_s=0.5, output_tokens=5) for mode in MODES}
+    one = plan((point(100, 5),), requests=4, warmup=0)
+    assert expected_seconds(one, speeds) == pytest.approx(3 * 4 * 3.0)
+    longer = plan((point(300, 5),), requests=4, warmup=1)
+    assert expected_seconds(longer, speeds) == pytest.approx(3 * 5 * 5.0)
+    four_at_a_time = plan((point(100, 5, concurrency=4),), requests=8, warmup=0)
+    assert expected_seconds(four_at_a_time, speeds) == pytest.approx(3 * 2 * 3.0)
+    own_lengths = plan((point(None, None, concurrency=1),), requests=1, warmup=0)
+    assert expected_seconds(own_lengths, speeds) == pytest.approx(3 * 3.0)
+
+
+def test_a_rate_takes_as_long_as_its_arrivals_and_the_last_answer() -> None:
+    speeds = {mode: Speed(1.0, 100, 0.5, 5) for mode in MODES}
+    made = plan((point(100, 5, concurrency=None, rate=2.0),), requests=10, rounds=1, warmup=0)
+    assert expected_seconds(made, speeds) == pytest.approx(3 * (10 / 2.0 + 3.0))

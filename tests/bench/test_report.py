@@ -14,7 +14,7 @@ from disagg.bench.records import TurnResult
 from disagg.bench.report import ms, page
 from disagg.bench.result import BenchResult, gather, judge
 from disagg.inference.metrics import TTFTParts
-from tests.bench.bench_parts import failed, plan, point, record, result
+from tests.bench.bench_parts import CPUS, GPUS, failed, plan, point, record, result
 from tests.values import present
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -169,8 +169,8 @@ def test_bars_are_as_long_as_their_values() -> None:
 @pytest.mark.parametrize("scale", ["log", "linear", "lengths"])
 def test_an_axis_holds_all_its_values_and_few_ticks(values: list[float], scale: Any) -> None:
     made = axis("x", values, str, scale)
-    assert made.low <= min(values) and made.high >= max(values) and len(made.ticks) <= 12
-    assert all(0 <= made.place(value, 0, 100) <= 100 for value in values)
+    assert made.low <= min(values) and made.high >= max(values) and 3 <= len(made.ticks) <= 12
+    assert all(0 <= made.pixel(value, 0, 100) <= 100 for value in values)
 
 
 @pytest.mark.parametrize(
@@ -188,3 +188,45 @@ def test_an_axis_holds_all_its_values_and_few_ticks(values: list[float], scale: 
 )
 def test_times_are_short_words(value: float | int | None, text: str) -> None:
     assert ms(value) == text
+
+
+def test_the_page_names_every_host_with_its_backend_and_versions() -> None:
+    text = parsed(page(result({128: (1.0, 0.8, 0.5)}, hosts=GPUS))).text
+    for word in ("spark", "dgx-spark", "transformers/cuda", "mlx/gpu", "disagg 0.1.0", "10.0.0.1"):
+        assert word in text
+    assert "CPU" not in text
+
+
+def test_figures_of_a_cpu_are_marked_in_every_title() -> None:
+    html = page(result({128: (1.0, 0.8, 0.5)}, hosts=CPUS))
+    text = parsed(html).text
+    assert "<title>disagg bench: CPU: tiny" in html and "<h1>CPU: tiny" in html
+    assert '<p class="headline">CPU: ' in html
+    assert "spark ran the model on a CPU. These are not figures of a GPU." in text
+
+
+def test_a_table_has_no_empty_column() -> None:
+    made = plan((point(64, 1),), modes=("decode-alone",))
+    one = record(0.1, 0.1, itl=(), output=1, method="decode-alone")
+    turn = TurnResult(0, "decode-alone", warmup=False, began=0.0, ended=1.0, records=(one,))
+    cells = gather(made, [turn], Power(), {})
+    html = page(BenchResult("test", "tiny", "random", "today", made, cells, judge(cells)))
+    heads = re.findall(r"<th[^>]*>([^<]+)</th>", html)
+    assert heads == ["prompt", "mode", "done", "TTFT p50", "TTFT p99", "E2E p50", "E2E p99", "out tok/s", "req/s"]
+
+
+def test_labels_beside_dots_do_not_overlap() -> None:
+    across, up = axis("x", [0.0, 400.0], str, "linear"), axis("y", [10.0, 1000.0], str, "log")
+    crowd = [Dot(200.0 + n, 100.0 + n, "tip", label="131,072") for n in range(6)]
+    svg = line_chart([Line("disaggregated", crowd)], across, up)
+    found = re.findall(r'class="beside" x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)"', svg)
+    lefts = [(float(x) - (40.0 if anchor == "end" else 0.0), float(y)) for x, y, anchor in found]
+    assert 1 <= len(lefts) < 6
+    for number, (left, base) in enumerate(lefts):
+        for other_left, other_base in lefts[:number]:
+            assert abs(left - other_left) >= 40 or abs(base - other_base) >= 13
+
+
+def test_ticks_at_prompt_lengths_leave_room_for_their_labels() -> None:
+    made = axis("x", [128, 130, 512, 100_000, 131_072], "{:,g}".format, "lengths")
+    assert list(made.ticks) == [128, 512, 100_000]

@@ -138,8 +138,16 @@ def test_the_json_has_every_comparison_with_its_decision() -> None:
 def test_what_is_open_everywhere_for_one_reason_is_said_once() -> None:
     few = [samples(length, 1.0, 2.0, 1.5, JITTER[:4]) for length in (128, 512)]
     assert verdict({"here": {"e2el": few, "ttft": few}}).sentences("here") == [
-        "Neither the whole answer nor the first token is decided at any prompt length: "
-        "it takes 5 completed requests in each mode, and there are 4."
+        "It takes 5 completed requests in each mode, and there are 4."
     ]
     mixed = [samples(128, 1.0, 2.0, 1.5, JITTER[:4]), samples(512, 1.0, 2.0, 1.5)]
-    assert len(verdict({"here": {"e2el": mixed, "ttft": few}}).sentences("here")) == 4
+    assert len(verdict({"here": {"e2el": mixed, "ttft": few}}).sentences("here")) == 5
+
+
+def test_a_reason_that_several_comparisons_share_is_given_once() -> None:
+    wide = (0.5, 0.7, 0.9, 1.1, 1.4, 1.9)
+    noisy = [samples(128, 1.0, 1.05, 1.0, wide), samples(512, 1.0, 2.0, 1.5)]
+    sentences = verdict({"here": {"e2el": noisy, "ttft": noisy}}).sentences("here")
+    assert len(sentences) == 5 and "".join(sentences).count("within the noise") == 1
+    assert sentences[-1] == "Not decided: the difference is within the noise; more --requests narrow it."
+    assert sentences[0].endswith("The data do not decide it at 128 prompt tokens.")

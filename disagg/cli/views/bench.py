@@ -1,7 +1,8 @@
-"""The benchmark while it runs, and its result: tables, failures, the verdict, and the formula of every figure."""
+"""Progress of a benchmark, and its result: hosts, tables, failures, the verdict, and the formula of every figure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.bench.load import RunMonitor
+from disagg.bench.plan import Plan
 from disagg.bench.result import SIMULATED, BenchResult, Cell
 from disagg.bench.stats import PART_NAMES
 from disagg.bench.verdict import Series, SpeedupAtLength
@@ -26,14 +28,21 @@ _HEADERS = {
     "failed_attempts": "failed",
     "exposed_transfer": "exposed",
     "first_step": "first\nstep",
-    "network": "rest",
+    "network": "net-\nwork",
     "tokenise": "token.",
+}
+_LATENCIES = {
+    "TTFT\np50": "median_ttft_ms",
+    "TTFT\np99": "p99_ttft_ms",
+    "TPOT\np50": "median_tpot_ms",
+    "ITL\np99": "p99_itl_ms",
+    "E2E\np50": "median_e2el_ms",
 }
 NOTES = """\
 TTFT: sent → first token. E2E: sent → last token.
 TPOT = (E2E - TTFT) / (output tokens - 1).
 ITL: every gap between tokens, pooled.
-tok/s = output tokens / time that the mode's turns took.
+tok/s = output tokens / time of the mode's turns.
 speedup = median alone / median disaggregated, then its 95 % bootstrap interval.
 hidden: KV moved during prefill. exposed: its end → last KV byte accepted."""
 GOODPUT_NOTE = "goodput: requests per second that meet all limits."
@@ -41,7 +50,7 @@ ENERGY_NOTE = "J/request = watts of the mode's machines × time of its turns / r
 
 
 class _Line(Progress):
-    """Progress in lines that end early."""
+    """Progress bars that do not fill the last columns."""
 
     def get_renderables(self) -> Iterator[RenderableType]:
         yield from map(_EndsEarly, super().get_renderables())
@@ -49,7 +58,7 @@ class _Line(Progress):
 
 @dataclass(frozen=True, slots=True)
 class _EndsEarly:
-    """Leaves room for the ^C that a terminal echoes: once it wraps, the line cannot be taken back."""
+    """Keeps 3 columns free for the ^C that a terminal echoes: a line that wraps cannot be erased."""
 
     line: RenderableType
 
@@ -59,8 +68,8 @@ class _EndsEarly:
 
 @contextmanager
 def live(monitor: RunMonitor, console: Console, simulated: bool = False) -> Iterator[None]:
-    """Progress with the time remaining while the block runs; one line per turn's kind where there is no terminal."""
-    said = "simulated: " if simulated else ""
+    """Show the estimate, then progress during the block: a bar on a terminal, else a line per point."""
+    prefix = "simulated: " if simulated else ""
     columns = (
         BarColumn(16),
         TaskProgressColumn(table_column=Column(no_wrap=True, min_width=4)),
@@ -69,28 +78,50 @@ def live(monitor: RunMonitor, console: Console, simulated: bool = False) -> Iter
         TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=1)),
     )
     with _Line(*columns, console=console, transient=True, expand=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{said}connecting")
+        task = progress.add_task(f"{prefix}connecting")
         last = [""]
 
         def changed() -> None:
             failed = f"[red]{monitor.failures.total()} failed[/] · " if monitor.failures else ""
             progress.update(
-                task, completed=monitor.work, total=monitor.total_work, description=failed + said + monitor.doing
+                task, completed=monitor.work, total=monitor.total_work, description=failed + prefix + monitor.doing
             )
             point = monitor.doing.partition(" · ")[2]
             if not console.is_terminal and point != last[0]:
                 last[0] = point
-                console.print(f"{said}measuring {point} …", style="dim", soft_wrap=True)
+                console.print(f"{prefix}measuring {point} …", style="dim", soft_wrap=True)
 
-        monitor.changed = changed
+        def estimated(plan: Plan, seconds: float | None) -> None:
+            console.print(f"{prefix}{_announcement(plan, seconds)}", style="dim", soft_wrap=True)
+
+        monitor.changed, monitor.estimated = changed, estimated
         yield
 
 
+def _announcement(plan: Plan, seconds: float | None) -> str:
+    """What will be measured and how long it will take: "132 requests (4 points x 3 modes), about 2 min"."""
+    points, modes = (_counted(len(plan.points), "point"), _counted(len(plan.modes), "mode"))
+    time = "no estimate: a first request failed" if seconds is None else f"about {_duration(seconds)}"
+    return f"measuring {_counted(plan.total, 'request')} ({points} × {modes}, warm-up included): {time}"
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def _duration(seconds: float) -> str:
+    """1 s, 45 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{max(1, math.ceil(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def result_view(result: BenchResult) -> RenderableType:
-    """Everything that was found, the verdict last."""
+    """Hosts, tables and notes, then the verdict and the formulas."""
     parts: list[RenderableType] = [
         _heading(result, f"{result.model} on {result.fleet}", f"  {result.workload}, seed {result.plan.seed}"),
-        *([Text(f"{result.simulated_text}. {SIMULATED}", "dim")] if result.simulated else []),
+        *(Text(host.text, "dim") for host in result.hosts),
+        *([Text(SIMULATED, "dim")] if result.simulated else []),
         Text(),
     ]
     for where, cells in result.families.items():
@@ -103,23 +134,21 @@ def result_view(result: BenchResult) -> RenderableType:
 
 
 def _heading(result: BenchResult, text: str, rest: str = "") -> Text:
-    return Text.assemble(("simulated: " if result.simulated else "", "yellow"), (text, "bold"), rest)
+    return Text.assemble((result.kind, "yellow"), (text, "bold"), rest)
 
 
 def latency_table(cells: Sequence[Cell]) -> Table:
-    """One row per prompt length and mode."""
-    table = _table(
-        "prompt", "mode", "done", "TTFT\np50", "TTFT\np99", "TPOT\np50", "ITL\np99", "E2E\np50", "out\ntok/s"
-    )
-    for cell in cells:
+    """One row per prompt length and mode, without columns that would be empty."""
+    columns = {head: [_ms(cell.figures[key]) for cell in cells] for head, key in _LATENCIES.items()}
+    columns = {head: values for head, values in columns.items() if any(value != "–" for value in values)}
+    table = _table("prompt", "mode", "done", *columns, "out\ntok/s")
+    for number, cell in enumerate(cells):
         figures = cell.figures
-        first = cell is next(other for other in cells if other.point == cell.point)
         table.add_row(
-            _length(cell) if first else "",
+            _length(cell) if cell is next(other for other in cells if other.point == cell.point) else "",
             Text(cell.mode, MODE_STYLE[cell.mode]),
             _done(figures),
-            *(_ms(figures[key]) for key in ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms")),
-            *(_ms(figures[key]) for key in ("p99_itl_ms", "median_e2el_ms")),
+            *(values[number] for values in columns.values()),
             f"{figures['output_throughput']:,.0f}" if figures["completed"] else "–",
             end_section=cell is [other for other in cells if other.point == cell.point][-1],
         )
@@ -127,7 +156,7 @@ def latency_table(cells: Sequence[Cell]) -> Table:
 
 
 def goodput_table(cells: Sequence[Cell], limits: bool) -> Table | None:
-    """Requests per second, goodput where limits were stated, energy where power is known."""
+    """Requests per second, goodput if limits are stated, energy if power is known; None without both."""
     energy = any(cell.figures["joules_per_request"] is not None for cell in cells)
     if not limits and not energy:
         return None
@@ -151,21 +180,19 @@ def _where_ttft_went(result: BenchResult, family: Sequence[Cell]) -> list[Render
     cells = [cell for cell in family if cell.mode == "disaggregated" and cell.figures["completed"]]
     if not cells:
         return []
-    # Hosts that failed first are rare; their column costs that of hidden transfer its place.
-    names = [n for n in PART_NAMES if n != "failed_attempts" or any(c.figures["mean_ttft_parts_ms"][n] for c in cells)]
-    beside = ["hidden"] if "failed_attempts" not in names else []
-    table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in names), *beside)
-    for cell in cells:
-        parts: Mapping[str, Any] = cell.figures["mean_ttft_parts_ms"]
-        hidden = [Text(_ms(cell.figures["mean_hidden_transfer_ms"]), "dim") for _ in beside]
-        table.add_row(_length(cell), _ms(cell.figures["mean_ttft_ms"]), *(_ms(parts[n]) for n in names), *hidden)
-    aside = "; hidden is beside them" if beside else ""
-    title = _heading(result, f"disaggregated: where TTFT went (means that add up{aside})")
+    means = [cell.figures["mean_ttft_parts_ms"] for cell in cells]
+    names = [name for name in PART_NAMES if any(parts[name] for parts in means)]
+    table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in names), "hidden")
+    for cell, parts in zip(cells, means, strict=True):
+        hidden = Text(_bare_ms(cell.figures["mean_hidden_transfer_ms"]), "dim")
+        ttft = _bare_ms(cell.figures["mean_ttft_ms"])
+        table.add_row(_length(cell), ttft, *(_bare_ms(parts[name]) for name in names), hidden)
+    title = _heading(result, "disaggregated: where TTFT went (mean ms; parts add up, hidden is not one)")
     return [title, table, *(_handed_over(cell) for cell in cells), Text()]
 
 
 def _handed_over(cell: Cell) -> Text:
-    """What crossed, and what the decode machine computed in spite of it: one token per hand-off."""
+    """KV sent, and prompt tokens that the decode machine computed nevertheless: 1 for a full hand-off."""
     figures = cell.figures
     moved = size(figures["total_kv_bytes"] / figures["completed"])
     computed = figures["decode_computed_tokens"] / figures["completed"]
@@ -177,7 +204,7 @@ def _handed_over(cell: Cell) -> Text:
 
 
 def _speedups(result: BenchResult, where: str) -> list[RenderableType]:
-    """Prompt lengths against machine and metric."""
+    """A table of speedups: a row per prompt length, a column per machine and metric."""
     columns = [one for one in result.verdict.series if one.where == where and one.comparisons]
     if not columns:
         return []
@@ -188,25 +215,27 @@ def _speedups(result: BenchResult, where: str) -> list[RenderableType]:
 
 
 def _speedup(series: Series, length: int) -> Text:
-    found: SpeedupAtLength | None = next((one for one in series.comparisons if one.prompt_tokens == length), None)
-    if found is None:
+    at_length: SpeedupAtLength | None = next((one for one in series.comparisons if one.prompt_tokens == length), None)
+    if at_length is None:
         return Text("–", "dim")
-    one = found.speedup
+    one = at_length.speedup
     return Text.assemble(
-        (f"{one.value:.2f}x", f"bold {_DECISION_STYLE[found.decision]}"), (f" {one.low:.2f}–{one.high:.2f}", "dim")
+        (f"{one.value:.2f}x", f"bold {_DECISION_STYLE[at_length.decision]}"), (f" {one.low:.2f}–{one.high:.2f}", "dim")
     )
 
 
 def _notes(result: BenchResult) -> list[RenderableType]:
-    """Whatever a reader must know before believing the figures."""
+    """What limits the meaning of the figures: CPU, stops, omissions, fallbacks, failures."""
     lines = []
+    if result.on_cpu:
+        lines.append(f"{', '.join(result.on_cpu)} ran the model on a CPU: these are not figures of a GPU")
     if result.stopped:
         lines.append(f"stopped: {result.stopped_early}")
     if result.left_out:
-        lines.append(f"{result.left_out} requests of the trace do not fit the model's context and were left out")
+        lines.append(f"{result.left_out} requests of the trace are over the model's context and were left out")
     for cell in result.cells:
         if count := cell.figures["fallbacks"]:
-            lines.append(f"{count} of {cell.point.label} fell back: no hand-off, so no part of the verdict")
+            lines.append(f"{count} of {cell.point.label} fell back: without a hand-off, not in the verdict")
     for kind, count in result.warmup_errors.items():
         lines.append(f"{count} warm-up requests failed: {kind}")
     failures = [
@@ -253,3 +282,8 @@ def _done(figures: Mapping[str, Any]) -> Text:
 
 def _ms(value: float | None) -> str:
     return "–" if value is None else seconds(value / 1e3)
+
+
+def _bare_ms(value: float) -> str:
+    """Milliseconds without the unit: 0.6, 42.0, 1,234."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"

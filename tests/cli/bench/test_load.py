@@ -55,7 +55,14 @@ def test_tables_and_verdict_go_to_stdout_and_progress_to_stderr(
     assert bench(*SMALL) == 0
     out, err = capsys.readouterr()
     assert "Verdict" in out and "TPOT = (E2E - TTFT) / (output tokens - 1)" in out and "2/2" in out
-    assert "measuring prompt 64" in err and all(len(line) <= 80 for line in out.splitlines())
+    assert re.search(r"measuring 12 requests \(2 points × 3 modes, warm-up included\): about \d+ s", err)
+    assert err.index("measuring 12 requests") < err.index("measuring prompt 16")
+    assert (
+        "transformers/cpu" in out
+        and "CPU: tiny on" in out
+        and "measuring prompt 64" in err
+        and all(len(line) <= 80 for line in out.splitlines())
+    )
 
 
 def test_json_to_stdout_is_one_object_and_nothing_else(
@@ -124,7 +131,7 @@ def test_where_a_mode_completes_nothing_the_exit_code_is_1(
         (["--json", "/no/such/folder/r.json"], "cannot write /no/such/folder/r.json"),
         (["--report", "/"], "cannot write /"),
         (["--json", "one", "--report", "./one"], "--json and --report both name one"),
-        (["--workload", "mooncake"], "the workload mooncake needs a file"),
+        (["--workload", "mooncake"], "--workload mooncake needs a file"),
         (["--workload", "sharegpt", "-f", "/no/such"], "cannot read /no/such"),
         (["--prompt-tokens", "4090"], "over the model's context of 4,096 tokens"),
         (["-m", "nope"], 'no model "nope"'),

@@ -16,7 +16,7 @@ from disagg.bench.records import TurnResult
 from disagg.bench.result import BenchResult, gather, judge
 from disagg.cli.views.bench import live, result_view
 from disagg.inference.metrics import TTFTParts
-from tests.bench.bench_parts import failed, plan, point, record, result
+from tests.bench.bench_parts import CPUS, GPUS, failed, plan, point, record, result
 from tests.values import printed
 
 
@@ -42,8 +42,8 @@ def test_the_parts_of_ttft_are_whole_where_an_attempt_failed_too() -> None:
     cells = gather(plan((point(32768),)), [TurnResult(0, "disaggregated", False, 0.0, 1.0, records)], Power(), {})
     text = shown(BenchResult("test", "tiny", "random", "today", plan((point(32768),)), cells, judge(cells)))
     assert "failed" in text and "prefill" in text and "…" not in text
-    (row,) = [line for line in text.splitlines() if "300 ms" in line]
-    assert "11 ms" in row and "0.6 ms" in row and "3.9 ms" in row
+    (row,) = [line for line in text.splitlines() if "300 " in line]
+    assert row.split()[2:] == ["11.0", "0.6", "0.9", "300", "3.9", "18.5"]
 
 
 def test_every_word_of_the_tables_has_its_formula_in_the_footnote() -> None:
@@ -87,7 +87,9 @@ def test_what_fell_back_failed_or_was_left_out_is_said() -> None:
     text = " ".join(shown(BenchResult("test", "tiny", "trace", "today", made, cells, judge(cells), **values)).split())
     assert "2 × disaggregated: Overloaded the queue [is] full" in text and "1/3" in text
     assert "stopped: interrupted; 3 requests under way are not counted" in text
-    assert "7 requests of the trace do not fit" in text and "1 warm-up requests failed: PeerLost" in text
+    assert (
+        "7 requests of the trace are over the model's context" in text and "1 warm-up requests failed: PeerLost" in text
+    )
     assert "1 of prompt 100 · output 5 · concurrency 1 fell back" in text
 
 
@@ -124,3 +126,37 @@ def test_the_live_line_leaves_room_for_an_interrupt_and_shows_the_whole_time_lef
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", printed(console))]
     shown_lines = [line for line in lines if "42%" in line]
     assert shown_lines and all(len(line) <= 77 and "ETA --:--" in line for line in shown_lines)
+
+
+def test_the_hosts_are_named_and_a_cpu_is_marked() -> None:
+    text = shown(result({128: (1.0, 0.8, 0.5)}, hosts=GPUS))
+    assert "prefill spark: dgx-spark, transformers/cuda" in text and "CPU" not in text
+    text = shown(result({128: (1.0, 0.8, 0.5)}, hosts=CPUS))
+    assert text.startswith("CPU: tiny on test") and "spark ran the model on a CPU" in text
+    assert "│ CPU: Disaggregation loses" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "time"),
+    [
+        (0.2, "about 1 s"),
+        (89.0, "about 89 s"),
+        (600.0, "about 10 min"),
+        (9000.0, "about 2.5 h"),
+        (None, "no estimate: a first request failed"),
+    ],
+)
+def test_the_time_of_a_run_is_printed_before_it(seconds: float | None, time: str) -> None:
+    console, monitor = Console(file=io.StringIO(), width=80), RunMonitor()
+    with live(monitor, console, simulated=True):
+        monitor.estimated(plan((point(), point(200)), requests=10), seconds)
+    assert printed(console) == (f"simulated: measuring 66 requests (2 points × 3 modes, warm-up included): {time}\n")
+
+
+def test_a_column_without_a_figure_is_left_out() -> None:
+    made = plan((point(64, 1),), modes=("decode-alone",))
+    turn = TurnResult(0, "decode-alone", False, 0.0, 1.0, (record(0.1, 0.1, itl=(), output=1, method="decode-alone"),))
+    cells = gather(made, [turn], Power(), {})
+    text = shown(BenchResult("test", "tiny", "random", "today", made, cells, judge(cells)))
+    head = text[: text.index("decode-alone")]
+    assert "TTFT" in head and "TPOT" not in head and "ITL" not in head
