@@ -1,96 +1,119 @@
-"""Token ids to text while they arrive: whole characters only, and never past a stop string."""
+"""Token ids to text as they arrive: whole characters only, and never past a stop string."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a decoder shows for the bytes of an incomplete character
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
-# A character has at most four bytes and a token at least one, so an incomplete character lies in the last three
-# tokens. Longer runs of undecodable bytes are noise; they are held for this many tokens, then shown as they are.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a decoder returns for the bytes of an incomplete character
+
+# A character has at most four bytes and a token at least one, so an incomplete character lies in the last three tokens.
+# Longer runs of undecodable bytes are noise: they are held for this many tokens, then returned.
 MAX_HELD_TOKENS = 16
 INCOMPLETE_TOKENS = 3
 
 
 class DetokenizedStream:
-    """A TextStream over `decode`, which turns a run of ids into text. One per answer; not for sharing."""
+    """A TextStream on tokenizers' DecodeStream, for one answer.
 
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], *, hidden: frozenset[int] = frozenset(), stop: Sequence[str] = ()
-    ) -> None:
-        """hidden: tokens that never show (end of sequence). stop: strings that end the answer."""
-        self._decode = decode
+    DecodeStream has no flush, holds undecodable bytes without a bound, and with byte fallback raises if a byte that
+    forms no character changes how the bytes before it are decoded. In these cases the held tokens are decoded here,
+    until their text ends with a whole character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, hidden: frozenset[int] = frozenset(), stop: Sequence[str] = ()) -> None:
+        """hidden: tokens without text (end of sequence). stop: strings that end the answer."""
+        self._tokenizer = tokenizer
         self._hidden = hidden
-        self._shown: list[int] = []  # the last tokens that showed: what follows may depend on them (leading spaces)
-        self._pending: list[int] = []  # tokens whose text is not certain yet
+        self._decoder: DecodeStream | None = DecodeStream(skip_special_tokens=True)  # None after undecodable bytes
+        self._context: list[int] = []  # the tokens of the last text: the next text may depend on them (leading spaces)
+        self._held: list[int] = []  # tokens whose text is not certain yet
         self._stops = StopStrings(stop)
 
     @property
     def stopped(self) -> bool:
         """See TextStream."""
-        return self._stops.met
+        return self._stops.reached
 
     def push(self, token: int) -> str:
         """See TextStream."""
         if self.stopped or token in self._hidden:
             return ""
-        self._pending.append(token)
-        text = self._text(len(self._pending))
-        if text and not text.endswith(REPLACEMENT):
-            return self._show(text, len(self._pending))
-        if len(self._pending) < MAX_HELD_TOKENS:
+        self._held.append(token)
+        if text := self._decoded(token):
+            return self._release(text, len(self._held))
+        if len(self._held) < MAX_HELD_TOKENS:
             return ""
-        certain = len(self._pending) - INCOMPLETE_TOKENS
-        return self._show(self._text(certain), certain)
+        self._decoder = None
+        return self._flush(len(self._held) - INCOMPLETE_TOKENS)
 
     def finish(self) -> str:
         """See TextStream."""
-        if self.stopped:
+        return "" if self.stopped else self._flush(len(self._held)) + self._stops.finish()
+
+    def _decoded(self, token: int) -> str:
+        """The text of the held tokens, of which `token` is the last; "" while it is not certain."""
+        if self._decoder is not None:
+            try:
+                return self._decoder.step(self._tokenizer, token) or ""
+            except Exception:  # noqa: BLE001 - tokenizers raises Exception itself: "Invalid prefix encountered"
+                self._decoder = None
+        text = self._text(len(self._held))
+        if not text or text.endswith(REPLACEMENT):
             return ""
-        rest = self._show(self._text(len(self._pending)), len(self._pending))
-        return rest + self._stops.finish()
+        self._decoder = DecodeStream(ids=self._held, skip_special_tokens=True)
+        return text
+
+    def _flush(self, count: int) -> str:
+        return self._release(self._text(count), count)
 
     def _text(self, count: int) -> str:
-        """What the first `count` pending tokens add to the text."""
-        before = self._decode(self._shown)
-        return self._decode(self._shown + self._pending[:count])[len(before) :]
+        """The text that the first `count` held tokens add to that of the context."""
+        before = self._tokenizer.decode(self._context, skip_special_tokens=True)
+        text = self._tokenizer.decode(self._context + self._held[:count], skip_special_tokens=True)
+        return str(text[len(before) :])
 
-    def _show(self, text: str, count: int) -> str:
+    def _release(self, text: str, count: int) -> str:
         if text:
-            self._shown = self._pending[:count]
-        self._pending = self._pending[count:]
+            self._context = self._held[:count]
+        self._held = self._held[count:]
         return self._stops.push(text)
 
 
 class StopStrings:
-    """Passes text through until one of `stops` occurs; holds back what may be the beginning of one."""
+    """Passes text through until one of `stops` occurs; holds back what may be the beginning of one.
+
+    reached: True once a stop string occurred.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.met = False
+        self.reached = False
 
     def push(self, text: str) -> str:
-        """The part of all text so far that is now certain to come before any stop, and was not returned yet."""
-        if self.met:
+        """The part of the text, not returned before, that is now certain to precede any stop string."""
+        if self.reached:
             return ""
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            self.met = True
-            return self._release(min(found))
-        return self._release(len(self._held) - self._possible_beginning())
+        starts = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if starts:
+            self.reached = True
+            return self._release(min(starts))
+        return self._release(len(self._held) - self._prefix_length())
 
     def finish(self) -> str:
-        """What was held back, when no more text comes."""
-        return "" if self.met else self._release(len(self._held))
+        """The text held back, at the end of the text."""
+        return "" if self.reached else self._release(len(self._held))
 
     def _release(self, count: int) -> str:
         text, self._held = self._held[:count], self._held[count:]
         return text
 
-    def _possible_beginning(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+    def _prefix_length(self) -> int:
+        """Length of the longest suffix of the held text that is a prefix of a stop string."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         ends = range(min(longest, len(self._held)), 0, -1)
         return next((n for n in ends if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0)

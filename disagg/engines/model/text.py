@@ -118,10 +118,7 @@ class HFTokenizer:
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
         """See PromptTokenizer."""
-        return DetokenizedStream(self._decode, hidden=self.eos_ids, stop=stop)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._backend.decode(ids, skip_special_tokens=True))
+        return DetokenizedStream(self._backend, hidden=self.eos_ids, stop=stop)
 
     def _encode_text(self, text: str) -> list[int]:
         if not text:

@@ -6,6 +6,7 @@ a hash of the prompt, so that every engine gives one prompt the same answer.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import struct
 import time
@@ -19,7 +20,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, Token
 from disagg.engines.model.profile import LayerProfile, ModelProfile
-from disagg.engines.model.stream import DetokenizedStream
+from disagg.engines.model.stream import StopStrings
 from disagg.engines.model.text import TextStream, check_ids, check_message
 from disagg.errors import ModelError, RequestError
 from disagg.kv.fingerprint import Fingerprint, short_hash
@@ -114,18 +115,31 @@ class ByteTokenizer:
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
         """See PromptTokenizer."""
-        return DetokenizedStream(_text, stop=stop)
+        return _ByteStream(stop)
+
+
+class _ByteStream:
+    """A TextStream of bytes; ids beyond a byte, which only a prompt can contain, are shown as dots."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stops = StopStrings(stop)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops.reached
+
+    def push(self, token: int) -> str:
+        return self._stops.push(self._decoder.decode(bytes([token]) if token < BYTES else b"."))
+
+    def finish(self) -> str:
+        return self._stops.push(self._decoder.decode(b"", final=True)) + self._stops.finish()
 
 
 def _lines(messages: Sequence[Any]) -> str:
     for index, message in enumerate(messages):
         check_message(index, message)
     return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-
-
-def _text(ids: Sequence[int]) -> str:
-    """Bytes as text; ids beyond a byte, which only a prompt can hold, as dots."""
-    return b"".join(bytes([token]) if token < BYTES else b"." for token in ids).decode("utf-8", "replace")
 
 
 def _info(

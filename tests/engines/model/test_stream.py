@@ -42,7 +42,7 @@ TOKENIZERS = {"byte-level": byte_level, "sentencepiece": sentencepiece}
 
 
 def stream_of(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> DetokenizedStream:
-    return DetokenizedStream(lambda ids: tokenizer.decode(ids, skip_special_tokens=True), stop=stop)
+    return DetokenizedStream(tokenizer, stop=stop)
 
 
 def pieces(stream: DetokenizedStream, ids: Iterable[int]) -> list[str]:
@@ -81,16 +81,34 @@ def test_undecodable_bytes_are_not_held_for_ever() -> None:
     assert len("".join(out) + stream.finish()) == 4 * MAX_HELD_TOKENS
 
 
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_text_after_undecodable_bytes_comes_out_once(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]()
+    start, noise, end = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("ab", "🙄", "be"))
+    ids = [*start, *[noise[-1]] * (MAX_HELD_TOKENS + 3), *end]
+    assert "".join(pieces(stream_of(tokenizer), ids)) == tokenizer.decode(ids)
+
+
 def test_random_tokens_stream_to_the_text_decoded_at_once() -> None:
     tokenizer = byte_level()
     ids = random.Random(0).choices(range(5, tiny_models.VOCAB), k=400)
     assert "".join(pieces(stream_of(tokenizer), ids)) == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("noise", [["<0xF0>"], ["<0xF0>", "<0x9F>"], ["<0x99>"] * 40])
+def test_bytes_that_form_no_character_neither_fail_nor_hide_the_text_after_them(noise: list[str]) -> None:
+    """A byte run with an invalid byte is decoded as one replacement character per byte, also its valid beginning."""
+    tokenizer = sentencepiece()
+    tokens = ["a", "<0x3B>", *noise, "b", "▁more", "▁and"]
+    out = "".join(pieces(stream_of(tokenizer), [tokenizer.token_to_id(token) for token in tokens]))
+    assert out.startswith("a;") and out.endswith("b more and")
+    assert "�" in out
+
+
 def test_special_and_hidden_tokens_do_not_show() -> None:
     tokenizer = byte_level()
     a, b = (tokenizer.encode(letter).ids[0] for letter in "ab")
-    stream = DetokenizedStream(lambda ids: tokenizer.decode(ids, skip_special_tokens=True), hidden=frozenset({b}))
+    stream = DetokenizedStream(tokenizer, hidden=frozenset({b}))
     shown = [stream.push(token) for token in (tiny_models.BOS_ID, a, tiny_models.TURN_ID, b, a)]
     assert "".join(shown) + stream.finish() == tokenizer.decode([a, a])
 
@@ -120,7 +138,7 @@ def test_text_is_cut_right_before_the_first_stop(text: str, stops: list[str], ex
     strings = StopStrings(stops)
     out = [strings.push(text[at : at + size]) for at in range(0, len(text), size)]
     assert "".join(out) + strings.finish() == expected
-    assert strings.met == (expected != text)
+    assert strings.reached == (expected != text)
 
 
 def test_the_possible_beginning_of_a_stop_is_held_and_then_released() -> None:
