@@ -1,4 +1,4 @@
-"""What an engine is: the two interfaces every framework implements, and the values that cross them.
+"""The two interfaces of engines, PrefillEngine and DecodeEngine, and the values that cross them.
 
 PrefillEngine: tokens -> stream of layer KV. DecodeEngine: KV + last token -> stream of tokens. Both can also run a
 request alone, prompt and answer. Nothing here imports a framework.
@@ -24,8 +24,8 @@ from disagg.kv.wire import AS_IS, WireForm
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token, as the engine chose it. `top`: (id, logprob) of the likeliest, where asked for.
-    `finish`: set on the last token of a request: "stop" for an end-of-sequence token, "length" at max_tokens."""
+    """One generated token. top: (id, logprob) of the likeliest tokens, if requested.
+    finish: set on the last token of a request: "stop" for an end-of-sequence token, "length" at max_tokens."""
 
     id: int
     logprob: float
@@ -35,7 +35,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTiming:
-    """Seconds on the prefill host's monotonic clock. `started`/`ended`: time.monotonic() around the compute."""
+    """started, ended: time.monotonic() on the prefill host, before and after the compute. tokens: computed."""
 
     started: float
     ended: float
@@ -48,13 +48,13 @@ class PrefillTiming:
 
 @dataclass(slots=True)
 class DecodeTiming:
-    """time.monotonic() on the decode host as a request passes.
+    """The stages of one request on the decode host, as time.monotonic().
 
-    submitted -> started: waiting for the engine's thread, at most one step of the batch and others' ingest;
-    started -> ingested: building the caches of its own received KV, next to nothing without one;
-    ingested -> first_token: its first step, in one batch with whatever else runs, a chunk of others' prompts included.
-    `computed_prompt_tokens`: prompt tokens this host ran through the model itself (1 after a hand-off, all of them
-    alone)."""
+    submitted -> started: waiting for the engine's thread, at most one step of the batch and other requests' ingest.
+    started -> ingested: building caches from the received KV; close to 0 without KV.
+    ingested -> first_token: its first step, together with the rest of the batch and a chunk of other requests' prompts.
+    computed_prompt_tokens: prompt tokens that this host ran through the model (1 after a hand-off, else all).
+    """
 
     submitted: float = 0.0
     started: float = 0.0
@@ -74,7 +74,7 @@ class DecodeRequest:
 
 
 class Listener(Protocol):
-    """Called on the engine's thread, never blocking: one call per decode step with that step's tokens."""
+    """Callbacks of a request, called on the engine's thread; they must not block. on_tokens: once per decode step."""
 
     def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None: ...
 
@@ -83,7 +83,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What both engines say about themselves after load."""
+    """A loaded engine: backend, package versions, the model's profile, layout and fingerprint, and its preflight."""
 
     backend: str  # e.g. "transformers/cuda", "mlx/cpu"
     versions: dict[str, str]  # package -> version
@@ -113,28 +113,27 @@ class PrefillEngine(Protocol):
         chunk_tokens: int | None = None,
         wire: WireForm = AS_IS,
     ) -> PrefillTiming:
-        """Run tokens in chunks and emit each layer's new rows as soon as they exist, from inside the computation:
-        an exception from `emit` ends it.
+        """Run tokens in chunks and emit each layer's new rows as soon as they are computed. `emit` is called from
+        inside the computation; an exception in it ends the prefill.
 
-        `tokens` is exactly what KV is wanted for (the prompt without its last token); it may be empty.
-        Only rows that the layout keeps for len(tokens) tokens are emitted, in the form `wire`. Raises Cancelled between
-        chunks.
+        tokens: the prompt without its last token; may be empty. Only rows that the layout keeps for len(tokens) tokens
+        are emitted, in the form `wire`. Raises Cancelled between chunks.
         """
         ...
 
     def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, cancelled: Callable[[], bool] = lambda: False
     ) -> Iterator[Token]:
-        """Run a whole request alone: the baseline and the reference. Raises Cancelled between tokens. Stop strings
-        are the caller's to look for: it closes the iterator where one is met."""
+        """Run a whole request on this engine alone. Raises Cancelled between tokens. Stop strings are not applied: the
+        caller closes the iterator at one."""
         ...
 
     def warm_up(self) -> None:
-        """Run a few tokens, so that the first request does not pay for what a framework does only once."""
+        """Run a few tokens, so that the framework's one-time work does not delay the first request."""
         ...
 
     def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
-        """Logits [last, vocab] after each of the final `last` tokens of one teacher-forced pass. For `verify`."""
+        """Logits [last, vocab] after each of the last `last` tokens, in one teacher-forced pass. For `verify`."""
         ...
 
 
@@ -148,26 +147,26 @@ class DecodeEngine(Protocol):
     def tokenizer(self) -> PromptTokenizer: ...
 
     def warm_up(self) -> None:
-        """Run one small request through everything, so that the first real one is not slow."""
+        """Run small requests, so that the framework's one-time work does not delay the first request."""
         ...
 
     def allocate(self, nbytes: int) -> Any:
-        """Memory for KV that is to be received: see kv.arena.Allocate."""
+        """Memory to receive KV into; see kv.arena.Allocate."""
         ...
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
-        """Queue a request; its tokens arrive at the listener. ModelError where the engine is no longer alive.
+        """Queue a request; its tokens go to the listener. ModelError if the engine is no longer alive.
 
-        From its first token on the engine reads `request.kv` no more: the memory may then go to the next transfer."""
+        After the first token the engine does not read `request.kv` any more, so its memory may be reused."""
         ...
 
     def after_step(self, call: Callable[[], None]) -> None:
-        """Have `call`, which must not block, called on the engine's thread after each step, once all listeners have
-        had its tokens. There is one such call at a time."""
+        """Set the function to call on the engine's thread after each step, after all listeners. It must not block and
+        replaces the one set before."""
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request at any stage; no call to its listener begins after this returns. Unknown ids are fine."""
+        """Drop a request at any stage; no call to its listener begins after this returns. Unknown ids are ignored."""
         ...
 
     def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
@@ -176,8 +175,8 @@ class DecodeEngine(Protocol):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV in the engine's own caches. Received buffers, also of requests that wait to be ingested, are not
-        among them: they are the receiver's to count until they are released."""
+        """Bytes of KV in the engine's own caches. Received KV, also of requests that wait to be ingested, is not
+        included: the receiver counts it until it is released."""
         ...
 
     @property
@@ -187,7 +186,7 @@ class DecodeEngine(Protocol):
 
     @property
     def alive(self) -> bool:
-        """False once the engine's thread has ended, for whatever reason: no request will be served any more."""
+        """False once the engine's thread has ended, for any reason; no further request is served."""
         ...
 
     def close(self) -> None:

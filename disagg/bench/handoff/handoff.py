@@ -67,7 +67,7 @@ class HandoffReceiver:
         result = self._arrived.get(timeout=LONG_S + PATIENCE_S)  # the ticket ends before
         if not isinstance(result, ReceivedKV):
             raise result
-        tensors = synthetic_kv.ready(result)
+        tensors = synthetic_kv.ingest(result)
         result.release(reuse=True)  # the bytes are looked at before the next transfer begins
         return tensors
 

@@ -100,7 +100,7 @@ class JSONReceiver:
             return JSONResponse({"error": "only the rehearsal's other end may send"}, 401)
         layer = await request.json()
         tensors = [numpy.frombuffer(base64.b64decode(layer[kind]), numpy.uint8) for kind in ("keys", "values")]
-        synthetic_kv.as_arrays(tensors)
+        synthetic_kv.copy_to_mlx(tensors)
         self._tensors += tensors
         if len(self._tensors) == self._count:
             self._complete.set()

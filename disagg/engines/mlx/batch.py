@@ -1,8 +1,8 @@
 """One group of requests that decode in one pass, on mlx-lm's BatchGenerator. Used by the engine's thread only.
 
-BatchGenerator runs one step ahead: a step first starts computing the next token and then hands out the last one, so
-every request costs one step that nobody reads, and samplers are called one token before their token is seen.
-All sequences of one batch are left-padded to the longest; `mlx_groups` runs several side by side.
+BatchGenerator runs one step ahead: a step first starts computing the next token and then returns the previous one, so
+every request computes one token that is never returned, and samplers are called one step before their token is.
+All sequences of one batch are left-padded to the longest; `groups` runs several batches side by side.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from disagg.engines.mlx.grouping import Row
 from disagg.engines.mlx.sampling import RepetitionPenalty
 from disagg.kv.received import ReceivedKV
 
-# Prompts that may be computed side by side, right-padded, while others decode.
+# Prompts that may be computed together, right-padded, while other requests decode.
 _PREFILL_BATCH = 8
-# Freed buffers that mlx keeps for reuse while requests run. Its own bound is 32 MiB on Linux and nearly all memory on a
-# Mac.
+# Freed buffers that mlx keeps for reuse while requests run. mlx's own bound is 32 MiB on Linux and nearly all memory on
+# a Mac.
 _MAX_CACHE_BYTES = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request inside the engine. `lock` is held during every call to the listener; `open`: it may be called."""
+    """One request in the engine. lock: held during calls to the listener. open: the listener may be called."""
 
     id: str
     tokens: list[int]
@@ -47,11 +47,11 @@ class Job:
 
 
 class Batch:
-    """Requests that decode together. `max_batch`: how many at most."""
+    """At most `max_batch` requests that decode together."""
 
     def __init__(self, model: Any, *, stream: Any, eos_ids: frozenset[int], max_batch: int) -> None:
         self._jobs: dict[int, Job] = {}
-        self._reading: set[int] = set()  # jobs whose prompt is computed here and not yet to its end
+        self._reading: set[int] = set()  # jobs whose prompt is being computed here
         self._stop_at_eos = StopSequences([(token,) for token in sorted(eos_ids)])
         self._never_stop = StopSequences()
         self._generator: Any = BatchGenerator(
@@ -67,7 +67,7 @@ class Batch:
 
     @property
     def reading(self) -> int:
-        """Prompts of which the next step computes a chunk."""
+        """The number of prompts of which the next step computes a chunk."""
         return min(len(self._reading), _PREFILL_BATCH)
 
     @property
@@ -76,18 +76,19 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV, padding and growth room included."""
+        """Bytes of KV, with padding and room for growth."""
         return int(self._generator.prompt_cache_nbytes) if self._jobs else 0
 
     def insert(self, job: Job, caches: list[Any] | None) -> None:
-        """Let the job join at the next step: its last token on top of `caches`, or its whole prompt."""
+        """Add the job at the next step: its last prompt token on top of `caches`, or its whole prompt if there are
+        none."""
         handed_over = caches is not None
         job.penalty = mlx_sampling.repetition_penalty(job.sampling)
         (job.uid,) = self._generator.insert(
             [job.tokens[-1:] if handed_over else job.tokens],
             max_tokens=[job.sampling.max_tokens],
             caches=[caches],
-            all_tokens=[job.tokens[:-1] if handed_over else []],  # a copy: the generator appends to it
+            all_tokens=[job.tokens[:-1] if handed_over else []],  # a copy, to which the generator appends
             samplers=[mlx_sampling.sampler(job.sampling)],
             logits_processors=[[job.penalty] if job.penalty else []],
             stop_sequences=[self._never_stop if job.sampling.ignore_eos else self._stop_at_eos],
@@ -97,13 +98,14 @@ class Batch:
             self._reading.add(job.uid)
 
     def remove(self, job: Job) -> None:
-        """Forget the job at whatever stage it is; fine if it is not here."""
+        """Drop the job at any stage; no effect if it is not in this batch."""
         if job.uid is not None and self._jobs.pop(job.uid, None) is not None:
             self._reading.discard(job.uid)
             self._generator.remove([job.uid])
 
     def step(self, chunk_tokens: int) -> list[tuple[Job, Token]]:
-        """One token for every decoding job, and a chunk of this many tokens for every job still reading its prompt."""
+        """One token for every decoding job, and a chunk of `chunk_tokens` for every job whose prompt is being
+        computed."""
         self._generator.prefill_step_size = chunk_tokens
         read, generated = self._generator.next()
         for progress in read:
@@ -111,19 +113,19 @@ class Batch:
         return [(self._jobs[r.uid], self._token(r)) for r in generated]
 
     def forget(self, job: Job) -> None:
-        """Drop a job whose last token was handed out; the generator has let go of it itself."""
+        """Drop a job whose last token was returned; the generator has dropped it already."""
         if job.uid is not None:
             self._jobs.pop(job.uid, None)
 
     def close(self) -> None:
-        """Let go of every job and cache; the batch is of no use afterwards. Calling it twice is fine."""
+        """Drop every job and cache; the batch cannot be used afterwards. Safe to call twice."""
         self._jobs.clear()
         if self._generator is not None:
             self._generator.close()
             self._generator = None
 
     def _count(self, progress: Any) -> None:
-        """Prompt tokens as the generator fed them to the model: chunk by chunk, then the last one by itself."""
+        """Count prompt tokens as the generator reports them: chunk by chunk, then the last one by itself."""
         if progress.end_of_prompt:
             self._reading.discard(progress.uid)
         timing = self._jobs[progress.uid].timing
@@ -144,7 +146,7 @@ class Batch:
 
 
 def row(job: Job) -> Row:
-    """The job as grouping sees it: its prompt counts as read, its answer as long as it may be."""
+    """The job as `grouping` counts it: with its whole prompt, and the longest answer that it may have."""
     return Row(len(job.tokens) + job.written, job.sampling.max_tokens - job.written)
 
 
@@ -155,5 +157,5 @@ def bound_memory() -> None:
 
 
 def release_memory() -> None:
-    """Give freed buffers back to the system; called when no request is left."""
+    """Return freed buffers to the system; called when no request is left."""
     mx.clear_cache()

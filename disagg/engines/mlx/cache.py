@@ -1,8 +1,8 @@
-"""Memory that a socket can fill and mlx can compute from, and mlx-lm's caches over KV that was received into it.
+"""mlx arrays as memory to receive KV into, and mlx-lm caches over received KV.
 
-Nothing is copied: an mlx array shows its bytes to Python, KV is received straight into them, and a cache is a view of
-them. Only what was quantised on the wire is dequantised, into memory of its own. The first step of a request copies its
-caches into the running batch; from then on the memory is free.
+Nothing is copied: an mlx array exposes its bytes to Python, KV is received straight into them, and a cache is a view of
+them. Only KV that was quantised on the wire is dequantised, into memory of its own. The first step of a request copies
+its caches into the running batch; after that the memory is free.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ from disagg.kv.layout import LayerLayout
 from disagg.kv.received import ALIGNMENT, ReceivedKV
 from disagg.kv.wire import BITS, GROUP
 
-# mlx starts an operating system thread for every stream and never ends it: 100 allocations on streams of their own left
-# 100 threads behind. These few keep theirs; more than one, since fresh memory takes a page fault per page, 0.3 s for
+# mlx starts an operating system thread for every stream and never ends it: 100 allocations on 100 streams left 100
+# threads behind. These threads keep their streams. Several, because fresh memory takes a page fault per page: 0.3 s for
 # 800 MB.
-_MAKERS: Final = ThreadPoolExecutor(4, thread_name_prefix="kv-memory")
+_ALLOCATORS: Final = ThreadPoolExecutor(4, thread_name_prefix="kv-memory")
 
 
 def allocate(nbytes: int) -> Any:
-    """An mlx array of at least so many bytes, to receive KV into; from any thread, MemoryError without room.
+    """An mlx array of at least `nbytes` bytes to receive KV into. Callable from any thread; MemoryError if there is not
+    enough memory.
 
-    Of rows as long as a Placement aligns to, since no dimension of an mlx array goes beyond 2**31.
+    Its rows have ALIGNMENT bytes, since no dimension of an mlx array may exceed 2**31.
     """
-    return _MAKERS.submit(_make, nbytes).result()
+    return _ALLOCATORS.submit(_allocate_here, nbytes).result()
 
 
-def _make(nbytes: int) -> Any:
-    """On the CPU's stream also where the model runs on a GPU: their memory is one, and no kernel is needed."""
+def _allocate_here(nbytes: int) -> Any:
+    """Uses the CPU's stream even if the model runs on a GPU: memory is shared, and no kernel is needed."""
     with mx.stream(mx.cpu):
         try:
             memory = mx.empty((-(-nbytes // ALIGNMENT), ALIGNMENT), dtype=mx.uint8)
             mx.eval(memory)
-        except (RuntimeError, OverflowError) as error:  # malloc failed, or more than any array has
+        except (RuntimeError, OverflowError) as error:  # malloc failed, or larger than an array can be
             raise MemoryError(str(error)) from error
     return memory
 
 
 def build(model: Any, kv: ReceivedKV) -> list[Any]:
-    """One evaluated mlx-lm cache per layer, as if the model had read `kv.tokens` tokens itself.
+    """One evaluated mlx-lm cache per layer, as if the model had computed `kv.tokens` tokens itself.
 
-    They are views of the arena, which must come from `allocate` and be left alone while they are in use; what was
-    quantised on the wire is mx.dequantize's of it, in the layout's dtype.
-    With no tokens these are the model's fresh caches. Raises LayoutMismatch where a layer does not fit the model.
+    The caches are views of the arena, which must come from `allocate` and stay unchanged while they are in use. KV that
+    was quantised on the wire is dequantised to the layout's dtype. Without tokens, the model's empty caches are
+    returned. LayoutMismatch if a layer does not fit the model.
     """
     caches: list[Any] = make_prompt_cache(model)
     if len(caches) != len(kv.layout.layers):
@@ -81,7 +82,7 @@ def _keys_and_values(whole: Any, kv: ReceivedKV, index: int, layout: LayerLayout
 
 
 def _tensor(whole: Any, planes: tuple[slice, ...], shape: tuple[int, ...], dtype: str) -> Any:
-    """Keys or values from their planes: one as it is, three quantised."""
+    """Keys or values from their planes: one if as-is, three if quantised."""
     if len(planes) == 1:
         return _array(whole, planes[0], shape, dtype)
     *outer, dim = shape
@@ -92,13 +93,13 @@ def _tensor(whole: Any, planes: tuple[slice, ...], shape: tuple[int, ...], dtype
 
 def _fill(cache: Any, keys: Any, values: Any, *, index: int, tokens: int) -> None:
     rows = keys.shape[2]
-    wanted = min(tokens, cache.max_size) if isinstance(cache, RotatingKVCache) else tokens
-    if rows != wanted:
+    needed = min(tokens, cache.max_size) if isinstance(cache, RotatingKVCache) else tokens
+    if rows != needed:
         raise LayoutMismatch(
-            f"layer {index}: the KV holds {rows} of {tokens} tokens, mlx-lm's {type(cache).__name__} needs {wanted}"
+            f"layer {index}: the KV has {rows} of {tokens} tokens, mlx-lm's {type(cache).__name__} needs {needed}"
         )
     if isinstance(cache, RotatingKVCache):
-        # In temporal order and full up to `rows`: the next token is written at index `rows`, or wraps around.
+        # In temporal order and filled up to `rows`: the next token is written at index `rows`, or wraps around.
         cache.state = (keys, values, tokens, cache.keep, cache.max_size, rows)
     elif isinstance(cache, KVCache):
         cache.state = (keys, values, tokens)

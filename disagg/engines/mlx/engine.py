@@ -1,7 +1,7 @@
-"""DecodeEngine on mlx-lm: continuous batching over handed-over or self-computed KV.
+"""DecodeEngine on mlx-lm: continuous batching over received or locally computed KV.
 
-One thread owns the model, the generator, its stream and every array. Other threads leave commands for it, which it
-carries out between two steps; while nothing is left to do it sleeps.
+One thread (`loop`) owns the model, the generators, their stream and every array. Other threads queue commands for it,
+which it runs between two steps.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest, EngineInfo, Listener
 from disagg.engines.mlx import cache as mlx_cache
-from disagg.engines.mlx import forward as mlx_forward
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.batch import Job
 from disagg.engines.mlx.loop import Loop
@@ -26,10 +28,10 @@ from disagg.kv.received import ReceivedKV
 
 
 class MLXDecodeEngine:
-    """See base.DecodeEngine. `source`: a checkpoint folder or hub id. `context`: tokens it is served with.
+    """See base.DecodeEngine. source: a checkpoint folder or hub id. context: in tokens. patches: those to try.
 
-    The constructor loads the model. It raises ModelError where that fails and PreflightRefused where mlx-lm computes
-    the model differently from its checkpoint's reference and no patch is known. `patches`: what may be mended.
+    The constructor loads the model. It raises ModelError if that fails, and PreflightRefused if mlx-lm computes the
+    model differently from its checkpoint's reference and no patch corrects it.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class MLXDecodeEngine:
         if options.threads not in (None, 1):
             raise ModelError(
                 f"threads = {options.threads}: mlx's CPU backend computes on one thread and has no setting for more",
-                "leave threads out for this host",
+                "remove threads from this host's engine options",
             )
         self._chunk_tokens = options.chunk_tokens
         self._loop = Loop(options)
@@ -55,7 +57,7 @@ class MLXDecodeEngine:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the batch's caches, with their padding. 0 when nothing runs."""
+        """Bytes of the batch's caches, with their padding; 0 if nothing runs."""
         return self._loop.kv_bytes
 
     @property
@@ -67,13 +69,13 @@ class MLXDecodeEngine:
         return self._loop.running
 
     def allocate(self, nbytes: int) -> Any:
-        """See DecodeEngine; from any thread."""
+        """See DecodeEngine. Callable from any thread."""
         return mlx_cache.allocate(nbytes)
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
-        """Queue a request. RequestError for bad sampling values or an id already here, LayoutMismatch where the KV is
-        not this model's or not of tokens[:-1], Overloaded when too many wait, Cancelled after close,
-        ModelError where the engine's thread has died."""
+        """Queue a request. RequestError for invalid sampling values or an id in use, LayoutMismatch if the KV is not
+        this model's or not of tokens[:-1], Overloaded if the engine is full, Cancelled after close, ModelError if the
+        engine's thread has ended."""
         if not request.tokens:
             raise RequestError("the prompt is empty", "give at least one token")
         mlx_sampling.validate(request.sampling)
@@ -84,34 +86,44 @@ class MLXDecodeEngine:
         self._loop.submit(job)
 
     def after_step(self, call: Callable[[], None]) -> None:
-        """See DecodeEngine. Where `call` raises, the requests of the batch fail: nobody could hear of their tokens."""
+        """See DecodeEngine. If `call` raises, the requests of the batch fail, since their tokens are not delivered."""
         self._loop.after_step = call
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request at any stage; no call to its listener begins after this returns. Unknown ids are fine."""
+        """See DecodeEngine."""
         self._loop.cancel(request_id)
 
     def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
-        """Logits [last, vocab] after each of the final `last` tokens; with `kv`, which covers tokens[:-last], only
-        those are computed. Runs between two steps of the batch."""
+        """See DecodeEngine. Runs between two steps of the batch."""
         if not 1 <= last <= len(tokens):
-            raise RequestError(f"logits of the last {last} of {len(tokens)} tokens are asked for", "ask for 1 to all")
+            raise RequestError(f"cannot return logits of the last {last} of {len(tokens)} tokens", "request 1 to all")
         if kv is not None:
             self._require_fitting(kv, len(tokens) - last)
-        return self._loop.call(lambda model: mlx_forward.logits(model, list(tokens), last, kv, self._chunk_tokens))
+        return self._loop.call(lambda model: _logits(model, list(tokens), last, kv, self._chunk_tokens))
 
     def warm_up(self) -> None:
-        """Run a handed-over and a self-computed request, so that the first real one finds every kernel built."""
+        """See DecodeEngine. One request with KV and one without, so that all kernels are compiled."""
         warm_up(self)
 
     def close(self) -> None:
-        """Stop the thread; running requests get Cancelled. Calling it twice is fine."""
+        """Stop the thread; running requests get Cancelled. Safe to call twice."""
         self._loop.close()
 
     def _require_fitting(self, kv: ReceivedKV, tokens: int) -> None:
         kv.layout.require_same(self._info.layout, mine="the transfer", theirs="the decode engine")
         if kv.tokens != tokens:
             raise LayoutMismatch(
-                f"the KV covers {kv.tokens} tokens where {tokens} are needed",
-                "send the KV of the whole prompt but its end",
+                f"the KV covers {kv.tokens} tokens, but {tokens} are needed",
+                "send the KV of all prompt tokens but the last ones",
             )
+
+
+def _logits(model: Any, tokens: list[int], last: int, kv: ReceivedKV | None, chunk_tokens: int) -> list[list[float]]:
+    """One teacher-forced pass outside the batch. Runs on the engine's thread."""
+    caches = make_prompt_cache(model) if kv is None else mlx_cache.build(model, kv)
+    first = len(tokens) - last
+    for start in range(first if kv else 0, first, chunk_tokens):
+        model(mx.array([tokens[start : min(start + chunk_tokens, first)]]), cache=caches)
+        mx.eval([cache.state for cache in caches])
+    rows: list[list[float]] = model(mx.array([tokens[first:]]), cache=caches)[0].astype(mx.float32).tolist()
+    return rows

@@ -1,7 +1,7 @@
-"""Which sequences decode in one pass. Pure.
+"""Choose which sequences decode in one pass. Pure.
 
-A pass reads the weights once, and every sequence's KV left-padded to the longest. On a machine whose memory is the
-bottleneck a group of its own therefore costs another read of the weights, and a place in a group costs padding.
+A pass reads the weights once, and every sequence's KV left-padded to the longest. If memory bandwidth is the
+bottleneck, a separate group therefore costs another read of the weights, and joining a group costs padding.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from disagg.kv.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence: the tokens it holds, and the steps that it may still take."""
+    """One sequence. context: its tokens so far. rest: the steps that it may still take."""
 
     context: int
     rest: int
 
 
 def choose(groups: Sequence[Sequence[Row]], new: Row, kv_bytes: Callable[[int], int], pass_bytes: int) -> int | None:
-    """The index of the group that `new` should join, None for a group of its own.
+    """The index of the group that `new` should join, None for a new group.
 
-    kv_bytes: tokens -> bytes of KV; pass_bytes: what one more pass reads. `new` joins where that adds the least
-    padding; but over the steps that it would share with a group, all padding of the group, its own and what was there,
-    must cost no more than a second pass would. So no group ever wastes more than grouping could save.
+    kv_bytes: tokens -> bytes of KV. pass_bytes: read by one more pass. `new` joins the group to which it adds the least
+    padding, if the group's whole padding over the steps that they share costs no more than a second pass. So no group
+    wastes more than grouping could save.
     """
     best, least = None, 0
     for index, rows in enumerate(groups):
@@ -39,7 +39,7 @@ def choose(groups: Sequence[Sequence[Row]], new: Row, kv_bytes: Callable[[int], 
 
 
 def kv_growth(layout: Layout) -> Callable[[int], int]:
-    """What `layout.nbytes` says of a number of tokens, fixed-size states aside, at a fraction of its price."""
+    """A function tokens -> bytes of KV: `layout.nbytes` without fixed-size states, at a fraction of its cost."""
     by_window: Counter[int | None] = Counter()
     for layer in layout.layers:
         by_window[layer.window] += layer.kv_heads * (layer.key_dim + layer.value_dim) * layout.itemsize
@@ -52,7 +52,7 @@ def kv_growth(layout: Layout) -> Callable[[int], int]:
 
 
 def _padding(rows: Sequence[Row], steps: int, kv_bytes: Callable[[int], int]) -> int:
-    """Bytes of padding that a group reads over so many steps: a row's ends with the row, or with the longest."""
+    """Bytes of padding that a group reads over `steps` steps. A row is padded until it or the longest row ends."""
     longest = max(rows, key=lambda row: row.context)
     whole = kv_bytes(longest.context)
     return sum((whole - kv_bytes(row.context)) * min(row.rest, longest.rest, steps) for row in rows)

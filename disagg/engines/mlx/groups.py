@@ -1,7 +1,7 @@
-"""The running batch: requests in, tokens out, in few passes. Used by the engine's thread only.
+"""The running batch: groups of requests with similar lengths. Used by the engine's thread only.
 
-One BatchGenerator pads every sequence to its longest. Here several run side by side, a group each, and every group
-takes one step per turn; `grouping` decides who joins which. A sequence stays in its group to its end.
+A BatchGenerator pads every sequence to its longest one. Here several run side by side, one per group, and every group
+takes one step per turn; `grouping` chooses the group of a new request, which stays in it to its end.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from disagg.engines.mlx import grouping
 from disagg.engines.mlx.batch import Batch, Job, row
 from disagg.engines.mlx.prepare import Prepared
 
-# Prompts that are computed side by side share the prompt tokens of one step, but each gets this many. On the CPU
-# backend attention makes [prompts, heads, chunk, context] scores: eight prompts of 4,000 tokens took the process of a
-# 1 MB model to 1.5 GB in the first chunk of 2,048 tokens each, and to 0.5 GB while they shared one.
+# Prompts that are computed together share the prompt tokens of one step; each gets at least this many. On the CPU
+# backend attention allocates [prompts, heads, chunk, context] scores: with eight prompts of 4,000 tokens, the process
+# of a 1 MB model grew to 1.5 GB with chunks of 2,048 tokens each, and to 0.5 GB when they shared one chunk.
 _MIN_CHUNK_TOKENS = 64
-# What a pass costs per layer beside its weights, in bytes that could be read in that time: 20 us (the roofline's layer
+# The cost of a pass per layer beside its weights, as bytes that could be read in that time: 20 us (the roofline's layer
 # overhead) at the 620 GB/s that an M3 Ultra reaches.
 _LAYER_BYTES = 12_000_000
 
@@ -31,9 +31,9 @@ Caches = list[Any] | None
 
 
 class GroupedBatch:
-    """Requests that run, at most `max_batch` in all groups, and those that wait for a place, in order.
+    """Running requests, at most `max_batch` in all groups together, and a queue of those that wait.
 
-    chunk_tokens: prompt tokens per step, shared by the prompts that are computed side by side.
+    chunk_tokens: prompt tokens per step, shared by the prompts that are computed together.
     """
 
     def __init__(self, prepared: Prepared, *, stream: Any, max_batch: int, chunk_tokens: int) -> None:
@@ -46,20 +46,21 @@ class GroupedBatch:
         self._groups: list[Batch] = []
         self._group_of: dict[Job, Batch] = {}
         self._waiting: deque[tuple[Job, Caches]] = deque()  # bounded by the engine's requests
-        # Every generator sets this limit and puts back what it found: the first to go would take it from the others.
-        self._unwired: int | None = maybe_set_recommended_wired_limit()
+        # Set here because every generator sets this limit and restores the previous one when it is closed: the first to
+        # close would reset it for the others.
+        self._previous_wired_limit: int | None = maybe_set_recommended_wired_limit()
 
     def __len__(self) -> int:
         return len(self._group_of) + len(self._waiting)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV, padding and growth room included."""
+        """Bytes of KV, with padding and room for growth."""
         waiting = sum(int(cache.nbytes) for _, caches in self._waiting for cache in caches or ())
         return waiting + sum(group.nbytes for group in self._groups)
 
     def build(self, job: Job) -> Caches:
-        """The job's received KV as caches, None where it has none. The received buffers are let go."""
+        """The job's received KV as caches, None if it has none. Drops the reference to the received buffers."""
         if job.kv is None:
             return None
         caches = mlx_cache.build(self._model, job.kv)
@@ -67,15 +68,15 @@ class GroupedBatch:
         return caches
 
     def insert(self, job: Job, caches: Caches) -> None:
-        """Let the job join at the next step, or as soon as there is a place: its last token on top of `caches`, or its
-        whole prompt."""
+        """Add the job at the next step, or queue it if `max_batch` are running: its last prompt token on top of
+        `caches`, or its whole prompt if there are none."""
         if len(self) < self._max_batch:
             self._place(job, caches)
         else:
             self._waiting.append((job, caches))
 
     def remove(self, job: Job) -> None:
-        """Forget the job at whatever stage it is; fine if it is not here."""
+        """Drop the job at any stage; no effect if it is not here."""
         if (group := self._group_of.pop(job, None)) is not None:
             group.remove(job)
             self._drop_empty()
@@ -83,31 +84,31 @@ class GroupedBatch:
             self._waiting = deque(entry for entry in self._waiting if entry[0] is not job)
 
     def step(self) -> list[tuple[Job, Token]]:
-        """One token for every decoding job, and one chunk for every job still reading its prompt."""
+        """One token for every decoding job, and one chunk for every job whose prompt is being computed."""
         while self._waiting and len(self._group_of) < self._max_batch:
             self._place(*self._waiting.popleft())
         side_by_side = max(1, sum(group.reading for group in self._groups))
         chunk = max(self._chunk_tokens // side_by_side, min(self._chunk_tokens, _MIN_CHUNK_TOKENS))
-        return [handed_out for group in self._groups for handed_out in group.step(chunk)]
+        return [job_and_token for group in self._groups for job_and_token in group.step(chunk)]
 
     def forget(self, jobs: Sequence[Job]) -> None:
-        """Drop jobs whose last token was handed out."""
+        """Drop jobs whose last token was returned."""
         for job in jobs:
             self._group_of.pop(job).forget(job)
         if jobs:
             self._drop_empty()
 
     def close(self) -> None:
-        """Let go of every job and cache, and of wired memory; of no use afterwards. Calling it twice is fine."""
+        """Drop every job and cache and restore the wired limit; not usable afterwards. Safe to call twice."""
         self._waiting.clear()
         self._group_of.clear()
         for group in self._groups:
             group.close()
         self._groups.clear()
-        if self._unwired is not None:
+        if self._previous_wired_limit is not None:
             mx.synchronize(self._stream)
-            mx.set_wired_limit(self._unwired)
-            self._unwired = None
+            mx.set_wired_limit(self._previous_wired_limit)
+            self._previous_wired_limit = None
 
     def _place(self, job: Job, caches: Caches) -> None:
         rows = [group.rows for group in self._groups]

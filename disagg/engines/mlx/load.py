@@ -1,13 +1,13 @@
-"""Load a checkpoint with mlx-lm's ordinary loader, plus the patches it needs.
+"""Load a checkpoint with mlx-lm's own loader, corrected where mlx-lm 0.32 misreads one.
 
-Each patch is one small function that changes nothing where it is not needed:
+Each correction is one function, without effect on checkpoints that do not need it:
 - `flat_config`: checkpoints saved by transformers >= 5 nest the rotary settings under `rope_parameters` and rename
   `num_experts`; many mlx-lm models read only the flat names and silently fall back to a default theta.
 - `_model_classes`: float gpt_oss experts are stored transposed by transformers; MXFP4 ones are what mlx-lm expects.
 - `_cast`: weights in the dtype the host asked for.
 
-Must run on the thread that will run the model: rotary modules keep arrays outside the parameters, which stay lazy and
-belong to the stream of the thread that made them.
+Must run on the thread that will run the model: rotary modules have arrays outside the parameters, which stay lazy and
+belong to the stream of the thread that created them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ DTYPES: Mapping[str, Any] = {"float32": mx.float32, "float16": mx.float16, "bflo
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An mlx-lm model in memory. config: config.json as mlx-lm read it, with the patches and generation_config's eos.
-    memory_bytes: of all weights. active_bytes: of those that one token meets."""
+    """An mlx-lm model in memory. config: config.json as mlx-lm read it, with `flat_config` and generation_config's eos.
+    memory_bytes: of all weights. active_bytes: of those that one token is multiplied with."""
 
     model: Any
     config: Mapping[str, Any]
@@ -42,7 +42,7 @@ class LoadedModel:
 
 
 def select_device(name: str) -> Any:
-    """The mlx device called auto | gpu | cpu; ModelError where this machine has no such device."""
+    """The mlx device called auto, gpu or cpu. ModelError if this machine does not have it."""
     has_gpu = mx.device_count(mx.gpu) > 0
     if name == "auto":
         return mx.gpu if has_gpu else mx.cpu
@@ -54,9 +54,9 @@ def select_device(name: str) -> Any:
 
 
 def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
-    """Read `path` (a checkpoint folder) into memory as `dtype`; quantized weights keep their packed form.
+    """Load the checkpoint folder `path` into memory as `dtype`; quantized weights stay packed.
 
-    Raises ModelError for a missing, corrupt or unsupported checkpoint, or a dtype the device cannot compute.
+    Raises ModelError for a missing, corrupt or unsupported checkpoint, or a dtype that the device cannot compute.
     """
     overrides = flat_config(_read_config(path))
     try:
@@ -68,8 +68,8 @@ def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
     except RuntimeError as error:  # mlx's only exception: unreadable or truncated safetensors
         raise ModelError(f"the weights in {path} cannot be read: {error}", "download them again") from error
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
-        # Which of these depends on the architecture: unknown model_type, keys missing from config.json,
-        # tensors missing, left over or of another shape.
+        # Which one depends on the architecture: unknown model_type, keys missing from config.json, tensors missing,
+        # left over or of another shape.
         hint = "check that the installed mlx-lm supports this architecture and that all files belong together"
         raise ModelError(f"mlx-lm cannot load {path}: {type(error).__name__}: {_short(error)}", hint) from error
     _require_computable(model, dtype, device)
@@ -77,7 +77,7 @@ def load(path: Path, *, dtype: DType, device: Any) -> LoadedModel:
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys to add to config.json so that mlx-lm reads what transformers reads; {} for a hub checkpoint."""
+    """Keys to add to config.json so that mlx-lm reads what transformers reads; usually {} for a hub checkpoint."""
     flat = {**_flat_rope(config), **_flat_experts(config), **_flat_pattern(config)}
     return {key: value for key, value in flat.items() if key not in config}
 
@@ -138,7 +138,7 @@ def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
 def transposed_experts(weights: Mapping[str, Any]) -> dict[str, Any]:
     """Float gpt_oss experts, [experts, in, out] as transformers saves them, as [experts, out, in] `.weight`s.
 
-    MXFP4 checkpoints name theirs `_blocks` and `_scales` and pass through untouched.
+    MXFP4 checkpoints name theirs `_blocks` and `_scales`; they are returned unchanged.
     """
     suffixes = ("experts.gate_up_proj", "experts.down_proj")
     return {
@@ -155,7 +155,7 @@ def _cast(model: Any, dtype: Any) -> None:
 
 
 def _require_computable(model: Any, dtype: DType, device: Any) -> None:
-    """mlx's CPU GatherMM, the matmul of float experts, knows float32 only (mlx 0.32); it would fail mid-request."""
+    """mlx's CPU GatherMM, the matmul of float experts, supports float32 only (mlx 0.32); it would fail mid-request."""
     if device != mx.cpu or dtype == "float32":
         return
     if any(isinstance(module, SwitchLinear) for module in _modules(model)):
@@ -167,8 +167,8 @@ def _require_computable(model: Any, dtype: DType, device: Any) -> None:
 
 
 def _active_bytes(model: Any, config: Mapping[str, Any]) -> int:
-    """Bytes of the weights that one token is multiplied with: of a mixture its chosen experts (all, where config.json
-    says it in a way unknown here), of the embeddings nothing unless they are the output head as well."""
+    """Bytes of the weights that one token is multiplied with. Of a mixture only its chosen experts (all, if config.json
+    does not state their number in a known way); of the embeddings none unless they are also the output head."""
     chosen = config.get("num_experts_per_tok") or config.get("num_experts_per_token")
     total = _nbytes(model)
     for module in _modules(model):

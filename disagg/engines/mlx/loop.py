@@ -1,12 +1,12 @@
-"""The engine's thread: carries out commands, steps the batch, hands tokens to listeners.
+"""The engine's thread: runs commands, steps the batch, calls listeners with tokens.
 
-Rules it keeps
+Invariants
 - A listener is called with its job's lock held, and only while the job is open; `cancel` closes the job under that
   lock, so no call begins afterwards.
-- A job whose last token is handed out has already left every counter and cache.
-- A failing command fails by itself. A failing step fails the requests of the batch, not the engine: the generator is
-  built anew.
-- However the thread ends, every request and every caller that waits for it hears of it; afterwards `alive` is False.
+- A job has left every counter and cache before its last token is delivered.
+- An error in a command fails that command only. An error in a step fails the requests of the batch, not the engine: the
+  batch is replaced by an empty one.
+- When the thread ends, for any reason, every request and every waiting caller gets an error, and `alive` is False.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _Result = TypeVar("_Result")
 
 # Requests in the engine at once, decoding or waiting for a place in the batch: a bound, not a target.
 MAX_REQUESTS = 1024
-# Steps between two readings of the batch's KV bytes while nobody joins or leaves: a reading costs about 25 us at 48
-# layers, and caches grow once in 256 tokens.
-_READING_STEPS = 64
+# Steps between two updates of the batch's KV bytes while no request joins or leaves: an update takes about 25 us with
+# 48 layers, and caches grow every 256 tokens.
+_COUNT_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Something for the thread to do; `fail` tells whoever asked for it that it could not be done."""
+    """A function to run on the thread. fail: called with the error if `run` raises or the thread ends before it."""
 
     run: Callable[[], object]
     fail: Callable[[DisaggError], object]
 
 
 class Loop:
-    """Commands from any thread, work on one."""
+    """The engine's thread and its queue of commands. Public methods may be called from any thread."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
@@ -63,11 +63,11 @@ class Loop:
         self._steps = 0
         self._serving = False
         self._closed = False
-        self._broken: str | None = None  # what ended the thread, where close() did not
+        self._broken: str | None = None  # the error that ended the thread; None if close() did
         self._thread: threading.Thread | None = None
 
     def start(self, source: str | Path, *, context: int, patches: Sequence[Patch]) -> Prepared:
-        """Start the thread, load the model on it, and return once it serves; raises what loading raises."""
+        """Start the thread, load the model on it, and return once it serves. Raises what loading raises."""
         ready: Future[Prepared] = Future()
         arguments = (source, context, patches, ready)
         self._thread = threading.Thread(target=self._main, args=arguments, name="mlx-decode", daemon=True)
@@ -108,7 +108,7 @@ class Loop:
             job.open = False
         with self._wake:
             self._forget(job)
-            self._post(lambda: self._remove(job), lambda error: None)  # its caller asked for nothing but silence
+            self._post(lambda: self._remove(job), lambda error: None)
 
     def call(self, function: Callable[[Any], _Result]) -> _Result:
         """Run `function(model)` on the thread, between two steps, and wait for its result."""
@@ -130,7 +130,7 @@ class Loop:
             raise self._ended()
 
     def _ended(self) -> DisaggError:
-        """Why nothing is done any more: an error of its own for each who asks."""
+        """Why the thread has ended; a new error for each caller."""
         if self._broken is not None:
             return ModelError(f"the decode engine's thread ended: {self._broken}", "restart the decode server")
         return Cancelled("the decode engine is closed", "start the server again")
@@ -166,7 +166,7 @@ class Loop:
         with mx.stream(self._stream):
             try:
                 self._run()
-            except BaseException as error:  # noqa: BLE001 - above is only the interpreter; whoever waits must hear of it
+            except BaseException as error:  # noqa: BLE001 - the top of the thread: waiting callers get the error from _stop
                 _log.critical("the decode engine's thread ended", exc_info=error)
                 self._broken = f"{type(error).__name__}: {error}"
             finally:
@@ -184,42 +184,42 @@ class Loop:
         while (waiting := self._wait()) is not None:
             try:
                 self._turn(waiting)
-            except Exception as error:  # noqa: BLE001 - else the engine would take every later request along
+            except Exception as error:  # noqa: BLE001 - else one step's error would end the engine
                 self._rebuild(error)
 
     def _wait(self) -> int | None:
-        """Sleep until there is something to do; how many commands wait, None once the engine is closed."""
+        """Wait until there is work; returns the number of queued commands, None once the engine is closed."""
         with self._wake:
             while not self._commands and not self._closed and not len(self._batch):
                 self._wake.wait()
             return None if self._closed else len(self._commands)
 
     def _turn(self, commands: int) -> None:
-        """Carry out this many commands and take one step."""
+        """Run this many commands and take one step."""
         for _ in range(commands):
-            self._carry_out()
+            self._run_command()
         if commands:
-            self._settle()
+            self._update_counters()
         if len(self._batch):
             self._step()
         if not len(self._batch):
             release_memory()
 
-    def _carry_out(self) -> None:
-        """The first command. In a frame of its own: a sleeping loop must not keep it, and a whole KV with it, alive."""
+    def _run_command(self) -> None:
+        """Run the first command. A method of its own, so that a waiting loop does not reference the command's KV."""
         with self._wake:
             command = self._commands.popleft()
         try:
             command.run()
-        except Exception as error:  # noqa: BLE001 - whatever mlx raises for one command is that command's error
-            command.fail(_as_disagg(error, "the decode engine could not do as asked"))
-        except BaseException:  # the thread ends: the rest of the commands hear of it from _stop
+        except Exception as error:  # noqa: BLE001 - an error of mlx in one command is that command's error
+            command.fail(_as_disagg(error, "the decode engine failed to run a command"))
+        except BaseException:  # the thread ends: _stop fails this command and the others
             with self._wake:
                 self._commands.appendleft(command)
             raise
 
     def _stop(self) -> None:
-        """Tell everybody who waits, and let go of every cache."""
+        """Fail every request and command, and drop every cache."""
         with self._wake:
             self._closed, self._serving = True, False
             commands, jobs = list(self._commands), list(self._jobs.values())
@@ -238,33 +238,33 @@ class Loop:
                 job.timing.started = time.monotonic()
                 caches = self._batch.build(job)
                 job.timing.ingested = time.monotonic()
-                self._batch.insert(job, caches)  # the job is in by its last act: a failure leaves nothing of it behind
+                self._batch.insert(job, caches)  # last, so that a failure leaves nothing of the job behind
         finally:
             job.kv = None
 
     def _remove(self, job: Job) -> None:
         try:
             self._batch.remove(job)
-        except Exception as error:  # noqa: BLE001 - a batch that was taken apart halfway would answer wrongly
+        except Exception as error:  # noqa: BLE001 - a batch that is partly changed would compute wrong answers
             self._rebuild(error)
 
     def _step(self) -> None:
-        handed_out = self._batch.step()
-        finished = [job for job, token in handed_out if token.finish]
+        generated = self._batch.step()
+        finished = [job for job, token in generated if token.finish]
         self._batch.forget(finished)
         self._steps += 1
-        if finished or self._steps % _READING_STEPS == 0:
-            self._settle(finished)
-        unheard = [job for job, token in handed_out if not self._deliver(job, token)]
-        for job in unheard:
+        if finished or self._steps % _COUNT_STEPS == 0:
+            self._update_counters(finished)
+        undelivered = [job for job, token in generated if not self._deliver(job, token)]
+        for job in undelivered:
             self._remove(job)
-        if unheard:
-            self._settle(unheard)
-        if handed_out:
+        if undelivered:
+            self._update_counters(undelivered)
+        if generated:
             self.after_step()
 
     def _deliver(self, job: Job, token: Token) -> bool:
-        """Hand out the token; False where its listener broke."""
+        """Call the job's listener with the token; False if the listener raised."""
         job.timing.first_token = job.timing.first_token or time.monotonic()
         with job.lock:
             if not job.open:
@@ -272,7 +272,7 @@ class Loop:
             job.open = token.finish is None
             try:
                 job.listener.on_tokens((token,), job.timing)
-            except Exception:  # noqa: BLE001 - a broken listener ends its own request only
+            except Exception:  # noqa: BLE001 - an error in a listener ends its own request only
                 _log.exception("the listener of request %s failed; the request is dropped", job.id)
                 job.open = False
                 return False
@@ -291,26 +291,27 @@ class Loop:
                 _log.exception("the listener of request %s failed", job.id)
 
     def _rebuild(self, error: Exception) -> None:
-        """Fail every request of the batch, finished but unheard ones included, and start with an empty one."""
+        """Fail every request of the batch, including finished ones whose last token is undelivered, and replace the
+        batch by an empty one."""
         with self._wake:
             lost = [job for job in self._jobs.values() if job.timing.ingested]
         _log.error("a decode step failed; %d requests are lost", len(lost), exc_info=error)
         self._batch.close()
         self._batch = self._new_batch()
-        self._settle()
+        self._update_counters()
         for job in lost:
             self._fail(job, _as_disagg(error, "a decode step failed"))
 
-    def _settle(self, gone: Sequence[Job] = ()) -> None:
-        """Bring the counters up to date after jobs came or went."""
+    def _update_counters(self, finished: Sequence[Job] = ()) -> None:
+        """Update the counters after jobs joined or left the batch."""
         nbytes = self._batch.nbytes
         with self._wake:
             self._batch_bytes = nbytes
-            for job in gone:
+            for job in finished:
                 self._forget(job)
 
 
 def _as_disagg(error: Exception, what: str) -> DisaggError:
     if isinstance(error, DisaggError):
         return error
-    return ModelError(f"{what}: {type(error).__name__}: {error}", "send it again; the engine goes on")
+    return ModelError(f"{what}: {type(error).__name__}: {error}", "send the request again; the engine still runs")

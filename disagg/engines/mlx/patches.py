@@ -1,7 +1,7 @@
-"""Differences between mlx-lm and the reference that are known, understood and mended in the loaded model.
+"""Patches: corrections of a loaded mlx-lm model where it is known to differ from its checkpoint's reference.
 
-A patch is tried only on what it knows; anything else stays as it is and the preflight refuses it. Every patch is
-followed by measuring again.
+A patch applies only to the difference it was written for; the preflight refuses a model with any other. After a patch
+the model is measured again.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from disagg.engines.mlx.profile import rope_modules
 from disagg.engines.model.preflight import rope_differences
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 
-# (model, config, reference, measured layers) -> what was mended
+# (model, config, reference, measured layers) -> one finding per correction made
 Patch = Callable[[Any, Mapping[str, Any], ModelProfile, Sequence[LayerProfile]], list[PreflightFinding]]
 
 
 def untruncated_yarn(
     model: Any, config: Mapping[str, Any], reference: ModelProfile, measured: Sequence[LayerProfile]
 ) -> list[PreflightFinding]:
-    """Set the frequencies of YaRN ropes from the reference where the checkpoint says `truncate: false`.
+    """Set the frequencies of YaRN ropes from the reference if the checkpoint has `truncate: false`.
 
-    mlx-lm 0.32 always rounds the ends of YaRN's ramp to whole pairs. The real gpt-oss checkpoints do not: one of their
-    frequencies is off by 43 % in stock mlx-lm, and after 6,000 tokens only 38 % of the top-1 tokens agree.
+    mlx-lm 0.32 always rounds the ends of YaRN's ramp to whole pairs. The gpt-oss checkpoints do not: one of their
+    frequencies is off by 43 % in unpatched mlx-lm, and after 6,000 tokens only 38 % of the top-1 tokens agree.
     """
     scaling = config.get("rope_scaling") or {}
     if scaling.get("truncate") is not False or len(measured) != len(reference.layers):
         return []
-    mended: dict[str, int] = {}
+    layers_by_difference: dict[str, int] = {}
     for index, _, _, rope in rope_modules(model):
         want, have = reference.layers[index].rope, measured[index].rope
         if not isinstance(rope, YarnRoPE) or want is None or rope._freqs.shape != (len(want.inv_freq),):
             continue
-        for what in rope_differences(want, have, reference.source, "mlx-lm"):
-            mended[what] = mended.get(what, 0) + 1
+        for difference in rope_differences(want, have, reference.source, "mlx-lm"):
+            layers_by_difference[difference] = layers_by_difference.get(difference, 0) + 1
             rope._freqs = 1.0 / mx.array(want.inv_freq, dtype=mx.float32)
             mx.eval(rope._freqs)
     return [
         PreflightFinding(
             "rope", "patched", f"on {count} layers {what}: it ignores YaRN's truncate: false; set from the reference"
         )
-        for what, count in mended.items()
+        for what, count in layers_by_difference.items()
     ]
 
 

@@ -1,8 +1,8 @@
-"""What mlx-lm really computes for a loaded model, measured from its modules rather than read from its config.
+"""Measure what mlx-lm computes for a loaded model, from its modules rather than from its config.
 
-Layer kinds come from the caches the model makes, head counts and dims from running one token, and rotary embeddings
-from feeding unit vectors at position 1 through each layer's rope module: the angle by which each pair of coordinates
-turns is its frequency. That works for every rope class alike, half-split or interleaved.
+Layer kinds come from the model's caches, head counts and dims from running one token, and rotary embeddings from
+feeding unit vectors at position 1 through each layer's rope module: the angle by which a pair of coordinates turns is
+its frequency. This works for every rope class, half-split or interleaved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from disagg.kv.layout import LayerLayout, Layout, StateTensor
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one token through the model shows. dtype: of keys and values, e.g. "bfloat16"."""
+    """The measurements of one token run through the model. dtype: of keys and values, e.g. "bfloat16"."""
 
     layers: tuple[LayerProfile, ...]
     vocab_size: int
@@ -36,7 +36,7 @@ class Measured:
 
 
 def measure(model: Any) -> Measured:
-    """Run one token through `model` and read off its layers. ModelError for caches the hand-off does not know."""
+    """Run one token through `model` and measure its layers. ModelError for caches that cannot be handed over."""
     caches = make_prompt_cache(model)
     spies = _spy_on_ropes(model)
     try:
@@ -51,15 +51,15 @@ def measure(model: Any) -> Measured:
 
 
 def probe(rope: Any, width: int) -> Rope | None:
-    """Frequencies and scale of a rope module that rotates vectors of `width`; None where it rotates nothing.
+    """Frequencies and scale of a rope module that rotates vectors of `width`; None if it rotates nothing.
 
-    Row i of the probe's answer is where unit vector i goes: `scale * cos` stays in place and `scale * sin` lands on
-    its partner. Computed on the CPU always: a GPU's fast sine is not made for reading off slow frequencies.
+    Row i of the output is unit vector i rotated: `scale * cos` in place i and `scale * sin` in its partner's place.
+    Always computed on the CPU: a GPU's fast sine is too imprecise for slow frequencies.
     """
     with mx.stream(mx.cpu):
-        answer = rope(mx.eye(width).reshape(width, 1, 1, width), offset=1).astype(mx.float32)
-        mx.eval(answer)
-    turned = np.array(answer).reshape(width, width).astype(np.float64)
+        output = rope(mx.eye(width).reshape(width, 1, 1, width), offset=1).astype(mx.float32)
+        mx.eval(output)
+    turned = np.array(output).reshape(width, width).astype(np.float64)
     frequencies, scales = [], []
     for i, row in enumerate(turned):
         partner = int(np.argmax(np.abs(np.where(np.arange(width) == i, 0.0, row))))
@@ -83,15 +83,15 @@ def _is_rope(name: str, module: Any) -> bool:
 
 
 class _Spy(nn.Module):  # type: ignore[misc]
-    """Stands in for a rope module during one call and notes whether it was called, and on what width.
+    """Replaces a rope module during one call and records the width it was called with; 0 if it was not called.
 
-    Being there is not enough: cohere2's full-attention layers own a rope they never call.
+    Its existence is not enough: cohere2's full-attention layers have a rope module that they never call.
     """
 
     def __init__(self, layer: int, parent: Any, name: str, rope: Any) -> None:
         super().__init__()
         self.layer, self.name, self.width = layer, name, 0
-        # Not attributes: nn.Module would make them children, and the parent a cycle.
+        # Set past nn.Module, which would make them children and the parent a cycle.
         object.__setattr__(self, "parent", parent)
         object.__setattr__(self, "rope", rope)
 
@@ -101,7 +101,7 @@ class _Spy(nn.Module):  # type: ignore[misc]
 
 
 def _spy_on_ropes(model: Any) -> list[_Spy]:
-    spies = [_Spy(*place) for place in list(rope_modules(model))]
+    spies = [_Spy(*module) for module in list(rope_modules(model))]
     for spy in spies:
         spy.parent[spy.name] = spy
     return spies
@@ -116,7 +116,7 @@ def _layout(index: int, cache: Any) -> LayerLayout:
         states = tuple(StateTensor(tuple(a.shape[1:]), dtype_name(a)) for a in cache.cache)
         return LayerLayout("state", states=states)
     raise ModelError(
-        f"layer {index} keeps its past in a {type(cache).__name__}, which the hand-off cannot fill",
+        f"layer {index} uses a {type(cache).__name__} as its cache, which the hand-off cannot fill",
         "serve this model on one machine, without a prefill host",
     )
 
@@ -129,7 +129,7 @@ def _kv_layout(kind: Any, cache: Any, window: int | None) -> LayerLayout:
 def _kv_dtype(caches: list[Any]) -> str:
     names = {dtype_name(cache.keys) for cache in caches if not isinstance(cache, ArraysCache)}
     if len(names) > 1:
-        raise ModelError(f"the layers keep their KV in different dtypes: {', '.join(sorted(names))}")
+        raise ModelError(f"the layers' KV has different dtypes: {', '.join(sorted(names))}")
     return names.pop() if names else "float32"
 
 

@@ -1,8 +1,8 @@
-"""How mlx chooses a token, request by request, in the order transformers applies it:
+"""Samplers and log-probabilities for mlx, per request, in transformers' order:
 
-repetition penalty, temperature, top-k, top-p, min-p, draw. mlx-lm's own samplers filter before the temperature and keep
-one global random state, so that neighbours in a batch change each other's draws; here every request draws from a key
-chain of its own.
+repetition penalty, temperature, top-k, top-p, min-p, draw. mlx-lm's own samplers filter before the temperature and
+share one global random state, so that requests in a batch change each other's draws; here every request has a random
+key of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from disagg.api.base import InvalidValue
 from disagg.api.sampling import Sampling
 from disagg.errors import RequestError
 
@@ -23,23 +24,16 @@ Sampler = Callable[[Any], Any]  # log-probabilities [n, vocab] -> token ids [n]
 
 
 def validate(sampling: Sampling) -> None:
-    """Raise RequestError naming the first value that is out of range."""
-    checks = (
-        ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
-        ("temperature", 0.0 <= sampling.temperature < math.inf, "0 or more"),
-        ("top_p", 0.0 < sampling.top_p <= 1.0, "over 0 and at most 1"),
-        ("top_k", sampling.top_k >= 0, "0 (off) or more"),
-        ("min_p", 0.0 <= sampling.min_p <= 1.0, "between 0 and 1"),
-        ("repetition_penalty", 0.0 < sampling.repetition_penalty < math.inf, "over 0"),
-        ("logprobs", sampling.logprobs is None or sampling.logprobs >= 0, "0 or more"),
-    )
-    for name, good, wanted in checks:
-        if not good:
-            raise RequestError(f"{name} is {getattr(sampling, name)}", f"it must be {wanted}")
+    """Raise RequestError, naming the first value out of the bounds that `Sampling` states. msgspec checks bounds of
+    JSON only, not of values that are constructed in Python."""
+    try:
+        Sampling.from_json(sampling.to_json())
+    except InvalidValue as error:
+        raise RequestError(str(error), "docs/http-api.md lists the bounds of every sampling parameter") from error
 
 
 def greedy(logprobs: Any) -> Any:
-    """The likeliest token. All greedy requests share this one function, so a greedy batch is one argmax."""
+    """The likeliest token. All greedy requests share this function, so that a greedy batch is one argmax."""
     return mx.argmax(logprobs, axis=-1)
 
 
@@ -49,12 +43,12 @@ def sampler(sampling: Sampling) -> Sampler:
 
 
 def repetition_penalty(sampling: Sampling) -> RepetitionPenalty | None:
-    """A fresh penalty for one request; None for most."""
+    """A new penalty for one request; None if it has none."""
     return RepetitionPenalty(sampling.repetition_penalty) if sampling.repetition_penalty != 1.0 else None
 
 
 class _Draw:
-    """Draws from the filtered distribution. The n-th token depends on the seed, n and the logits alone."""
+    """Draws from the filtered distribution. The n-th token depends only on the seed, n and the logits."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
@@ -97,8 +91,8 @@ def _min_p(logits: Any, sampling: Sampling) -> Any:
 class RepetitionPenalty:
     """A logits processor that weakens every token of the prompt and the answer so far, as transformers does.
 
-    `raw`: the model's own logits [1, vocab] of the steps not reported yet, oldest first. Log-probabilities are
-    reported from these: what the model thinks, before it is made to think otherwise.
+    raw: the model's unprocessed logits [1, vocab] of the steps not reported yet, oldest first. Reported
+    log-probabilities are computed from these.
     """
 
     def __init__(self, penalty: float) -> None:
@@ -107,7 +101,7 @@ class RepetitionPenalty:
         self.raw: deque[Any] = deque()
 
     def __call__(self, tokens: Any, logits: Any) -> Any:
-        """tokens: all that were read so far. Called once per step."""
+        """tokens: all of the sequence so far. Called once per step."""
         self.raw.append(logits)
         if self._seen is None:
             self._seen = mx.zeros((logits.shape[-1],), dtype=mx.bool_)
@@ -119,10 +113,10 @@ class RepetitionPenalty:
 
 
 def read_row(array: Any) -> Any:
-    """An evaluated row [vocab] or [1, vocab] of log-probabilities or logits as numpy, without a trip through mlx.
+    """An evaluated row [vocab] or [1, vocab] of log-probabilities or logits as a numpy view, without an mlx operation.
 
-    `array.item()` costs 120 us here and waits, on a GPU, for the step that is already in flight; a view of the unified
-    memory costs 0.6 us. bfloat16 comes as its bits, uint16: `as_float` converts what is really read.
+    `array.item()` takes 120 us and, on a GPU, waits for the step that is already in flight; a view of the unified
+    memory takes 0.6 us. bfloat16 is returned as its bits, uint16: `as_float` converts the values that are used.
     """
     kind = str(array.dtype).rpartition(".")[2]
     return np.frombuffer(array, dtype=np.uint16 if kind == "bfloat16" else kind)

@@ -1,4 +1,4 @@
-"""Requests that nobody asked for, run once after loading: kernels are compiled on first use."""
+"""Small requests to run once after loading, since kernels are compiled on first use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _DEADLINE_S = 600.0  # a large model's first step on a cold disk
 
 
 def warm_up(engine: DecodeEngine) -> None:
-    """One request over handed-over KV (zeros) and one that computes its prompt, together in one batch. ModelError
-    where they fail or take longer than ten minutes."""
+    """Run one request with KV (zeros) and one that computes its prompt, together in one batch. ModelError if they fail
+    or take longer than ten minutes."""
     sampling = Sampling(max_tokens=_TOKENS, ignore_eos=True)
     waiters = []
     for name, kv in (("handed-over", _zero_kv(engine, len(_PROMPT) - 1)), ("alone", None)):
@@ -37,7 +37,7 @@ def _zero_kv(engine: DecodeEngine, tokens: int) -> ReceivedKV:
 
 
 class _Waiter:
-    """A listener that remembers how its request ended."""
+    """A listener that waits for the end of its request."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -53,6 +53,6 @@ class _Waiter:
 
     def wait(self) -> None:
         if not self._ended.wait(_DEADLINE_S):
-            raise ModelError(f"the warm-up did not end in {_DEADLINE_S:.0f} s", "look at the host's load and memory")
+            raise ModelError(f"the warm-up did not end in {_DEADLINE_S:.0f} s", "check the host's load and memory")
         if self._error is not None:
             raise ModelError(f"the warm-up failed: {self._error}") from self._error

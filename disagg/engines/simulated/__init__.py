@@ -1,6 +1,6 @@
-"""Engines that run no model: they play predicted times and move KV of full size. Answers say that they are simulated.
+"""Engines that run no model: they wait for predicted times and move KV of full size. Answers are marked as simulated.
 
 prefill, decode  the two interfaces
-model            what both share: shape, tokenizer, waiting
-synthetic_kv     KV of random numbers in both frameworks' memory, for `disagg bench handoff`
+model            shared by both: the model's sizes, a byte tokenizer, waiting
+synthetic_kv     random KV in both frameworks' memory, for `disagg bench handoff`
 """

@@ -1,8 +1,7 @@
-"""A decode engine that computes nothing: takes real KV off the wire and hands out tokens when a machine would.
+"""A decode engine without a model: it accepts received KV and produces tokens at the predicted times.
 
-One thread plays the machine: it takes in what has arrived, reads one chunk of every prompt that it must compute itself,
-then takes one step of the batch, each in its predicted time. Moments are absolute and follow each other, so that being
-late once does not add up.
+One thread simulates the machine: it ingests new requests, computes one chunk of every prompt without KV, then takes one
+step of the batch, each in its predicted time. Times are absolute, so that a delay does not accumulate.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ MAX_REQUESTS = 1024
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One request. `lock` is held during every call to the listener; `open`: it may be called. `chunks`: seconds of
-    each chunk that this machine must still read, None until the job has been taken in."""
+    """One request. chunks: seconds for each chunk of the prompt that is still to be computed, None until the request is
+    ingested. written: tokens so far. lock: held during calls to the listener. open: the listener may be called."""
 
     request: DecodeRequest
     listener: Listener
@@ -48,7 +47,7 @@ class _Job:
 
 
 class SimulatedDecodeEngine:
-    """See base.DecodeEngine. `hardware`: the machine it plays; `source`: see simulated_model.load."""
+    """See base.DecodeEngine. hardware: the simulated machine. source: see simulated_model.load."""
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions, hardware: str) -> None:
         self._model = simulated_model.load(source, context, options, hardware)
@@ -69,7 +68,7 @@ class SimulatedDecodeEngine:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV that the requests here hold, or would hold on the machine."""
+        """Bytes of received KV, and of the KV that the running requests would have on the machine."""
         with self._wake:
             jobs = list(self._jobs.values())
         return sum(kv.nbytes if (kv := job.kv) else self.info.layout.nbytes(job.context) for job in jobs)
@@ -84,15 +83,15 @@ class SimulatedDecodeEngine:
         return self._thread.is_alive()
 
     def warm_up(self) -> None:
-        """There is nothing that only the first request would pay for."""
+        """Nothing to do: the first request is as fast as any other."""
 
     def allocate(self, nbytes: int) -> Any:
         """See DecodeEngine."""
         return allocate_numpy(nbytes)
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
-        """Queue a request. RequestError for an id already here, LayoutMismatch where the KV is not this model's or not
-        of tokens[:-1], Overloaded when too many wait, Cancelled after close."""
+        """Queue a request. RequestError if its id is in use, LayoutMismatch if the KV is not this model's or not of
+        tokens[:-1], Overloaded at MAX_REQUESTS, Cancelled after close."""
         if request.kv is not None:
             request.kv.layout.require_same(self.info.layout, mine="the transfer", theirs="the decode engine")
             if request.kv.tokens != len(request.tokens) - 1:
@@ -123,53 +122,53 @@ class SimulatedDecodeEngine:
                 job.open = False
 
     def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
-        """There are none: ModelError."""
+        """Raises ModelError: there are none."""
         raise simulated_model.no_logits()
 
     def close(self) -> None:
-        """Stop the thread; running requests get Cancelled. Calling it twice is fine."""
+        """Stop the thread; running requests get Cancelled. Safe to call twice."""
         with self._wake:
             self._closed = True
             self._wake.notify()
         self._thread.join()
 
-    # Everything below runs on the thread. `moment`: when the machine has done all that it was given so far.
+    # Everything below runs on the thread. `busy_until`: when the simulated machine has finished all its work so far.
 
     def _run(self) -> None:
-        moment = 0.0
-        while jobs := self._take():
-            moment = max(moment, jobs[0].timing.submitted)
+        busy_until = 0.0
+        while jobs := self._next_batch():
+            busy_until = max(busy_until, jobs[0].timing.submitted)
             for job in jobs:
-                moment = self._prepare(job, moment)
-            if writing := [job for job in jobs if not job.chunks]:
-                moment += self._step_s(writing)
-                sleep_until(moment)
-                for job in writing:
+                busy_until = self._prepare(job, busy_until)
+            if decoding := [job for job in jobs if not job.chunks]:
+                busy_until += self._step_s(decoding)
+                sleep_until(busy_until)
+                for job in decoding:
                     self._deliver(job)
                 self._after_step()
         self._fail_all()
 
-    def _take(self) -> list[_Job]:
-        """The requests of the batch; none once the engine is closed. Sleeps until there are some."""
+    def _next_batch(self) -> list[_Job]:
+        """The requests of the batch; none once the engine is closed. Waits until there are some."""
         with self._wake:
             while not self._jobs and not self._closed:
                 self._wake.wait()
             return [] if self._closed else list(self._jobs.values())[: self._model.options.max_batch]
 
-    def _prepare(self, job: _Job, moment: float) -> float:
-        """Take in a new request, and read one chunk of its prompt if there is one to read."""
+    def _prepare(self, job: _Job, busy_until: float) -> float:
+        """Ingest a new request and compute one chunk of its prompt if any is left; returns the new `busy_until`."""
         if job.chunks is None:
             job.timing.started = time.monotonic()
-            moment += ingest(job.kv.nbytes) if job.kv else 0.0
-            sleep_until(moment)
+            busy_until += ingest(job.kv.nbytes) if job.kv else 0.0
+            sleep_until(busy_until)
             job.timing.ingested = time.monotonic()
             job.timing.computed_prompt_tokens = 1 if job.kv else len(job.request.tokens)
             job.chunks = [] if job.kv else self._chunks(len(job.request.tokens) - 1)
             job.kv = None
         if job.chunks:
-            moment += job.chunks.pop(0)
-            sleep_until(moment)
-        return moment
+            busy_until += job.chunks.pop(0)
+            sleep_until(busy_until)
+        return busy_until
 
     def _chunks(self, tokens: int) -> list[float]:
         ends = self._model.prefill(tokens).chunk_ends
@@ -180,7 +179,7 @@ class SimulatedDecodeEngine:
         return step(self._model.device, self._model.shape, context, self._model.options.dtype, len(jobs))
 
     def _deliver(self, job: _Job) -> None:
-        """Hand out the job's next token; with its last one it has already left the engine."""
+        """Pass the request's next token to its listener. Before the last one the request leaves the engine."""
         token, now = next(job.answer), time.monotonic()
         job.written += 1
         job.timing.first_token = job.timing.first_token or now

@@ -1,7 +1,7 @@
-"""What both simulated engines share: a model of full size that is not there.
+"""The model that both simulated engines share: sizes and predicted times, but no weights.
 
-Only its sizes are real: the layout of its KV, its vocabulary, the seconds it would take. Tokens are letters drawn from
-a hash of the prompt, so that every engine gives one prompt the same answer.
+The layout of its KV, its vocabulary and its times are those of the real model. Tokens are letters drawn from a hash of
+the prompt, so that both engines answer a prompt alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
-    """A model on a machine, as the roofline sees them."""
+    """A model on a machine, as the roofline model describes them."""
 
     device: Device
     shape: ModelShape
@@ -46,11 +46,11 @@ class SimulatedModel:
     tokenizer: ByteTokenizer
 
     def prefill(self, tokens: int, chunk_tokens: int | None = None) -> Prefill:
-        """How the machine would read this many tokens."""
+        """The predicted prefill of this many tokens."""
         return prefill(self.device, self.shape, tokens, self.options.dtype, chunk_tokens or self.options.chunk_tokens)
 
     def answer(self, tokens: Sequence[int], sampling: Sampling) -> Iterator[Token]:
-        """The answer to a prompt: always max_tokens long, no end-of-sequence token, no probabilities."""
+        """The answer to a prompt: always max_tokens long, without end-of-sequence token and probabilities."""
         seed = hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).digest()
         for index in range(sampling.max_tokens):
             drawn = hashlib.blake2b(index.to_bytes(8, "little"), key=seed, digest_size=1).digest()[0]
@@ -60,20 +60,20 @@ class SimulatedModel:
 
 def load(source: str | Path, context: int, options: EngineOptions, hardware: str) -> SimulatedModel:
     """The model of `source` ("shape:NAME", or the path of a config.json or its folder) on the machine `hardware`.
-    ModelError or UsageError where there is no such thing."""
+    UsageError if either is unknown, ModelError if the model does not fit the machine."""
     sizes = read_size(str(source))
     machine = device(hardware)
     if sizes.weight_bytes > machine.memory_gb * 1e9:
         raise ModelError(
             f"simulated: {sizes.name} ({sizes.weight_bytes / 1e9:.0f} GB) is too large for {machine.title}",
-            f"its memory is {machine.memory_gb:g} GB: give another hardware or model",
+            f"it has {machine.memory_gb:g} GB of memory: choose other hardware or another model",
         )
     tokenizer = ByteTokenizer(sizes.vocab)
     return SimulatedModel(machine, sizes, options, _info(sizes, machine, context, options, tokenizer), tokenizer)
 
 
 def layout_of(windows: Sequence[int | None], kv_heads: int, head_dim: int, dtype: str) -> Layout:
-    """How the KV of a model with such layers is laid out; the window of a full layer is None."""
+    """The KV layout of a model with these layers. windows: per layer, None for full attention."""
     layers = tuple(
         LayerLayout("full" if window is None else "sliding", kv_heads, head_dim, head_dim, window) for window in windows
     )
@@ -81,19 +81,19 @@ def layout_of(windows: Sequence[int | None], kv_heads: int, head_dim: int, dtype
 
 
 def no_logits() -> ModelError:
-    """For whoever asks a simulated engine what a model thinks."""
+    """The error of a simulated engine's `logits`."""
     return ModelError("a simulated engine has no logits: no model runs", "ask a host with a real engine")
 
 
 def sleep_until(moment: float) -> None:
-    """Until `moment` on time.monotonic(). Deadlines are absolute, so that being late once does not add up."""
+    """Sleep until `moment` on time.monotonic(); return at once if it has passed."""
     left = moment - time.monotonic()
     if left > 0:
         time.sleep(left)
 
 
 class ByteTokenizer:
-    """A PromptTokenizer without files: the UTF-8 bytes of a text are its tokens; ids come and go as they are."""
+    """A PromptTokenizer without files: the tokens of a text are its UTF-8 bytes."""
 
     eos_ids: frozenset[int] = frozenset()
 

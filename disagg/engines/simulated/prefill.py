@@ -1,4 +1,4 @@
-"""A prefill engine that computes nothing: KV of full size and layout appears when the roofline says it would."""
+"""A prefill engine without a model: it emits random KV of full size and layout at the predicted times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from disagg.kv.wire import AS_IS, WireForm, plane_bytes
 from disagg.planning.decode import step
 from disagg.planning.prefill import Emission
 
-NOISE_BYTES = 64 << 20  # more than a processor caches: sending must read memory, as it would with real KV
+NOISE_BYTES = 64 << 20  # larger than a CPU's caches: sending must read memory, as with real KV
 
 
 def _never() -> bool:
@@ -29,7 +29,7 @@ def _never() -> bool:
 
 
 class SimulatedPrefillEngine:
-    """A PrefillEngine. `hardware`: the machine it plays; `source`: see simulated_model.load."""
+    """A PrefillEngine. hardware: the simulated machine. source: see simulated_model.load."""
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions, hardware: str) -> None:
         self._model = simulated_model.load(source, context, options, hardware)
@@ -44,7 +44,7 @@ class SimulatedPrefillEngine:
         return self._model.tokenizer
 
     def warm_up(self) -> None:
-        """There is nothing that only the first request would pay for."""
+        """Nothing to do: the first request is as fast as any other."""
 
     def prefill(
         self,
@@ -83,12 +83,12 @@ class SimulatedPrefillEngine:
             yield token
 
     def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
-        """There are none: ModelError."""
+        """Raises ModelError: there are none."""
         raise simulated_model.no_logits()
 
 
 class _Noise:
-    """Blocks whose heads are stretches of one buffer of noise, each block where the one before it ended."""
+    """Blocks of random bytes: consecutive slices of one large buffer, starting over at its end."""
 
     def __init__(self, layout: Layout, chunk_tokens: int) -> None:
         self._layout = layout

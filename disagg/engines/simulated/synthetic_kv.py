@@ -1,4 +1,7 @@
-"""KV that no model computed, in the memory of both frameworks: what a rehearsed hand-off moves."""
+"""Random KV in both frameworks' memory, without a model: what `disagg bench handoff` moves.
+
+It is an engine's part because it holds torch tensors and mlx arrays, which only engines may import.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from disagg.kv.blocks import Block
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
 
-CHUNK_TOKENS = 2048  # a chunked prefill's blocks
+CHUNK_TOKENS = 2048  # tokens per emitted block, as in a chunked prefill
 
 
 class SyntheticKV:
-    """KV as a prefill engine holds it: per layer keys and values, [1, kv_heads, rows, dim], of random numbers.
+    """KV as in a prefill engine: keys and values per layer, [1, kv_heads, rows, dim], of random numbers.
 
     device: "auto", "cpu", "cuda", "mps".
     """
@@ -42,9 +45,9 @@ class SyntheticKV:
     def device(self) -> str:
         return str(self._device.type)
 
-    def emit(self, take: Callable[[Block], None]) -> None:
-        """Hand all of it on as a prefill does: chunk by chunk, layer by layer, through the same RowEmitter."""
-        emitter = RowEmitter(self._layout, self._tokens, self._device, take)
+    def emit(self, send: Callable[[Block], None]) -> None:
+        """Emit all of it as a prefill does: chunk by chunk, layer by layer, through the same RowEmitter."""
+        emitter = RowEmitter(self._layout, self._tokens, self._device, send)
         for start in range(0, self._tokens, CHUNK_TOKENS):
             end = min(start + CHUNK_TOKENS, self._tokens)
             for layer, (keys, values) in enumerate(self._tensors):
@@ -55,7 +58,8 @@ class SyntheticKV:
                     emitter(layer, first, keys[:, :, rows], values[:, :, rows])
 
     def flat(self) -> list[Any]:
-        """Every tensor's bytes in CPU memory, keys and values in turn: uint8 arrays, views where it lies there."""
+        """Every tensor's bytes, keys and values alternating: uint8 arrays in CPU memory, views if the device is the
+        CPU."""
         return [tensor.cpu().view(torch.uint8).numpy().reshape(-1) for pair in self._tensors for tensor in pair]
 
     def _random(self, heads: int, rows: int, dim: int) -> torch.Tensor:
@@ -63,14 +67,15 @@ class SyntheticKV:
         return numbers.to(getattr(torch, self._layout.dtype)).to(self._device)
 
 
-def ready(kv: ReceivedKV) -> list[Any]:
-    """Received KV as mlx-lm's caches, evaluated; then each tensor's bytes in them, keys and values in turn."""
+def ingest(kv: ReceivedKV) -> list[Any]:
+    """Build evaluated mlx-lm caches from received KV; returns the bytes of each tensor in them, keys and values
+    alternating."""
     windows = [layer.window for layer in kv.layout.layers]
     model = SimpleNamespace(make_cache=lambda: [KVCache() if w is None else RotatingKVCache(w) for w in windows])
     arrays = [array for cache in mlx_cache.build(model, kv) for array in (cache.keys, cache.values)]
     return [numpy.frombuffer(memoryview(array).cast("B"), numpy.uint8) for array in arrays]
 
 
-def as_arrays(tensors: Sequence[Any]) -> None:
-    """Make evaluated mlx arrays of bytes: what a decode engine must do with those that came into other memory."""
+def copy_to_mlx(tensors: Sequence[Any]) -> None:
+    """Copy bytes into evaluated mlx arrays, as a decode engine must if they were received into other memory."""
     mx.eval([mx.array(tensor) for tensor in tensors])

@@ -1,8 +1,8 @@
-"""A transformers Cache that is allocated once and can tell, layer by layer, which rows were just written.
+"""A transformers Cache that is allocated once and reports the new rows of each layer.
 
-Full layers hold all rows, [1, kv_heads, total, dim]. Sliding layers hold the last window - 1 rows and what came with
-the current chunk, moved to the front of their buffer when it is full. Nothing is concatenated: with transformers' own
-DynamicCache every chunk copies all rows before it.
+Full layers have all rows, [1, kv_heads, total, dim]. Sliding layers have the last window - 1 rows and the current
+chunk, moved to the front of their buffer when it is full. Nothing is concatenated: transformers' own DynamicCache
+copies all previous rows for every chunk.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ OnRows = Callable[[int, int, torch.Tensor, torch.Tensor], None]
 
 
 class PreallocatedCache(Cache):  # type: ignore[misc]
-    """The KV cache of one request of at most `total` tokens, read in chunks of at most `chunk` tokens.
+    """The KV cache of one request of at most `total` tokens, computed in chunks of at most `chunk` tokens.
 
-    on_rows is called inside `update`, that is before that layer's attention runs. Rows of a full layer never move and
-    are written once, so views of them stay valid; those of a sliding layer are overwritten by later chunks.
+    on_rows is called inside `update`, before the layer's attention runs. Rows of a full layer never move and are
+    written once, so views of them stay valid; those of a sliding layer are overwritten by later chunks.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PreallocatedCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new rows of a layer; returns the rows its attention may look at."""
+        """Store the new rows of a layer; returns the rows that its attention uses."""
         layer = self.layers[layer_idx]
         start = layer.get_seq_length()
         keys, values = layer.update(key_states, value_states)
@@ -49,7 +49,7 @@ class PreallocatedCache(Cache):  # type: ignore[misc]
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """What both kinds share: two buffers and a count of tokens seen."""
+    """Base of both kinds: two buffers and a count of tokens."""
 
     is_sliding = False
 
@@ -62,27 +62,27 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         self.seen = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing is left to do: the buffers exist."""
+        """Nothing to do: the buffers are allocated in the constructor."""
 
     def get_seq_length(self) -> int:
-        """Tokens seen so far."""
+        """Tokens so far."""
         return self.seen
 
     def _check(self, key_states: torch.Tensor, value_states: torch.Tensor) -> int:
-        """Number of new rows; ModelError where they are not what the checkpoint's layout says."""
+        """Number of new rows. ModelError if their shape or dtype is not that of the checkpoint's layout."""
         for name, new, buffer in (("keys", key_states, self.keys), ("values", value_states, self.values)):
             want = (1, buffer.shape[1], new.shape[2], buffer.shape[3])
             if tuple(new.shape) != want or new.dtype != buffer.dtype:
                 raise ModelError(
                     f"transformers computes {name} of shape {tuple(new.shape)} {new.dtype}, the checkpoint's layout "
-                    f"says {want} {buffer.dtype}",
+                    f"has {want} {buffer.dtype}",
                     "this architecture cannot be handed over",
                 )
         return int(key_states.shape[2])
 
 
 class FullLayer(_Layer):
-    """All rows, where the next tokens' rows follow the last."""
+    """All rows, in the order of the tokens."""
 
     def __init__(self, layout: LayerLayout, total: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(layout, total, dtype, device)
@@ -102,7 +102,7 @@ class FullLayer(_Layer):
         return self.seen + query_length, 0
 
     def get_max_length(self) -> int:
-        """Rows there is room for."""
+        """The number of rows allocated."""
         return int(self.keys.shape[2])
 
 

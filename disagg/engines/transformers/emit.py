@@ -1,12 +1,12 @@
-"""New rows of a transformers cache as KVBlocks: views in CPU memory, zero-copy where the model runs there.
+"""New rows of a transformers cache as KVBlocks in CPU memory.
 
-CPU: a full layer's block shows the cache itself. A sliding layer's cache is reused, so the few rows that the layout
-keeps are copied to memory of their own. CUDA: rows go to pinned memory on a stream of their own while the next layer
-computes, and the block's `wait` waits for that copy. MPS: rows are copied at once.
+CPU: a full layer's block is a view of the cache. A sliding layer's cache is overwritten, so the few rows that the
+layout keeps are copied. CUDA: rows are copied to pinned memory on a separate stream while the next layer is computed,
+and the block's `wait` waits for that copy. MPS: rows are copied at once.
 
-Quantised for the wire (see `kv.wire`): on CUDA on that stream, before the copy; on MPS before the copy; on a CPU by
-the block's `wait`, on the sender's thread: a prefill of 2048 tokens and 134 MB took as long as without (1.12 s), and
-1.21 s with it on the thread that computes.
+Quantisation for the wire (see `kv.wire`) runs before the copy on CUDA (on the same stream) and MPS. On a CPU it runs in
+the block's `wait`, on the sender's thread: a prefill of 2048 tokens and 134 MB took 1.12 s, as without quantisation,
+and 1.21 s with quantisation on the computing thread.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from disagg.kv.layout import Layout
 from disagg.kv.wire import AS_IS, WireForm, is_quantised
 
 Wait = Callable[[], None]
-# Rows [heads, rows, dim] of keys and values -> the planes of each, in CPU memory, and what to wait for before reading.
+# Rows [heads, rows, dim] of keys and values -> the planes of each, in CPU memory, and the `wait` of their block.
 Stage = Callable[[torch.Tensor, torch.Tensor], tuple[Planes, Planes, Wait | None]]
 
 
 class RowEmitter:
-    """An `on_rows` for PreallocatedCache: emits the rows that the layout keeps once all `total` tokens were read."""
+    """An `on_rows` for PreallocatedCache: emits the rows that the layout keeps of `total` tokens."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class RowEmitter:
         if first >= end:
             return
         keys, values = keys[0, :, first - start :], values[0, :, first - start :]
-        if self._reused[layer]:  # in the order of the compute, whose next chunk may overtake a GPU's copy to the host
+        if self._reused[layer]:  # copied on the computing stream: its next chunk may overtake a GPU's copy to the host
             keys, values = keys.clone(), values.clone()
         key_planes, value_planes, wait = self._stage(keys, values)
         self._emit(KVBlock(layer, first, end, plane_views(key_planes), plane_views(value_planes), wait))
@@ -60,7 +60,7 @@ def plane_views(planes: Iterable[torch.Tensor]) -> list[memoryview]:
 
 
 def head_views(rows: torch.Tensor) -> list[memoryview]:
-    """The bytes of [heads, rows, dim] in CPU memory, one view per head, nothing copied."""
+    """The bytes of [heads, rows, dim] in CPU memory, one view per head."""
     array = rows.view(torch.uint8).numpy()  # numpy has no bfloat16
     return [head.reshape(-1).data for head in array]
 
@@ -68,34 +68,34 @@ def head_views(rows: torch.Tensor) -> list[memoryview]:
 def _stage_for(device: torch.device, wire: WireForm) -> Stage:
     if device.type == "cuda":
         return _CudaStage(device, wire)
-    return _CpuStage(wire) if device.type == "cpu" else _OtherStage(wire)
+    return _CpuStage(wire) if device.type == "cpu" else _BlockingStage(wire)
 
 
 class _CpuStage:
-    """Rows stay where they are; what is to be quantised is when the sender comes to it."""
+    """Rows are not copied; quantisation runs in the block's `wait`."""
 
     def __init__(self, wire: WireForm) -> None:
         self._wire = wire
 
     def __call__(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[Planes, Planes, Wait | None]:
-        staged, todo = [], []
+        staged, unquantised = [], []
         for rows in (keys, values):
             if is_quantised(rows.shape[-1], self._wire):
                 planes = empty_planes(rows)
-                todo.append((rows, planes))
+                unquantised.append((rows, planes))
                 staged.append(planes)
             else:
                 staged.append((rows,))
 
         def quantise() -> None:
-            for rows, planes in todo:
+            for rows, planes in unquantised:
                 fill_planes(rows, planes)
 
-        return staged[0], staged[1], quantise if todo else None
+        return staged[0], staged[1], quantise if unquantised else None
 
 
-class _OtherStage:
-    """At once, on the thread that computes."""
+class _BlockingStage:
+    """Rows are quantised and copied at once, on the computing thread (MPS)."""
 
     def __init__(self, wire: WireForm) -> None:
         self._wire = wire
@@ -108,7 +108,7 @@ class _OtherStage:
 
 
 class _CudaStage:
-    """Device to pinned host memory on a second stream, as PyTorch's notes on CUDA semantics lay it out."""
+    """Device to pinned host memory on a second stream, as described in PyTorch's notes on CUDA semantics."""
 
     def __init__(self, device: torch.device, wire: WireForm) -> None:
         self._device = device
@@ -124,10 +124,10 @@ class _CudaStage:
         return *staged, done.synchronize
 
     def _copy(self, rows: torch.Tensor) -> Planes:
-        rows.record_stream(self._stream)  # the cache may be dropped before the copy has run
+        rows.record_stream(self._stream)  # the cache may be freed before the copy has run
         return tuple(self._to_host(plane) for plane in filled_planes(rows, self._wire))
 
     def _to_host(self, plane: torch.Tensor) -> torch.Tensor:
-        """One plain copy over the bus; the plane is this stream's own memory."""
+        """Copy a plane, which was allocated on this stream."""
         host = torch.empty(plane.shape, dtype=plane.dtype, pin_memory=True)
         return host.copy_(plane, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Prefill on PyTorch: a transformers model whose KV leaves layer by layer while it is computed."""
+"""PrefillEngine on PyTorch and transformers: emits KV layer by layer while it is computed."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class TransformersPrefillEngine:
     """A PrefillEngine. Calls come from one thread at a time."""
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
-        """Load the model in folder (or hub id) `source` to serve `context` tokens. ModelError where that fails,
-        PreflightRefused where transformers does not compute what the checkpoint describes."""
+        """Load the model in folder (or hub id) `source` to serve `context` tokens. ModelError if that fails,
+        PreflightRefused if transformers does not compute what the checkpoint describes."""
         path = checkpoint.resolve(source)
         if options.threads is not None:
             torch.set_num_threads(options.threads)
@@ -60,7 +60,7 @@ class TransformersPrefillEngine:
         )
 
     def warm_up(self) -> None:
-        """Run a few tokens through every kernel, so that the first request does not pay for choosing them."""
+        """See PrefillEngine."""
         for _ in self.generate([0] * min(64, self.info.profile.context - 2), Sampling(max_tokens=2, ignore_eos=True)):
             pass
 
@@ -84,7 +84,7 @@ class TransformersPrefillEngine:
     def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, cancelled: Callable[[], bool] = _never
     ) -> Iterator[Token]:
-        """See PrefillEngine. Stop strings are the caller's: close the iterator where one is met."""
+        """See PrefillEngine."""
         cache = self._cache(len(tokens) + sampling.max_tokens)
         self._read(tokens[:-1], cache, cancelled)
         sampler = Sampler(sampling, tokens)
@@ -123,7 +123,7 @@ class TransformersPrefillEngine:
         cancelled: Callable[[], bool],
         chunk_tokens: int | None = None,
     ) -> None:
-        """Run tokens through the layers, chunk by chunk, without the head that makes logits."""
+        """Run tokens through the layers, chunk by chunk, without the output head."""
         step = chunk_tokens or self._chunk_tokens
         for start in range(0, len(tokens), step):
             if cancelled():
@@ -144,7 +144,8 @@ class TransformersPrefillEngine:
             raise _out_of_memory(cache.get_seq_length() + len(tokens), error) from error
 
     def _finish_compute(self) -> None:
-        """Kernels run behind Python: without this, `ended` would be when the last one was queued."""
+        """Wait for the device: kernels run asynchronously, and `ended` must not be the time at which they were
+        queued."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         elif self._device.type == "mps":
@@ -153,6 +154,6 @@ class TransformersPrefillEngine:
 
 def _out_of_memory(tokens: int, error: Exception) -> ModelError:
     return ModelError(
-        f"no memory left for {tokens} tokens: {str(error).splitlines()[0]}",
+        f"not enough memory for {tokens} tokens: {str(error).splitlines()[0]}",
         "lower chunk_tokens, or the model's context",
     )

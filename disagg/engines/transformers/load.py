@@ -1,4 +1,4 @@
-"""Loading a causal language model through transformers, with every way it can fail turned into a ModelError."""
+"""Load a causal language model with transformers; every failure becomes a ModelError."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from disagg.errors import ModelError
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`: CUDA, else Apple's GPU, else the CPU. ModelError where a named device is not there."""
+    """The torch device `name`; `auto`: CUDA, else Apple's GPU, else the CPU. ModelError if it is not available."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
@@ -29,8 +29,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
-    """The model in `path` on `device`, ready for inference, with every weight coming from the checkpoint."""
-    disable_progress_bar()  # a server's log is no terminal
+    """The model in `path` on `device`, ready for inference. ModelError if a weight is not in the checkpoint."""
+    disable_progress_bar()  # the output goes to a log
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
@@ -54,11 +54,11 @@ def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
 
 
 def quantization(name: str | None) -> dict[str, Any]:
-    """from_pretrained's arguments for weight-only `int8` or `int4` by torchao. Nothing for None: to pass
-    quantization_config=None would overrule the checkpoint's own.
+    """from_pretrained's arguments for weight-only `int8` or `int4` by torchao. {} for None, because
+    quantization_config=None would override the checkpoint's own.
 
-    It converts linear layers. Mixture-of-experts weights, one fused tensor per layer in transformers, stay as they
-    are: serve such a model from a checkpoint that is quantized already (gpt-oss is).
+    Only linear layers are converted. Mixture-of-experts weights, one fused tensor per layer in transformers, are not:
+    serve such a model from a checkpoint that is already quantized, as gpt-oss is.
     """
     if name is None:
         return {}
@@ -77,7 +77,7 @@ def quantization(name: str | None) -> dict[str, Any]:
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes that the model's weights and buffers take, quantized ones by what they hold inside."""
+    """Bytes of the model's weights and buffers; of quantized ones, the bytes of their inner tensors."""
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
     return sum(_nbytes(tensor) for tensor in tensors.values())
 
@@ -90,7 +90,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _require_all_weights(path: Path, info: dict[str, Any]) -> None:
-    """transformers fills what a checkpoint lacks with random numbers and only warns."""
+    """Raise ModelError for missing weights, which transformers fills with random numbers and a warning."""
     wrong = sorted(info["missing_keys"]) or sorted(str(key[0]) for key in info["mismatched_keys"])
     if wrong or info["error_msgs"]:
         raise ModelError(

@@ -1,6 +1,6 @@
-"""What a loaded transformers model really does, measured from it: cache shapes, windows, rotary embedding.
+"""Measure what a loaded transformers model computes: cache shapes, windows, rotary embedding.
 
-One token is run at two positions. Attention over a single token does not depend on its position, so every layer sees
+One token is run at two positions. Attention over a single token does not depend on its position, so every layer gets
 the same input both times, and the layers whose keys differ are those that rotate them.
 """
 
@@ -16,11 +16,11 @@ from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout
 
-_PROBE_POSITION = 3  # far enough to turn the fastest pair by several degrees in any rope, exact in every dtype
+_PROBE_POSITION = 3  # turns the fastest pair by several degrees in any rope, and is exact in every dtype
 
 
 def measure(model: Any, reference: ModelProfile) -> ModelProfile:
-    """The model's actual profile. What a framework does not decide (tokenizer, context) is taken from `reference`."""
+    """The model's actual profile. Tokenizer and context, which transformers does not change, are `reference`'s."""
     here, there = _keys_at(model, 0), _keys_at(model, _PROBE_POSITION)
     windows = _windows(model.config)
     if not len(here) == len(windows) == model.config.num_hidden_layers:
@@ -55,7 +55,8 @@ def _keys_at(model: Any, position: int) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 def _turned(keys: torch.Tensor, moved: torch.Tensor) -> bool:
-    """Rotation changes keys by about their own size; kernels that sum in no fixed order, by far less."""
+    """Whether keys were rotated: rotation changes them by about their own size, kernels without a fixed order of sums
+    by far less."""
     return bool((keys - moved).abs().max() > 0.01 * keys.abs().max())
 
 
@@ -82,6 +83,6 @@ def _module_rope(model: Any, layer: int) -> Rope | None:
                 float(getattr(module, f"{prefix}attention_scaling")),
             )
     raise ModelError(
-        f"model type {model.config.model_type!r} rotates keys by a module that cannot be read",
+        f"model type {model.config.model_type!r}: the frequencies of its rotary module cannot be found",
         "this architecture cannot be handed over",
     )

@@ -1,8 +1,8 @@
-"""Keys and values as eight-bit groups, bit for bit what mlx's affine quantisation (8 bits, groups of 64) makes of them.
+"""Quantise keys and values to eight bits, bit for bit as mlx's affine quantisation with 8 bits and groups of 64.
 
-A group of 64 elements becomes one byte each, a scale and a bias: element = byte * scale + bias. The extreme of the
-group that lies farther from zero is met exactly, and zero is met as closely as a byte can. All of it is computed in
-float32, as mlx's CPU backend does; scales and biases are then rounded to the tensor's own dtype.
+A group of 64 elements becomes a byte each, a scale and a bias: element = byte * scale + bias. The extreme of the group
+that is farther from zero is exact, and zero is as close as a byte allows. Computed in float32, as in mlx's CPU backend;
+scales and biases are then rounded to the tensor's dtype.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from disagg.kv.wire import GROUP, WireForm, is_quantised
 
 LEVELS = 255
 SMALLEST_SCALE = 1e-7
-PIECE = (
-    32768 // GROUP
-)  # groups at a time on a CPU: temporaries that stay in its cache, work for the calling thread alone
+# Groups at a time on a CPU: temporaries stay in its cache, and torch does not distribute the work over threads.
+PIECE = 32768 // GROUP
 
 Planes = tuple[torch.Tensor, ...]
 
@@ -28,7 +27,7 @@ def empty_planes(rows: torch.Tensor) -> Planes:
 
 
 def filled_planes(rows: torch.Tensor, wire: WireForm) -> Planes:
-    """The planes of [heads, rows, dim], on the same device; rows that stay as they are only made contiguous."""
+    """The planes of [heads, rows, dim], on the same device; one contiguous plane if the rows are sent as-is."""
     if not is_quantised(rows.shape[-1], wire):
         return (rows.contiguous(),)
     planes = empty_planes(rows)

@@ -1,4 +1,4 @@
-"""Choosing the next token from logits with transformers' own processors, one set per request."""
+"""Choose the next token from logits with transformers' own processors, one set per request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from disagg.engines.base import Token
 
 
 class Sampler:
-    """Draws tokens for one request. The repetition penalty counts prompt and answer."""
+    """Chooses the tokens of one request. The repetition penalty applies to tokens of the prompt and the answer."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
         self._sampling = sampling
@@ -32,7 +32,7 @@ class Sampler:
         self._seen = torch.tensor([list(prompt)], dtype=torch.long)
 
     def next(self, logits: torch.Tensor) -> Token:
-        """logits: [vocab], any device and dtype. Log-probabilities are those of the model, before any processor."""
+        """logits: [vocab], any device and dtype. Reported log-probabilities are the model's, before any processor."""
         with torch.inference_mode():
             return self._choose(logits.to("cpu", torch.float32))
 
@@ -56,7 +56,7 @@ class Sampler:
 
 
 def _processors(sampling: Sampling) -> LogitsProcessorList:
-    """In the order in which transformers' `generate` applies them."""
+    """The processors, in the order in which transformers' `generate` applies them."""
     chosen = LogitsProcessorList()
     if sampling.repetition_penalty != 1.0:
         chosen.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))

@@ -122,5 +122,5 @@ def test_rows_are_read_as_they_are_in_every_dtype(dtype: Any) -> None:
     ],
 )
 def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
-    with pytest.raises(RequestError, match=f"^{field} is "):
+    with pytest.raises(RequestError, match=f"^{field}: "):
         mlx_sampling.validate(replace(Sampling(), **{field: value}))
