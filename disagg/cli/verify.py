@@ -1,4 +1,4 @@
-"""`disagg verify`: does the hand-off give the tokens that one machine alone gives?"""
+"""`disagg verify`: compare the tokens of a hand-off with those of each engine alone."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Run MODEL through the hand-off and through each engine alone, and compare. Exit code 1: they differ."""
+    from disagg.api.verify import VerifyReport
     from disagg.fleet.machine.process import python_command, run_json
 
     given = {"--prompt-tokens": prompt_tokens, "--max-tokens": max_tokens, "--chunk": chunk, "--dtype": dtype}
@@ -52,23 +53,23 @@ def verify(
     argv = [*python, "disagg.verify", *_subject(settings(context), model), *options]
     try:
         with stderr().status(f"verifying {model}: hand-off, prefill alone, decode alone …"):
-            result = run_json(argv, environment, timeout)
+            report = VerifyReport.received(run_json(argv, environment, timeout), "python -m disagg.verify")
     except DisaggError as error:
         if as_json:
             print_json({"error": error.to_json(), "ok": False})
         raise
     if as_json:
-        print_json(result)
+        print_json(report.to_json())
     else:
         from disagg.cli.views.verify import verify_view
 
-        stdout().print(verify_view(result))
-    if not result.get("ok"):
+        stdout().print(verify_view(report))
+    if not report.ok:
         raise typer.Exit(1)
 
 
 def _subject(chosen: Settings, model: str) -> list[str]:
-    """Where both engines find the model: a folder as it is, else what hosts.toml says, its context too."""
+    """The arguments that name the model: a folder for both engines, or the sources and the context in hosts.toml."""
     from disagg.errors import UsageError
 
     if Path(model).is_dir():

@@ -1,5 +1,5 @@
-"""`disagg verify`: the hand-off against each engine alone, on one machine.
+"""`disagg verify`: compare the hand-off with each engine alone, on one machine.
 
-Run as `python -m disagg.verify MODEL`: it loads both engines, hands KV over in this process (`pair`), and compares
-tokens and logits.
+`python -m disagg.verify` loads both engines in one process (`pair`), answers one prompt with and without a hand-off,
+and compares tokens and logits.
 """

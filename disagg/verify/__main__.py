@@ -1,8 +1,8 @@
-"""`python -m disagg.verify`: is a hand-off of this model exact? One JSON object on stdout.
+"""`python -m disagg.verify`: compare a hand-off of a model with each engine alone. Prints a VerifyReport as JSON.
 
-Loads the model in both frameworks, in this one process, and runs the same prompt three ways: handed over through a
-real TCP transfer, by transformers alone, by mlx-lm alone. Then teacher-forces the answer through all three and
-compares the logits. A control with another prompt's KV must change the answer: else the comparison proves nothing.
+Loads the model in both frameworks in this process and answers one prompt three times: after a hand-off over TCP, with
+transformers alone, and with mlx-lm alone. Then teacher-forces one answer through all three and compares the logits. As
+a control, another prompt's KV must change the answer; otherwise the comparison shows nothing.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy
 
 from disagg.api.sampling import Sampling
+from disagg.api.verify import BackendFinding, RunComparison, VerifyReport
 from disagg.config import DType, EngineOptions
 from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model import checkpoint
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
 from disagg.servers import logs
-from disagg.verify.pair import Pair
+from disagg.verify.pair import EnginePair
 
 MAX_LOGIT_DIFF = 1e-2  # float32; 3e-6 to 2e-3 were measured over thirteen architectures (gemma3 the largest)
-# Half precision: two frameworks round differently, so both bounds allow for what a single engine's rounding does.
+# In half precision the frameworks round differently; the bounds allow for the rounding noise of a single engine.
 MAX_KL = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}
 MIN_TOP1 = {"float32": 1.0, "float16": 0.95, "bfloat16": 0.85}
 
@@ -35,35 +36,17 @@ Logits = Any  # numpy.ndarray [positions, vocab] of float64
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two runs of one prompt. equal_tokens: how many leading tokens agree; first_divergence: index of the first that
-    does not, None where all agree. The rest compares logits at the same forced tokens: nats, and a share of 1."""
-
-    equal_tokens: int
-    first_divergence: int | None
-    max_logit_diff: float
-    mean_kl: float
-    top1: float
-
-    def within(self, dtype: DType) -> bool:
-        """Whether the two runs agree as well as this dtype allows. float32 must agree in every token."""
-        exact = dtype != "float32" or (self.first_divergence is None and self.max_logit_diff <= MAX_LOGIT_DIFF)
-        return exact and self.mean_kl <= MAX_KL[dtype] and self.top1 >= MIN_TOP1[dtype]
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
-    """One way of answering: the greedy tokens, and the logits along the forced answer."""
+    """One engine's run: its greedy tokens, and its logits along the forced answer."""
 
     tokens: list[int]
     logits: Logits
 
-    def against(self, other: Run) -> Comparison:
-        """How this run compares with another."""
+    def compared_with(self, other: Run) -> RunComparison:
         pairs = zip(self.tokens, other.tokens, strict=True)
         divergence = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
         ours, theirs = _log_softmax(self.logits), _log_softmax(other.logits)
-        return Comparison(
+        return RunComparison(
             equal_tokens=len(self.tokens) if divergence is None else divergence,
             first_divergence=divergence,
             max_logit_diff=float(numpy.abs(self.logits - other.logits).max()),
@@ -72,8 +55,15 @@ class Run:
         )
 
 
-def verify(pair: Pair, dtype: DType, prompt_tokens: int, max_tokens: int, chunk: int | None) -> dict[str, Any]:
-    """The whole report; see the module and `disagg verify --help` for its keys."""
+def agrees(comparison: RunComparison, dtype: DType) -> bool:
+    """Whether two runs agree as well as this dtype allows. In float32 every token must agree."""
+    same_tokens = comparison.first_divergence is None and comparison.max_logit_diff <= MAX_LOGIT_DIFF
+    exact = dtype != "float32" or same_tokens
+    return exact and comparison.mean_kl <= MAX_KL[dtype] and comparison.top1 >= MIN_TOP1[dtype]
+
+
+def verify(pair: EnginePair, dtype: DType, prompt_tokens: int, max_tokens: int, chunk: int | None) -> VerifyReport:
+    """Run and compare. ContextLengthExceeded if prompt and answer do not fit the context."""
     context = pair.prefill.info.profile.context
     if prompt_tokens + max_tokens > context:
         raise ContextLengthExceeded(
@@ -91,36 +81,38 @@ def verify(pair: Pair, dtype: DType, prompt_tokens: int, max_tokens: int, chunk:
     prefill = Run(prefill_tokens, _array(pair.prefill.logits(forced, max_tokens)))
     decode_tokens, _ = pair.decode(prompt, sampling, None)
     decode = Run(decode_tokens, _array(pair.decode_engine.logits(forced, max_tokens)))
-    comparisons = {
-        "handoff_vs_prefill": handoff.against(prefill),
-        "handoff_vs_decode": handoff.against(decode),
-        "prefill_vs_decode": prefill.against(decode),
-    }
     wrong = _wrong_kv(pair, other, prompt, sampling, chunk)
     changes = None if wrong is None else wrong != handoff_tokens
-    return {
-        "architecture": pair.prefill.info.profile.architecture,
-        "dtype": dtype,
-        "prompt_tokens": prompt_tokens,
-        "max_tokens": max_tokens,
-        **{name: asdict(comparison) for name, comparison in comparisons.items()},
-        "wrong_kv_changes_output": changes,
-        "distinct_tokens": len(set(handoff_tokens)),
-        "decode_computed_tokens": computed,
-        "kv_bytes": pair.prefill.info.layout.nbytes(prompt_tokens - 1),
-        "preflight": [
-            {"backend": info.backend, **finding.to_json()}
-            for info in (pair.prefill.info, pair.decode_engine.info)
-            for finding in info.preflight
-        ],
-        "ok": all(c.within(dtype) for c in comparisons.values()) and changes is not False and computed == 1,
-    }
+    comparisons = handoff.compared_with(prefill), handoff.compared_with(decode), prefill.compared_with(decode)
+    return VerifyReport(
+        architecture=pair.prefill.info.profile.architecture,
+        dtype=dtype,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        handoff_vs_prefill=comparisons[0],
+        handoff_vs_decode=comparisons[1],
+        prefill_vs_decode=comparisons[2],
+        wrong_kv_changes_output=changes,
+        distinct_tokens=len(set(handoff_tokens)),
+        decode_computed_tokens=computed,
+        kv_bytes=pair.prefill.info.layout.nbytes(prompt_tokens - 1),
+        preflight=_findings(pair),
+        ok=all(agrees(one, dtype) for one in comparisons) and changes is not False and computed == 1,
+    )
+
+
+def _findings(pair: EnginePair) -> tuple[BackendFinding, ...]:
+    return tuple(
+        BackendFinding(one.component, one.status, one.detail, backend=info.backend)
+        for info in (pair.prefill.info, pair.decode_engine.info)
+        for one in info.preflight
+    )
 
 
 def _wrong_kv(
-    pair: Pair, other: Sequence[int], prompt: Sequence[int], sampling: Sampling, chunk: int | None
+    pair: EnginePair, other: Sequence[int], prompt: Sequence[int], sampling: Sampling, chunk: int | None
 ) -> list[int] | None:
-    """The answer to `prompt` from the KV of `other`; None for a prompt of one token, which needs no KV."""
+    """The answer to `prompt` with the KV of `other`; None for a prompt of one token, which needs no KV."""
     if len(prompt) == 1:
         return None
     kv: ReceivedKV = pair.hand_over(other, chunk)
@@ -140,7 +132,7 @@ def _log_softmax(logits: Logits) -> Logits:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the check; 0 where the hand-off is exact, 1 where it is not, the error's code where it cannot be told."""
+    """Run the comparison. Returns 0 if the hand-off is exact, 1 if not, and the error's exit code after an error."""
     arguments = _parser().parse_args(argv)
     logs.configure()
     logs.log.setLevel(logging.WARNING)
@@ -149,17 +141,17 @@ def main(argv: list[str] | None = None) -> int:
     except DisaggError as error:
         _print({"error": error.to_json(), "ok": False})
         return error.exit_code
-    _print(report)
-    return 0 if report["ok"] else 1
+    _print(report.to_json())
+    return 0 if report.ok else 1
 
 
-def _report(arguments: argparse.Namespace) -> dict[str, Any]:
+def _report(arguments: argparse.Namespace) -> VerifyReport:
     options = EngineOptions("transformers", dtype=arguments.dtype, device=arguments.device)
-    # Without --context the model's whole range counts: preflight must not pass because the prompt is short.
+    # Without --context, the model's longest: the preflight must not pass because the prompt is short.
     path = checkpoint.resolve(arguments.prefill_source)
-    wanted = arguments.prompt_tokens + arguments.max_tokens
-    context = arguments.context or checkpoint.longest_context(path) or wanted
-    with Pair.load(arguments.prefill_source, arguments.decode_source, options, context) as pair:
+    needed = arguments.prompt_tokens + arguments.max_tokens
+    context = arguments.context or checkpoint.longest_context(path) or needed
+    with EnginePair.load(arguments.prefill_source, arguments.decode_source, options, context) as pair:
         return verify(pair, arguments.dtype, arguments.prompt_tokens, arguments.max_tokens, arguments.chunk)
 
 
@@ -167,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m disagg.verify", description=__doc__)
     parser.add_argument("prefill_source", help="checkpoint folder or hub id for transformers")
     parser.add_argument("decode_source", help="the same for mlx-lm")
-    parser.add_argument("--context", type=_positive, default=None, help="default: all that the model reads")
+    parser.add_argument("--context", type=_positive, default=None, help="default: the model's longest")
     parser.add_argument("--prompt-tokens", type=_positive, default=200)
     parser.add_argument("--max-tokens", type=_positive, default=64)
     parser.add_argument("--chunk", type=_positive, default=None, help="tokens per prefill chunk")

@@ -1,4 +1,4 @@
-"""A prefill and a decode engine in one process, with a real KV transfer over loopback between them. For `verify`."""
+"""A prefill and a decode engine in one process, with a KV transfer over loopback between them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from disagg.kv.tickets import Expected, KVOutcome, Tickets
 
-PATIENCE_S = 3600.0
+TIMEOUT_S = 3600.0
 SAMPLE_MODULES = ("argparse", "tarfile", "typing", "subprocess", "inspect", "turtle", "pydoc", "zipfile", "decimal")
 
 
 class _Collector:
-    """A Listener that gathers a whole answer."""
+    """A Listener that collects a whole answer. outcome: its timing, or the error that ended it."""
 
     def __init__(self) -> None:
         self.outcome: queue.Queue[DecodeTiming | Exception] = queue.Queue()
@@ -44,8 +44,8 @@ class _Collector:
 
 
 @dataclass(slots=True)
-class Pair:
-    """Both engines of one model, and the KV listener between them."""
+class EnginePair:
+    """Both engines of one model, and the KV server between them."""
 
     prefill: PrefillEngine
     decode_engine: DecodeEngine
@@ -54,7 +54,7 @@ class Pair:
 
     @classmethod
     def load(cls, prefill_source: str, decode_source: str, options: EngineOptions, context: int) -> Self:
-        """Load the model in both frameworks; ModelError or PreflightRefused where it cannot be served."""
+        """Load the model in both frameworks. ModelError or PreflightRefused if it cannot be served."""
         from disagg.engines.mlx.engine import MLXDecodeEngine
         from disagg.engines.transformers.engine import TransformersPrefillEngine
 
@@ -82,34 +82,34 @@ class Pair:
         tokens = self.prefill.tokenizer.encode(text)
         while len(tokens) < 2 * length + 1:
             tokens += tokens
-        # The second starts from the far end, so that the two share no text.
+        # The second is taken from the end, so that the two share no text.
         return tokens[:length], tokens[-length:]
 
     def hand_over(self, prompt: Sequence[int], chunk: int | None) -> ReceivedKV:
         """The KV of prompt[:-1], computed by the prefill engine and received over TCP."""
-        arrived: queue.Queue[KVOutcome] = queue.Queue()
+        outcomes: queue.Queue[KVOutcome] = queue.Queue()
         info, n = self.prefill.info, len(prompt) - 1
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         expected = Expected("verify", info.layout, info.fingerprint, token_hash(prompt), n)
-        slot = self.tickets.issue(expected, arrived.put, deadline=deadline)
+        slot = self.tickets.issue(expected, outcomes.put, deadline=deadline)
         header = Header(slot.ticket, "verify", info.fingerprint, info.layout, token_hash(prompt), n)
         with Transfer.open("127.0.0.1", self.server.port, header, deadline=deadline) as transfer:
             self.prefill.prefill(prompt[:-1], transfer.send, chunk_tokens=chunk)
             transfer.finish()
-        result = arrived.get(timeout=PATIENCE_S)
-        if isinstance(result, DisaggError):
-            raise result
-        return result
+        outcome = outcomes.get(timeout=TIMEOUT_S)
+        if isinstance(outcome, DisaggError):
+            raise outcome
+        return outcome
 
     def prefill_alone(self, prompt: Sequence[int], sampling: Sampling) -> list[int]:
-        """The prefill engine's own answer."""
+        """The answer of the prefill engine alone."""
         return [token.id for token in self.prefill.generate(prompt, sampling)]
 
     def decode(self, prompt: Sequence[int], sampling: Sampling, kv: ReceivedKV | None) -> tuple[list[int], int]:
-        """The decode engine's answer, from `kv` or alone, and how many prompt tokens it computed itself."""
+        """The decode engine's answer, with `kv` or alone, and how many prompt tokens it computed."""
         collector = _Collector()
         self.decode_engine.submit(DecodeRequest("verify", prompt, sampling, kv), collector)
-        outcome = collector.outcome.get(timeout=PATIENCE_S)
+        outcome = collector.outcome.get(timeout=TIMEOUT_S)
         if isinstance(outcome, Exception):
             raise outcome
         return collector.tokens, outcome.computed_prompt_tokens

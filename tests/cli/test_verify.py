@@ -16,6 +16,7 @@ from tests.cli.commandline import run, write_fleet
 SAME = {"equal_tokens": 64, "first_divergence": None, "max_logit_diff": 3.2e-5, "mean_kl": 1e-9, "top1": 1.0}
 RESULT = {
     "architecture": "gpt_oss",
+    "dtype": "float32",
     "prompt_tokens": 6000,
     "max_tokens": 64,
     "handoff_vs_prefill": SAME,
@@ -23,7 +24,9 @@ RESULT = {
     "prefill_vs_decode": SAME,
     "wrong_kv_changes_output": True,
     "distinct_tokens": 41,
-    "preflight": [{"component": "rope", "status": "patched", "detail": "YaRN truncate"}],
+    "decode_computed_tokens": 1,
+    "kv_bytes": 1 << 20,
+    "preflight": [{"component": "rope", "status": "patched", "detail": "YaRN truncate", "backend": "mlx/cpu"}],
     "ok": True,
 }
 

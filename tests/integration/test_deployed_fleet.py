@@ -114,12 +114,12 @@ def cpu_seconds(argv: list[str], fleet: Operator) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def test_a_hand_off_is_rehearsed_between_two_hosts_in_what_is_deployed_there(fleet: Operator) -> None:
+def test_the_hand_off_benchmark_runs_between_two_hosts_in_what_is_deployed_there(fleet: Operator) -> None:
     where = ("--from", PREFILL, "--to", DECODE, "--tokens", "64", "--rounds", "1")
     report = json.loads(fleet.run("bench", "handoff", *where, "--json", timeout=PATIENCE_S).stdout)
     assert (report["from"], report["to"]) == (PREFILL, DECODE)
     assert report["address"] == fleet.bed.hosts[DECODE].address
-    assert report["handoff_gb_s"] > 0 and report["ways"]["base64_json"]["gb_s"] > 0
+    assert report["handoff_gb_s"] > 0 and report["transports"]["base64_json"]["gb_s"] > 0
     told = fleet.run("bench", "handoff", *where, "--device", "nonsense", code=3).stderr
     assert f"{PREFILL}: " in told and "nonsense" in told
 

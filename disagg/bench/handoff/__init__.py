@@ -1,5 +1,9 @@
-"""A hand-off of KV that no model computed, beside other ways to move the same bytes: for `disagg bench handoff`.
+"""A hand-off of random KV, compared with other ways to move the same bytes: for `disagg bench handoff`.
 
-Two processes, on two machines or on one. `control` is the thread of words between them, `door` who may connect, `run`
-takes the turns, and `handoff`, `bare_socket` and `http_json` are the ways.
+Two processes, on two machines or on one, which `disagg.api.handoff` describes.
+
+run          the rounds: every transport in turn, timed
+transport    the interface of a transport; handoff, bare_socket, http_json: the three
+channel      typed messages between the two ends
+connect      TCP connections that begin with a secret key
 """

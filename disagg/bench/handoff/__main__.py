@@ -1,7 +1,6 @@
-"""`python -m disagg.bench.handoff receive|send`: one end of a rehearsed hand-off.
+"""`python -m disagg.bench.handoff receive|send`: one end of the hand-off benchmark; see disagg.api.handoff.
 
-$DISAGG_REHEARSAL says what to do, as JSON: see Order. The receiver prints {"port"} and waits for one sender; the sender
-prints the figures. A failure is one JSON line {"error"} and the error's exit code.
+A failure is one JSON line {"error"} and the error's exit code.
 """
 
 from __future__ import annotations
@@ -13,98 +12,84 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from disagg.api.handoff import ENVIRONMENT_VARIABLE, EndTask, HandoffSpec, Listening
 from disagg.engines.exit import exit_without_cleanup
 from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
-    from disagg.bench.handoff.control import Control
-    from disagg.bench.handoff.way import Shape
+    from disagg.bench.handoff.channel import MessageChannel
+    from disagg.bench.handoff.transport import KVShape
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What is rehearsed. token: the one-time secret of the two ends; host: the receiver's address; port, device: for
-    the sender; windows: per layer, None for a full one."""
-
-    token: str
-    host: str
-    windows: list[int | None]
-    kv_heads: int
-    head_dim: int
-    dtype: str
-    tokens: int
-    rounds: int
-    port: int = 0
-    device: str = "auto"
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Play one end; returns the exit code."""
+    """Run one end; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m disagg.bench.handoff", description=__doc__)
     parser.add_argument("end", choices=("receive", "send"))
     end = parser.parse_args(argv).end
     try:
-        order = _order(os.environ.pop("DISAGG_REHEARSAL", ""))
+        task = _task(os.environ.pop(ENVIRONMENT_VARIABLE, ""))
         with suppress(KeyboardInterrupt):
-            _receive(order) if end == "receive" else _send(order)
+            _receive(task) if end == "receive" else _send(task)
     except DisaggError as error:
-        _print(error=error.to_json())
+        _print({"error": error.to_json()})
         return error.exit_code
-    except (OSError, MemoryError, RuntimeError) as error:  # the network's, or a framework's
-        _print(error=DisaggError(f"{type(error).__name__}: {error}").to_json())
+    except (OSError, MemoryError, RuntimeError) as error:  # of the network or a framework
+        _print({"error": DisaggError(f"{type(error).__name__}: {error}").to_json()})
         return 1
     return 0
 
 
-def _order(text: str) -> Order:
+def _task(text: str) -> EndTask:
     try:
-        return Order(**json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"$DISAGG_REHEARSAL is no order: {error}", "run `disagg bench handoff`") from error
+        return EndTask.from_json(json.loads(text))
+    except ValueError as error:
+        raise UsageError(f"${ENVIRONMENT_VARIABLE} is not a task: {error}", "run `disagg bench handoff`") from error
 
 
-def _receive(order: Order) -> None:
-    from disagg.bench.handoff import control, run
+def _receive(task: EndTask) -> None:
+    from disagg.bench.handoff import run
+    from disagg.bench.handoff.channel import MessageChannel
+    from disagg.bench.handoff.connect import address_family
 
-    family = socket.AF_INET6 if ":" in order.host else socket.AF_INET
-    with socket.create_server((order.host, 0), family=family) as listener:
-        _print(port=listener.getsockname()[1])
-        with control.accept(listener, order.token) as words:
-            _telling(words, lambda: run.receive(words, _shape(order), order.host, order.rounds))
-
-
-def _send(order: Order) -> None:
-    from disagg.bench.handoff import control, run
-
-    with control.connect(order.host, order.port, order.token) as words:
-        figures = _telling(words, lambda: run.send(words, _shape(order), order.device, order.rounds))
-    _print(**figures)
+    with socket.create_server((task.host, 0), family=address_family(task.host)) as listener:
+        _print(Listening(listener.getsockname()[1]).to_json())
+        with MessageChannel.accept(listener, task.token) as channel:
+            _reporting(channel, lambda: run.receive(channel, _shape(task.spec), task.host, task.spec.rounds))
 
 
-def _telling(words: Control, play: Callable[[], T]) -> T:
-    """Play, and tell the other end of a failure before this one leaves."""
+def _send(task: EndTask) -> None:
+    from disagg.bench.handoff import run
+    from disagg.bench.handoff.channel import MessageChannel
+
+    spec = task.spec
+    with MessageChannel.connect(task.host, task.port, task.token) as channel:
+        figures = _reporting(channel, lambda: run.send(channel, _shape(spec), spec.device, spec.rounds))
+    _print(figures.to_json())
+
+
+def _reporting(channel: MessageChannel, run: Callable[[], T]) -> T:
+    """Run, and send the other end the error if it fails."""
     try:
-        return play()
+        return run()
     except (DisaggError, OSError, MemoryError, RuntimeError) as error:
         with suppress(DisaggError):
-            words.say(error=str(error)[:2000])
+            channel.send_error(error)
         raise
 
 
-def _shape(order: Order) -> Shape:
-    from disagg.bench.handoff.way import Shape
+def _shape(spec: HandoffSpec) -> KVShape:
+    from disagg.bench.handoff.transport import KVShape
     from disagg.engines.simulated.model import layout_of
 
-    return Shape(layout_of(order.windows, order.kv_heads, order.head_dim, order.dtype), order.tokens)
+    return KVShape(layout_of(spec.windows, spec.kv_heads, spec.head_dim, spec.dtype), spec.tokens)
 
 
-def _print(**words: Any) -> None:
-    sys.stdout.write(json.dumps(words) + "\n")
+def _print(body: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(body) + "\n")
     sys.stdout.flush()
 
 

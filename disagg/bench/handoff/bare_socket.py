@@ -1,4 +1,5 @@
-"""What a wire gives to Python: one TCP connection, `sendall` from each tensor's memory, `recv_into` one buffer."""
+"""The fastest transport in pure Python: one TCP connection, `sendall` from each tensor's memory, `recv_into` one
+buffer."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 
 import numpy
 
-from disagg.bench.handoff.door import admit, knock
-from disagg.bench.handoff.way import PATIENCE_S, Shape
+from disagg.bench.handoff.connect import accept_with_key, address_family, connect_with_key
+from disagg.bench.handoff.transport import STEP_TIMEOUT_S, KVShape, Offer
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.kv.received import Placement
 
@@ -18,15 +19,15 @@ _CALL_BYTES = 1 << 20
 
 
 class BareSender:
-    """See way.Sender."""
+    """See transport.Sender."""
 
-    def __init__(self, shape: Shape, source: SyntheticKV) -> None:
+    def __init__(self, shape: KVShape, source: SyntheticKV) -> None:
         self._tensors = source.flat()
         self._socket: socket.socket | None = None
 
-    def prepare(self, offer: dict[str, Any]) -> None:
+    def prepare(self, offer: Offer) -> None:
         if self._socket is None:
-            self._socket = knock(offer["host"], offer["port"], offer["key"])
+            self._socket = connect_with_key(offer.host, offer.port, offer.key)
 
     def send(self) -> None:
         assert self._socket is not None, "prepare comes first"
@@ -39,43 +40,39 @@ class BareSender:
 
 
 class BareReceiver:
-    """See way.Receiver."""
+    """See transport.Receiver."""
 
-    def __init__(self, shape: Shape, host: str) -> None:
+    def __init__(self, shape: KVShape, host: str) -> None:
         placement = Placement.of(shape.layout, shape.tokens)
         self._data: Any = numpy.zeros(placement.nbytes, numpy.uint8)
-        self._data[:] = 255  # every page is there before the clock starts
+        self._data[:] = 255  # every page is mapped before the clock starts
         self._places = [place for pair in zip(placement.keys, placement.values, strict=True) for (place,) in pair]
-        self._listener = socket.create_server((host, 0), family=_family(host))
+        self._listener = socket.create_server((host, 0), family=address_family(host))
         self._host = host
         self._key = secrets.token_hex(32)
         self._socket: socket.socket | None = None
 
-    def offer(self) -> dict[str, Any]:
-        return {"host": self._host, "port": self._listener.getsockname()[1], "key": self._key}
+    def offer(self) -> Offer:
+        return Offer(host=self._host, port=self._listener.getsockname()[1], key=self._key)
 
     def accept(self) -> None:
         if self._socket is None:
-            self._socket = admit(self._listener, self._key, PATIENCE_S)
-            self._socket.settimeout(PATIENCE_S)
+            self._socket = accept_with_key(self._listener, self._key, STEP_TIMEOUT_S)
+            self._socket.settimeout(STEP_TIMEOUT_S)
 
     def receive(self) -> Sequence[Any]:
         assert self._socket is not None, "accept comes first"
         tensors = [self._data[place] for place in self._places]
         for tensor in tensors:
-            view, got = memoryview(tensor), 0
-            while got < len(view):
-                count = self._socket.recv_into(view[got : got + _CALL_BYTES])
+            view, received = memoryview(tensor), 0
+            while received < len(view):
+                count = self._socket.recv_into(view[received : received + _CALL_BYTES])
                 if not count:
                     raise ConnectionError("the sender closed the connection")
-                got += count
+                received += count
         return tensors
 
     def close(self) -> None:
         self._listener.close()
         if self._socket is not None:
             self._socket.close()
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

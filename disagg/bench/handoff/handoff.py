@@ -1,4 +1,4 @@
-"""disagg's own way: torch tensors through RowEmitter, Transfer and KVServer into ready mlx-lm caches."""
+"""disagg's own transport: torch tensors through RowEmitter, Transfer and KVServer into ready mlx-lm caches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from disagg.bench.handoff.way import LONG_S, PATIENCE_S, Shape
+from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, STEP_TIMEOUT_S, KVShape, Offer
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.simulated import synthetic_kv
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
@@ -18,22 +18,22 @@ from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from disagg.kv.tickets import KEEP_SHARE, Expected, KVOutcome, Tickets
 
-_FINGERPRINT = Fingerprint("rehearsal", 1, "none", "none", "none", "none")
-_REQUEST = "rehearsal"
+_FINGERPRINT = Fingerprint("benchmark", 1, "none", "none", "none", "none")
+_REQUEST = "benchmark"
 
 
 class HandoffSender:
-    """See way.Sender."""
+    """See transport.Sender."""
 
-    def __init__(self, shape: Shape, source: SyntheticKV) -> None:
+    def __init__(self, shape: KVShape, source: SyntheticKV) -> None:
         self._shape = shape
         self._source = source
         self._transfer: Transfer | None = None
 
-    def prepare(self, offer: dict[str, Any]) -> None:
-        header = Header(offer["ticket"], _REQUEST, _FINGERPRINT, self._shape.layout, token_hash([]), self._shape.tokens)
-        deadline = time.monotonic() + LONG_S
-        self._transfer = Transfer.open(offer["host"], offer["port"], header, deadline=deadline)
+    def prepare(self, offer: Offer) -> None:
+        header = Header(offer.ticket, _REQUEST, _FINGERPRINT, self._shape.layout, token_hash([]), self._shape.tokens)
+        deadline = time.monotonic() + ROUND_TIMEOUT_S
+        self._transfer = Transfer.open(offer.host, offer.port, header, deadline=deadline)
 
     def send(self) -> None:
         assert self._transfer is not None, "prepare comes first"
@@ -46,29 +46,29 @@ class HandoffSender:
 
 
 class HandoffReceiver:
-    """See way.Receiver."""
+    """See transport.Receiver."""
 
-    def __init__(self, shape: Shape, host: str) -> None:
+    def __init__(self, shape: KVShape, host: str) -> None:
         self._shape = shape
-        # The memory of one transfer lies idle for the next, as it does on a decode host.
+        # The memory of one transfer is kept for the next, as on a decode host.
         self._tickets = Tickets(max_kv_bytes=2 * KEEP_SHARE * shape.nbytes, allocate=mlx_cache.allocate)
         self._server = KVServer(host, 0, self._tickets)
-        self._arrived: queue.Queue[KVOutcome] = queue.Queue()
+        self._outcomes: queue.Queue[KVOutcome] = queue.Queue()
 
-    def offer(self) -> dict[str, Any]:
+    def offer(self) -> Offer:
         expected = Expected(_REQUEST, self._shape.layout, _FINGERPRINT, token_hash([]), self._shape.tokens)
-        slot = self._tickets.issue(expected, self._arrived.put, deadline=time.monotonic() + LONG_S)
-        return {"host": self._server.host, "port": self._server.port, "ticket": slot.ticket}
+        slot = self._tickets.issue(expected, self._outcomes.put, deadline=time.monotonic() + ROUND_TIMEOUT_S)
+        return Offer(host=self._server.host, port=self._server.port, ticket=slot.ticket)
 
     def accept(self) -> None:
-        """The transfer's header was its introduction."""
+        """Nothing to do: the transfer's header carries the ticket."""
 
     def receive(self) -> Sequence[Any]:
-        result = self._arrived.get(timeout=LONG_S + PATIENCE_S)  # the ticket ends before
-        if not isinstance(result, ReceivedKV):
-            raise result
-        tensors = synthetic_kv.ingest(result)
-        result.release(reuse=True)  # the bytes are looked at before the next transfer begins
+        outcome = self._outcomes.get(timeout=ROUND_TIMEOUT_S + STEP_TIMEOUT_S)  # the ticket's deadline is earlier
+        if not isinstance(outcome, ReceivedKV):
+            raise outcome
+        tensors = synthetic_kv.ingest(outcome)
+        outcome.release(reuse=True)  # the bytes are read before the next transfer begins
         return tensors
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The way of a first sketch: base64 in JSON over HTTP, one request per layer, decoded into mlx arrays.
+"""The simplest transport: base64 in JSON over HTTP, one request per layer, decoded into mlx arrays.
 
-By layer is the kindest to it: with all 805 MB in one request it took 87 s on a busy machine, where this takes 10.
+One request per layer is its fastest form: all 805 MB in one request took 87 s on a busy machine, this takes 10.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from disagg.bench.handoff.way import LONG_S, PATIENCE_S, Shape
+from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, STEP_TIMEOUT_S, KVShape, Offer
 from disagg.engines.simulated import synthetic_kv
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import PeerLost
@@ -30,18 +30,18 @@ _POLL_S = 0.01
 
 
 class JSONSender:
-    """See way.Sender."""
+    """See transport.Sender."""
 
-    def __init__(self, shape: Shape, source: SyntheticKV) -> None:
+    def __init__(self, shape: KVShape, source: SyntheticKV) -> None:
         self._tensors = source.flat()
         self._client: httpx.Client | None = None
         self._url = ""
 
-    def prepare(self, offer: dict[str, Any]) -> None:
-        host = f"[{offer['host']}]" if ":" in offer["host"] else offer["host"]
-        self._url = f"http://{host}:{offer['port']}/layer"
-        key = {"Authorization": f"Bearer {offer['key']}"}
-        self._client = self._client or httpx.Client(headers=key, timeout=LONG_S, trust_env=False)
+    def prepare(self, offer: Offer) -> None:
+        host = f"[{offer.host}]" if ":" in offer.host else offer.host
+        self._url = f"http://{host}:{offer.port}/layer"
+        key = {"Authorization": f"Bearer {offer.key}"}
+        self._client = self._client or httpx.Client(headers=key, timeout=ROUND_TIMEOUT_S, trust_env=False)
 
     def send(self) -> None:
         assert self._client is not None, "prepare comes first"
@@ -50,7 +50,7 @@ class JSONSender:
             try:
                 self._client.post(self._url, json=layer).raise_for_status()
             except httpx.HTTPError as error:
-                raise PeerLost(f"the HTTP server of the rehearsal did not take a layer: {error}") from error
+                raise PeerLost(f"the benchmark's HTTP server did not accept a layer: {error}") from error
 
     def close(self) -> None:
         if self._client is not None:
@@ -58,9 +58,9 @@ class JSONSender:
 
 
 class JSONReceiver:
-    """See way.Receiver."""
+    """See transport.Receiver."""
 
-    def __init__(self, shape: Shape, host: str) -> None:
+    def __init__(self, shape: KVShape, host: str) -> None:
         self._count = 2 * len(shape.layout.layers)
         self._host = host
         self._key = secrets.token_hex(32)
@@ -71,33 +71,33 @@ class JSONReceiver:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, name="http-json", daemon=True)
         self._thread.start()
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + STEP_TIMEOUT_S
         while not self._server.started:
             if time.monotonic() > deadline:
-                raise TimeoutError("the HTTP server does not start")
+                raise TimeoutError(f"the HTTP server did not start within {STEP_TIMEOUT_S:g} s")
             time.sleep(_POLL_S)
 
-    def offer(self) -> dict[str, Any]:
+    def offer(self) -> Offer:
         port = self._server.servers[0].sockets[0].getsockname()[1]
-        return {"host": self._host, "port": port, "key": self._key}
+        return Offer(host=self._host, port=port, key=self._key)
 
     def accept(self) -> None:
         self._tensors = []
         self._complete.clear()
 
     def receive(self) -> Sequence[Any]:
-        if not self._complete.wait(LONG_S):
-            raise TimeoutError("the layers did not arrive")
+        if not self._complete.wait(ROUND_TIMEOUT_S):
+            raise TimeoutError(f"not all layers arrived within {ROUND_TIMEOUT_S:g} s")
         return self._tensors
 
     def close(self) -> None:
         self._server.should_exit = True
-        self._thread.join(PATIENCE_S)
+        self._thread.join(STEP_TIMEOUT_S)
 
     async def _take(self, request: Request) -> Response:
         key = f"Bearer {self._key}".encode()
         if not hmac.compare_digest(request.headers.get("authorization", "").encode(), key):
-            return JSONResponse({"error": "only the rehearsal's other end may send"}, 401)
+            return JSONResponse({"error": "the benchmark's key is missing or wrong"}, 401)
         layer = await request.json()
         tensors = [numpy.frombuffer(base64.b64decode(layer[kind]), numpy.uint8) for kind in ("keys", "values")]
         synthetic_kv.copy_to_mlx(tensors)

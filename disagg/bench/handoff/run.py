@@ -1,7 +1,7 @@
-"""The turns: every way in every round, one after the other; the first round warms up and is not counted.
+"""The rounds: every transport in every round, one after the other. The first round is a warm-up and is not counted.
 
-Clock: the sender's, from before the first byte until the receiver says that every tensor is ready (one word over the
-same network: half a round trip more than the transfer itself).
+Clock: the sender's, from before the first byte until the receiver's message that every tensor is ready has arrived
+(half a round trip more than the transfer itself).
 """
 
 from __future__ import annotations
@@ -9,113 +9,124 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import xxhash
 
+from disagg.api.handoff import HandoffFigures, TransportFigures
 from disagg.bench.handoff.bare_socket import BareReceiver, BareSender
-from disagg.bench.handoff.control import Control
+from disagg.bench.handoff.channel import Connected, Digest, MessageChannel, Next, Ready, Received
 from disagg.bench.handoff.handoff import HandoffReceiver, HandoffSender
 from disagg.bench.handoff.http_json import JSONReceiver, JSONSender
-from disagg.bench.handoff.way import Receiver, Sender, Shape
+from disagg.bench.handoff.transport import KVShape, Offer, Receiver, Sender
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import IntegrityError
 
-RECEIVERS: Final[Mapping[str, Callable[[Shape, str], Receiver]]] = {
+RECEIVERS: Final[Mapping[str, Callable[[KVShape, str], Receiver]]] = {
     "handoff": HandoffReceiver,
     "raw_socket": BareReceiver,
     "base64_json": JSONReceiver,
 }
-SENDERS: Final[Mapping[str, Callable[[Shape, SyntheticKV], Sender]]] = {
+SENDERS: Final[Mapping[str, Callable[[KVShape, SyntheticKV], Sender]]] = {
     "handoff": HandoffSender,
     "raw_socket": BareSender,
     "base64_json": JSONSender,
 }
 
 
-def receive(control: Control, shape: Shape, host: str, rounds: int) -> None:
+class Round(NamedTuple):
+    """One transfer by one transport, in seconds. cpu: of the process."""
+
+    wall: float
+    sender_cpu: float
+    receiver_cpu: float
+
+
+def receive(channel: MessageChannel, shape: KVShape, host: str, rounds: int) -> None:
     """The decode host's part."""
-    ways = {name: make(shape, host) for name, make in RECEIVERS.items()}
+    receivers = [make(shape, host) for make in RECEIVERS.values()]
     try:
         for _ in range(rounds + 1):
-            for way in ways.values():
-                _receive_once(control, way)
+            for receiver in receivers:
+                _receive_once(channel, receiver)
     finally:
-        for way in ways.values():
-            way.close()
+        for receiver in receivers:
+            receiver.close()
 
 
-def _receive_once(control: Control, way: Receiver) -> None:
-    control.say(**way.offer())
-    control.hear()  # the sender has connected
-    way.accept()
+def _receive_once(channel: MessageChannel, receiver: Receiver) -> None:
+    channel.send(receiver.offer())
+    channel.receive(Connected)
+    receiver.accept()
     cpu = time.process_time()
-    control.say(ready=True)
-    tensors = way.receive()
-    control.say(cpu_s=time.process_time() - cpu)
-    control.say(digest=_digest(tensors))
-    _wipe(tensors)  # the next turn's memory may be the same, and its bytes are
-    control.hear()
+    channel.send(Ready())
+    tensors = receiver.receive()
+    channel.send(Received(time.process_time() - cpu))
+    channel.send(Digest(_digest(tensors)))
+    _overwrite(tensors)
+    channel.receive(Next)
 
 
-def send(control: Control, shape: Shape, device: str, rounds: int) -> dict[str, Any]:
-    """The prefill host's part; the figures, per second and per GB (1e9 bytes), medians over the rounds."""
+def send(channel: MessageChannel, shape: KVShape, device: str, rounds: int) -> HandoffFigures:
+    """The prefill host's part."""
     source = SyntheticKV(shape.layout, shape.tokens, device)
     digest = _digest(source.flat())
-    ways = {name: make(shape, source) for name, make in SENDERS.items()}
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    senders = {name: make(shape, source) for name, make in SENDERS.items()}
+    measured: dict[str, list[Round]] = {name: [] for name in senders}
     try:
         for number in range(rounds + 1):
-            for name, way in ways.items():
-                turn = _send_once(control, way, digest)
+            for name, sender in senders.items():
+                one = _send_once(channel, sender, digest)
                 if number:
-                    turns[name].append(turn)
+                    measured[name].append(one)
     finally:
-        for way in ways.values():
-            way.close()
-    return {"device": source.device, **_figures(shape, turns)}
+        for sender in senders.values():
+            sender.close()
+    return _figures(source.device, shape, measured)
 
 
-def _send_once(control: Control, way: Sender, digest: str) -> dict[str, float]:
-    way.prepare(control.hear())
-    control.say(connected=True)
-    control.hear()
+def _send_once(channel: MessageChannel, sender: Sender, digest: str) -> Round:
+    sender.prepare(channel.receive(Offer))
+    channel.send(Connected())
+    channel.receive(Ready)
     cpu, began = time.process_time(), time.perf_counter()
-    way.send()
-    receiver_cpu = float(control.hear()["cpu_s"])
-    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-    arrived = control.hear()["digest"]
-    control.say(next=True)
-    if arrived != digest:
+    sender.send()
+    received = channel.receive(Received)
+    wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    received_digest = channel.receive(Digest).digest
+    channel.send(Next())
+    if received_digest != digest:
         raise IntegrityError("the KV that is ready is not the KV that was sent", "test the memory of both hosts")
-    return {"seconds": seconds, "sender_cpu_s": cpu, "receiver_cpu_s": receiver_cpu}
+    return Round(wall, cpu, received.cpu_s)
 
 
-def _figures(shape: Shape, turns: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+def _figures(device: str, shape: KVShape, measured: Mapping[str, Sequence[Round]]) -> HandoffFigures:
     gigabytes = shape.nbytes / 1e9
-    ways = {}
-    for name, taken in turns.items():
-        ways[name] = {
-            "gb_s": gigabytes / statistics.median(turn["seconds"] for turn in taken),
-            "best_gb_s": gigabytes / min(turn["seconds"] for turn in taken),
-            "sender_cpu_s_per_gb": statistics.median(turn["sender_cpu_s"] for turn in taken) / gigabytes,
-            "receiver_cpu_s_per_gb": statistics.median(turn["receiver_cpu_s"] for turn in taken) / gigabytes,
-        }
-    handoff = ways["handoff"]["gb_s"]
-    return {
-        "bytes": shape.nbytes,
-        "rounds": len(turns["handoff"]),
-        "handoff_gb_s": handoff,
-        "raw_socket_gb_s": ways["raw_socket"]["gb_s"],
-        "base64_json_gb_s": ways["base64_json"]["gb_s"],
-        "ratio_to_raw": handoff / ways["raw_socket"]["gb_s"],
-        "ratio_to_base64_json": handoff / ways["base64_json"]["gb_s"],
-        "ways": ways,
+    transports = {
+        name: TransportFigures(
+            gb_s=gigabytes / statistics.median(one.wall for one in rounds),
+            best_gb_s=gigabytes / min(one.wall for one in rounds),
+            sender_cpu_s_per_gb=statistics.median(one.sender_cpu for one in rounds) / gigabytes,
+            receiver_cpu_s_per_gb=statistics.median(one.receiver_cpu for one in rounds) / gigabytes,
+        )
+        for name, rounds in measured.items()
     }
+    handoff, raw, base64_json = (transports[name].gb_s for name in ("handoff", "raw_socket", "base64_json"))
+    return HandoffFigures(
+        device=device,
+        bytes=shape.nbytes,
+        rounds=len(measured["handoff"]),
+        handoff_gb_s=handoff,
+        raw_socket_gb_s=raw,
+        base64_json_gb_s=base64_json,
+        ratio_to_raw=handoff / raw,
+        ratio_to_base64_json=handoff / base64_json,
+        transports=transports,
+    )
 
 
-def _wipe(tensors: Sequence[Any]) -> None:
-    """So that bytes that never came are not found in the place of those that came before."""
+def _overwrite(tensors: Sequence[Any]) -> None:
+    """Overwrite the memory, which the next round may reuse: bytes of this round must not pass for bytes of that one."""
     for tensor in tensors:
         if tensor.flags.writeable:
             tensor[:] = 255

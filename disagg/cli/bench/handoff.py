@@ -1,4 +1,4 @@
-"""`disagg bench handoff`: how fast KV becomes ready caches, beside a bare socket and base64 in JSON."""
+"""`disagg bench handoff`: the rate of a hand-off, compared with a bare socket and with base64 in JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from disagg.errors import UsageError
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
-    from disagg.fleet.link.handoff import Place
+    from disagg.fleet.link.handoff import EndPlace
     from disagg.planning.shapes import ModelShape
 
 
@@ -48,23 +48,32 @@ def handoff(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 900.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Hand over KV that no model computed, from torch tensors to ready MLX caches, in the deployed code itself.
+    """Hand over random KV, from torch tensors to ready MLX caches, with the deployed code.
 
-    Between two hosts with --from and --to, else between two processes of this machine. Models need not be there and
-    servers need not run. The same processes then move the same bytes over a bare socket and as base64 in JSON.
+    Between two hosts with --from and --to, else between two processes of this machine. Neither models nor running
+    servers are needed. The same processes also move the same bytes over a bare socket and as base64 in JSON.
     """
-    from disagg.fleet.link import handoff as rehearsal
+    from disagg.api.handoff import HandoffSpec
+    from disagg.fleet.link.handoff import measure_handoff
 
     if (sender is None) != (receiver is None):
         raise UsageError("--from and --to go together", "give both hosts, or neither to stay on this machine")
     fleet = settings(context).fleet() if sender is not None else None
     size = _shape(shape, fleet, sender)
-    order = rehearsal.Order(size.windows, size.kv_heads, size.head_dim, dtype.value, tokens, rounds, device, timeout)
+    spec = HandoffSpec(
+        windows=size.windows,
+        kv_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        dtype=dtype.value,
+        tokens=tokens,
+        rounds=rounds,
+        device=device,
+    )
     with stderr().status("connecting …") as status:
         ends = _place(fleet, sender, "prefill"), _place(fleet, receiver, "decode")
         try:
-            status.update(f"handing over {tokens} tokens of {size.name}, {rounds} rounds of three ways …")
-            figures = rehearsal.rehearse(*ends, order)
+            status.update(f"handing over {tokens} tokens of {size.name}, {rounds} rounds of three transports …")
+            figures = measure_handoff(*ends, spec, timeout)
         finally:
             for end in ends:
                 end.machine.close()
@@ -75,7 +84,7 @@ def handoff(
         "shape": size.name,
         "tokens": tokens,
         "dtype": dtype.value,
-        **figures,
+        **figures.to_json(),
     }
     if as_json:
         typer.echo(json.dumps(report, indent=2))
@@ -85,10 +94,10 @@ def handoff(
         stdout().print(handoff_view(report))
 
 
-def _place(fleet: Fleet | None, name: str | None, end: str) -> Place:
-    from disagg.fleet.link import handoff as rehearsal
+def _place(fleet: Fleet | None, name: str | None, end: str) -> EndPlace:
+    from disagg.fleet.link.handoff import on_host, on_this_machine
 
-    return rehearsal.here(f"this machine ({end})") if fleet is None else rehearsal.at(_host(fleet, name))
+    return on_this_machine(f"this machine ({end})") if fleet is None else on_host(_host(fleet, name))
 
 
 def _host(fleet: Fleet, name: str | None) -> Host:

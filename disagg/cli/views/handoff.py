@@ -1,4 +1,4 @@
-"""A rehearsed hand-off: a row for each way, and what the first one comes to beside the others."""
+"""The result of `disagg bench handoff`: a row per transport, and the hand-off's rate divided by the others'."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from disagg.cli.views.units import size
 
-WAYS: Final = {
+TRANSPORTS: Final = {
     "handoff": "hand-off, to ready MLX caches",
     "raw_socket": "bare socket, to plain memory",
     "base64_json": "base64 in JSON over HTTP",
@@ -26,19 +26,19 @@ def handoff_view(report: Mapping[str, Any]) -> RenderableType:
     ratios = (
         f"hand-off / bare socket {report['ratio_to_raw']:.2f}, "
         f"/ base64 in JSON {report['ratio_to_base64_json']:.0f}. "
-        f"Medians of {report['rounds']}, taken in turn.\n"
+        f"Medians of {report['rounds']}, alternating.\n"
         "No model ran: the KV is random."
     )
-    return Group(Text(what, "bold"), Text(where), Text(), _table(report["ways"]), Text(), Text(ratios, "dim"))
+    return Group(Text(what, "bold"), Text(where), Text(), _table(report["transports"]), Text(), Text(ratios, "dim"))
 
 
-def _table(ways: Mapping[str, Mapping[str, float]]) -> Table:
+def _table(transports: Mapping[str, Mapping[str, float]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("way")
+    table.add_column("transport")
     for name in ("GB/s", "best", "CPU s/GB\nprefill", "CPU s/GB\ndecode"):
         table.add_column(name, justify="right")
-    for name, title in WAYS.items():
-        way = ways[name]
+    for name, title in TRANSPORTS.items():
+        figures = transports[name]
         keys = ("gb_s", "best_gb_s", "sender_cpu_s_per_gb", "receiver_cpu_s_per_gb")
-        table.add_row(title, *(f"{way[key]:.3g}" for key in keys))
+        table.add_row(title, *(f"{figures[key]:.3g}" for key in keys))
     return table

@@ -1,6 +1,6 @@
-"""Rehearse a hand-off: `python -m disagg.bench.handoff` at both ends of a link, and the figures it gives.
+"""Run the hand-off benchmark, `python -m disagg.bench.handoff`, at both ends of a link.
 
-Between two hosts of the fleet it runs in their deployed environments; else both ends are processes of this machine.
+Between two hosts of the fleet it runs in their deployed environments; otherwise both ends are processes here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec import structs
+
+from disagg.api.base import InvalidValue
+from disagg.api.handoff import ENVIRONMENT_VARIABLE, EndTask, HandoffFigures, HandoffSpec
 from disagg.config import Host
 from disagg.errors import DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
@@ -23,29 +27,12 @@ from disagg.fleet.machine.process import python_command
 
 MODULE: Final = "disagg.bench.handoff"
 LOOPBACK: Final = "127.0.0.1"
-_LOADING_S: Final = 120.0  # frameworks, on a cold disk
+_LOADING_S: Final = 120.0  # for loading frameworks from a cold disk
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is rehearsed: KV of `tokens` tokens of a model with these layers (window None: full attention).
-
-    device: where the prefill host holds it. timeout: seconds for all of it.
-    """
-
-    windows: tuple[int | None, ...]
-    kv_heads: int
-    head_dim: int
-    dtype: str
-    tokens: int
-    rounds: int
-    device: str
-    timeout: float
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where one end runs. argv: up to the module's name; address: where the decode host takes KV."""
+class EndPlace:
+    """Where one end runs. argv: the command up to the module's name. address: where this host receives KV."""
 
     machine: Machine
     argv: tuple[str, ...]
@@ -53,71 +40,65 @@ class Place:
     address: str
 
 
-def here(name: str) -> Place:
+def on_this_machine(name: str) -> EndPlace:
     """This machine, over loopback."""
     argv, environment = python_command(None)
-    return Place(LocalMachine(name), tuple(argv), environment, LOOPBACK)
+    return EndPlace(LocalMachine(name), tuple(argv), environment, LOOPBACK)
 
 
-def at(host: Host) -> Place:
-    """A host of the fleet. HostUnreachable where it cannot be reached, FleetError where nothing is deployed there."""
+def on_host(host: Host) -> EndPlace:
+    """A host of the fleet. HostUnreachable if it cannot be reached, FleetError if nothing is deployed there."""
     if host.local:
         argv, environment = python_command(host.python)
-        return Place(LocalMachine(host.name), tuple(argv), environment, host.kv_address)
+        return EndPlace(LocalMachine(host.name), tuple(argv), environment, host.kv_address)
     reached = machine_for(host)
     facts = read_host_facts(reached, host)
     python = deployed_python(facts)
     if python is None or facts.current is None:
         raise FleetError(f"{host.name}: nothing is deployed there", f"disagg deploy --host {host.name}")
     release = {"PYTHONPATH": facts.layout.release(facts.current)}
-    return Place(reached, (python, "-P", "-m"), release, host.kv_address)
+    return EndPlace(reached, (python, "-P", "-m"), release, host.kv_address)
 
 
-def rehearse(sender: Place, receiver: Place, order: Order) -> dict[str, Any]:
-    """The figures that the sending end measured: see servers/rehearsal/run.py. Raises what either end tells."""
-    body = {
-        "token": secrets.token_hex(32),
-        "host": receiver.address,
-        "windows": order.windows,
-        "kv_heads": order.kv_heads,
-        "head_dim": order.head_dim,
-        "dtype": order.dtype,
-        "tokens": order.tokens,
-        "rounds": order.rounds,
-        "device": order.device,
-    }
-    limit = order.timeout + _LOADING_S
-    listening = Listening(receiver.machine, lambda hear: _run(receiver, "receive", body, limit, hear), limit)
+def measure_handoff(sender: EndPlace, receiver: EndPlace, spec: HandoffSpec, timeout_s: float) -> HandoffFigures:
+    """What the sending end measured. Raises the error of either end, with the end's name. timeout_s: for all of it."""
+    task = EndTask(spec=spec, token=secrets.token_hex(32), host=receiver.address)
+    limit = timeout_s + _LOADING_S
+    listening = Listening(receiver.machine, lambda on_line: _run(receiver, "receive", task, limit, on_line), limit)
     try:
-        port = listening.port()
-        figures = _run(sender, "send", {**body, "port": port}, limit)
+        figures = _run(sender, "send", structs.replace(task, port=listening.port()), limit)
     except BaseException:
         listening.give_up()
         raise
     listening.finish()
-    return figures
+    try:
+        return HandoffFigures.from_json(figures)
+    except InvalidValue as error:
+        raise FleetError(f"{sender.machine.name} printed malformed figures: {error}", "deploy it again") from error
 
 
-def _run(place: Place, end: str, body: Mapping[str, Any], timeout: float, hear: OnLine | None = None) -> dict[str, Any]:
-    environment = {**place.environment, "DISAGG_REHEARSAL": json.dumps(body)}
+def _run(place: EndPlace, end: str, task: EndTask, timeout: float, on_line: OnLine | None = None) -> dict[str, Any]:
+    environment = {**place.environment, ENVIRONMENT_VARIABLE: json.dumps(task.to_json())}
     argv = [*place.argv, MODULE, end]
-    return _said(place.machine, place.machine.run(argv, environment=environment, timeout=timeout, on_line=hear))
+    result = place.machine.run(argv, environment=environment, timeout=timeout, on_line=on_line)
+    return _last_object(place.machine, result)
 
 
-def _said(reached: Machine, result: CommandResult) -> dict[str, Any]:
-    """The last line as JSON; raises the error in it."""
+def _last_object(machine: Machine, result: CommandResult) -> dict[str, Any]:
+    """The last line of the output as JSON; raises the error in it."""
     lines = result.stdout.strip().splitlines()
     try:
-        said = json.loads(lines[-1]) if lines else None
+        body = json.loads(lines[-1]) if lines else None
     except ValueError:
-        said = None
-    if isinstance(said, dict) and isinstance(said.get("error"), dict):
-        error = DisaggError.from_json(said["error"])
-        error.message = f"{reached.name}: {error.message}"
+        body = None
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        error = DisaggError.from_json(body["error"])
+        error.message = f"{machine.name}: {error.message}"
         raise error
-    if not result.ok or not isinstance(said, dict):
-        words = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:] or [f"exit code {result.code}"]
+    if not result.ok or not isinstance(body, dict):
+        output = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:] or [f"exit code {result.code}"]
         raise FleetError(
-            f"{reached.name}: the rehearsal ended early: {words[0]}", "is torch (prefill) or mlx (decode) there?"
+            f"{machine.name}: the hand-off benchmark ended early: {output[0]}",
+            "is torch (prefill) or mlx (decode) installed there?",
         )
-    return said
+    return body

@@ -172,10 +172,10 @@ def test_states_become_an_arrays_cache() -> None:
 def test_kv_that_does_not_fit_the_model_is_refused_by_layer() -> None:
     with pytest.raises(LayoutMismatch, match="the KV has 2 layers, the model 1"):
         mlx_cache.build(model(KVCache), kv_of(5))
-    with pytest.raises(LayoutMismatch, match="layer 1: the KV holds 16 of 20 tokens, mlx-lm's KVCache needs 20"):
+    with pytest.raises(LayoutMismatch, match="layer 1: the KV has 16 of 20 tokens, mlx-lm's KVCache needs 20"):
         mlx_cache.build(model(KVCache, KVCache), kv_of(20))
     with pytest.raises(LayoutMismatch, match="layer 0: a CacheList cannot be filled"):
         mlx_cache.build(model(CacheList), kv_of(5, layers=LAYERS[:1]))
     narrow = replace(LAYERS[1], window=8)
-    with pytest.raises(LayoutMismatch, match="layer 1: the KV holds 8 of 20 tokens"):
+    with pytest.raises(LayoutMismatch, match="layer 1: the KV has 8 of 20 tokens"):
         mlx_cache.build(MODEL, kv_of(20, layers=(LAYERS[0], narrow)))

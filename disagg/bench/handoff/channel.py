@@ -1,0 +1,105 @@
+"""Typed messages between the two ends, as JSON lines over one TCP connection that begins with the token.
+
+Each round: Offer ->, <- Connected, Ready ->, (the transfer), Received ->, Digest ->, <- Next.  (->: to the sender)
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from types import TracebackType
+from typing import Self, TypeVar
+
+from disagg.api.base import Contract
+from disagg.bench.handoff.connect import accept_with_key, connect_with_key
+from disagg.bench.handoff.transport import LOAD_TIMEOUT_S, ROUND_TIMEOUT_S
+from disagg.errors import PeerLost
+
+MAX_LINE_BYTES = 1 << 16
+_MAX_ERROR_CHARS = 2000
+
+
+class Connected(Contract, frozen=True, forbid_unknown_fields=True):
+    """The sender has connected."""
+
+
+class Ready(Contract, frozen=True, forbid_unknown_fields=True):
+    """The receiver has accepted the connection: the clock may start."""
+
+
+class Received(Contract, frozen=True):
+    """All tensors are ready for the decode engine: the clock stops. cpu_s: CPU time of the receiver."""
+
+    cpu_s: float
+
+
+class Digest(Contract, frozen=True):
+    """XXH3-128 of the received tensors, in hex."""
+
+    digest: str
+
+
+class Next(Contract, frozen=True, forbid_unknown_fields=True):
+    """The sender has read the digest."""
+
+
+Message = TypeVar("Message", bound=Contract)
+
+
+class MessageChannel:
+    """One end of the connection. PeerLost if the other end disconnects, fails or sends nothing in time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(ROUND_TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._lines = connection.makefile("rb")
+
+    @classmethod
+    def accept(cls, listener: socket.socket, token: str) -> Self:
+        """Wait for the end that sends the token."""
+        return cls(accept_with_key(listener, token, LOAD_TIMEOUT_S))
+
+    @classmethod
+    def connect(cls, host: str, port: int, token: str) -> Self:
+        """Connect and send the token."""
+        return cls(connect_with_key(host, port, token))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._lines.close()
+        self._socket.close()
+
+    def send(self, message: Contract) -> None:
+        """Send one message."""
+        self._write(message.to_json())
+
+    def send_error(self, error: Exception) -> None:
+        """Make the other end's next `receive` raise PeerLost with this error's text."""
+        self._write({"error": str(error)[:_MAX_ERROR_CHARS]})
+
+    def receive(self, kind: type[Message]) -> Message:
+        """The next message, which must be a `kind`."""
+        try:
+            line = self._lines.readline(MAX_LINE_BYTES)
+        except OSError as error:
+            raise PeerLost(f"the other end of the benchmark sent nothing: {error}") from error
+        if not line.endswith(b"\n"):
+            raise PeerLost("the other end of the benchmark disconnected", "see what it printed")
+        try:
+            body = json.loads(line)
+            if isinstance(body, dict) and "error" in body:
+                raise PeerLost(f"the other end of the benchmark failed: {body['error']}")
+            return kind.from_json(body)
+        except ValueError as error:
+            raise PeerLost(
+                f"the other end of the benchmark sent no {kind.__name__}: {error}", "deploy the same disagg to both"
+            ) from error
+
+    def _write(self, body: object) -> None:
+        try:
+            self._socket.sendall(json.dumps(body).encode() + b"\n")
+        except OSError as error:
+            raise PeerLost(f"the other end of the benchmark disconnected: {error}") from error
