@@ -1,10 +1,10 @@
-"""Every figure that disagg promises, measured on this machine in one run, one table.
+"""Measure every figure that disagg promises, on this machine and in one run, and print one table.
 
     python -m benchmarks [--rounds 5] [--quick] [--markdown FILE]
 
-Ratios are of figures from the same run. Give it a quiet machine: at least two cores with nothing else to do; the load
-is printed, since a busy one makes every row worse. Rows that need root (a shaped link between network namespaces) or a
-package that is not installed are skipped by name. `simulated`: no model runs, the servers play predicted times.
+Ratios are of figures from the same run. It needs at least two idle cores; the load is printed, since a busy machine
+makes every row worse. Rows that need root (a shaped link between network namespaces) or a package that is not installed
+are skipped by name. `simulated`: no model runs, the servers wait for predicted times.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from disagg.api.handoff import HandoffFigures
+
 SIMULATED = Path(__file__).with_name("simulated_pair.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure beside its target; `met` is None where it was not measured."""
+    """One figure and its target. met: None if it was not measured."""
 
     figure: str
     target: str
@@ -38,7 +40,7 @@ class Row:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--quick", action="store_true", help="a quarter of the bytes: a look, no figures to quote")
+    options.add_argument("--quick", action="store_true", help="a quarter of the bytes; not for figures to quote")
     options.add_argument("--markdown", type=Path, help="also write the table there")
     args = options.parse_args()
     rows: list[Row] = []
@@ -53,20 +55,19 @@ def main() -> None:
 
 
 def handoff(rounds: int, quick: bool) -> Iterator[Row]:
-    """Beside a bare socket and base64 in JSON, through `disagg bench handoff`."""
+    """`disagg bench handoff`: compared with a bare socket and base64 in JSON."""
     tokens = "2048" if quick else "8192"
     argv = [sys.executable, "-m", "disagg", "bench", "handoff", "--json", "--rounds", str(rounds), "--tokens", tokens]
-    got = run(argv)
-    size = f"{got['bytes'] / 1e6:.0f} MB"
-    rates = f"{got['handoff_gb_s']:.2f} / {got['raw_socket_gb_s']:.2f} GB/s"
-    yield at_least(f"hand-off to ready MLX caches, {size} / bare socket", got["ratio_to_raw"], 0.80, rates)
-    yield at_least(
-        "the same / base64 in JSON over HTTP", got["ratio_to_base64_json"], 40, f"{got['base64_json_gb_s']:.3f} GB/s"
-    )
+    figures = HandoffFigures.from_json(run(argv))
+    size = f"{figures.bytes / 1e6:.0f} MB"
+    rates = f"{figures.handoff_gb_s:.2f} / {figures.raw_socket_gb_s:.2f} GB/s"
+    yield at_least(f"hand-off to ready MLX caches, {size} / bare socket", figures.ratio_to_raw, 0.80, rates)
+    json_rate = f"{figures.base64_json_gb_s:.3f} GB/s"
+    yield at_least("the same / base64 in JSON over HTTP", figures.ratio_to_base64_json, 40, json_rate)
 
 
 def peers(rounds: int, quick: bool) -> Iterator[Row]:
-    """Beside other transports."""
+    """Compared with other transports."""
     size = "201" if quick else "805"
     got = run([sys.executable, "-m", "benchmarks.peers.transport", "--rounds", str(rounds), "--mb", size])
     targets = {"mooncake": ("Mooncake Transfer Engine over TCP", 1.2), "nixl": ("NIXL, UCX over TCP", 4.0)}
@@ -84,16 +85,16 @@ def peers(rounds: int, quick: bool) -> Iterator[Row]:
 
 
 def prefill(rounds: int, quick: bool) -> Iterator[Row]:
-    """Beside a bare forward, and beside a full link."""
+    """Compared with a bare forward pass, and while KV is sent."""
     got = run([sys.executable, "-m", "benchmarks.prefill", "--rounds", str(rounds)])
     yield at_least("prefill tokens/s / bare transformers forward, same chunks", got["engine_over_bare"], 0.97)
-    sent = f"while {got['sent_gb_s']:.2f} GB/s leave"
+    sent = f"while sending {got['sent_gb_s']:.2f} GB/s"
     yield at_most("slowdown of prefill compute while sending", got["slowdown_while_sending"], 0.03, sent)
     yield at_most("the same in CPU time of the computing thread", got["slowdown_of_its_thread"], 0.03, sent)
 
 
 def decode(rounds: int, quick: bool) -> Iterator[Row]:
-    """Beside mlx_lm.server."""
+    """Compared with mlx_lm.server."""
     got = run([sys.executable, "-m", "benchmarks.peers.mlx_server", "--rounds", str(rounds)])
     if got.get("skipped"):
         yield skipped("decode tokens/s / mlx_lm.server", "at least 1.0", "python -m pip install 'disagg[decode]'")
@@ -105,7 +106,7 @@ def decode(rounds: int, quick: bool) -> Iterator[Row]:
 
 
 def ttft(rounds: int, quick: bool) -> Iterator[Row]:
-    """Beside the models' own work."""
+    """TTFT, less the models' own work."""
     got = run([sys.executable, "-m", "benchmarks.ttft"])
     for length, row in got["prompt_tokens"].items():
         yield at_most(f"ms of TTFT beyond prefill, exposed transfer, one step; {length} tokens", row["beyond_ms"], 15.0)
@@ -131,23 +132,23 @@ PARTS: Sequence[Callable[[int, bool], Iterator[Row]]] = (handoff, shaped, prefil
 
 
 def at_least(figure: str, value: float, target: float, detail: str = "") -> Row:
-    return Row(figure, f"at least {target:g}", said(value, detail), value >= target)
+    return Row(figure, f"at least {target:g}", formatted(value, detail), value >= target)
 
 
 def at_most(figure: str, value: float, target: float, detail: str = "") -> Row:
-    return Row(figure, f"at most {target:g}", said(value, detail), value <= target)
+    return Row(figure, f"at most {target:g}", formatted(value, detail), value <= target)
 
 
 def skipped(figure: str, target: str, how: str) -> Row:
     return Row(figure, target, f"skipped: {how}", None)
 
 
-def said(value: float, detail: str) -> str:
+def formatted(value: float, detail: str) -> str:
     return f"{value:.3g} ({detail})" if detail else f"{value:.3g}"
 
 
 def run(argv: Sequence[str]) -> dict[str, Any]:
-    """What a program says on stdout, as JSON. Ends this one with its last words where it fails."""
+    """The JSON that a program prints on stdout. If there is none, exits with the end of its stderr."""
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     if not done.stdout.strip():
         sys.exit(f"{' '.join(argv[1:])}: exit code {done.returncode}\n{done.stderr[-2000:]}")

@@ -1,16 +1,16 @@
-"""What handing over costs the prefill: the engine beside a bare transformers forward, and beside a full link.
+"""What a hand-off costs the prefill: the engine compared with a bare transformers forward pass, and while it sends.
 
     python -m benchmarks.prefill [--rounds 7] [--tokens 1024] [--gb-s 1.25]
 
-A llama of 25 million random parameters on one compute thread, the prompt read in chunks of 256 tokens, by turns:
+A llama of 25 million random parameters on one compute thread, the prompt in chunks of 256 tokens, alternating:
 
     bare        model.model(chunk) on transformers' own DynamicCache
     engine      TransformersPrefillEngine.prefill, its blocks dropped
-    sending     the same while another thread hands KV over at --gb-s (1.25 is 10 GbE) to another process
+    sending     the same while another thread sends KV at --gb-s (1.25 is 10 GbE) to another process
 
-One JSON object: medians in tokens/s, the two ratios, and the slowdown again in CPU time of the computing thread: what
-sending costs where it never has to wait for a core, as here the receiver and the kernel's loopback make it do. The
-machine must be quiet and have two cores.
+Prints one JSON object: medians in tokens/s, the two ratios, and the slowdown in CPU time of the computing thread, which
+excludes waiting for a core (here the receiver and the kernel's loopback compete for the cores). The machine must be
+idle and have two cores.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from disagg.servers.run import SWITCH_S
 
 CHUNK_TOKENS = 256
 TIMEOUT_S = 600.0
-# Qwen3-Coder-30B's KV of one chunk, 201 MB, again and again for as long as the prefill lasts.
+# Qwen3-Coder-30B's KV of one chunk, 201 MB, sent repeatedly while the prefill runs.
 BLOCK_TOKENS = 2048
 LAYOUT = Layout((LayerLayout("full", kv_heads=4, key_dim=128, value_dim=128),) * 48, "bfloat16")
 FINGERPRINT = Fingerprint("benchmark", 1, "none", "none", "none", "none")
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def compare(rounds: int, tokens: int, gb_s: float) -> dict[str, Any]:
-    """Take turns; the first is not counted."""
+    """Measure `rounds` rounds after a warm-up."""
     sys.setswitchinterval(SWITCH_S)  # as the servers do
     with tempfile.TemporaryDirectory() as folder:
         engine = TransformersPrefillEngine(
@@ -73,27 +73,27 @@ def compare(rounds: int, tokens: int, gb_s: float) -> dict[str, Any]:
         )
     prompt = numpy.random.default_rng(0).integers(8, 1000, tokens).tolist()
     sent: list[float] = []
-    with Beside(gb_s) as beside:
+    with BackgroundHandoff(gb_s) as background:
         ways: dict[str, Callable[[], Spent]] = {
             "bare": lambda: bare(engine, prompt),
             "engine": lambda: handed_over(engine, prompt),
-            "sending": lambda: beside.during(lambda: handed_over(engine, prompt), sent),
+            "sending": lambda: background.during(lambda: handed_over(engine, prompt), sent),
         }
-        turns = [{name: way() for name, way in ways.items()} for _ in range(rounds + 1)][1:]
-    rates = {name: tokens / statistics.median(turn[name].wall for turn in turns) for name in ways}
+        measured = [{name: way() for name, way in ways.items()} for _ in range(rounds + 1)][1:]
+    rates = {name: tokens / statistics.median(one[name].wall for one in measured) for name in ways}
     return {
         "tokens": tokens,
         "rounds": rounds,
         "tokens_per_s": rates,
-        "engine_over_bare": statistics.median(turn["bare"].wall / turn["engine"].wall for turn in turns),
-        "slowdown_while_sending": statistics.median(turn["sending"].wall / turn["engine"].wall for turn in turns) - 1,
-        "slowdown_of_its_thread": statistics.median(turn["sending"].cpu / turn["engine"].cpu for turn in turns) - 1,
+        "engine_over_bare": statistics.median(one["bare"].wall / one["engine"].wall for one in measured),
+        "slowdown_while_sending": statistics.median(one["sending"].wall / one["engine"].wall for one in measured) - 1,
+        "slowdown_of_its_thread": statistics.median(one["sending"].cpu / one["engine"].cpu for one in measured) - 1,
         "sent_gb_s": statistics.median(sent[1:]),
     }
 
 
 def make_model(folder: Path) -> Path:
-    """A llama that was never trained, with the demo's tokenizer."""
+    """Write a llama with random weights and the demo's tokenizer."""
     demo = Path(disagg.demo.__file__).parent / "models" / "qwen3-moe-tiny"
     for file in demo.glob("*token*"):
         shutil.copy(file, folder)
@@ -113,7 +113,7 @@ def make_model(folder: Path) -> Path:
 
 
 class Spent(NamedTuple):
-    """Seconds of one prefill: by the clock, and of its thread on a core."""
+    """Seconds of one prefill: wall clock, and CPU time of its thread."""
 
     wall: float
     cpu: float
@@ -126,7 +126,7 @@ def timed(work: Callable[[], object]) -> Spent:
 
 
 def bare(engine: Any, prompt: list[int]) -> Spent:
-    """transformers by itself."""
+    """A prefill by transformers alone."""
     cache = transformers.DynamicCache()
 
     def forward() -> None:
@@ -139,12 +139,12 @@ def bare(engine: Any, prompt: list[int]) -> Spent:
 
 
 def handed_over(engine: Any, prompt: list[int]) -> Spent:
-    """The engine."""
+    """A prefill by the engine."""
     return timed(lambda: engine.prefill(prompt, lambda block: None, chunk_tokens=CHUNK_TOKENS))
 
 
-class Beside:
-    """A hand-off that goes on while something else is timed, and the process that takes it."""
+class BackgroundHandoff:
+    """Sends KV to a process of its own while something else is timed."""
 
     def __init__(self, gb_s: float) -> None:
         self._gb_s = gb_s
@@ -153,7 +153,7 @@ class Beside:
         self._here, there = multiprocessing.get_context("spawn").Pipe()
         self._process = multiprocessing.get_context("spawn").Process(target=receive, args=(there,), daemon=True)
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> BackgroundHandoff:
         self._process.start()
         return self
 
@@ -162,7 +162,7 @@ class Beside:
         self._process.join(TIMEOUT_S)
 
     def during(self, work: Callable[[], Spent], sent: list[float]) -> Spent:
-        """Run `work` while KV leaves at the wanted rate; what was really sent, GB/s, goes to `sent`."""
+        """Run `work` while KV is sent at the given rate; appends the measured rate, GB/s, to `sent`."""
         stop, count = threading.Event(), [0]
         feeding = threading.Thread(target=self._feed, args=(stop, count))
         feeding.start()
@@ -190,17 +190,17 @@ class Beside:
 
 
 def receive(parent: Connection) -> None:
-    """Take what comes, into memory that is written over and over."""
+    """Receive KV into the same memory again and again."""
     tickets = Tickets(max_kv_bytes=2 * KEEP_SHARE * LAYOUT.nbytes(BLOCK_TOKENS))
-    arrived: queue.Queue[KVOutcome] = queue.Queue()
+    outcomes: queue.Queue[KVOutcome] = queue.Queue()
     with KVServer("127.0.0.1", 0, tickets) as server:
         while parent.recv() == "offer":
             expected = Expected("beside", LAYOUT, FINGERPRINT, token_hash([]), BLOCK_TOKENS)
-            slot = tickets.issue(expected, arrived.put, deadline=time.monotonic() + TIMEOUT_S)
+            slot = tickets.issue(expected, outcomes.put, deadline=time.monotonic() + TIMEOUT_S)
             parent.send((server.port, slot.ticket))
-            result = arrived.get(timeout=TIMEOUT_S)
-            if isinstance(result, ReceivedKV):
-                result.release(reuse=True)
+            outcome = outcomes.get(timeout=TIMEOUT_S)
+            if isinstance(outcome, ReceivedKV):
+                outcome.release(reuse=True)
 
 
 if __name__ == "__main__":

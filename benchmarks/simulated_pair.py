@@ -1,11 +1,11 @@
-"""Simulated: a DGX Spark hands Llama-3.1-8B's KV to an M3 Ultra through the real servers, wire and client.
+"""Simulated: a DGX Spark sends Llama-3.1-8B's KV to an M3 Ultra through the real servers, wire protocol and client.
 
     python benchmarks/simulated_pair.py                      loopback, unshaped
     sudo python benchmarks/simulated_pair.py --gbit 10       over a link of 10 Gb/s (two network namespaces, tc tbf)
     sudo python benchmarks/simulated_pair.py --share 0.6     over a link on which the transfer takes 0.6 x the prefill
 
-No model runs: prefill and decode wait as long as the roofline says they would; the KV is noise of full size, and what
-is measured is all that lies between. Printed per round and as medians, in seconds:
+No model runs: prefill and decode wait for the times that the roofline predicts, and the KV is random bytes of full
+size. Everything between is measured. Printed per round and as medians, in seconds:
 
     total       sent -> last token
     ideal       predicted prefill + predicted generation, each on its best machine
@@ -44,7 +44,7 @@ from disagg.token import TOKEN_FILE_VARIABLE
 
 START_S = 60.0
 STOP_S = 20.0
-BURST_S = 0.002  # of traffic that tbf lets through at once: half a timer tick at 250 Hz would throttle it
+BURST_S = 0.002  # of traffic that tbf passes at once; a smaller burst than half a timer tick at 250 Hz reduces the rate
 PORTS = (18101, 18102, 18103)
 HOSTS = """
 [fleet]
@@ -177,11 +177,11 @@ def wait_healthy(hosts: Path) -> None:
     state = State.of(fleet, hosts.parent)
     token = (hosts.parent / "token").read_text()
     while True:
-        seen = poll(fleet, token, state)
-        if all(status.ok for status in seen):
+        statuses = poll(fleet, token, state)
+        if all(status.ok for status in statuses):
             return
         if time.monotonic() > deadline:
-            sys.exit("\n".join(f"simulated: {status.host}: {status.state} {status.why}" for status in seen))
+            sys.exit("\n".join(f"simulated: {status.host}: {status.state} {status.why}" for status in statuses))
         time.sleep(0.1)
 
 
@@ -190,7 +190,7 @@ def wait_healthy(hosts: Path) -> None:
 
 @contextmanager
 def servers(hosts: Path, link: Namespaces | None) -> Iterator[None]:
-    """Both servers, each in its namespace; stopped on every way out."""
+    """Start both servers, each in its namespace, and stop them on exit."""
     running = []
     try:
         for index, name in enumerate(("prefill", "decode")):
@@ -238,7 +238,7 @@ def inside(link: Namespaces | None, index: int) -> list[str]:
 
 @contextmanager
 def shaped_link(gbit: float) -> Iterator[Namespaces]:
-    """Two namespaces with names of their own, joined by a veth pair with `gbit` Gb/s each way. Needs root."""
+    """Two namespaces with unique names, connected by a veth pair with `gbit` Gb/s each way. Needs root."""
     tag = f"{os.getpid()}"
     link = Namespaces((f"disagg-p{tag}", f"disagg-d{tag}"))
     ends = (f"dsg-p{tag}", f"dsg-d{tag}")

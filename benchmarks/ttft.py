@@ -1,4 +1,4 @@
-"""What the time to the first token holds beside the models' own work, on real servers of this machine.
+"""The time to the first token beyond the models' own work, on real servers of this machine.
 
     python -m benchmarks.ttft [--requests 30]
 
@@ -49,11 +49,11 @@ def one(servers: FleetServer, length: int, requests: int) -> dict[str, float]:
             client.generate("model", tokens=[(7 * i + k) % 900 + 8 for i in range(length)], max_tokens=4)
             for k in range(requests + 1)
         ]
-    seen = [answer.metrics for answer in answers[1:]]
+    measured = [answer.metrics for answer in answers[1:]]
     return {
-        "ttft_ms": 1e3 * statistics.median(m.ttft for m in seen),
-        "prefill_ms": 1e3 * statistics.median(m.ttft_parts.prefill for m in seen),
-        "beyond_ms": 1e3 * statistics.median(beyond(m) for m in seen),
+        "ttft_ms": 1e3 * statistics.median(m.ttft for m in measured),
+        "prefill_ms": 1e3 * statistics.median(m.ttft_parts.prefill for m in measured),
+        "beyond_ms": 1e3 * statistics.median(beyond(m) for m in measured),
     }
 
 

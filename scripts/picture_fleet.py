@@ -1,10 +1,10 @@
-"""Draw docs/fleet.svg: what deploying, starting and looking at the test bed's four hosts looks like.
+"""Draw docs/fleet.svg: a terminal in which the test bed's four hosts are deployed, started and shown.
 
     python -m scripts.picture_fleet docs/fleet.svg
 
-Run it as root from the repository's root, with the project's environment: it makes the bed of tests/testbed (four sshds
-in network namespaces, at the addresses of hosts.toml), runs the commands against it as a person would, and draws what
-they printed. Takes about a minute; nothing of the bed is left afterwards.
+Run it as root from the repository's root, with the project's environment. It creates the test bed of tests/testbed
+(four sshds in network namespaces, at the addresses of hosts.toml), runs the commands against it, draws their output,
+and removes the test bed. Takes about a minute.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def main() -> None:
 
 
 def _show(console: Console, fleet: Operator, *arguments: str, code: int = 0) -> None:
-    """The command line, and what it printed to stdout, in its colours."""
+    """Print a command line and what it wrote to stdout, with its colours."""
     print("disagg", *arguments, file=sys.stderr)
     environment = {name: value for name, value in fleet.environment.items() if name != "NO_COLOR"}
     environment |= {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(WIDTH)}
     done = subprocess.run(fleet.argv(*arguments), env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != code:
-        sys.exit(f"disagg {' '.join(arguments)} ended with {done.returncode}, not {code}:\n{done.stdout}")
+        sys.exit(f"disagg {' '.join(arguments)} exited with {done.returncode}, not {code}:\n{done.stdout}")
     console.print(Text.assemble(("$ ", "bold green"), ("disagg " + " ".join(arguments), "bold")))
     console.print(Text.from_ansi(done.stdout))
 

@@ -1,1 +1,1 @@
-"""Programs that others build for the same work, run beside ours on the same machine."""
+"""Other projects' programs for the same work, measured on the same machine as disagg."""

@@ -1,4 +1,4 @@
-"""One streamed answer as a client sees it, and when its tokens came. One reader for all servers: it favours none."""
+"""Read streamed answers and the arrival times of their tokens; the same client for all servers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """time.monotonic() when the request was sent and when each piece of its answer came. `cached`: prompt tokens that
-    the server did not compute for this request and that nobody handed to it."""
+    """sent, times: time.monotonic() when the request was sent and when each piece of its answer arrived. cached: prompt
+    tokens that the server neither computed for this request nor received as KV."""
 
     sent: float
     times: Sequence[float]
@@ -33,17 +33,17 @@ class Answer:
         return self.times[-1]
 
     def between(self, start: float, end: float) -> float:
-        """Tokens that came after `start`, up to `end`. Pieces stand for tokens: some servers send none for a token
+        """Tokens that arrived after `start`, up to `end`, estimated from pieces: some servers send no piece for a token
         that completes no character."""
         return sum(start < time <= end for time in self.times) * self.tokens / len(self.times)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of requests that ran together.
+    """Figures of requests that ran together.
 
-    decode_tok_s: tokens after the first one, by the time from that one to the last of all: late joining counts.
-    steady_tok_s: tokens by time while every request decoded: nothing but decode steps counts.
+    decode_tok_s: tokens after the first one / time from the first token of all to the last; includes late joining.
+    steady_tok_s: tokens / time while all requests were decoding; decode steps only.
     tpot_ms: mean over the requests of (last - first) / (tokens - 1)."""
 
     decode_tok_s: float
@@ -52,9 +52,9 @@ class Figures:
 
 
 def figures(answers: Sequence[Answer]) -> Figures:
-    """What the answers say together; ValueError where one was served from a cache, which the others have not."""
+    """The figures of answers that ran together. ValueError if one was served from a prompt cache."""
     if any(answer.cached for answer in answers):
-        raise ValueError("a prompt came out of a prompt cache: the servers did not do the same work")
+        raise ValueError("a prompt was served from a prompt cache: the servers did not do the same work")
     first, last = min(answer.first for answer in answers), max(answer.last for answer in answers)
     tokens = sum(answer.tokens for answer in answers)
     each = [(answer.last - answer.first) / (answer.tokens - 1) for answer in answers]
@@ -64,12 +64,12 @@ def figures(answers: Sequence[Answer]) -> Figures:
 def _steady(answers: Sequence[Answer]) -> float:
     start, end = max(answer.first for answer in answers), min(answer.last for answer in answers)
     if start >= end:
-        raise ValueError("the answers were never all under way at once: ask for more tokens")
+        raise ValueError("the answers were never all decoding at the same time: request more tokens")
     return sum(answer.between(start, end) for answer in answers) / (end - start)
 
 
 class Events:
-    """Collects one answer's server-sent events; `piece`: one that brought a part of the answer has come."""
+    """Collects the times of one answer's server-sent events. piece: call for each event with a part of the answer."""
 
     def __init__(self) -> None:
         self.sent = time.monotonic()
@@ -80,7 +80,7 @@ class Events:
 
 
 def read_openai(events: Events, data: Mapping[str, Any]) -> Answer | None:
-    """One event of mlx_lm.server; the answer once its usage came."""
+    """Read one event of mlx_lm.server; returns the answer at the event with its usage."""
     if data.get("usage"):
         usage = data["usage"]
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
@@ -92,7 +92,7 @@ def read_openai(events: Events, data: Mapping[str, Any]) -> Answer | None:
 
 
 def read_disagg(events: Events, data: Mapping[str, Any]) -> Answer | None:
-    """One event of a disagg server; the answer once it is done."""
+    """Read one event of a disagg server; returns the answer at its `done` event."""
     if "computed_prompt_tokens" in data:
         counts = data["prompt_tokens"], data["completion_tokens"]
         return Answer(events.sent, events.times, *counts, counts[0] - data["computed_prompt_tokens"])
@@ -108,19 +108,19 @@ Read = Callable[[Events, Mapping[str, Any]], Answer | None]
 async def post_all(
     port: int, path: str, bodies: Sequence[Mapping[str, Any]], read: Read, headers: Mapping[str, str] | None = None
 ) -> list[Answer]:
-    """POST every body to this machine at once, and read server-sent events until `read` has each answer.
+    """POST every body to this machine at once, and read server-sent events until `read` returns each answer.
 
-    The connections are opened before, one after the other: mlx_lm.server lets five wait, and a sixth would be tried
-    again a second later.
+    The connections are opened first, one after the other: mlx_lm.server's backlog is five, and a sixth connection would
+    be retried a second later.
     """
     async with asyncio.timeout(TIMEOUT_S):
         connections = [await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES) for _ in bodies]
         try:
-            asking = (
-                _ask(*connection, _request(path, body, headers or {}), read)
+            requests = (
+                _post(*connection, _request(path, body, headers or {}), read)
                 for connection, body in zip(connections, bodies, strict=True)
             )
-            return await asyncio.gather(*asking)
+            return await asyncio.gather(*requests)
         finally:
             for _, writer in connections:
                 writer.close()
@@ -133,10 +133,10 @@ def _request(path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> 
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, read: Read) -> Answer:
+async def _post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, read: Read) -> Answer:
     events = Events()
     writer.write(request)
-    async for line in reader:  # chunk sizes and event names come between, and say nothing here
+    async for line in reader:  # chunk sizes and event names are skipped
         if line.startswith(b"data: {") and (answer := read(events, json.loads(line[6:]))):
             return answer
     raise ConnectionError("the server closed the stream before the answer was complete")

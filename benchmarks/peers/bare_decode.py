@@ -1,4 +1,4 @@
-"""mlx-lm's BatchGenerator in a process of its own, with nothing around it: what any server built on it can reach."""
+"""mlx-lm's BatchGenerator alone in a process: the upper bound for any server built on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.peers.answers import TIMEOUT_S, Answer
 
 
 class BareDecode:
-    """The process. `decode` runs prompts together and says when each one's tokens were there."""
+    """The process. decode: run prompts together; returns the times of each one's tokens."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -22,14 +22,14 @@ class BareDecode:
     def decode(self, prompts: Sequence[str], tokens: int) -> list[Answer]:
         self._pipe.send((list(prompts), tokens))
         if not self._pipe.poll(TIMEOUT_S):
-            raise TimeoutError(f"BatchGenerator gave no answer in {TIMEOUT_S:g} s")
+            raise TimeoutError(f"BatchGenerator did not answer within {TIMEOUT_S:g} s")
         answers: list[Answer] = self._pipe.recv()
         return answers
 
 
 @contextmanager
 def running(model: Path, environment: Mapping[str, str]) -> Iterator[BareDecode]:
-    """The process with the model loaded, ended on the way out."""
+    """Start the process with the model loaded, and end it on exit."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there, model, dict(environment)), daemon=True)
@@ -63,7 +63,7 @@ def _decode(model: object, prompts: list[list[int]], tokens: int) -> list[Answer
     sent = time.monotonic()
     uids = generator.insert(prompts, max_tokens=[tokens] * len(prompts))
     times: dict[int, list[float]] = {uid: [] for uid in uids}
-    while any(len(seen) < tokens for seen in times.values()):
+    while any(len(arrived) < tokens for arrived in times.values()):
         _, responses = generator.next()
         now = time.monotonic()
         for response in responses:

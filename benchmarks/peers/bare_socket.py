@@ -1,4 +1,5 @@
-"""One TCP connection: `sendall` from each tensor, `recv_into` each tensor, 1 MiB a call. What Python gets of a wire."""
+"""One TCP connection: `sendall` from each tensor, `recv_into` each tensor, 1 MiB per call: the bound for pure
+Python."""
 
 from __future__ import annotations
 
@@ -50,12 +51,12 @@ class SocketReceiver:
     def receive(self) -> Sequence[Tensor]:
         assert self._socket is not None, "accept comes first"
         for tensor in self._tensors:
-            view, got = memoryview(tensor), 0
-            while got < len(view):
-                count = self._socket.recv_into(view[got : got + CALL_BYTES])
+            view, received = memoryview(tensor), 0
+            while received < len(view):
+                count = self._socket.recv_into(view[received : received + CALL_BYTES])
                 if not count:
                     raise ConnectionError("the sender closed the connection")
-                got += count
+                received += count
         return self._tensors
 
 

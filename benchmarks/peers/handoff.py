@@ -1,7 +1,7 @@
 """disagg's own hand-off of the same bytes: blocks of 2048 tokens through Transfer and KVServer into ready MLX caches.
 
-Like every other transport here it has its buffers before the clock starts: the receiver touches them while a prefill
-would compute its first chunk, so the sender leaves it that time.
+As with every other transport here, the buffers exist before the clock starts: the receiver allocates them while a
+prefill would compute its first chunk, so the sender waits for that time.
 """
 
 from __future__ import annotations
@@ -61,31 +61,31 @@ class HandoffReceiver:
         self._tokens = tokens
         from disagg.engines.mlx import cache as mlx_cache
 
-        # Twice the bytes of one transfer, of which a part may lie idle between the warm-up and the timed one.
+        # Room for twice the bytes of one transfer, so that the memory of the warm-up is kept for the timed one.
         self._tickets = Tickets(max_kv_bytes=KEEP_SHARE * 2 * memory.nbytes_of(tokens), allocate=mlx_cache.allocate)
         self._server = KVServer("127.0.0.1", 0, self._tickets)
-        self._arrived: queue.Queue[KVOutcome] = queue.Queue()
+        self._outcomes: queue.Queue[KVOutcome] = queue.Queue()
 
     def offer(self) -> tuple[int, str]:
         expected = Expected("benchmark", _LAYOUT, _FINGERPRINT, token_hash([]), self._tokens)
-        slot = self._tickets.issue(expected, self._arrived.put, deadline=time.monotonic() + TIMEOUT_S)
+        slot = self._tickets.issue(expected, self._outcomes.put, deadline=time.monotonic() + TIMEOUT_S)
         return self._server.port, slot.ticket
 
     def accept(self, answer: None) -> None:
         pass
 
     def receive(self) -> Sequence[Tensor]:
-        result = self._arrived.get(timeout=TIMEOUT_S)
-        if not isinstance(result, ReceivedKV):
-            raise result
-        caches = _ready_caches(result)
+        outcome = self._outcomes.get(timeout=TIMEOUT_S)
+        if not isinstance(outcome, ReceivedKV):
+            raise outcome
+        caches = _ready_caches(outcome)
         tensors = [_bytes_of(array) for cache in caches for array in (cache.keys, cache.values)]
-        result.release(reuse=True)  # the bytes are looked at before the next transfer begins
+        outcome.release(reuse=True)  # the bytes are read before the next transfer begins
         return tensors
 
 
 def blocks(tensors: Sequence[Tensor], tokens: int) -> list[KVBlock]:
-    """The tensors as a chunked prefill hands them over: chunk by chunk, layer by layer, one view per head."""
+    """The tensors as a chunked prefill emits them: chunk by chunk, layer by layer, one view per head."""
     heads = [tensor.reshape(memory.KV_HEADS, tokens, -1) for tensor in tensors]
     return [
         KVBlock(layer, start, end, _views(heads[2 * layer], start, end), _views(heads[2 * layer + 1], start, end))

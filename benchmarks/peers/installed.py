@@ -1,4 +1,4 @@
-"""What is installed here: why a peer cannot run, and which version it has."""
+"""Which peers are installed, and in which version."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def import_error(module: str) -> str | None:
-    """Why this interpreter cannot import the module, None where it can; in a process of its own, since native parts
-    may be missing."""
+    """Why this interpreter cannot import the module, None if it can. Tried in a new process, since a missing native
+    part may crash it."""
     done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return None

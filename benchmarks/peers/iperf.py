@@ -1,4 +1,4 @@
-"""iperf3 over loopback: what the kernel gives two C programs that neither fetch bytes from memory nor keep them."""
+"""iperf3 over loopback: the kernel's rate for two C programs that neither read the bytes from memory nor keep them."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.peers.pair import TIMEOUT_S, Turn, TurnFailed
+from benchmarks.peers.pair import TIMEOUT_S, TimedTransfer, TransferFailed
 
 CALL = "1M"  # bytes a call, as the bare socket's; iperf3's own 128K is slower
 
 
-def run(nbytes: int) -> Turn:
+def run(nbytes: int) -> TimedTransfer:
     """One run of a fresh server and a fresh client."""
     port = _free_port()
     argv = ["iperf3", "--server", "--one-off", "--bind", "127.0.0.1", "--port", str(port)]
     server = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     try:
-        turn = parse(_client(port, nbytes), nbytes)
+        transfer = parse(_client(port, nbytes), nbytes)
         server.wait(TIMEOUT_S)
     finally:
         server.kill()
         server.wait()
-    return turn
+    return transfer
 
 
 def version() -> str:
-    """As `iperf3 --version` has it."""
+    """The version that `iperf3 --version` prints."""
     output = subprocess.run(["iperf3", "--version"], check=True, capture_output=True, text=True).stdout
-    found = re.match(r"iperf (\S+)", output)
-    return found[1] if found else output.partition("\n")[0]
+    match = re.match(r"iperf (\S+)", output)
+    return match[1] if match else output.partition("\n")[0]
 
 
-def parse(report: Mapping[str, Any], nbytes: int) -> Turn:
-    """A client's JSON report. iperf3 ends on a whole interval and may count fewer or more bytes: the rate is kept."""
+def parse(report: Mapping[str, Any], nbytes: int) -> TimedTransfer:
+    """The transfer in a client's JSON report. iperf3 ends with a whole interval and may send fewer or more bytes than
+    requested; its rate is used."""
     if "error" in report:
-        raise TurnFailed(f"iperf3: {report['error']}")
+        raise TransferFailed(f"iperf3: {report['error']}")
     end = report["end"]
     received, cpu = end["sum_received"], end["cpu_utilization_percent"]
     seconds = nbytes / (received["bits_per_second"] / 8)
-    return Turn(nbytes, seconds, seconds * cpu["host_total"] / 100, seconds * cpu["remote_total"] / 100)
+    return TimedTransfer(nbytes, seconds, seconds * cpu["host_total"] / 100, seconds * cpu["remote_total"] / 100)
 
 
 def _client(port: int, nbytes: int) -> dict[str, Any]:
-    """The report of a client, tried until the server listens: an accepted test connection would be its one."""
+    """The report of a client, retried until the server listens: the server accepts one connection, so none may be a
+    test."""
     argv = ["iperf3", "--client", "127.0.0.1", "--port", str(port), "--bytes", str(nbytes), "--length", CALL, "--json"]
     deadline = time.monotonic() + 5.0
     while True:

@@ -23,18 +23,18 @@ _STAMP_BYTES = 8
 
 
 def tokens_of(megabytes: float) -> int:
-    """The prompt whose KV comes nearest to so many megabytes (1e6 bytes), in whole blocks."""
+    """The number of tokens, in whole blocks, whose KV is closest to this many megabytes (1e6 bytes)."""
     block = BLOCK_TOKENS * TOKEN_BYTES * TENSORS
     return max(1, round(megabytes * 1e6 / block)) * BLOCK_TOKENS
 
 
 def nbytes_of(tokens: int) -> int:
-    """Bytes of the KV of so many tokens."""
+    """Bytes of the KV of `tokens` tokens."""
     return tokens * TOKEN_BYTES * TENSORS
 
 
 def source(tokens: int) -> list[Tensor]:
-    """Tensors that differ from each other, with contents that no compression shortens."""
+    """Tensors that differ from each other, with incompressible contents."""
     noise = np.random.default_rng(0).integers(0, 256, tokens * TOKEN_BYTES, np.uint8)
     return [noise ^ np.uint8(index) for index in range(TENSORS)]
 
@@ -45,14 +45,14 @@ def destination(tokens: int) -> list[Tensor]:
 
 
 def stamp(tensors: Sequence[Tensor], number: int) -> None:
-    """Mark both ends of every tensor, so that one transfer's bytes differ from the last one's."""
+    """Write `number` to both ends of every tensor, so that the bytes of each transfer differ."""
     for tensor in tensors:
         tensor[:_STAMP_BYTES].view(np.uint64)[0] = number
         tensor[-_STAMP_BYTES:].view(np.uint64)[0] = number
 
 
 def wait_stamped(tensors: Sequence[Tensor], number: int, *, timeout_s: float) -> None:
-    """Return once every tensor has both its stamps; TimeoutError where some never get them."""
+    """Return once every tensor has both its stamps; TimeoutError if some do not within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not all(_stamps(tensor) == (number, number) for tensor in tensors):
         if time.monotonic() > deadline:
@@ -61,7 +61,7 @@ def wait_stamped(tensors: Sequence[Tensor], number: int, *, timeout_s: float) ->
 
 
 def digest(tensors: Sequence[Tensor]) -> str:
-    """Of all bytes in order."""
+    """XXH3-128 of all bytes in order, in hex."""
     hashed = xxhash.xxh3_128()
     for tensor in tensors:
         hashed.update(tensor)

@@ -23,7 +23,7 @@ from disagg.fleet.lifecycle.ports import free_ports
 from disagg.fleet.lifecycle.state import State
 
 START_S = 120.0
-# What disagg's own servers set for `threads = 1` before they import a framework.
+# The variables that disagg's own servers set for `threads = 1` before they import a framework.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _HOSTS = """
 [fleet]
@@ -104,7 +104,7 @@ async def _stream(client: AsyncClient, prompt: str, tokens: int, where: dict[str
 
 @contextmanager
 def fleet_server(model: Path, folder: Path) -> Iterator[FleetServer]:
-    """Both servers, healthy; stopped on every way out."""
+    """Start both servers, wait until they are healthy, and stop them on exit."""
     hosts = folder / "hosts.toml"
     hosts.write_text(_HOSTS.format(model=model, ports=free_ports(["127.0.0.1"] * 3, set())))
     fleet = load(hosts)
@@ -121,7 +121,7 @@ def fleet_server(model: Path, folder: Path) -> Iterator[FleetServer]:
 
 @contextmanager
 def peer_server(model: Path, folder: Path) -> Iterator[PeerServer]:
-    """mlx_lm.server without its prompt cache, answering; stopped on every way out."""
+    """Start mlx_lm.server without its prompt cache, wait until it answers, and stop it on exit."""
     (port,) = free_ports(["127.0.0.1"], set())
     argv = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port)]
     argv += ["--prompt-cache-size", "0", "--log-level", "WARNING"]

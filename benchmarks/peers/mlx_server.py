@@ -1,21 +1,20 @@
-"""Decode tokens per second of disagg's decode server beside mlx_lm.server, on the same model and prompts.
+"""Decode tokens per second of disagg's decode server and of mlx_lm.server, on the same model and prompts.
 
     python -m benchmarks.peers.mlx_server [--model FOLDER] [--tokens 256] [--rounds 5] [--concurrency 1 4 16]
 
-Prints one JSON object. Measured, one at a time, in an order that moves on by one each round:
+Prints one JSON object. Measured one at a time, in an order that is rotated by one each round:
 
-    bare            BatchGenerator in a process of its own: no server, no client
+    bare            BatchGenerator alone in a process: no server, no client
     mlx_lm.server   POST /v1/completions
     disagg          POST /generate of the decode server, read by the same client as the peer's
     disagg-client   the same through disagg's own Client
     handed-over     through Client, the prompt computed by a prefill server
 
-All servers have one compute thread and the same float32 folder (see same_model.py), answer greedily, stream, and give
-exactly --tokens tokens. Every prompt is new, and mlx_lm.server keeps no prompt cache (--prompt-cache-size 0): ours has
-none, and an answer that used one fails the run. Figures are medians; Figures in answers.py says what they mean.
-`ratio`: disagg / mlx_lm.server by decode_tok_s, `steady_ratio` by steady_tok_s. The two differ where requests come at
-once: mlx_lm.server takes in new ones every 0.5 s. `added_ms`: time per output token through Client at concurrency 1,
-less that of `bare`.
+All servers use one compute thread and the same float32 folder (see same_model.py), and stream exactly --tokens greedy
+tokens. Every prompt is new, and mlx_lm.server has no prompt cache (--prompt-cache-size 0), as disagg has none; an
+answer from a cache fails the run. Figures are medians, explained at Figures in answers.py. `ratio`: disagg /
+mlx_lm.server by decode_tok_s, `steady_ratio`: by steady_tok_s. They differ if requests arrive together: mlx_lm.server
+accepts new ones every 0.5 s. `added_ms`: time per output token through Client at concurrency 1, less that of `bare`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Contender = Callable[[Sequence[str], int], Awaitable[Sequence[Answer]]]  # promp
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 also where mlx-lm is not installed, which the output says."""
+    """Measure and print. Returns 0, also if mlx-lm is not installed, which the output states."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--model", type=Path, default=same_model.DEMO_MODEL, help="a folder with safetensors")
     options.add_argument("--tokens", type=int, default=256, help="output tokens per request")
@@ -94,7 +93,7 @@ async def _measure(
 ) -> dict[int, dict[str, list[Figures]]]:
     measured: dict[int, dict[str, list[Figures]]] = {c: {name: [] for name in contenders} for c in concurrency}
     names = list(contenders)
-    for number in range(-1, rounds):  # the first one warms up, and counts for nothing
+    for number in range(-1, rounds):  # the first one is a warm-up and is not counted
         for together in concurrency:
             first = number % len(names)
             for name in names[first:] + names[:first]:
@@ -107,18 +106,18 @@ async def _measure(
 
 
 def prompts(number: int, name: str, together: int) -> list[str]:
-    """Prompts of one length, that differ in every round, contender and request from their first characters on."""
+    """Prompts of equal length that differ between rounds, contenders and requests from their first characters on."""
     seed = sum(name.encode()) * 1000 + (number + 1) * 20
     return [f"{(seed + index) * 7919 % 1_000_000:06d} = limit\ndef first(items, limit):\n" for index in range(together)]
 
 
 def _require_same(name: str, answers: Sequence[Answer], together: int, tokens: int) -> None:
     if [answer.tokens for answer in answers] != [tokens] * together:
-        raise ValueError(f"{name} gave {[answer.tokens for answer in answers]} tokens, not {together} x {tokens}")
+        raise ValueError(f"{name} returned {[answer.tokens for answer in answers]} tokens, not {together} x {tokens}")
 
 
 def summary(measured: Mapping[int, Mapping[str, Sequence[Figures]]]) -> dict[str, Any]:
-    """Medians and bests, the ratios, and what server and client add to a token."""
+    """Medians and bests, the ratios, and the time that server and client add to a token."""
     table = {str(together): {name: _row(runs) for name, runs in rows.items()} for together, rows in measured.items()}
     added = {c: rows[CLIENT]["tpot_ms"] - rows[BARE]["tpot_ms"] for c, rows in table.items() if c == "1"}
     return {

@@ -1,7 +1,7 @@
-"""Mooncake Transfer Engine over TCP, its metadata by handshake between the two ends.
+"""Mooncake Transfer Engine over TCP, with metadata by handshake between the two ends.
 
-Its settings for lanes, connection pool and slice size (MC_TCP_*) are left alone: on 2 cores none of them did better
-than the defaults, and larger slices did much worse.
+Its settings for lanes, connection pool and slice size (MC_TCP_*) have their defaults: on 2 cores no other value was
+faster, and larger slices were much slower.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from benchmarks.peers import memory
 from benchmarks.peers.memory import Tensor
-from benchmarks.peers.pair import Transport, hear
+from benchmarks.peers.pair import Transport, receive_message
 
 _ENVIRONMENT = {"MC_LOG_LEVEL": "ERROR", "GLOG_minloglevel": "3", "MC_FORCE_TCP": "1"}
 
 
 class _End:
-    """An engine with the tensors registered, and where the other end's lie."""
+    """An engine with the tensors registered, and the addresses of the other end's."""
 
     def __init__(self, tensors: list[Tensor], pipe: Connection) -> None:
         from mooncake.engine import TransferEngine
@@ -83,12 +83,12 @@ class WritingSender(_Sender):
 
 class WrittenReceiver(_Receiver):
     def receive(self) -> Sequence[Tensor]:
-        hear(self._pipe)
+        receive_message(self._pipe)
         return self._tensors
 
 
 class ReadSender(_Sender):
-    """The receiver reads from the sender's memory, once it hears that it may."""
+    """The receiver reads from the sender's memory after the sender's message."""
 
     def send(self) -> None:
         self._pipe.send("read")
@@ -96,7 +96,7 @@ class ReadSender(_Sender):
 
 class ReadingReceiver(_Receiver):
     def receive(self) -> Sequence[Tensor]:
-        hear(self._pipe)
+        receive_message(self._pipe)
         self._move("read")
         return self._tensors
 

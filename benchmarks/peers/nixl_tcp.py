@@ -1,8 +1,8 @@
-"""NIXL with UCX over TCP: UCX_TLS=tcp keeps shared memory and CMA out.
+"""NIXL with UCX over TCP; UCX_TLS=tcp excludes shared memory and CMA.
 
 Three ways: the receiver reads, with each agent's progress thread (NIXL's default configuration); the sender writes,
-with the progress threads; and the sender writes while both processes spin in place of those threads, which takes two
-whole cores and is the fastest where there are only two.
+with the progress threads; and the sender writes while both processes busy-wait instead of using these threads, which
+occupies two cores and is the fastest if there are only two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.peers import memory
 from benchmarks.peers.memory import Tensor
-from benchmarks.peers.pair import TIMEOUT_S, Transport, hear
+from benchmarks.peers.pair import TIMEOUT_S, Transport, receive_message
 
 _ENVIRONMENT = {"UCX_TLS": "tcp", "NIXL_LOG_LEVEL": "ERROR"}
 _ARRIVED = b"arrived"
@@ -45,7 +45,7 @@ class _End:
     def _places(self) -> list[tuple[int, int, int]]:
         return [(tensor.ctypes.data, tensor.nbytes, 0) for tensor in self._tensors]
 
-    def _meet(self, where: Where) -> None:
+    def _connect(self, where: Where) -> None:
         if self._theirs is None:
             self._peer = self._agent.add_remote_agent(where[0])
             self._theirs = self._agent.deserialize_descs(where[1])
@@ -67,7 +67,7 @@ class _Sender(_End):
         super().__init__("sender", tensors, pipe, thread=thread)
 
     def prepare(self, offer: Where) -> Where:
-        self._meet(offer)
+        self._connect(offer)
         return self.where
 
 
@@ -81,7 +81,7 @@ class _Receiver(_End):
         return self.where
 
     def accept(self, answer: Where) -> None:
-        self._meet(answer)
+        self._connect(answer)
 
 
 class WritingSender(_Sender):
@@ -92,18 +92,18 @@ class WritingSender(_Sender):
 
 
 class WrittenReceiver(_Receiver):
-    """Spins on the notification: without a progress thread these calls are what moves the bytes."""
+    """Busy-waits for the notification: without a progress thread, these calls move the bytes."""
 
     def receive(self) -> Sequence[Tensor]:
         deadline = time.monotonic() + TIMEOUT_S
         while not self._agent.check_remote_xfer_done("sender", _ARRIVED):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no notification in {TIMEOUT_S:g} s")
+                raise TimeoutError(f"no notification within {TIMEOUT_S:g} s")
         return self._tensors
 
 
 class ReadSender(_Sender):
-    """The receiver reads, once it hears that it may; this end's progress thread serves it."""
+    """The receiver reads after this end's message; this end's progress thread serves it."""
 
     def send(self) -> None:
         self._pipe.send("read")
@@ -111,7 +111,7 @@ class ReadSender(_Sender):
 
 class ReadingReceiver(_Receiver):
     def receive(self) -> Sequence[Tensor]:
-        hear(self._pipe)
+        receive_message(self._pipe)
         self._move("READ")
         return self._tensors
 

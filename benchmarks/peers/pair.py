@@ -1,8 +1,8 @@
 """Two fresh processes, a sender and a receiver, and one timed transfer between them.
 
-One transfer goes first, untimed: connections are made and buffers found by it. Clock: time.monotonic() of this machine,
-which both processes share, from just before `send` until the receiver sees both ends of every tensor in place. All
-bytes are compared afterwards, outside the time.
+An untimed transfer precedes it, which makes connections and allocates buffers. Clock: time.monotonic(), which both
+processes share, from just before `send` until both ends of every tensor are in place at the receiver. All bytes are
+compared afterwards, untimed.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _WARM_UP, _TIMED = 1, 2
 
 
 class Sender(Protocol):
-    """Holds the source tensors from construction on, registered where its library wants that."""
+    """Has the source tensors from construction on, registered if its library requires that."""
 
     def prepare(self, offer: Any) -> Any:
-        """Untimed: take what the receiver offers, and answer it."""
+        """Untimed: use the receiver's offer; returns the answer for its `accept`."""
 
     def send(self) -> None:
         """Timed: do this end's part of one transfer."""
 
 
 class Receiver(Protocol):
-    """Holds the destination tensors, or gets them as the bytes arrive."""
+    """Has the destination tensors, or allocates them as the bytes arrive."""
 
     def offer(self) -> Any:
-        """Untimed: what the sender must know to reach the tensors."""
+        """Untimed: what the sender needs to connect."""
 
     def accept(self, answer: Any) -> None:
-        """Untimed: what the sender's `prepare` answered."""
+        """Untimed: called with the result of the sender's `prepare`."""
 
     def receive(self) -> Sequence[Tensor]:
-        """Timed: do this end's part; the tensors, filled as far as this end can tell."""
+        """Timed: do this end's part; returns the tensors. Their last bytes may still be arriving."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How to build both ends. Both get the number of tokens and a pipe to each other, for words as small as "go"."""
+    """How to build both ends. Both get the number of tokens and a pipe to each other for small messages."""
 
     sender: Callable[[list[Tensor], Connection], Sender]
     receiver: Callable[[int, Connection], Receiver]
@@ -56,8 +56,8 @@ class Transport:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One timed transfer: seconds by the clock above, and CPU seconds that each process spent meanwhile."""
+class TimedTransfer:
+    """One timed transfer: seconds by the clock above, and CPU seconds of each process during it."""
 
     nbytes: int
     seconds: float
@@ -65,12 +65,12 @@ class Turn:
     receiver_cpu_s: float
 
 
-class TurnFailed(Exception):
-    """A transport broke, or moved other bytes than it was given."""
+class TransferFailed(Exception):
+    """A transport failed or delivered other bytes than were sent."""
 
 
-def run(transport: Transport, tokens: int) -> Turn:
-    """One turn; both processes have ended when it returns."""
+def run(transport: Transport, tokens: int) -> TimedTransfer:
+    """One transfer; both processes have ended when it returns."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     to_receiver, to_sender = context.Pipe()
@@ -92,33 +92,33 @@ def run(transport: Transport, tokens: int) -> Turn:
                 process.join()
         here.close()
     sent, received = results["sender"], results["receiver"]
-    return Turn(memory.nbytes_of(tokens), received["ended"] - sent["began"], sent["cpu_s"], received["cpu_s"])
+    return TimedTransfer(memory.nbytes_of(tokens), received["ended"] - sent["began"], sent["cpu_s"], received["cpu_s"])
 
 
-def hear(pipe: Connection) -> Any:
-    """The next word from the other end; TurnFailed where none comes."""
+def receive_message(pipe: Connection) -> Any:
+    """The next message from the other end; TransferFailed if there is none within TIMEOUT_S."""
     if not pipe.poll(TIMEOUT_S):
-        raise TurnFailed(f"the other process said nothing for {TIMEOUT_S:g} s")
+        raise TransferFailed(f"the other process sent nothing for {TIMEOUT_S:g} s")
     return pipe.recv()
 
 
 def _word(pipe: Connection) -> tuple[str, dict[str, float]]:
     try:
-        name, result = hear(pipe)
+        name, result = receive_message(pipe)
     except EOFError:
-        raise TurnFailed("a process ended without a result") from None
+        raise TransferFailed("a process ended without a result") from None
     if isinstance(result, str):
-        raise TurnFailed(f"{name}: {result}")
+        raise TransferFailed(f"{name}: {result}")
     return name, result
 
 
 def _end(parent: Connection, work: Callable[..., tuple[str, Any]], transport: Transport, *rest: Any) -> None:
-    """A process's main: report the result or the failure, and leave without waiting for a library's threads."""
+    """A process's main: report the result or the failure, and exit without waiting for a library's threads."""
     os.environ.update(transport.environment)
     name = "sender" if work is _send_all else "receiver"
     try:
         parent.send(work(transport, *rest))
-    except Exception as error:  # noqa: BLE001 - whatever a peer's library raises is that peer's result
+    except Exception as error:  # noqa: BLE001 - any error of a peer's library is that peer's result
         with suppress(OSError):
             parent.send((name, f"{type(error).__name__}: {error}"))
     os._exit(0)
@@ -130,13 +130,13 @@ def _send_all(transport: Transport, tokens: int, pipe: Connection) -> tuple[str,
     result: dict[str, float] = {}
     for number in (_WARM_UP, _TIMED):
         memory.stamp(tensors, number)
-        pipe.send((sender.prepare(hear(pipe)), memory.digest(tensors)))
-        hear(pipe)  # the receiver has begun to listen
+        pipe.send((sender.prepare(receive_message(pipe)), memory.digest(tensors)))
+        receive_message(pipe)  # the receiver is ready
         cpu, began = time.process_time(), time.monotonic()
         sender.send()
-        hear(pipe)  # all in place
+        receive_message(pipe)  # all tensors are in place
         result = {"began": began, "cpu_s": time.process_time() - cpu}
-        hear(pipe)  # and right
+        receive_message(pipe)  # and were compared
     return "sender", result
 
 
@@ -145,7 +145,7 @@ def _receive_all(transport: Transport, tokens: int, pipe: Connection) -> tuple[s
     result: dict[str, float] = {}
     for number in (_WARM_UP, _TIMED):
         pipe.send(receiver.offer())
-        answer, expected = hear(pipe)
+        answer, expected = receive_message(pipe)
         receiver.accept(answer)
         cpu = time.process_time()
         pipe.send("ready")
@@ -154,7 +154,7 @@ def _receive_all(transport: Transport, tokens: int, pipe: Connection) -> tuple[s
         result = {"ended": time.monotonic(), "cpu_s": time.process_time() - cpu}
         pipe.send("in place")
         if memory.digest(tensors) != expected:
-            raise TurnFailed("the bytes in place are not the bytes sent")
+            raise TransferFailed("the bytes in place are not the bytes sent")
         del tensors  # so that a transport that allocates them finds the last ones' pages again
         pipe.send("right")
     return "receiver", result

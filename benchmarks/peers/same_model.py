@@ -1,7 +1,7 @@
-"""The demo's model in the one form in which every server answers alike.
+"""The demo's model, changed so that every server answers alike.
 
-float32, since mlx's CPU backend multiplies experts in nothing else, and mlx_lm.server takes the checkpoint's type; and
-with an end-of-sequence token that no prompt here leads to, since mlx_lm.server cannot be told to ignore it.
+In float32, since mlx's CPU backend multiplies experts in no other dtype and mlx_lm.server uses the checkpoint's; and
+with an end-of-sequence token that is never generated, since mlx_lm.server has no option to ignore it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEMO_MODEL = Path(disagg.__file__).parent / "demo" / "models" / "qwen3-moe-tiny"
 
 
 def write(source: Path, folder: Path) -> None:
-    """Copy the model into `folder`, changed as said."""
+    """Copy the model into `folder`, with these changes."""
     import mlx.core as mx
 
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))

@@ -1,11 +1,11 @@
-"""One KV cache between two processes over loopback TCP: disagg's hand-off beside a bare socket, iperf3, Mooncake, NIXL.
+"""Move one KV cache between two processes over loopback TCP: disagg's hand-off, a bare socket, iperf3, Mooncake, NIXL.
 
     python -m benchmarks.peers.transport [--mb 805] [--rounds 5] [--only NAME ...]
 
-Prints one JSON object. Every round runs each way of each peer once, in an order that moves on by one each round, so
-that a machine's other work hits them alike; each turn has two fresh processes to itself (see pair.py for the clock).
-`gb_s` is the median of a peer's best way, GB = 1e9 bytes; `ratio` is disagg's rate over it, from the same rounds. What
-is not installed is under `skipped`, by name, with the command that installs it.
+Prints one JSON object. Every round runs each way of each peer once, in an order that is rotated by one each round, so
+that the machine's other load affects all alike; each transfer has two new processes (see pair.py for the clock).
+`gb_s` is the median of a peer's best way, GB = 1e9 bytes; `ratio` is disagg's rate divided by it, from the same rounds.
+`skipped` has the peers that are not installed, with the command that installs each.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any
 
 from benchmarks.peers import bare_socket, handoff, iperf, memory, mooncake_tcp, nixl_tcp, pair
 from benchmarks.peers.installed import import_error, package
-from benchmarks.peers.pair import Turn, TurnFailed
+from benchmarks.peers.pair import TimedTransfer, TransferFailed
 
 OURS = "disagg"
-Way = Callable[[int], Turn]  # tokens -> one timed transfer of their KV
+Way = Callable[[int], TimedTransfer]  # tokens -> one timed transfer of their KV
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Something that moves bytes, in one or more ways. `absent`: why it cannot run here, None where it can.
-    `install`: the one command that mends that."""
+    """A program that moves bytes, in one or more ways. absent: why it cannot run here, None if it can. install: the
+    command that installs it."""
 
     name: str
     ways: Mapping[str, Way]
@@ -42,7 +42,7 @@ class Peer:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, and return 1 where a peer that is installed failed."""
+    """Measure and print. Returns 1 if a peer that is installed failed."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--mb", type=float, default=memory.DEFAULT_MB, help="megabytes per transfer")
     options.add_argument("--rounds", type=int, default=5)
@@ -56,10 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(peers: Sequence[Peer], tokens: int, rounds: int) -> dict[str, Any]:
     """What `python -m benchmarks.peers.transport` prints."""
-    why_not = {peer.name: peer.absent() for peer in peers}
-    here = [peer for peer in peers if why_not[peer.name] is None]
-    turns, failed = _measure(here, tokens, rounds)
-    rows = {peer.name: summary(turns[peer.name]) | {"version": peer.version()} for peer in here if turns[peer.name]}
+    absent = {peer.name: peer.absent() for peer in peers}
+    here = [peer for peer in peers if absent[peer.name] is None]
+    transfers, failed = _measure(here, tokens, rounds)
+    rows = {
+        peer.name: summary(transfers[peer.name]) | {"version": peer.version()} for peer in here if transfers[peer.name]
+    }
     ours = rows.get(OURS)
     for name, row in rows.items():
         if ours is not None and name != OURS:
@@ -71,7 +73,7 @@ def compare(peers: Sequence[Peer], tokens: int, rounds: int) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "peers": rows,
         "skipped": {
-            peer.name: {"why": why_not[peer.name], "install": peer.install} for peer in peers if why_not[peer.name]
+            peer.name: {"why": absent[peer.name], "install": peer.install} for peer in peers if absent[peer.name]
         },
         "failed": failed,
     }
@@ -79,9 +81,9 @@ def compare(peers: Sequence[Peer], tokens: int, rounds: int) -> dict[str, Any]:
 
 def _measure(
     peers: Sequence[Peer], tokens: int, rounds: int
-) -> tuple[dict[str, dict[str, list[Turn]]], dict[str, str]]:
-    """Every way's turns, by peer; and the first failure of each way that had one, which is not tried again."""
-    turns: dict[str, dict[str, list[Turn]]] = {peer.name: {} for peer in peers}
+) -> tuple[dict[str, dict[str, list[TimedTransfer]]], dict[str, str]]:
+    """Every way's transfers, by peer, and the error of each way that failed; a failed way is not run again."""
+    transfers: dict[str, dict[str, list[TimedTransfer]]] = {peer.name: {} for peer in peers}
     failed: dict[str, str] = {}
     ways = [(peer, way) for peer in peers for way in peer.ways]
     for number in range(rounds):
@@ -91,34 +93,38 @@ def _measure(
                 continue
             print(f"round {number + 1} of {rounds}: {peer.name}, {way}", file=sys.stderr)
             try:
-                turn = peer.ways[way](tokens)
-            except TurnFailed as failure:
+                transfer = peer.ways[way](tokens)
+            except TransferFailed as failure:
                 failed[f"{peer.name} {way}"] = str(failure)
                 continue
-            turns[peer.name].setdefault(way, []).append(turn)
-    return turns, failed
+            transfers[peer.name].setdefault(way, []).append(transfer)
+    return transfers, failed
 
 
-def summary(ways: Mapping[str, Sequence[Turn]]) -> dict[str, Any]:
+def summary(ways: Mapping[str, Sequence[TimedTransfer]]) -> dict[str, Any]:
     """A peer's figures: of its best way, and of each."""
-    figures = {way: _figures(turns) for way, turns in ways.items()}
+    figures = {way: _figures(transfers) for way, transfers in ways.items()}
     best = max(figures, key=lambda way: figures[way]["gb_s"])
     return {"way": best, **figures[best], "ways": figures}
 
 
-def _figures(turns: Sequence[Turn]) -> dict[str, Any]:
-    rates = [turn.nbytes / turn.seconds / 1e9 for turn in turns]
+def _figures(transfers: Sequence[TimedTransfer]) -> dict[str, Any]:
+    rates = [transfer.nbytes / transfer.seconds / 1e9 for transfer in transfers]
     return {
         "gb_s": statistics.median(rates),
         "best_gb_s": max(rates),
-        "sender_cpu_s_per_gb": statistics.median(turn.sender_cpu_s / turn.nbytes * 1e9 for turn in turns),
-        "receiver_cpu_s_per_gb": statistics.median(turn.receiver_cpu_s / turn.nbytes * 1e9 for turn in turns),
+        "sender_cpu_s_per_gb": statistics.median(
+            transfer.sender_cpu_s / transfer.nbytes * 1e9 for transfer in transfers
+        ),
+        "receiver_cpu_s_per_gb": statistics.median(
+            transfer.receiver_cpu_s / transfer.nbytes * 1e9 for transfer in transfers
+        ),
         "rates": rates,
     }
 
 
 def _no_iperf3() -> str | None:
-    return None if shutil.which("iperf3") else "there is no iperf3 in PATH"
+    return None if shutil.which("iperf3") else "iperf3 is not in PATH"
 
 
 _EXTRA = "python -m pip install 'disagg[peers]'"

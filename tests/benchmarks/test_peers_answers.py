@@ -60,7 +60,7 @@ def test_decode_speed_counts_tokens_after_the_first_from_the_first_of_any_to_the
 def test_steady_speed_counts_only_while_every_request_decodes() -> None:
     together = figures([answer(1.0, 0.125, 9), answer(1.5, 0.25, 9)])  # both from 1.5 to 2.0
     assert together.steady_tok_s == pytest.approx((4 + 2) / 0.5)
-    with pytest.raises(ValueError, match="never all under way"):
+    with pytest.raises(ValueError, match="never all decoding"):
         figures([answer(1.0, 0.1, 3), answer(5.0, 0.1, 3)])
 
 

@@ -29,19 +29,19 @@ class Unwilling(SocketSender):
 
 
 def test_a_turn_moves_every_byte_and_says_what_it_took() -> None:
-    turn = pair.run(bare_socket.TRANSPORT, TOKENS)
-    assert turn.nbytes == TOKENS * 98304
-    assert turn.seconds > 0
-    assert turn.sender_cpu_s >= 0
+    transfer = pair.run(bare_socket.TRANSPORT, TOKENS)
+    assert transfer.nbytes == TOKENS * 98304
+    assert transfer.seconds > 0
+    assert transfer.sender_cpu_s >= 0
 
 
 def test_one_wrong_byte_fails_the_turn() -> None:
-    with pytest.raises(pair.TurnFailed, match="not the bytes sent"):
+    with pytest.raises(pair.TransferFailed, match="not the bytes sent"):
         pair.run(pair.Transport(SocketSender, Damaging, {}), TOKENS)
 
 
 def test_a_turn_that_breaks_says_which_end_broke_and_how() -> None:
-    with pytest.raises(pair.TurnFailed, match="sender: RuntimeError: not today"):
+    with pytest.raises(pair.TransferFailed, match="sender: RuntimeError: not today"):
         pair.run(pair.Transport(Unwilling, SocketReceiver, {}), TOKENS)
 
 

@@ -6,16 +6,18 @@ import pytest
 
 from benchmarks.peers import iperf, transport
 from benchmarks.peers.installed import import_error, package
-from benchmarks.peers.pair import Turn, TurnFailed
+from benchmarks.peers.pair import TimedTransfer, TransferFailed
 from benchmarks.peers.transport import OURS, Peer
 
 
-def turns(*seconds: float) -> list[Turn]:
-    return [Turn(1_000_000_000, each, 0.5, 0.25) for each in seconds]
+def transfers(*seconds: float) -> list[TimedTransfer]:
+    return [TimedTransfer(1_000_000_000, each, 0.5, 0.25) for each in seconds]
 
 
 def peer(name: str, seconds: float, why: str | None = None) -> Peer:
-    return Peer(name, {"push": lambda tokens: turns(seconds)[0]}, lambda: f"{name} 1", lambda: why, f"install {name}")
+    return Peer(
+        name, {"push": lambda tokens: transfers(seconds)[0]}, lambda: f"{name} 1", lambda: why, f"install {name}"
+    )
 
 
 def test_a_peer_that_is_absent_is_skipped_by_name_with_the_command_that_installs_it() -> None:
@@ -33,7 +35,7 @@ def test_the_ratio_is_ours_over_the_peer_and_is_left_out_without_ours() -> None:
 
 
 def test_a_peer_counts_by_the_median_of_its_best_way() -> None:
-    summary = transport.summary({"read": turns(1.0, 2.0, 4.0), "write": turns(0.1, 4.0, 5.0)})
+    summary = transport.summary({"read": transfers(1.0, 2.0, 4.0), "write": transfers(0.1, 4.0, 5.0)})
     assert summary["way"] == "read"
     assert summary["gb_s"] == pytest.approx(0.5)
     assert summary["best_gb_s"] == pytest.approx(1.0)
@@ -44,9 +46,9 @@ def test_a_peer_counts_by_the_median_of_its_best_way() -> None:
 def test_a_way_that_fails_is_reported_and_not_tried_again_while_the_others_go_on() -> None:
     tried: list[int] = []
 
-    def broken(tokens: int) -> Turn:
+    def broken(tokens: int) -> TimedTransfer:
         tried.append(tokens)
-        raise TurnFailed("the bytes in place are not the bytes sent")
+        raise TransferFailed("the bytes in place are not the bytes sent")
 
     bad = Peer("bad", {"write": broken}, lambda: "bad 1")
     result = transport.compare([bad, peer("good", 1.0)], 2048, 3)
@@ -60,9 +62,9 @@ def test_every_round_begins_with_another_peer() -> None:
     order: list[str] = []
 
     def way(name: str) -> Peer:
-        def run(tokens: int) -> Turn:
+        def run(tokens: int) -> TimedTransfer:
             order.append(name)
-            return turns(1.0)[0]
+            return transfers(1.0)[0]
 
         return Peer(name, {"push": run}, lambda: name)
 
@@ -90,10 +92,10 @@ def test_iperf3_keeps_its_rate_where_it_counted_other_bytes() -> None:
         "sum_received": {"bits_per_second": 16e9, "bytes": 990},
         "cpu_utilization_percent": {"host_total": 50.0, "remote_total": 25.0},
     }
-    turn = iperf.parse({"end": end}, 1_000_000_000)
-    assert (turn.seconds, turn.sender_cpu_s, turn.receiver_cpu_s) == pytest.approx((0.5, 0.25, 0.125))
+    transfer = iperf.parse({"end": end}, 1_000_000_000)
+    assert (transfer.seconds, transfer.sender_cpu_s, transfer.receiver_cpu_s) == pytest.approx((0.5, 0.25, 0.125))
 
 
 def test_an_error_of_iperf3_is_its_failure() -> None:
-    with pytest.raises(TurnFailed, match="unable to connect"):
+    with pytest.raises(TransferFailed, match="unable to connect"):
         iperf.parse({"error": "unable to connect to server"}, 1)
