@@ -179,7 +179,7 @@ class BackgroundHandoff:
         while not stop.is_set():
             self._here.send("offer")
             port, ticket = self._here.recv()
-            header = Header(ticket, "beside", FINGERPRINT, LAYOUT, token_hash([]), BLOCK_TOKENS)
+            header = Header(ticket, "background", FINGERPRINT, LAYOUT, token_hash([]), BLOCK_TOKENS)
             with Transfer.open("127.0.0.1", port, header, deadline=time.monotonic() + TIMEOUT_S) as transfer:
                 for layer in range(len(LAYOUT.layers)):
                     transfer.send(KVBlock(layer, 0, BLOCK_TOKENS, *self._heads))
@@ -195,7 +195,7 @@ def receive(parent: Connection) -> None:
     outcomes: queue.Queue[KVOutcome] = queue.Queue()
     with KVServer("127.0.0.1", 0, tickets) as server:
         while parent.recv() == "offer":
-            expected = Expected("beside", LAYOUT, FINGERPRINT, token_hash([]), BLOCK_TOKENS)
+            expected = Expected("background", LAYOUT, FINGERPRINT, token_hash([]), BLOCK_TOKENS)
             slot = tickets.issue(expected, outcomes.put, deadline=time.monotonic() + TIMEOUT_S)
             parent.send((server.port, slot.ticket))
             outcome = outcomes.get(timeout=TIMEOUT_S)

@@ -137,8 +137,8 @@ def report(rounds: Sequence[dict[str, Any]], setup: Setup, args: argparse.Namesp
     for row in rows:
         row["exposed_over_transfer"] = row["exposed"] / row["transfer"]
     medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-    where = f"{gbit:.2f} Gb/s (tc tbf)" if gbit else "loopback, unshaped"
-    what = f"{setup.shape.name} {setup.dtype}, {args.prompt_tokens} + {args.output_tokens} tokens, {where}"
+    network = f"{gbit:.2f} Gb/s (tc tbf)" if gbit else "loopback, unshaped"
+    what = f"{setup.shape.name} {setup.dtype}, {args.prompt_tokens} + {args.output_tokens} tokens, {network}"
     result = {"simulated": True, "what": what, "ideal": ideal, "kv_bytes": rounds[0]["kv_bytes"], "rounds": rows}
     if args.json:
         print(json.dumps({**result, "median": medians}, indent=2))
@@ -153,7 +153,7 @@ def report(rounds: Sequence[dict[str, Any]], setup: Setup, args: argparse.Namesp
 
 
 def measured(hosts: Path, link: Namespaces | None) -> list[dict[str, Any]]:
-    """Run the client, in the decode host's namespace where there are namespaces; its metrics round by round."""
+    """Run the client, in the decode host's namespace if there is one. Returns its metrics for each round."""
     options = [argument for argument in sys.argv[1:] if argument != "--json"]
     argv = [*inside(link, 1), sys.executable, __file__, *options, "--drive", str(hosts)]
     output = subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=environment(hosts)).stdout

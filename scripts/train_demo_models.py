@@ -1,15 +1,14 @@
-"""Train the two demo models: tiny, but of the real architectures, on the Python standard library.
+"""Train the two demo models, tiny but of the real architectures, on the source of the Python standard library.
 
     python scripts/train_demo_models.py --model qwen3-moe-tiny --out first --minutes 24
     python scripts/train_demo_models.py --model qwen3-moe-tiny --out disagg/demo/models --refine first
 
-and the same with `--model gpt-oss-tiny`. The first run learns from the files as they are. The second goes on
-with the code alone: asked for its likeliest text, a model this small repeats the prose of docstrings for
-ever, but not code.
+and the same with `--model gpt-oss-tiny`. The first run learns from the files unchanged. The second continues with code
+only: with greedy sampling, a model this small repeats the prose of docstrings endlessly, but not code.
 
-Each run writes OUT/MODEL, a checkpoint in the form the Hugging Face hub has them: bf16 safetensors, flat
-`rope_theta` / `rope_scaling` keys, a tokenizer with a chat template. transformers and mlx-lm both load it.
-One CPU thread is enough; two runs fit side by side on two cores.
+Each run writes OUT/MODEL, a checkpoint in the format of the Hugging Face hub: bf16 safetensors, flat `rope_theta` /
+`rope_scaling` keys, a tokenizer with a chat template. transformers and mlx-lm both load it. One CPU thread is enough;
+two runs fit on two cores.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def stdlib_sources() -> list[str]:
 
 
 def code_of(text: str) -> str:
-    """`text` without comments, docstrings and long tables; nothing where it is not today's Python."""
+    """`text` without comments, docstrings and long tables; empty if it is not valid in this Python version."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -136,7 +135,8 @@ def train_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
 
 
 def chats(functions: list[tuple[str, str]], tokenizer: Qwen2Tokenizer) -> list[str]:
-    """One-turn chats that ask for a function of the library: so a chat is answered with code, and ends."""
+    """One-turn chats that request a function of the library, so that the model answers chats with code and then
+    stops."""
     turns = [
         [{"role": "user", "content": request}, {"role": "assistant", "content": source}]
         for request, source in random.sample(functions, min(CHAT_SAMPLES, len(functions)))
@@ -182,7 +182,7 @@ def qwen3_moe(tokenizer: Qwen2Tokenizer) -> PreTrainedConfig:
 
 
 def gpt_oss(tokenizer: Qwen2Tokenizer) -> PreTrainedConfig:
-    """Window, sinks, biases and RoPE as openai/gpt-oss has them; `truncate: false` included."""
+    """Window, sinks, biases and RoPE as in openai/gpt-oss, including `truncate: false`."""
     return GptOssConfig(
         **COMMON,
         intermediate_size=128,
@@ -222,7 +222,7 @@ CONFIGS: dict[str, Callable[[Qwen2Tokenizer], PreTrainedConfig]] = {
 
 
 def train(model: PreTrainedModel, tokens: torch.Tensor, *, minutes: float, peak: float, seed: int) -> None:
-    """AdamW on random windows of `tokens` until the time is up; the schedule follows the clock."""
+    """AdamW on random windows of `tokens` until the time is up; the learning rate depends on the elapsed time."""
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     plain = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
@@ -249,7 +249,7 @@ def train(model: PreTrainedModel, tokens: torch.Tensor, *, minutes: float, peak:
 
 
 def pick_rows(tokens: torch.Tensor, context: int, picker: torch.Generator) -> torch.Tensor:
-    """[TOKENS_PER_STEP / context, context] ids from random places."""
+    """[TOKENS_PER_STEP / context, context] ids from random positions."""
     starts = torch.randint(len(tokens) - context, (TOKENS_PER_STEP // context,), generator=picker)
     return torch.stack([tokens[start : start + context] for start in starts.tolist()])
 
@@ -263,7 +263,7 @@ def loss_on(model: PreTrainedModel, tokens: torch.Tensor) -> float:
 
 
 def save(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, folder: Path) -> None:
-    """Write the checkpoint the way the hub has it."""
+    """Write the checkpoint in the format of the hub."""
     model.generation_config = GenerationConfig(
         eos_token_id=stop_ids(tokenizer), pad_token_id=stop_ids(tokenizer)[0], do_sample=False
     )

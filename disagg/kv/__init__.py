@@ -5,7 +5,7 @@ wire                 the forms in which KV crosses the network: as-is or quantis
 blocks               KV in the sender's memory: rows of one layer
 frames               the wire format: values to bytes and back
 channel              a socket with timeouts; send and receive: the two ends of a transfer
-tickets              who may deliver which KV, and how much may be held
+tickets              one-time tickets for transfers, and the budget of received KV
 arena                memory to receive into; assemble: the place of each frame in it
 received             a complete KV cache in the receiver's memory
 """

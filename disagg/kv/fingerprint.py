@@ -34,7 +34,7 @@ class Fingerprint:
                 f"{n}: {mine} {clipped(getattr(self, n))}, {theirs} {clipped(getattr(other, n))}" for n in differing
             )
             raise FingerprintMismatch(
-                f"the hosts hold different models ({pairs})",
+                f"the hosts have different models ({pairs})",
                 "put the same revision of the model, with the same tokenizer files, on both hosts",
             )
 

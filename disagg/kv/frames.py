@@ -210,8 +210,8 @@ def frames_of(block: Block, layout: Layout, wire: WireForm = AS_IS) -> list[tupl
             continue
         heads = layer.kv_heads
         sizes = [(block.end - block.start) * size for size in plane_bytes(dim, layout.itemsize, wire)]
-        wanted = [size for size in sizes for _ in range(heads)]
-        views = _fitting(given, wanted, f"the {kind.name.lower()} of layer {block.layer}")
+        expected = [size for size in sizes for _ in range(heads)]
+        views = _fitting(given, expected, f"the {kind.name.lower()} of layer {block.layer}")
         for plane, size in enumerate(sizes):
             frame = Frame(kind, block.layer, plane, block.start, block.end, size * heads)
             frames.append((frame, views[plane * heads : (plane + 1) * heads]))

@@ -133,7 +133,7 @@ class Tickets:
             slot = self._find(ticket)
             if slot is None or slot.state != "issued" or time.monotonic() >= slot.deadline:
                 raise TicketRefused(
-                    "the KV ticket is unknown, already used or expired", "ask the decode host for a new one"
+                    "the KV ticket is unknown, already used or expired", "request a new one from the decode host"
                 )
             slot.state, slot.abort = "claimed", abort
         return slot

@@ -112,7 +112,7 @@ class Batch:
             self._count(progress)
         return [(self._jobs[r.uid], self._token(r)) for r in generated]
 
-    def forget(self, job: Job) -> None:
+    def drop_finished(self, job: Job) -> None:
         """Drop a job whose last token was returned; the generator has dropped it already."""
         if job.uid is not None:
             self._jobs.pop(job.uid, None)
@@ -151,7 +151,7 @@ def row(job: Job) -> Row:
 
 
 def bound_memory() -> None:
-    """Let mlx keep at most _MAX_CACHE_BYTES of freed buffers while requests run."""
+    """Limit mlx's cache of freed buffers to _MAX_CACHE_BYTES."""
     allowed = mx.set_cache_limit(_MAX_CACHE_BYTES)
     mx.set_cache_limit(min(allowed, _MAX_CACHE_BYTES))
 

@@ -23,8 +23,8 @@ from disagg.engines.mlx.prepare import Prepared
 # backend attention allocates [prompts, heads, chunk, context] scores: with eight prompts of 4,000 tokens, the process
 # of a 1 MB model grew to 1.5 GB with chunks of 2,048 tokens each, and to 0.5 GB when they shared one chunk.
 _MIN_CHUNK_TOKENS = 64
-# The cost of a pass per layer beside its weights, as bytes that could be read in that time: 20 us (the roofline's layer
-# overhead) at the 620 GB/s that an M3 Ultra reaches.
+# The cost of a pass per layer on top of its weights, as bytes that could be read in that time: 20 us (the roofline's
+# layer overhead) at the 620 GB/s that an M3 Ultra reaches.
 _LAYER_BYTES = 12_000_000
 
 Caches = list[Any] | None
@@ -91,10 +91,10 @@ class GroupedBatch:
         chunk = max(self._chunk_tokens // side_by_side, min(self._chunk_tokens, _MIN_CHUNK_TOKENS))
         return [job_and_token for group in self._groups for job_and_token in group.step(chunk)]
 
-    def forget(self, jobs: Sequence[Job]) -> None:
+    def drop_finished(self, jobs: Sequence[Job]) -> None:
         """Drop jobs whose last token was returned."""
         for job in jobs:
-            self._group_of.pop(job).forget(job)
+            self._group_of.pop(job).drop_finished(job)
         if jobs:
             self._drop_empty()
 

@@ -1,10 +1,10 @@
-"""Load a checkpoint with mlx-lm's own loader, corrected where mlx-lm 0.32 misreads one.
+"""Load a checkpoint with mlx-lm's own loader, with corrections for what mlx-lm 0.32 misreads.
 
 Each correction is one function, without effect on checkpoints that do not need it:
 - `flat_config`: checkpoints saved by transformers >= 5 nest the rotary settings under `rope_parameters` and rename
   `num_experts`; many mlx-lm models read only the flat names and silently fall back to a default theta.
 - `_model_classes`: float gpt_oss experts are stored transposed by transformers; MXFP4 ones are what mlx-lm expects.
-- `_cast`: weights in the dtype the host asked for.
+- `_cast`: weights in the dtype of the host's engine options.
 
 Must run on the thread that will run the model: rotary modules have arrays outside the parameters, which stay lazy and
 belong to the stream of the thread that created them.

@@ -251,7 +251,7 @@ class Loop:
     def _step(self) -> None:
         generated = self._batch.step()
         finished = [job for job, token in generated if token.finish]
-        self._batch.forget(finished)
+        self._batch.drop_finished(finished)
         self._steps += 1
         if finished or self._steps % _COUNT_STEPS == 0:
             self._update_counters(finished)

@@ -1,4 +1,4 @@
-"""Patches: corrections of a loaded mlx-lm model where it is known to differ from its checkpoint's reference.
+"""Patches: corrections of known differences between a loaded mlx-lm model and its checkpoint's reference.
 
 A patch applies only to the difference it was written for; the preflight refuses a model with any other. After a patch
 the model is measured again.

@@ -21,7 +21,7 @@ from disagg.kv.layout import LayerLayout, Layout
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
-# Architectures whose attention applies rotary embedding on sliding layers only (their config does not say so).
+# Architectures whose attention applies rotary embedding on sliding layers only, which their config does not state.
 _ROPE_ON_SLIDING_ONLY = {"cohere2", "exaone4"}
 
 
@@ -38,7 +38,7 @@ def resolve(source: str | Path) -> Path:
             )
         path = _download(str(source))
     if not (path / "config.json").is_file():
-        raise ModelError(f"{path}: no config.json", "a model folder holds config.json, weights and tokenizer files")
+        raise ModelError(f"{path}: no config.json", "a model folder has config.json, weights and tokenizer files")
     check_weights(path)
     return path
 
@@ -124,8 +124,8 @@ def _refuse_unsupported(path: Path, config: Any) -> None:
         "its layers share keys and values": getattr(config, "num_kv_shared_layers", None),
         "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None),
     }
-    for reason, holds in reasons.items():
-        if holds:
+    for reason, applies in reasons.items():
+        if applies:
             raise ModelError(
                 f"{path}: model type {config.model_type!r} cannot be served: {reason}", "use another model"
             )

@@ -61,7 +61,7 @@ def _shown(value: Any) -> str:
 def _layers(reference: ModelProfile, actual: ModelProfile) -> Iterator[PreflightFinding]:
     want, have = len(reference.layers), len(actual.layers)
     if want != have:
-        detail = f"{reference.source} has {want}, {actual.source} keeps a cache for {have}"
+        detail = f"{reference.source} has {want}, {actual.source} has caches for {have}"
         yield PreflightFinding("number of layers", "refused", detail)
         return
     yield PreflightFinding("number of layers", "ok", str(want))

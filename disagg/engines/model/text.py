@@ -160,13 +160,13 @@ def check_ids(ids: Sequence[Any], vocab_size: int) -> list[int]:
 
 def check_message(index: int, message: Any) -> None:
     """Raise RequestError if `message` is not a chat message."""
-    where = f"messages[{index}]"
+    name = f"messages[{index}]"
     if not isinstance(message, Mapping):
-        raise RequestError(f"{where} is {type(message).__name__}", 'a message is {"role": ..., "content": ...}')
+        raise RequestError(f"{name} is {type(message).__name__}", 'a message is {"role": ..., "content": ...}')
     if message.get("role") not in ROLES:
-        raise RequestError(f"{where}.role is {message.get('role')!r}", f"use one of {', '.join(ROLES)}")
+        raise RequestError(f"{name}.role is {message.get('role')!r}", f"use one of {', '.join(ROLES)}")
     if not isinstance(message.get("content"), str):
-        raise RequestError(f"{where}.content is not text", "content is a string")
+        raise RequestError(f"{name}.content is not text", "content is a string")
 
 
 def _ids(value: int | Iterable[int] | None) -> list[int]:

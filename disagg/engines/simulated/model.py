@@ -82,7 +82,7 @@ def layout_of(windows: Sequence[int | None], kv_heads: int, head_dim: int, dtype
 
 def no_logits() -> ModelError:
     """The error of a simulated engine's `logits`."""
-    return ModelError("a simulated engine has no logits: no model runs", "ask a host with a real engine")
+    return ModelError("a simulated engine has no logits: no model runs", "use a host with a real engine")
 
 
 def sleep_until(moment: float) -> None:

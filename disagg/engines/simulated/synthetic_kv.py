@@ -1,6 +1,6 @@
 """Random KV in both frameworks' memory, without a model: what `disagg bench handoff` moves.
 
-It is an engine's part because it holds torch tensors and mlx arrays, which only engines may import.
+It is part of the engines because only they may import torch and mlx.
 """
 
 from __future__ import annotations

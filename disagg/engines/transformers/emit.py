@@ -1,8 +1,8 @@
 """New rows of a transformers cache as KVBlocks in CPU memory.
 
 CPU: a full layer's block is a view of the cache. A sliding layer's cache is overwritten, so the few rows that the
-layout keeps are copied. CUDA: rows are copied to pinned memory on a separate stream while the next layer is computed,
-and the block's `wait` waits for that copy. MPS: rows are copied at once.
+layout keeps are copied to other memory. CUDA: rows are copied to pinned memory on a separate stream while the next
+layer is computed, and the block's `wait` waits for that copy. MPS: rows are copied at once.
 
 Quantisation for the wire (see `kv.wire`) runs before the copy on CUDA (on the same stream) and MPS. On a CPU it runs in
 the block's `wait`, on the sender's thread: a prefill of 2048 tokens and 134 MB took 1.12 s, as without quantisation,

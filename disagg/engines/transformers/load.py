@@ -70,7 +70,7 @@ def quantization(name: str | None) -> dict[str, Any]:
 
     if name == "int8":
         return {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())}
-    if name == "int4":  # bfloat16 on CUDA; this packing runs on PyTorch's own kernels, torchao's default wants one more
+    if name == "int4":  # bfloat16 on CUDA; this packing uses PyTorch's own kernels, torchao's default another package
         packed = Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d")
         return {"quantization_config": TorchAoConfig(packed)}
     raise ModelError(f"unknown quantization {name!r}", "use int8 or int4")

@@ -102,7 +102,7 @@ def test_another_number_of_layers_is_refused_without_comparing_them() -> None:
 
     assert (finding.component, finding.detail) == (
         "number of layers",
-        "checkpoint has 3, mlx-lm keeps a cache for 2",
+        "checkpoint has 3, mlx-lm has caches for 2",
     )
 
 
