@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, KVShape, Offer
 from disagg.engines.simulated.model import layout_of
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import IntegrityError, PeerLost
+from disagg.kv.tickets import Slot
 
 SHAPE = KVShape(layout_of([None], 1, 8, "float32"), 4)
 
@@ -36,7 +38,8 @@ def test_the_http_transport_accepts_nothing_without_the_key(receiver: JSONReceiv
     receiver.accept()
     url = f"http://127.0.0.1:{offer.port}/layer"
     layer = {"keys": "AAAA", "values": "AAAA"}
-    for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Bearer é".encode()}):
+    for key in (b"", b"Bearer x", "Bearer é".encode()):
+        headers = {b"Authorization": key} if key else {}
         assert httpx.post(url, json=layer, headers=headers, trust_env=False).status_code == 401
 
     sender = JSONSender(SHAPE, SyntheticKV(SHAPE.layout, SHAPE.tokens, "cpu"))
@@ -55,12 +58,16 @@ def test_an_http_server_that_refuses_is_a_lost_peer(receiver: JSONReceiver) -> N
 
 
 def test_a_ticket_lasts_for_a_whole_round_over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    receiver, deadlines = HandoffReceiver(SHAPE, "127.0.0.1"), []
+    receiver = HandoffReceiver(SHAPE, "127.0.0.1")
+    deadlines: list[float] = []
     issue = receiver._tickets.issue
-    monkeypatch.setattr(
-        receiver._tickets, "issue", lambda *a, deadline: deadlines.append(deadline) or issue(*a, deadline=deadline)
-    )
-    before = run.time.monotonic()
+
+    def recorded(*arguments: Any, deadline: float) -> Slot:
+        deadlines.append(deadline)
+        return issue(*arguments, deadline=deadline)
+
+    monkeypatch.setattr(receiver._tickets, "issue", recorded)
+    before = time.monotonic()
     receiver.offer()
     receiver.close()
     assert deadlines[0] >= before + ROUND_TIMEOUT_S
@@ -90,6 +97,8 @@ class MovesOnce:
 
     def receive(self) -> Any:
         return self._memory
+
+    def close(self) -> None: ...
 
 
 def test_bytes_of_one_round_do_not_pass_for_bytes_of_the_next() -> None:
