@@ -1,5 +1,12 @@
-"""What runs on the hosts: the prefill and decode HTTP servers, and what they share.
+"""The prefill and decode servers, which run on the hosts.
 
-`python -m disagg.servers --config hosts.toml --host NAME` starts the server of one host. `app` is the HTTP shell
-(auth, bounds, errors, request ids), `prefill` and `decode` are the two services, `schemas` the request bodies.
+`python -m disagg.servers --config hosts.toml --host NAME` starts the server of one host.
+
+run        the life of the process: bind, load, serve, drain
+http/      the HTTP application around a service
+service    what both services share: admission, health, status, counters
+prefill    computes KV and sends it            kv_wire  chooses the form in which it is sent
+decode     receives KV and generates           feed     tokens from the engine's thread to the event loop
+request    one request                         answer   decode steps to events
+admission  the bounded queue                   gpu, logs, daemon
 """

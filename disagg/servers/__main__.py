@@ -1,7 +1,7 @@
 """`python -m disagg.servers --config hosts.toml --host NAME`: the server of one host, until SIGTERM.
 
-The fleet's token is read from a file (see disagg/token.py), never from argv. A failed start is one JSON log line and
-the error's exit code.
+The fleet's token is read from a file (see disagg/token.py), never from argv. A failed start prints one JSON log line
+and exits with the error's code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m disagg.servers", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="hosts.toml")
-    parser.add_argument("--host", required=True, help="which host of hosts.toml this process is")
+    parser.add_argument("--host", required=True, help="name of the host in hosts.toml that this process serves")
     return parser
 
 
@@ -46,7 +46,7 @@ def _host(fleet: Fleet, name: str) -> Host:
 
 
 def _limit_threads(host: Host) -> None:
-    """Bound the compute threads before any framework is imported: OpenMP and BLAS read this once."""
+    """Limit the compute threads. Called before any framework is imported: OpenMP and BLAS read this once."""
     if host.engine.threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
             os.environ[variable] = str(host.engine.threads)

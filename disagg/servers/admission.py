@@ -1,4 +1,4 @@
-"""A bounded queue in front of an engine: who waits, who runs, and 503 for the rest."""
+"""A bounded queue in front of an engine: some requests run, some wait, the rest get 503."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from disagg.errors import Overloaded
 class Admission:
     """At most `running_limit` requests run and `queue_limit` more wait, first come first served.
 
-    A request first takes a place, then waits for its turn. Both are given back by closing the stack they were put on.
+    A request first takes a place, then waits for its turn. Closing its `cleanup` stack releases both.
     """
 
     def __init__(self, running_limit: int, queue_limit: int) -> None:
         self._turns = asyncio.Semaphore(running_limit)
         self._limit = running_limit + queue_limit
-        self._inside = 0
+        self._admitted = 0
         self.running = 0
 
     @property
     def queued(self) -> int:
-        """Requests that hold a place but do not run."""
-        return self._inside - self.running
+        """Requests that have a place and wait for their turn."""
+        return self._admitted - self.running
 
-    def take_place(self, held: ExitStack) -> None:
-        """Put a place on `held`; Overloaded when there is none."""
-        if self._inside >= self._limit:
+    def take_place(self, cleanup: ExitStack) -> None:
+        """Take a place until `cleanup` is closed. Raises Overloaded if there is none."""
+        if self._admitted >= self._limit:
             raise Overloaded(
                 f"the server's queue is full ({self.running} running, {self.queued} waiting)",
                 "try again in a moment, or add a host for this model",
             )
-        self._inside += 1
-        held.callback(self._leave)
+        self._admitted += 1
+        cleanup.callback(self._release_place)
 
-    async def take_turn(self, held: ExitStack) -> None:
-        """Wait for one's turn and put it on `held`."""
+    async def take_turn(self, cleanup: ExitStack) -> None:
+        """Wait for a turn, and hold it until `cleanup` is closed."""
         await self._turns.acquire()
         self.running += 1
-        held.callback(self._end_turn)
+        cleanup.callback(self._release_turn)
 
-    def _leave(self) -> None:
-        self._inside -= 1
+    def _release_place(self) -> None:
+        self._admitted -= 1
 
-    def _end_turn(self) -> None:
+    def _release_turn(self) -> None:
         self.running -= 1
         self._turns.release()

@@ -1,4 +1,4 @@
-"""Work that a stopping process need not wait for: loading a model takes minutes, and nothing is lost by leaving it."""
+"""Work that a stopping process does not wait for: loading a model takes minutes, and stopping it loses nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 async def on_daemon_thread(work: Callable[[], T], name: str) -> T:
-    """Run `work` on a daemon thread. When the caller is cancelled the thread goes on, and its result is dropped."""
+    """Run `work` on a daemon thread and return its result. If the caller is cancelled, the thread runs on and its
+    result is dropped."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

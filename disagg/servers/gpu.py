@@ -1,4 +1,4 @@
-"""How busy the GPU is, asked from the system's own tools: nvidia-smi, or macOS' ioreg. Neither needs root."""
+"""GPU utilisation, from nvidia-smi or macOS' ioreg. Neither needs root."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ _COMMANDS: Final = {
     "mps": ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"),
 }
 _TIMEOUT_S: Final = 0.5
-_KEPT_S: Final = 1.0
+_MAX_AGE_S: Final = 1.0
 
 _lock = Lock()
-_known: dict[str, tuple[float, float | None]] = {}
+_cached: dict[str, tuple[float, float | None]] = {}
 
 
 def utilisation(backend: str) -> float | None:
-    """0 to 1, of the busiest GPU, at most a second old; None for CPUs and where nobody tells. May take half a second.
+    """Utilisation of the busiest GPU, 0 to 1, at most a second old. None for a CPU, and if the tool is missing or
+    fails. Blocks for up to half a second.
 
-    backend: as engines name it, "transformers/cuda".
+    backend: as engines name it, e.g. "transformers/cuda".
     """
     device = backend.rpartition("/")[2].partition(":")[0]
     command = _COMMANDS.get(device)
     if command is None:
         return None
     with _lock:
-        asked, value = _known.get(device, (float("-inf"), None))
-        if time.monotonic() - asked > _KEPT_S:
-            value = parse(_said(command))
-            _known[device] = (time.monotonic(), value)
+        measured, value = _cached.get(device, (float("-inf"), None))
+        if time.monotonic() - measured > _MAX_AGE_S:
+            value = parse(_output(command))
+            _cached[device] = (time.monotonic(), value)
         return value
 
 
@@ -46,9 +47,9 @@ def parse(text: str) -> float | None:
     return max(shares, default=None)
 
 
-def _said(command: tuple[str, ...]) -> str:
+def _output(command: tuple[str, ...]) -> str:
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -57,6 +58,6 @@ def _said(command: tuple[str, ...]) -> str:
             timeout=_TIMEOUT_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):  # the tool is not there, or the driver is busy: then nobody tells
+    except (OSError, subprocess.TimeoutExpired):  # the tool is missing, or the driver is busy
         return ""
-    return done.stdout
+    return completed.stdout

@@ -1,8 +1,8 @@
-"""In which form a prompt's KV goes to a decode host: what hosts.toml says, and where it leaves the choice, what pays.
+"""The form in which a prompt's KV is sent to a decode host: what hosts.toml sets, or for "auto" the faster one.
 
-Quantised KV is not exact, so "auto" takes it only where real transfers have shown that the link is what requests wait
-for: where sending the prompt's KV as it is would take longer than computing it. How fast this host computes shows only
-where the link keeps up, since else the computation waits for the link too; a link that always falls behind is enough.
+Quantised KV is not exact, so "auto" chooses it only if measured transfers show that requests wait for the link: sending
+the prompt's KV as-is would take longer than computing it. The compute rate is measured only while the link keeps up,
+because a slow link delays the computation too; a link that always falls behind is reason enough without it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from disagg.kv.send import TransferResult
 from disagg.kv.wire import AS_IS, INT8, WireForm
 
 MARGIN = 1.25  # how much longer the transfer must be than the compute: rates are known to about a tenth
-RATED_TOKENS = 512  # of a shorter prompt the speed says little about longer ones
-FRESH_S = 600.0  # a link is measured anew after this, by transfers that go as they are
-LEAST_SEEN = 2  # the first transfer to a decode host was seen at a quarter of the rate: its memory was fresh
-MOST_SEEN = 8
+RATED_TOKENS = 512  # the speed of a shorter prompt does not predict that of longer ones
+FRESH_S = 600.0  # older measurements are ignored, so that as-is transfers measure the link again
+MIN_TRANSFERS = 2  # the first transfer to a decode host ran at a quarter of the rate: its memory was not touched yet
+MAX_TRANSFERS = 8
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What this host computes and what its link takes, as seen in real transfers; None where nothing has shown it.
+    """Measured rates of this host's computation and of one link; None if not measured yet.
     behind: the latest transfer over this link fell behind the computation."""
 
     tokens_s: float | None = None
@@ -37,7 +37,7 @@ class Rates:
 
 
 def choose(wanted: KVWire, layout: Layout, tokens: int, rates: Rates) -> WireForm:
-    """The form for the KV of a prompt of `tokens` tokens. Never a quantised one where that makes nothing smaller."""
+    """The form for the KV of a prompt of `tokens` tokens. Never a quantised form that is not smaller."""
     nbytes = layout.nbytes(tokens)
     if wanted == "as-is" or layout.nbytes(tokens, wire=INT8) == nbytes:
         return AS_IS
@@ -51,30 +51,30 @@ def choose(wanted: KVWire, layout: Layout, tokens: int, rates: Rates) -> WireFor
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Measurement:
     bytes_s: float
     ended: float  # time.monotonic()
 
 
 class MeasuredRates:
-    """The rates of recent transfers, by where they went: decode hosts of hosts.toml, a bounded number."""
+    """The rates of recent transfers, by destination: decode hosts of hosts.toml, a bounded number."""
 
     def __init__(self) -> None:
         self._tokens_s: float | None = None
-        self._links: dict[Address, deque[_Seen]] = {}
+        self._links: dict[Address, deque[_Measurement]] = {}
         self._behind: dict[Address, bool] = {}
 
     def add(self, to: Address, timing: PrefillTiming, result: TransferResult) -> None:
-        """Learn from a transfer that was acknowledged."""
+        """Record a transfer that was acknowledged."""
         if timing.tokens >= RATED_TOKENS and timing.compute_s > 0:
             self._behind[to] = result.fell_behind
             if not result.fell_behind:
                 self._tokens_s = timing.tokens / timing.compute_s
         if (rate := result.link_bytes_s) is not None:
-            self._links.setdefault(to, deque(maxlen=MOST_SEEN)).append(_Seen(rate, result.acknowledged))
+            self._links.setdefault(to, deque(maxlen=MAX_TRANSFERS)).append(_Measurement(rate, result.acknowledged))
 
     def rates(self, to: Address, now: float | None = None) -> Rates:
-        """What is known by `now` (time.monotonic()) of this host and its link to that one: the best it showed."""
+        """The rates at `now` (time.monotonic()): the best of the link's recent transfers."""
         since = (time.monotonic() if now is None else now) - FRESH_S
-        fresh = [seen.bytes_s for seen in self._links.get(to, ()) if seen.ended > since]
-        return Rates(self._tokens_s, max(fresh) if len(fresh) >= LEAST_SEEN else None, self._behind.get(to, False))
+        fresh = [one.bytes_s for one in self._links.get(to, ()) if one.ended > since]
+        return Rates(self._tokens_s, max(fresh) if len(fresh) >= MIN_TRANSFERS else None, self._behind.get(to, False))

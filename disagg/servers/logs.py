@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on stderr, with the request id wherever one is being served."""
+"""Structured logs: one JSON object per line on stderr, with the id of the request that is being served."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def configure() -> None:
     logging.captureWarnings(True)
     for noisy in ("httpx", "httpcore", "uvicorn.error", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # asyncio warns of each write to a caller that has just gone away, which is an everyday event here.
+    # asyncio warns of each write to a caller that has just disconnected, which is normal here.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 

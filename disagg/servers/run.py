@@ -26,11 +26,11 @@ from disagg.token import fleet_token
 
 DRAIN_S = 20
 BACKLOG = 512
-SWITCH_S = 0.0005  # an engine's Python would else hold the event loop and the KV threads up for 5 ms at a time
+SWITCH_S = 0.0005  # else an engine's Python code delays the event loop and the KV threads by 5 ms at a time
 
 
 def serve(fleet: Fleet, host: Host) -> int:
-    """Run the server of `host` until SIGTERM or SIGINT. Returns 0; raises what made it fail."""
+    """Run the server of `host` until SIGTERM or SIGINT and return 0. Raises what made it fail."""
     token = fleet_token(fleet)
     listener = listen(host)
     sys.setswitchinterval(SWITCH_S)
@@ -42,7 +42,7 @@ def serve(fleet: Fleet, host: Host) -> int:
 
 
 def make_service(fleet: Fleet, host: Host) -> AnyService:
-    """The service for the host's role, with its engine still to be loaded."""
+    """The service for the host's role. Its engine is not loaded yet."""
     model = fleet.models[host.model]
     if "prefill" in host.roles:
         from disagg.servers.prefill import PrefillService
@@ -80,7 +80,7 @@ def _decode_engine(host: Host, model: Model) -> DecodeEngine:
 def listen(host: Host) -> socket.socket:
     """A listening socket on the host's address and port, bound before the model loads."""
     family = socket.AF_INET6 if ":" in host.address else socket.AF_INET
-    # With the protocol named, asyncio sets TCP_NODELAY on what it accepts; without, every answer waits 40 ms.
+    # asyncio sets TCP_NODELAY on accepted connections only if the protocol is named; else every answer waits 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -92,14 +92,14 @@ def listen(host: Host) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
                 f"port {host.port} on {host.address} is in use",
-                f"stop what listens there (`ss -ltnp 'sport = :{host.port}'`) or change the port of {host.name}",
+                f"stop the process on it (`ss -ltnp 'sport = :{host.port}'`) or change the port of {host.name}",
             ) from error
         raise FleetError(f"cannot listen on {where}: {error.strerror}", "check the address in hosts.toml") from error
     return listener
 
 
 async def _serve(service: AnyService, token: str, listener: socket.socket) -> None:
-    """Load beside the HTTP server, so that /health says "loading"; stop both when either ends."""
+    """Load while the HTTP server runs, so that /health answers "loading". When one ends, stop the other."""
     server = _Server(service, build(service, token))
     loading = asyncio.ensure_future(_load(service, server))
     try:
@@ -111,25 +111,25 @@ async def _serve(service: AnyService, token: str, listener: socket.socket) -> No
         await service.close()
     logs.info("stopped", host=service.host.name)
     if not loaded:
-        # The loading thread runs native code that nothing can interrupt; it holds nothing that outlives the process.
+        # The loading thread runs native code that cannot be interrupted; it holds nothing that outlives the process.
         sys.stderr.flush()
         os._exit(0)
     loading.result()
 
 
 async def _load(service: AnyService, server: uvicorn.Server) -> None:
-    began = time.monotonic()
+    started = time.monotonic()
     logs.info("loading", host=service.host.name, model=service.model.name, role=service.role)
     try:
         await service.load()
     except BaseException:
         server.should_exit = True
         raise
-    logs.info("ready", host=service.host.name, seconds=round(time.monotonic() - began, 3))
+    logs.info("ready", host=service.host.name, seconds=round(time.monotonic() - started, 3))
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which marks the service as draining once it is asked to stop."""
+    """uvicorn; marks the service as draining when it shuts down."""
 
     def __init__(self, service: AnyService, app: ASGIApp) -> None:
         super().__init__(
@@ -151,7 +151,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's own, but a signal that was obeyed is not raised again: the engine must still be closed."""
+        """As in uvicorn, but a handled signal is not raised again: the engine must still be closed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)

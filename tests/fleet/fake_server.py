@@ -34,8 +34,8 @@ health_body = {
     "backend": "fake/cpu",
     "role": "prefill",
     "simulated": False,
-    "code": None,
-    "config": None,
+    "code": "",
+    "config": "",
     "release": None,
     "version": "0.0.1" if behaviour == "older" else "0.1.0",
     "versions": {"fake": "1"},
@@ -43,8 +43,6 @@ health_body = {
     "preflight": [],
     "pid": os.getpid(),
 }
-if status == "error":
-    health_body["error"] = {"code": "ModelError", "message": "weights are corrupt", "hint": "download again"}
 load_body = {
     "queue": 1,
     "running": 2,

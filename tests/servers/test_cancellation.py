@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import secrets
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -52,6 +55,27 @@ def test_a_caller_that_leaves_before_its_kv_came_frees_the_slot(tiny_fleet: Runn
             assert next(lines) == "event: slot"
             assert not idle(tiny_fleet)
         wait_until(lambda: idle(tiny_fleet), 20, "the slot to be freed")
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "phase"), [("decode", "/decode", "waiting for KV"), ("prefill", "/generate", "generating")]
+)
+def test_a_cancelled_request_leaves_a_log_line(tiny_fleet: RunningFleet, host: str, path: str, phase: str) -> None:
+    request_id = secrets.token_hex(8)
+    body = {"model": "tiny", "prompt": PROMPT, "sampling": {"max_tokens": 1500, "ignore_eos": True}}
+
+    def logged() -> list[dict[str, Any]]:
+        lines = map(json.loads, tiny_fleet.log(f"tiny-{host}").splitlines())
+        return [line for line in lines if line["event"] == "request_cancelled" and line["request_id"] == request_id]
+
+    with (
+        tiny_fleet.http(f"tiny-{host}") as http,
+        http.stream("POST", path, json=body, headers={"X-Request-Id": request_id}) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(lines).startswith("event: ")
+    wait_until(logged, 5, "the log line")
+    assert [line["phase"] for line in logged()] == [phase]
 
 
 def test_kv_that_never_comes_ends_the_request_at_its_deadline(tiny_fleet: RunningFleet) -> None:

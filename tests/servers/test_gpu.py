@@ -19,16 +19,16 @@ def test_both_tools_are_read(text: str, share: float | None) -> None:
     assert gpu.parse(text) == share
 
 
-def test_a_cpu_and_a_machine_without_the_tool_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_utilisation_is_none_for_a_cpu_and_without_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gpu._COMMANDS, "cuda", ("no-such-tool",))
     assert gpu.utilisation("transformers/cpu") is None and gpu.utilisation("transformers/cuda:1") is None
 
 
-def test_the_tool_is_asked_once_a_second_and_not_waited_for_when_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_known", {})
+def test_the_tool_runs_at_most_once_a_second_and_is_stopped_if_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_cached", {})
     monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sh", "-c", f"printf '{card('50')}'"))
     assert gpu.utilisation("transformers/cuda") == 0.5
     monkeypatch.setitem(gpu._COMMANDS, "cuda", ("sleep", "20"))
     assert gpu.utilisation("transformers/cuda") == 0.5
-    monkeypatch.setattr(gpu, "_known", {})
+    monkeypatch.setattr(gpu, "_cached", {})
     assert gpu.utilisation("transformers/cuda") is None

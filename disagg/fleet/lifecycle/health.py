@@ -22,16 +22,20 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import msgspec
+
+from disagg.api.base import InvalidValue
+from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, PreflightFinding, Status
 from disagg.config import Fleet, Host, served_digest
 from disagg.errors import FleetError
 from disagg.fleet.lifecycle.ask import ReplyTimeout, get
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.fan_out import Outcome, each
-from disagg.version import code_hash
+from disagg.version import VERSION, code_hash
 
 HealthState = Literal[
     "healthy", "loading", "silent", "draining", "failed", "unauthorised", "foreign", "not running", "unreachable"
@@ -59,21 +63,21 @@ class HostStatus:
     backend: str | None = None
     version: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    fingerprint: Mapping[str, Any] | str | None = None
-    preflight: tuple[Mapping[str, Any], ...] = ()
+    fingerprint: Mapping[str, Any] | None = None
+    preflight: tuple[PreflightFinding, ...] = ()
     uptime_s: float | None = None
     pid: int | None = None
     queue: int | None = None
     running: int | None = None
     kv_bytes: int | None = None
-    memory: Mapping[str, Any] = field(default_factory=dict)
-    device: Mapping[str, Any] = field(default_factory=dict)
-    counters: Mapping[str, int] = field(default_factory=dict)
+    memory: Memory | None = None
+    device: DeviceUse = field(default_factory=DeviceUse)
+    counters: Counters | None = None
     simulated: bool = False
     code: str | None = None
     config: str | None = None
     release: str | None = None
-    last_error: Mapping[str, Any] = field(default_factory=dict)
+    last_error: LastError | None = None
     supervised: Literal["", "crash", "crash, reboot"] = ""
     restarts: int | None = None
 
@@ -82,7 +86,8 @@ class HostStatus:
         return self.state == "healthy"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        body: dict[str, Any] = msgspec.to_builtins(self)
+        return body
 
 
 def poll(
@@ -151,7 +156,11 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
             why=f"port {host.port} answers, but not as a disagg server{holder}",
             hint=f"stop that process, or give {host.name} another port in hosts.toml",
         )
-    return _judge(_filled(blank, answer), host, state, answer)
+    try:
+        report = Status.from_json(answer) if "queue" in answer else Health.from_json(answer)
+    except InvalidValue as error:
+        return _unreadable(blank, host, answer, error)
+    return _judge(_filled(blank, report), host, state, report)
 
 
 def _bare(answer: Any) -> bool:
@@ -159,41 +168,71 @@ def _bare(answer: Any) -> bool:
     return isinstance(answer, dict) and set(answer) == {"status"}
 
 
-def _filled(blank: HostStatus, answer: Mapping[str, Any]) -> HostStatus:
-    told: dict[str, Any] = {name: answer.get(name) for name in _SCALARS}
-    told |= {name: answer.get(name) or {} for name in _MAPPINGS}
+def _unreadable(blank: HostStatus, host: Host, answer: Mapping[str, Any], error: InvalidValue) -> HostStatus:
+    """The state of a server whose answer does not fit the types of this version."""
+    version = answer.get("version")
+    if isinstance(version, str) and version not in ("", VERSION):
+        return replace(
+            blank,
+            state="failed",
+            version=version,
+            why=f"it runs disagg {version}, whose answers disagg {VERSION} cannot read ({error})",
+            hint="put the same disagg on all hosts: disagg deploy && disagg restart",
+        )
     return replace(
-        blank, **told, preflight=tuple(answer.get("preflight") or ()), simulated=bool(answer.get("simulated"))
+        blank,
+        state="foreign",
+        why=f"port {host.port} answers, but not as a disagg server ({error})",
+        hint=f"stop that process, or give {host.name} another port in hosts.toml",
     )
 
 
-_SCALARS = (
-    *("backend", "version", "fingerprint", "uptime_s", "pid", "queue", "running", "kv_bytes"),
-    *("code", "config", "release"),
-)
-_MAPPINGS = ("versions", "memory", "device", "counters", "last_error")
+def _filled(blank: HostStatus, report: Health) -> HostStatus:
+    """The status with everything that the server reported."""
+    status = replace(
+        blank,
+        backend=report.backend,
+        version=report.version,
+        versions=report.versions,
+        fingerprint=report.fingerprint,
+        preflight=report.preflight,
+        uptime_s=report.uptime_s,
+        pid=report.pid,
+        simulated=report.simulated,
+        code=report.code,
+        config=report.config,
+        release=report.release,
+    )
+    if not isinstance(report, Status):
+        return status
+    return replace(
+        status,
+        queue=report.queue,
+        running=report.running,
+        kv_bytes=report.kv_bytes,
+        memory=report.memory,
+        device=report.device,
+        counters=report.counters,
+        last_error=report.last_error,
+    )
 
 
-def _judge(status: HostStatus, host: Host, state: State, answer: Mapping[str, Any]) -> HostStatus:
+def _judge(status: HostStatus, host: Host, state: State, report: Health) -> HostStatus:
     """The state of a server that answered as one of ours."""
-    served = (answer.get("host"), answer.get("model"))
-    if answer["status"] in ("ok", "loading") and served != (host.name, host.model):
+    if report.status in ("ok", "loading") and (report.host, report.model) != (host.name, host.model):
         return replace(
             status,
             state="foreign",
-            why=f"{host.url} is {served[0]} serving {served[1]}, not {host.name} serving {host.model}",
+            why=f"{host.url} is {report.host} serving {report.model}, not {host.name} serving {host.model}",
             hint="stop that server, or correct address and port in hosts.toml",
         )
-    if answer["status"] == "ok":
+    if report.status == "ok":
         return replace(status, state="healthy")
-    if answer["status"] == "loading":
+    if report.status == "loading":
         return replace(status, state="loading", why="the model is still loading", hint="disagg status --watch")
-    if answer["status"] == "draining":
+    if report.status == "draining":
         return replace(status, state="draining", why="it is shutting down", hint=_start_command(host, "start"))
-    error = answer.get("error") or {}
-    why = str(error.get("message") or f"it reports status {answer['status']!r} and no reason")
-    hint = str(error.get("hint") or f"read its log: {_log(host, state)}")
-    return replace(status, state="failed", why=why, hint=hint)
+    return replace(status, state="failed", why="its engine has stopped", hint=f"read its log: {_log(host, state)}")
 
 
 def _silent(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
@@ -289,7 +328,7 @@ def _remarked(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
         host = fleet.hosts[status.host]
         deployed = not host.local
         parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
-        other = [what for there, here, what in parts if there is not None and there != here]
+        other = [what for there, here, what in parts if there and there != here]
         if not other:
             return status
         why = f"it runs with other {' and other '.join(other)} than what is here"

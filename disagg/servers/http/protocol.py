@@ -1,7 +1,7 @@
-"""HTTP/1.1 for callers that have not shown a token yet: bounded heads, bounded waits, bounded connections.
+"""HTTP/1.1 for callers that have not sent a token yet: bounded heads, bounded waits, bounded connections.
 
-uvicorn ends a connection that idles after an answer, but waits for ever for one that never sends a whole head. 2,300
-such connections were seen to use up a server's file descriptors, and with them its KV port.
+uvicorn closes a connection that is idle after a response, but waits without limit for a first request head. 2,300 such
+connections used up a server's file descriptors, so that its KV port accepted no transfer either.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 512
-HEAD_S = 10.0  # from the first moment in which a request may come to its whole head
+HEAD_S = 10.0  # from the moment a request may start until its head is complete
 KEEP_ALIVE_S = 75
 
 
@@ -32,7 +32,7 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
         if not self._between_requests():
             self._stop_timer()
-        elif idle and self._head_timer is None:  # a head has begun on a connection kept alive
+        elif idle and self._head_timer is None:  # a head has started on a kept-alive connection
             self._expect_head(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -43,9 +43,9 @@ class BoundedProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _expect_head(self, seconds: float) -> None:
-        self._head_timer = self.loop.call_later(seconds, self._head_is_late)
+        self._head_timer = self.loop.call_later(seconds, self._on_head_timeout)
 
-    def _head_is_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._head_timer = None
         if self._between_requests():
             self.transport.abort()

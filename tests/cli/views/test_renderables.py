@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from disagg.api.status import DeviceUse, LastError, Memory
 from disagg.cli.views import units
 from disagg.cli.views.demo import comparison_panel
 from disagg.cli.views.errors import error_view
@@ -52,8 +53,8 @@ def healthy(name: str = "dgx-spark-1", **changed: Any) -> HostStatus:
         "queue": 12,
         "running": 16,
         "kv_bytes": 7 << 30,
-        "memory": {"total": 128 << 30, "process": 101 << 30},
-        "device": {"name": "transformers/cuda", "cpu_percent": 41.7},
+        "memory": Memory(128 << 30, 20 << 30, 101 << 30),
+        "device": DeviceUse("transformers/cuda", 41.7),
         "uptime_s": 1_234_567.0,
     }
     return HostStatus(name, ("prefill",), "qwen3-coder:30b", "", "healthy", **{**values, **changed})
@@ -73,12 +74,12 @@ def test_health_names_every_host_in_full_and_what_mends_it(width: Any) -> None:
 
 
 def test_health_shows_the_accelerators_use_where_a_server_knows_it() -> None:
-    text = shown(health_view([healthy(device={"cpu_percent": 3.0, "utilisation": 0.87})]))
+    text = shown(health_view([healthy(device=DeviceUse(cpu_percent=3.0, utilisation=0.87))]))
     assert "87% GPU" in text and "CPU" not in text
 
 
 def test_health_of_a_server_that_says_little_shows_dashes() -> None:
-    text = shown(health_panel([healthy(queue=None, kv_bytes=None, memory={}, device={}, uptime_s=None)]))
+    text = shown(health_panel([healthy(queue=None, kv_bytes=None, memory=None, device=DeviceUse(), uptime_s=None)]))
     assert "–" in text and "None" not in text and "1 of 1 healthy" in text
 
 
@@ -261,9 +262,9 @@ def test_health_remarks_last_errors_and_what_survives_no_reboot(width: Any) -> N
                     "mac-studio-1",
                     supervised="crash",
                     version="0.1.0",
-                    device={"cpu_percent": 35.2, "utilisation": None},
+                    device=DeviceUse(cpu_percent=35.2),
                 ),
-                healthy("mac-studio-2", last_error={"time": time.time() - 65, "message": "the peer was lost"}),
+                healthy("mac-studio-2", last_error=LastError(time.time() - 65, "PeerLost", "the peer was lost")),
             ]
         ),
         width,

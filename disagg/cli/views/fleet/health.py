@@ -106,13 +106,14 @@ def _row(status: HostStatus) -> list[Text | str]:
     model = _two(status.model, status.backend or "")
     if not status.backend:
         return [host, model, health, *("–" for _ in range(4))]
+    memory = status.memory
     return [
         host,
         model,
         health,
         _two(_number(status.running), _number(status.queue)),
         _two(size(status.kv_bytes), _utilisation(status)),
-        _two(size(status.memory.get("process")), size(status.memory.get("total"))),
+        _two(size(memory.process if memory else None), size(memory.total if memory else None)),
         _two(uptime(status.uptime_s), status.version or ""),
     ]
 
@@ -123,10 +124,10 @@ def _two(above: str, below: str) -> Text:
 
 def _utilisation(status: HostStatus) -> str:
     """The accelerator's use where the server knows it, else its machine's CPUs'."""
-    share, percent = status.device.get("utilisation"), status.device.get("cpu_percent")
-    if isinstance(share, (int, float)):
+    share, percent = status.device.utilisation, status.device.cpu_percent
+    if share is not None:
         return f"{share:.0%} GPU"
-    return f"{percent:.0f}% CPU" if isinstance(percent, (int, float)) else ""
+    return f"{percent:.0f}% CPU" if percent is not None else ""
 
 
 def _number(value: int | None) -> str:
@@ -145,10 +146,8 @@ def _remedy(who: str, told: Told, statuses: Sequence[HostStatus]) -> RenderableT
 def _footnotes(statuses: Sequence[HostStatus]) -> Iterator[RenderableType]:
     for status in statuses:
         if status.last_error:
-            when = status.last_error.get("time")
-            ago = f" {uptime(max(0.0, time.time() - when))} ago" if isinstance(when, (int, float)) else ""
-            said = str(status.last_error.get("message", ""))
-            yield Text(f"{status.host}: last failed request{ago}: {said}", "dim")
+            ago = uptime(max(0.0, time.time() - status.last_error.time))
+            yield Text(f"{status.host}: last failed request {ago} ago: {status.last_error.message}", "dim")
     running = [status for status in statuses if status.backend]
     unsupervised = [status.host for status in running if status.supervised == "crash"]
     if unsupervised:

@@ -1,0 +1,51 @@
+"""disagg/servers/answer.py: decode steps to events, stop strings, and how an answer ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from disagg.api.events import FinishReason, TokenLogprob
+from disagg.engines.base import DecodeTiming, Token
+from disagg.engines.simulated.model import ByteTokenizer
+from disagg.servers.answer import Answer
+from disagg.servers.feed import Step
+
+
+def steps(letters: str, finish: FinishReason | None = None) -> Sequence[Step]:
+    """One step per letter, at 1.0, 2.0, ...; `finish` on the last."""
+    ends = [None] * (len(letters) - 1) + [finish]
+    tokens = [Token(ord(letter), -0.5, finish=end) for letter, end in zip(letters, ends, strict=True)]
+    return [Step((token,), DecodeTiming(), float(at)) for at, token in enumerate(tokens, 1)]
+
+
+def answer(*stop: str) -> Answer:
+    return Answer(ByteTokenizer(256).stream(stop))
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_the_last_token_ends_the_answer_with_its_reason(finish: FinishReason) -> None:
+    one = answer()
+    assert one.add(steps("ab")).text == "ab" and one.finish_reason is None
+    event = one.add(steps("c", finish))
+    assert (event.text, event.tokens) == ("c", (TokenLogprob(ord("c"), -0.5),))
+    assert (one.finish_reason, one.completion_tokens) == (finish, 3)
+
+
+def test_tokens_after_a_stop_string_in_one_event_are_not_part_of_the_answer() -> None:
+    one = answer("b")
+    event = one.add(steps("xabcd"))
+    assert (event.text, len(event.tokens)) == ("xa", 3)
+    assert (one.finish_reason, one.completion_tokens, one.first_at, one.decode_s) == ("stop", 3, 1.0, 2.0)
+
+
+def test_text_that_may_begin_a_stop_string_is_held_until_it_is_certain() -> None:
+    one = answer("cd")
+    assert [one.add(steps(letter)).text for letter in "abc"] == ["a", "b", ""]
+    assert one.add(steps("x")).text == "cx" and one.finish_reason is None
+
+
+def test_the_end_of_an_answer_releases_text_that_was_held() -> None:
+    one = answer("cd")
+    assert one.add(steps("abc", "length")).text == "abc" and one.finish_reason == "length"
