@@ -23,7 +23,7 @@ class Contract(msgspec.Struct, frozen=True):
     other's health; request bodies forbid them."""
 
     def to_json(self) -> dict[str, Any]:
-        """The value as JSON types."""
+        """The value as built-in types that `json` can write."""
         body: dict[str, Any] = msgspec.to_builtins(self)
         return body
 

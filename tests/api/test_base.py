@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from disagg.api.base import Bounds, InvalidValue, bounds
@@ -44,7 +46,8 @@ def test_a_long_value_is_shortened() -> None:
 
 def test_json_and_bytes_round_trip() -> None:
     event = TokensEvent("a", (TokenLogprob(1, -0.5, ((1, -0.5), (2, -1.0))),))
-    assert event.to_json() == {"text": "a", "tokens": [{"id": 1, "logprob": -0.5, "top": [[1, -0.5], [2, -1.0]]}]}
+    text = '{"text":"a","tokens":[{"id":1,"logprob":-0.5,"top":[[1,-0.5],[2,-1.0]]}]}'
+    assert event.to_bytes().decode() == text and json.loads(json.dumps(event.to_json())) == json.loads(text)
     assert TokensEvent.from_json(event.to_json()) == TokensEvent.from_bytes(event.to_bytes()) == event
 
 

@@ -71,7 +71,7 @@ def number(value: Any) -> str:
 def default(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return "required"
-    value = field.default_factory() if field.default is msgspec.NODEFAULT else field.default  # type: ignore[misc]
+    value = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
     return "defaults" if isinstance(value, Contract) else f"`{json.dumps(value)}`"
 
 

@@ -50,7 +50,7 @@ class Connection:
 def test_an_event_is_its_name_and_one_line_of_json() -> None:
     first, second, *rest = encode(EVENT).split(b"\n")
     assert (first, rest) == (b"event: tokens", [b"", b""])
-    assert json.loads(second.removeprefix(b"data: ")) == EVENT.to_json()
+    assert TokensEvent.from_bytes(second.removeprefix(b"data: ")) == EVENT
 
 
 async def test_events_are_sent_in_order_and_the_response_ends() -> None:
