@@ -28,19 +28,19 @@ class Unwilling(SocketSender):
         raise RuntimeError("not today")
 
 
-def test_a_turn_moves_every_byte_and_says_what_it_took() -> None:
+def test_a_transfer_moves_every_byte_and_is_timed() -> None:
     transfer = pair.run(bare_socket.TRANSPORT, TOKENS)
     assert transfer.nbytes == TOKENS * 98304
     assert transfer.seconds > 0
     assert transfer.sender_cpu_s >= 0
 
 
-def test_one_wrong_byte_fails_the_turn() -> None:
+def test_one_wrong_byte_fails_the_transfer() -> None:
     with pytest.raises(pair.TransferFailed, match="not the bytes sent"):
         pair.run(pair.Transport(SocketSender, Damaging, {}), TOKENS)
 
 
-def test_a_turn_that_breaks_says_which_end_broke_and_how() -> None:
+def test_a_failing_transfer_names_the_end_that_failed_and_its_error() -> None:
     with pytest.raises(pair.TransferFailed, match="sender: RuntimeError: not today"):
         pair.run(pair.Transport(Unwilling, SocketReceiver, {}), TOKENS)
 

@@ -72,12 +72,12 @@ def test_every_round_begins_with_another_peer() -> None:
     assert "".join(order) == "abcbcacab"
 
 
-def test_each_peer_of_others_says_how_it_is_installed() -> None:
+def test_each_peer_has_the_command_that_installs_it() -> None:
     for each in transport.PEERS[2:]:
         assert "install" in each.install
 
 
-def test_a_module_that_cannot_be_imported_says_why() -> None:
+def test_a_module_that_cannot_be_imported_has_a_reason() -> None:
     assert import_error("json") is None
     assert import_error("no_such_module_here") == "ModuleNotFoundError: No module named 'no_such_module_here'"
 

@@ -139,7 +139,7 @@ def parts_of(cache: Cache, chunk: int = 4) -> Parts:
 
 
 def stream(header: frames.Header, parts: Parts) -> bytes:
-    """Everything a sender says, with an end frame that is true for `parts`."""
+    """All bytes that a sender sends, with an end frame that is true for `parts`."""
     body = b"".join(frames.encode_frame(frame) + payload for frame, payload in parts)
     digest = frames.new_digest()
     digest.update(body)

@@ -8,7 +8,7 @@ from disagg.kv.arena import Arena, Arenas, allocate_numpy, size_class
 KEEP = 1 << 20
 
 
-def test_a_transfer_gets_the_memory_that_another_gave_back() -> None:
+def test_a_transfer_reuses_the_memory_that_another_released() -> None:
     arenas = Arenas(keep_bytes=KEEP)
     first = arenas.acquire(1000)
     arenas.release(first)
@@ -18,7 +18,7 @@ def test_a_transfer_gets_the_memory_that_another_gave_back() -> None:
     assert arenas.idle_bytes == 0
 
 
-def test_memory_in_use_is_never_given_out_twice() -> None:
+def test_memory_in_use_is_never_acquired_twice() -> None:
     arenas = Arenas(keep_bytes=KEEP)
     assert arenas.acquire(1000) is not arenas.acquire(1000)
 
@@ -57,7 +57,7 @@ def test_an_arena_too_large_to_be_kept_does_not_drive_out_the_others() -> None:
     assert arenas.acquire(1024) is small
 
 
-def test_what_lies_idle_is_let_go_before_a_transfer_is_refused() -> None:
+def test_idle_memory_is_freed_before_a_transfer_is_refused() -> None:
     room = [5000]
 
     class Memory(bytearray):
@@ -96,13 +96,13 @@ def test_without_keeping_nothing_lies_idle() -> None:
     assert arenas.idle_bytes == 0
 
 
-def test_memory_that_is_not_there_is_overloaded_not_a_crash() -> None:
+def test_missing_memory_is_overloaded_not_a_crash() -> None:
     with pytest.raises(Overloaded, match="no memory for"):
         Arenas().acquire(1 << 59)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 8, 9, 1000, 1024, 1025, 805_306_368, 805_306_369])
-def test_a_size_class_holds_what_is_asked_for_and_at_most_an_eighth_more(nbytes: int) -> None:
+def test_a_size_class_is_at_most_an_eighth_larger_than_requested(nbytes: int) -> None:
     assert nbytes <= size_class(nbytes) <= max(1, nbytes * 9 / 8)
 
 

@@ -64,7 +64,7 @@ def test_planes_that_do_not_fit_are_refused(damage: Callable[[Parts], Parts], me
         build(damage(parts_of(cache)), cache)
 
 
-def test_rows_as_they_are_do_not_pass_for_planes_nor_planes_for_rows() -> None:
+def test_as_is_rows_do_not_pass_for_planes_nor_planes_for_rows() -> None:
     as_is, quantised = Cache.random(groups_layout(), 10), Cache.random(groups_layout(), 10, wire=INT8)
     for sent, wanted in ((as_is, quantised), (quantised, as_is)):
         with pytest.raises(ProtocolError, match="announces"):

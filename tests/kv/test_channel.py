@@ -80,7 +80,7 @@ def test_a_closed_peer_is_lost(pair: tuple[Channel, socket.socket]) -> None:
         channel.read(8)
 
 
-def test_a_heeding_write_yields_to_a_peer_that_speaks(pair: tuple[Channel, socket.socket]) -> None:
+def test_a_write_that_stops_on_a_reply_returns_when_the_peer_sends_one(pair: tuple[Channel, socket.socket]) -> None:
     channel, peer = pair
     peer.sendall(b"stop")
     assert channel.write([memoryview(bytes(1 << 24))], stop_on_reply=True) is False
@@ -109,7 +109,7 @@ def test_abort_from_another_thread_wakes_the_owner(pair: tuple[Channel, socket.s
         assert failures
 
 
-def test_after_an_abort_a_last_reply_can_still_leave(pair: tuple[Channel, socket.socket]) -> None:
+def test_after_an_abort_a_last_reply_can_still_be_sent(pair: tuple[Channel, socket.socket]) -> None:
     channel, peer = pair
     channel.abort()
     assert channel.write([memoryview(b"bye")])
@@ -137,7 +137,7 @@ def test_a_last_reply_after_an_abort_is_not_lost_to_a_reset() -> None:
         assert peer.recv(1) == b""  # an orderly end, no reset
 
 
-def test_closing_gently_waits_for_the_peer_but_not_for_ever(pair: tuple[Channel, socket.socket]) -> None:
+def test_closing_gently_waits_for_the_peer_for_a_bounded_time(pair: tuple[Channel, socket.socket]) -> None:
     channel, peer = pair
     with ends_by_itself():
         channel.close_gently(0.1)

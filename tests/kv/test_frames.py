@@ -26,7 +26,7 @@ def test_a_header_over_the_bound_is_neither_sent_nor_read() -> None:
         frames.decode_preamble(frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, frames.MAX_HEADER_BYTES + 1))
 
 
-def test_wrong_magic_and_wrong_version_are_told_apart() -> None:
+def test_wrong_magic_and_wrong_version_are_different_errors() -> None:
     with pytest.raises(ProtocolError, match="not a KV transfer"):
         frames.decode_preamble(b"GET / HTTP/1"[: frames.PREAMBLE.size])
     with pytest.raises(ProtocolError, match="version 3, the receiver version 2"):

@@ -133,7 +133,7 @@ def test_bytes_count_as_held_until_the_owner_releases_them(receiver: Receiver) -
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-def test_memory_is_used_again_where_its_owner_says_that_nobody_reads_it(receiver: Receiver, reuse: bool) -> None:
+def test_memory_is_reused_if_its_owner_released_it_for_reuse(receiver: Receiver, reuse: bool) -> None:
     arenas = []
     for name in ("first", "second"):
         slot = receiver.issue(CACHE, name)
@@ -246,7 +246,7 @@ def test_a_transfer_of_something_else_is_refused_to_both_sides(
         (frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, 3) + b"\xff\xff\xff", "not JSON"),
     ],
 )
-def test_what_is_not_a_transfer_is_told_so(receiver: Receiver, raw: bytes, message: str) -> None:
+def test_what_is_not_a_transfer_gets_an_error_reply(receiver: Receiver, raw: bytes, message: str) -> None:
     (refused,) = receiver.exchange(raw)
     assert refused["error"]["code"] == "ProtocolError"
     assert message in refused["error"]["message"]
@@ -269,13 +269,13 @@ def test_unknown_used_revoked_and_expired_tickets_are_refused_alike(receiver: Re
     receiver.require_serving()
 
 
-def test_the_owner_learns_that_nobody_came_by_the_deadline(receiver: Receiver) -> None:
+def test_the_owner_gets_an_error_if_no_sender_came_by_the_deadline(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE, lasts_s=0.05)
     error = receiver.result(slot)
     assert isinstance(error, PeerLost) and "request r1 had not arrived by its deadline" in error.message
 
 
-def test_revoking_while_bytes_arrive_ends_the_connection_and_says_why(
+def test_revoking_while_bytes_arrive_ends_the_connection_with_the_reason(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -363,7 +363,7 @@ def test_a_peer_that_stalls_in_mid_payload_is_dropped_after_the_idle_time() -> N
     receiver.server.close()
 
 
-def test_connections_over_the_bound_are_turned_away_at_once() -> None:
+def test_connections_over_the_bound_are_rejected_at_once() -> None:
     receiver = start_receiver(ReceiveLimits(connections=2))
     held = [receiver.dial() for _ in range(2)]
     until(lambda: receiver.server.connections == 2)
@@ -462,9 +462,7 @@ def test_the_reply_to_a_hostile_header_stays_small(receiver: Receiver) -> None:
     receiver.require_serving()
 
 
-def test_a_host_out_of_threads_turns_a_peer_away_and_goes_on(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_out_of_threads_rejects_a_peer_and_goes_on(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

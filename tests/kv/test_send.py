@@ -42,7 +42,7 @@ def open_to(receiver: Receiver, slot: Slot, limits: SendLimits | None = None) ->
 
 @contextmanager
 def peer(behave: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A receiver that misbehaves: reads the header, then does what `behave` says. Yields its port."""
+    """A receiver that misbehaves: reads the header, then runs `behave`. Yields its port."""
     ended = threading.Event()
 
     def serve(listener: socket.socket) -> None:
@@ -127,7 +127,7 @@ def test_the_links_rate_is_that_of_the_stretch_in_which_the_sender_never_waited(
 @pytest.mark.parametrize(
     "result", [sent(1.0), sent(3.0, MB, MB), sent(3.0, 500 * MB, MB, backlog=1), sent(2.0, 500 * MB, backlog=1)]
 )
-def test_a_transfer_that_kept_up_tells_nothing_about_the_link(result: TransferResult) -> None:
+def test_a_transfer_that_kept_up_has_no_link_rate(result: TransferResult) -> None:
     assert result.link_bytes_s is None
 
 
@@ -233,7 +233,7 @@ def test_a_sender_with_nothing_to_send_notices_that_the_receiver_gave_up(receive
     receiver.require_serving()
 
 
-def test_a_revocation_reaches_a_sender_that_has_its_hands_full(receiver: Receiver) -> None:
+def test_a_revocation_reaches_a_sender_that_is_busy_sending(receiver: Receiver) -> None:
     cache = Cache.random(WIDE, 48)
     slot = receiver.issue(cache)
     with open_to(receiver, slot) as transfer:

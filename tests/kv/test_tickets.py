@@ -47,7 +47,7 @@ def test_an_unknown_ticket_is_refused(ticket: str) -> None:
         tickets.claim(ticket, nothing)
 
 
-def test_an_expired_ticket_is_refused_and_its_owner_told_once() -> None:
+def test_an_expired_ticket_is_refused_and_its_callback_called_once() -> None:
     tickets = Tickets(max_kv_bytes=0)
     slot, results = issue(tickets, lasts_s=-1)
     with pytest.raises(TicketRefused):
@@ -75,7 +75,7 @@ def test_the_number_of_outstanding_tickets_is_bounded() -> None:
     issue(tickets)
 
 
-def test_revoking_tells_the_owner_and_cuts_the_connection() -> None:
+def test_revoking_calls_the_callback_and_aborts_the_connection() -> None:
     tickets = Tickets(max_kv_bytes=0)
     slot, results = issue(tickets)
     cut: list[str] = []
@@ -116,7 +116,7 @@ def test_an_owner_that_fails_does_not_harm_the_receiver(caplog: pytest.LogCaptur
     assert "owner's defect" in caplog.text
 
 
-def test_kv_that_its_owner_failed_to_take_is_released() -> None:
+def test_kv_whose_callback_failed_is_released() -> None:
     def broken(_: KVOutcome) -> None:
         raise RuntimeError("owner's defect")
 

@@ -1,4 +1,4 @@
-"""What the mlx tests share: a listener that remembers, and transformers as the reference that also makes KV."""
+"""What the mlx tests share: a recording listener, and transformers as the reference that also makes KV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": 
 
 
 class Collector:
-    """A listener that keeps everything it is told. `timing` is the engine's own object, read after the end."""
+    """A listener that records all calls. `timing` is the engine's own object, read after the end."""
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []

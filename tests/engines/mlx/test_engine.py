@@ -63,7 +63,7 @@ def after_step(engine: MLXDecodeEngine) -> Iterator[Callable[..., None]]:
     engine.after_step(lambda: None)
 
 
-def test_the_end_of_a_step_is_told_once_when_all_listeners_have_had_its_tokens(
+def test_after_step_is_called_once_after_all_listeners(
     engine: MLXDecodeEngine, after_step: Callable[..., None]
 ) -> None:
     seen: list[list[int]] = []
@@ -77,7 +77,7 @@ def test_the_end_of_a_step_is_told_once_when_all_listeners_have_had_its_tokens(
     assert seen == [[n] * 3 for n in range(1, 7)]
 
 
-def test_where_the_end_of_a_step_cannot_be_told_its_requests_fail_and_the_engine_goes_on(
+def test_if_after_step_raises_the_requests_of_the_batch_fail_and_the_engine_goes_on(
     engine: MLXDecodeEngine, after_step: Callable[..., None]
 ) -> None:
     def fail() -> None:
@@ -162,7 +162,7 @@ def test_the_model_itself_sees_one_prompt_token_after_a_hand_off_and_all_of_them
     assert sum(fed) - 3 == alone.timing.computed_prompt_tokens == 75
 
 
-def test_seeds_reproduce_an_answer_whatever_runs_beside_it(engine: MLXDecodeEngine) -> None:
+def test_seeds_reproduce_an_answer_whatever_else_runs(engine: MLXDecodeEngine) -> None:
     by_itself = start(engine, prompt(20), seed=11, **WARM).result()
     neighbours = [start(engine, prompt(9 + i, seed=i), seed=i, max_tokens=40, temperature=1.3) for i in range(2)]
     for neighbour in neighbours:
@@ -394,7 +394,7 @@ def break_down(*_: Any, **__: Any) -> None:
     raise SystemExit("the end")
 
 
-def test_a_thread_that_dies_fails_what_it_took_and_what_runs_and_says_so_ever_after(
+def test_a_thread_that_dies_fails_all_requests_and_commands_then_and_later(
     mortal: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = start(mortal, prompt(20), max_tokens=5000)
@@ -505,7 +505,7 @@ def test_mlx_keeps_no_more_freed_buffers_than_it_may(tiny: TinyModel) -> None:
     assert mx.set_cache_limit(usual) == mlx_batch._MAX_CACHE_BYTES
 
 
-def test_the_engine_says_what_it_is(mlx_engine: Engines) -> None:
+def test_info_describes_the_loaded_engine(mlx_engine: Engines) -> None:
     info = mlx_engine("qwen3_moe").info
 
     assert info.backend == "mlx/cpu"

@@ -77,7 +77,7 @@ def test_rows_of_a_window_pad_no_more_than_the_window() -> None:
     assert choose([[long()]], short(), windowed, 0) == 0
 
 
-def test_growth_is_what_the_layout_says_but_for_fixed_states() -> None:
+def test_growth_is_that_of_the_layout_without_fixed_states() -> None:
     sliding = LayerLayout("sliding", kv_heads=2, key_dim=64, value_dim=32, window=128)
     state = LayerLayout("state", states=(StateTensor((4, 4)),))
     layout, stateful = Layout((FULL, sliding, FULL, sliding), "bfloat16"), Layout((FULL, state), "float32")

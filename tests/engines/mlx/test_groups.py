@@ -107,7 +107,7 @@ def test_every_group_takes_one_step_per_turn(engine: MLXDecodeEngine, submit: Ca
     assert len(long.result()) == len(short.result()) == 150
 
 
-def test_one_bound_holds_over_all_groups_and_whoever_waits_is_counted(
+def test_one_bound_holds_over_all_groups_and_waiting_requests_are_counted(
     engine: MLXDecodeEngine, submit: Callable[..., Collector]
 ) -> None:
     with held_up(engine):
@@ -144,7 +144,7 @@ def test_a_group_goes_with_its_last_sequence_whether_that_ends_or_is_cancelled(
     assert len(short.result()) == 400
 
 
-def test_a_failing_step_of_one_group_fails_all_and_whoever_waits_and_the_engine_goes_on(
+def test_a_failing_step_of_one_group_fails_all_requests_and_the_engine_goes_on(
     engine: MLXDecodeEngine, submit: Callable[..., Collector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with held_up(engine):

@@ -129,7 +129,7 @@ def test_requests_may_join_while_a_long_prompt_is_still_being_computed(
     assert [c.timing.computed_prompt_tokens for c in (alone, *joined)] == [700, 1, 1]
 
 
-def test_a_repetition_penalty_knows_the_handed_over_prompt(mlx_engine: Engines, reference: References) -> None:
+def test_a_repetition_penalty_applies_to_the_handed_over_prompt(mlx_engine: Engines, reference: References) -> None:
     engine, tokens = mlx_engine("llama"), prompt(80)
     kv = reference("llama").kv(tokens[:-1], engine.info.layout)
     penalised = start(engine, tokens, kv, repetition_penalty=1.5, max_tokens=32).result()

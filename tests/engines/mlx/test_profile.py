@@ -99,12 +99,12 @@ def test_the_ignored_window_is_served_where_the_context_fits_it(tiny: TinyModel)
     engine.close()
 
 
-def test_gpt_oss_with_untruncated_yarn_is_refused_without_the_mend(tiny: TinyModel) -> None:
+def test_gpt_oss_with_untruncated_yarn_is_refused_without_the_patch(tiny: TinyModel) -> None:
     with pytest.raises(PreflightRefused, match=r"mlx-lm turns pair \d+ by .* % off"):
         MLXDecodeEngine(tiny("gpt_oss_yarn"), 8192, OPTIONS, patches=())
 
 
-def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine: Engines) -> None:
+def test_the_patch_sets_the_frequencies_and_is_reported(mlx_engine: Engines) -> None:
     info = mlx_engine("gpt_oss_yarn").info
 
     (rope,) = [finding for finding in info.preflight if finding.component == "rope"]
@@ -113,19 +113,19 @@ def test_the_mend_sets_the_frequencies_and_says_so(mlx_engine: Engines) -> None:
     assert {finding.status for finding in info.preflight if finding is not rope} == {"ok"}
 
 
-def test_a_yarn_scale_that_mlx_lm_does_not_know_is_refused_although_frequencies_are_mended(
+def test_a_yarn_scale_that_mlx_lm_ignores_is_refused_although_frequencies_are_patched(
     tiny: TinyModel, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny("gpt_oss_yarn"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
-    config["rope_scaling"]["attention_factor"] = 1.5  # transformers heeds it, mlx-lm does not know it
+    config["rope_scaling"]["attention_factor"] = 1.5  # transformers applies it, mlx-lm ignores it
     (folder / "config.json").write_text(json.dumps(config))
 
     with pytest.raises(PreflightRefused, match=r"scales rotated vectors by 1\.34\d* instead of 1\.5"):
         MLXDecodeEngine(folder, 8192, OPTIONS)
 
 
-def test_a_yarn_difference_of_another_cause_than_truncate_is_not_mended(tiny: TinyModel, mlx_engine: Engines) -> None:
+def test_a_yarn_difference_of_another_cause_than_truncate_is_not_patched(tiny: TinyModel, mlx_engine: Engines) -> None:
     loaded = load(tiny("gpt_oss_yarn"), dtype="float32", device=mx.cpu)
     measured = measure(loaded.model).layers
     reference = mlx_engine("gpt_oss_yarn").info.profile

@@ -47,7 +47,7 @@ def test_windows_are_those_of_each_layer(tiny: TinyModel, architecture: str, exp
     assert windows(checkpoint.reference_profile(tiny(architecture), 1024)) == expected
 
 
-def test_qwen2_slides_from_max_window_layers_on_where_its_config_says_so(tiny: TinyModel, tmp_path: Path) -> None:
+def test_qwen2_slides_from_max_window_layers_on_if_its_config_states_it(tiny: TinyModel, tmp_path: Path) -> None:
     path = with_config(tiny("qwen2"), tmp_path / "m", use_sliding_window=True, sliding_window=W, max_window_layers=2)
     assert windows(checkpoint.reference_profile(path, 1024)) == [None, None, W]
 
@@ -154,7 +154,7 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
         checkpoint.resolve(tmp_path)
 
 
-def test_a_hub_id_that_is_neither_cached_nor_reachable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_that_is_neither_cached_nor_reachable_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="nobody/nothing: not in the local cache and not downloaded"):
         checkpoint.resolve("nobody/nothing")

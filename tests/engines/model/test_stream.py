@@ -72,7 +72,7 @@ def test_an_answer_cut_inside_a_character_ends_with_a_replacement_character() ->
     assert "".join(pieces(stream_of(tokenizer), ids)) == tokenizer.decode(ids) == "a\N{REPLACEMENT CHARACTER}"
 
 
-def test_undecodable_bytes_are_not_held_for_ever() -> None:
+def test_undecodable_bytes_are_held_for_a_bounded_number_of_tokens() -> None:
     tokenizer = byte_level()
     continuation = tokenizer.encode("🙄").ids[-1]
     stream = stream_of(tokenizer)
@@ -114,7 +114,7 @@ def test_special_and_hidden_tokens_do_not_show() -> None:
     assert "".join(shown) + stream.finish() == tokenizer.decode([a, a])
 
 
-def test_many_special_tokens_in_a_row_are_forgotten() -> None:
+def test_many_special_tokens_in_a_row_are_dropped() -> None:
     tokenizer = byte_level()
     stream = stream_of(tokenizer)
     assert {stream.push(tiny_models.TURN_ID) for _ in range(100)} == {""}

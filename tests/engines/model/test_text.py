@@ -81,14 +81,14 @@ def test_messages_for_a_model_without_chat_template_are_refused_with_a_hint(tiny
         plain.encode(MESSAGES)
 
 
-def test_a_template_that_refuses_the_messages_gives_its_own_reason(tiny: TinyModel, tmp_path: Path) -> None:
+def test_the_reason_of_a_template_that_refuses_the_messages_is_in_the_error(tiny: TinyModel, tmp_path: Path) -> None:
     path = copy_without_template(tiny("llama"), tmp_path / "m")
     (path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(RequestError, match="roles must alternate"):
         HFTokenizer.load(path).encode(MESSAGES)
 
 
-def test_digests_tell_vocabularies_apart_and_ignore_what_does_not_matter(tiny: TinyModel, tmp_path: Path) -> None:
+def test_digests_differ_between_vocabularies_and_ignore_what_does_not_matter(tiny: TinyModel, tmp_path: Path) -> None:
     path = tmp_path / "m"
     shutil.copytree(tiny("llama"), path)
     same = HFTokenizer.load(tiny("phi3"))

@@ -104,7 +104,7 @@ def test_it_gives_the_answer_that_the_prefill_engine_gives(make: Make, tmp_path:
     assert prefill.info.layout == engine.info.layout
 
 
-def test_the_end_of_a_step_is_told_once_when_all_listeners_have_had_its_tokens(make: Make) -> None:
+def test_after_step_is_called_once_after_all_listeners(make: Make) -> None:
     engine, told = make(), threading.Event()
     listeners, seen = [Listener() for _ in range(3)], []
 
@@ -146,7 +146,7 @@ def test_the_batch_has_its_size_and_the_next_request_waits_for_a_place(make: Mak
     assert third.began.wait(PATIENCE_S)
 
 
-def test_kv_is_counted_while_a_request_runs_and_forgotten_when_it_is_cancelled(make: Make) -> None:
+def test_kv_is_counted_while_a_request_runs_and_dropped_when_it_is_cancelled(make: Make) -> None:
     engine, listener = make("m4-max"), Listener()
     received = kv(engine.info.layout, 99)
     engine.submit(DecodeRequest("a", [1] * 100, Sampling(max_tokens=10_000), received), listener)

@@ -94,7 +94,7 @@ def test_generating_can_be_cancelled(tmp_path: Path) -> None:
         list(engine(tmp_path).generate([1, 2, 3], Sampling(max_tokens=5), cancelled=lambda: True))
 
 
-def test_everything_about_it_says_simulated(tmp_path: Path) -> None:
+def test_everything_about_it_is_marked_as_simulated(tmp_path: Path) -> None:
     info = engine(tmp_path, "dgx-spark").info
     assert info.backend == "simulated/dgx-spark"
     assert info.profile.source == "simulated"

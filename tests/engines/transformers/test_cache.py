@@ -51,7 +51,7 @@ def test_memory_is_allocated_once() -> None:
     assert [layer.keys.shape[2] for layer in cache.layers] == [64, 4 - 1 + 8]
 
 
-def test_new_rows_are_told_as_they_are_stored() -> None:
+def test_new_rows_are_reported_as_they_are_stored() -> None:
     told: list[tuple[int, int, torch.Tensor]] = []
     layout = Layout((FULL, sliding(4)), "float32")
     cache = PreallocatedCache(layout, 10, 6, CPU, lambda *event: told.append((event[0], event[1], event[2].clone())))
@@ -63,7 +63,7 @@ def test_new_rows_are_told_as_they_are_stored() -> None:
     assert all(torch.equal(event[2], (first if event[1] == 0 else second)[0]) for event in told)
 
 
-def test_rows_of_another_shape_or_dtype_than_the_layout_says_are_refused() -> None:
+def test_rows_of_another_shape_or_dtype_than_the_layouts_are_refused() -> None:
     cache = PreallocatedCache(Layout((FULL,), "float32"), 8, 8, CPU)
     with pytest.raises(ModelError, match=r"keys of shape \(1, 3, 2, 4\)"):
         cache.update(torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 2, 3), 0)

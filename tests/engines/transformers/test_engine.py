@@ -177,7 +177,7 @@ def test_greedy_text_alone_is_that_of_transformers_generate(tiny: TinyModel, arc
     assert len(set(got)) > 20
 
 
-def test_the_last_token_says_why_the_answer_ended(gpt_oss: TransformersPrefillEngine) -> None:
+def test_the_last_token_has_the_finish_reason(gpt_oss: TransformersPrefillEngine) -> None:
     tokens = list(gpt_oss.generate(prompt(20), Sampling(max_tokens=5)))
     assert [t.finish for t in tokens] == [None] * 4 + ["length"]
     eos = tokens[2].id

@@ -68,7 +68,7 @@ def test_corrupt_weights_are_refused(copy: Path) -> None:
         load_model(copy, OPTIONS, CPU)
 
 
-def test_running_out_of_memory_says_what_to_do(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_out_of_memory_error_has_a_hint(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 

@@ -25,7 +25,7 @@ def refused(reference: ModelProfile, actual: ModelProfile) -> list[str]:
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
-def test_transformers_does_what_the_checkpoint_says(tiny: TinyModel, architecture: str) -> None:
+def test_transformers_computes_what_the_checkpoint_describes(tiny: TinyModel, architecture: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         model, reference = loaded(tiny(architecture), dtype)
         actual = measure(model, reference)
@@ -48,7 +48,7 @@ def test_a_layer_that_does_not_rotate_its_keys_is_found(tiny: TinyModel) -> None
     assert refused(reference, actual) == ["rope"]
 
 
-def test_other_heads_than_the_config_says_are_found(tiny: TinyModel) -> None:
+def test_other_heads_than_in_the_config_are_found(tiny: TinyModel) -> None:
     model, reference = loaded(tiny("llama"))
     attention = model.model.layers[1].self_attn
     attention.k_proj.weight.data = attention.k_proj.weight.data.repeat(2, 1)
