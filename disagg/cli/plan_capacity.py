@@ -9,11 +9,13 @@ import typer
 from disagg.cli.context import settings, stdout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from disagg.bench.capacity import Capacity, Traffic
     from disagg.cli.context import Settings
+    from disagg.config import Fleet, Host
+    from disagg.planning.capacity import Capacity, Traffic
     from disagg.planning.link import Link
+    from disagg.planning.plan import Setup
 
 
 def plan_capacity(
@@ -37,8 +39,8 @@ def plan_capacity(
     """Predict the hand-off against each machine alone, for hosts.toml as it is or as it might be."""
     import json
 
-    from disagg.bench.capacity import Traffic
     from disagg.cli.views.capacity import capacity_view
+    from disagg.planning.capacity import Traffic
     from disagg.planning.link import Link
 
     traffic = Traffic(prompt_tokens, output_tokens, batch)
@@ -55,13 +57,56 @@ def plan_capacity(
 def _assess(
     chosen: Settings, names: Sequence[str], link: Link, traffic: Traffic, devices: tuple[str | None, str | None]
 ) -> list[Capacity]:
-    """Every named model; those that are no model of the fleet are sizes alone, which need no hosts.toml."""
-    from disagg.bench.capacity import assess, hypothetical, is_size, setups
+    """The named models. `shape:NAME` and paths need no hosts.toml, but both devices."""
     from disagg.cli.generate import choose_models
+    from disagg.planning.capacity import assess, hypothetical
+    from disagg.planning.sizing import is_size
 
-    found = [hypothetical(name, link, *devices) for name in names if is_size(name)]
+    setups_ = [hypothetical(name, link, *devices) for name in names if is_size(name)]
     served = [name for name in names if not is_size(name)]
     if served or not names:
         fleet = chosen.fleet()
-        found += setups(fleet, choose_models(fleet, served or list(fleet.models)), link, *devices)
-    return [assess(name, setup, traffic, context) for name, setup, context in found]
+        setups_ += setups(fleet, choose_models(fleet, served or list(fleet.models)), link, *devices)
+    return [assess(name, setup, traffic, context) for name, setup, context in setups_]
+
+
+def setups(
+    fleet: Fleet, models: Sequence[str], link: Link, prefill: str | None, decode: str | None
+) -> Iterator[tuple[str, Setup, int]]:
+    """(model, setup, context) for each model, by canonical name, on each pair of different machines that serve it.
+
+    prefill, decode: devices in place of those of hosts.toml. Raises UsageError if a host has neither.
+    """
+    from disagg.planning.devices import device
+    from disagg.planning.plan import Setup
+    from disagg.planning.sizing import hardware_of, read_size, size_source
+
+    for name in models:
+        model = fleet.models[name]
+        seen: set[tuple[str, str]] = set()
+        for source, sink in _pairs(fleet, name):
+            reader = device(hardware_of(source.name, source.hardware, prefill))
+            writer = device(hardware_of(sink.name, sink.hardware, decode))
+            if (reader.name, writer.name) not in seen:
+                seen.add((reader.name, writer.name))
+                options = source.engine
+                setup = Setup(
+                    read_size(size_source(model.name, model.sources.values())),
+                    reader,
+                    writer,
+                    link,
+                    options.dtype,
+                    options.chunk_tokens,
+                )
+                yield name, setup, model.context
+
+
+def _pairs(fleet: Fleet, model: str) -> list[tuple[Host, Host]]:
+    from disagg.errors import UsageError
+
+    pairs = [(a, b) for a in fleet.serving(model, "prefill") for b in fleet.serving(model, "decode")]
+    if not pairs:
+        raise UsageError(
+            f"{model} has no pair of a prefill and a decode host in {fleet.path.name}", "add the missing one"
+        )
+    return pairs

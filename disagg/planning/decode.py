@@ -1,4 +1,4 @@
-"""Writing an answer: every step reads the weights that its tokens meet, and the whole KV of every sequence.
+"""Generating an answer: every step reads the weights that its tokens use, and the KV of every sequence.
 
 step time = max(bytes / reached bytes/s, FLOPs / reached FLOP/s) + overhead
 """
@@ -8,33 +8,33 @@ from __future__ import annotations
 from disagg.planning.devices import Device
 from disagg.planning.shapes import ModelShape
 
-# mx.array over a received numpy buffer, as measured on a 2-core x86 machine; a Mac is hardly slower.
+# mx.array over a received numpy buffer, measured on a 2-core x86 machine; a Mac should not be slower.
 INGEST_BYTES_PER_S = 28.8e9
 
 
 def ingest(nbytes: float) -> float:
-    """Seconds to make a cache of received bytes."""
+    """Seconds to build a cache from received bytes."""
     return nbytes / INGEST_BYTES_PER_S
 
 
 def step(device: Device, shape: ModelShape, context: int, dtype: str, batch: int = 1) -> float:
     """Seconds of one decode step of `batch` sequences of `context` tokens each.
 
-    Experts are taken to be chosen at random, which is the most that a batch can read: routing that repeats itself
-    (llama.cpp measures 131 ms where this says about 190, Qwen3-Coder-30B, 16 x 8k, DGX Spark) is faster.
+    Experts are taken to be chosen at random, an upper bound of what a batch reads. Real routing repeats itself and is
+    faster: llama.cpp measures 131 ms, this predicts about 190 (Qwen3-Coder-30B, 16 x 8k, DGX Spark).
     """
     weights = (shape.layers * shape.dense_params + shape.head_params) * shape.weight_bits / 8
     experts = shape.layers * shape.distinct_experts(batch) * shape.expert_params * shape.expert_bits / 8
-    read = weights + experts + batch * shape.kv_bytes(context, dtype)
-    seen = sum(shape.rows(layer, context) for layer in range(shape.layers))
-    flops = batch * (2 * shape.active_params + 4 * shape.heads * shape.head_dim * seen)
+    read = weights + experts + batch * shape.kv.nbytes(context, dtype)
+    attended = sum(shape.kv.rows(layer, context) for layer in range(shape.layers))
+    flops = batch * (2 * shape.active_params + 4 * shape.heads * shape.head_dim * attended)
     overhead = shape.layers * (device.layer_overhead_s + (device.expert_overhead_s if shape.experts else 0.0))
     return max(read / device.bytes_per_s, flops / device.flops(dtype)) + overhead
 
 
 def generation(device: Device, shape: ModelShape, prompt: int, tokens: int, *, dtype: str, batch: int = 1) -> float:
-    """Seconds of `tokens` steps after a prompt of `prompt` tokens. Step times grow evenly but for a window that
-    fills, so the mean of a few of them stands for all."""
+    """Seconds of `tokens` steps after a prompt of `prompt` tokens. Step times grow linearly except
+    while a window fills, so that a few of them give the mean."""
     if tokens <= 0:
         return 0.0
     probes = sorted({prompt, prompt + (tokens - 1) // 4, prompt + (tokens - 1) // 2, prompt + tokens - 1})

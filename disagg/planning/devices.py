@@ -1,7 +1,7 @@
-"""Machines as a roofline sees them: peaks as their makers publish them, and the fraction that a model reaches.
+"""The roofline of machines: peaks as their makers publish them, and the fraction that a model reaches.
 
-Each figure's origin stands in `basis`. The fractions marked "fitted" reproduce a published measurement; those marked
-"assumed" were not measured by anyone here and move with software.
+`basis` states the source of each figure. Fractions marked "fitted" reproduce a published measurement; those marked
+"assumed" were not measured and depend on software.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Device:
 
     prefill_fraction: of the peak, reached by attention and dense layers over a long chunk. expert_fraction: the same
     for a mixture's experts, whose matrices each see few tokens. bandwidth_fraction: of the bandwidth, while decoding.
-    layer_overhead_s: per layer and pass, what nothing hides. expert_overhead_s: the same per mixture layer, at decode.
+    layer_overhead_s: added per layer and pass. expert_overhead_s: the same per mixture layer, at decode.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Device:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes per second that decoding reads."""
+        """Bytes per second that decoding reaches."""
         return self.bandwidth_gb_s * 1e9 * self.bandwidth_fraction
 
 
 def device(name: str) -> Device:
-    """The machine of this name; UsageError lists those there are."""
+    """The machine of this name. Raises UsageError, which lists the known ones."""
     if name in DEVICES:
         return DEVICES[name]
-    raise UsageError(f"no device {name!r} is known", f"there are {', '.join(DEVICES)}")
+    raise UsageError(f"unknown device {name!r}", f"known: {', '.join(DEVICES)}")
 
 
 _EXO = "fitted to exo's Llama-3.1-8B FP16 table (8192-token prompt, 32 tokens generated)"
@@ -67,7 +67,7 @@ _NVIDIA_ASSUMED = "fractions assumed, not measured"
 
 
 def _apple(name: str, title: str, *, tflops: float, bandwidth: float, memory: float, basis: str) -> Device:
-    """float16 and float32 run at one speed on these GPUs."""
+    """An Apple GPU, on which float16 and float32 run at the same speed."""
     return Device(
         name,
         title,

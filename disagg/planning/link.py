@@ -1,4 +1,4 @@
-"""Sending KV while prefill runs: a queue of blocks in front of one link, block by block."""
+"""Sending KV during prefill: one link sends a queue of blocks in order."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from disagg.planning.kv import ITEMSIZE
 from disagg.planning.prefill import Prefill
-from disagg.planning.shapes import ITEMSIZE, ModelShape
+from disagg.planning.shapes import ModelShape
 
-Wire = Literal["plain", "int8"]
+Wire = Literal["as-is", "int8"]
 
-# Payload of a full TCP segment over the bytes that a 1500-byte Ethernet frame takes on the wire, gaps included.
+# Payload of a full TCP segment / bytes on the wire of a 1500-byte Ethernet frame, preamble and gap included.
 PAYLOAD_SHARE = 1448 / 1538
-# int8 in groups of 64, each with a 16-bit scale and bias: (64 x 8 + 32) / (64 x 16) of a 16-bit cache.
+# Per value: int8 in groups of 64, each with a 16-bit scale and bias: (64 x 8 + 32) / 64.
 INT8_BITS = 8.5
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A path from prefill to decode host. gbit_s: as printed on the port. latency_s: one way."""
+    """A path from prefill to decode host. gbit_s: nominal. latency_s: one way."""
 
     gbit_s: float
     latency_s: float = 50e-6
@@ -32,8 +33,8 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """A transfer beside a prefill. busy_s: time the link carried payload; hidden_s: the part of it before prefill
-    ended; exposed_s: from the end of prefill until the receiver's acknowledgement is here."""
+    """A transfer during a prefill. busy_s: time that the link carries payload. hidden_s: the part of it before prefill
+    ends. exposed_s: end of prefill -> the receiver's acknowledgement."""
 
     nbytes: float
     busy_s: float
@@ -41,14 +42,14 @@ class Shipment:
     exposed_s: float
 
 
-def ship(prefill: Prefill, shape: ModelShape, dtype: str, link: Link, wire: Wire = "plain") -> Shipment:
-    """Send every layer's rows as soon as they exist, in order, over `link`."""
-    row = shape.row_bytes(dtype) * (INT8_BITS / (8 * ITEMSIZE[dtype]) if wire == "int8" else 1.0)
+def ship(prefill: Prefill, shape: ModelShape, dtype: str, link: Link, wire: Wire = "as-is") -> Shipment:
+    """Predict sending every layer's rows, in order, each as soon as it exists."""
+    row = shape.kv.row_bytes(dtype) * (INT8_BITS / (8 * ITEMSIZE[dtype]) if wire == "int8" else 1.0)
     return carry([(e.at, (e.end - e.start) * row) for e in prefill.emissions], prefill.seconds, link)
 
 
 def carry(blocks: Iterable[tuple[float, float]], compute_s: float, link: Link) -> Shipment:
-    """The transfer of (ready at, bytes) blocks: each leaves when it is ready and the one before it has left."""
+    """The transfer of (ready at, bytes) blocks. Each is sent when it is ready and the one before it is sent."""
     free = hidden = busy = total = 0.0
     for ready, nbytes in blocks:
         begin = max(free, ready)

@@ -1,4 +1,4 @@
-"""A hand-off against each machine alone, predicted: when it wins, which link it wants, how much a pair serves.
+"""A hand-off against each machine alone, predicted: when it wins, which link it needs, how much a pair serves.
 
 TTFT  = overhead + prefill + exposed transfer + ingest + first decode step
 total = overhead + prefill + exposed transfer + ingest + all decode steps
@@ -16,13 +16,13 @@ from disagg.planning.link import Link, Wire, ship
 from disagg.planning.prefill import prefill
 from disagg.planning.shapes import ModelShape
 
-# A transfer counts as hidden when it adds no more than this share of the prefill, or this many seconds.
+# A transfer counts as hidden if it adds at most this share of the prefill, or this many seconds.
 HIDDEN_SHARE = 0.02
 HIDDEN_S = 0.005
-# A second HTTP call, a ticket, a TCP connection: assumed. 4 to 40 ms were measured between servers on one busy machine.
+# A second HTTP call, a ticket, a TCP connection: assumed. 4 to 40 ms were measured on one busy machine.
 HANDOFF_OVERHEAD_S = 0.005
 SHORTEST_PROMPT = 16
-LINKS_GBIT_S = (0.05, 1600.0)  # where a link that hides is looked for
+LINKS_GBIT_S = (0.05, 1600.0)  # range in which `hiding_gbit_s` searches
 PRECISION = 0.01
 
 Bound = Literal["prefill", "link", "decode"]
@@ -30,8 +30,8 @@ Bound = Literal["prefill", "link", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model on a pair of machines. dtype: of compute and KV. wire: how KV travels; int8 is priced by its bytes
-    alone, packing and unpacking are taken to cost nothing."""
+    """A model on a pair of machines. dtype: of compute and KV. wire: form of KV; int8 is predicted from its bytes, as
+    if packing and unpacking took no time."""
 
     shape: ModelShape
     prefill_device: Device
@@ -39,12 +39,12 @@ class Setup:
     link: Link
     dtype: str = "bfloat16"
     chunk_tokens: int = 2048
-    wire: Wire = "plain"
+    wire: Wire = "as-is"
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One predicted request, in seconds. decode_s: every step, first_step_s among them. kv_bytes: on the wire."""
+    """One predicted request, in seconds. decode_s: all steps, first_step_s included. kv_bytes: on the wire."""
 
     prefill_s: float
     decode_s: float
@@ -66,13 +66,13 @@ class Forecast:
 
     @property
     def hidden(self) -> bool:
-        """Whether the transfer is, for all that a user would notice, hidden."""
+        """Whether the exposed part is too short to notice."""
         return self.exposed_s <= max(HIDDEN_SHARE * self.prefill_s, HIDDEN_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What a pair serves when it never waits for requests. `bound`: what holds it there."""
+    """What a saturated pair serves. bound: the stage that limits it."""
 
     batch: int
     decode_tokens_per_s: float
@@ -85,25 +85,26 @@ def disaggregated(setup: Setup, prompt: int, output: int) -> Forecast:
     reading = prefill(setup.prefill_device, setup.shape, prompt - 1, setup.dtype, setup.chunk_tokens)
     shipment = ship(reading, setup.shape, setup.dtype, setup.link, setup.wire)
     return replace(
-        _writing(setup, setup.decode_device, prompt, output),
+        _decoding(setup, setup.decode_device, prompt, output),
         prefill_s=reading.seconds,
         kv_bytes=shipment.nbytes,
         transfer_s=shipment.busy_s,
         hidden_s=shipment.hidden_s,
         exposed_s=shipment.exposed_s,
         overhead_s=HANDOFF_OVERHEAD_S,
-        ingest_s=ingest(setup.shape.kv_bytes(prompt - 1, setup.dtype)),
+        ingest_s=ingest(setup.shape.kv.nbytes(prompt - 1, setup.dtype)),
     )
 
 
 def alone(setup: Setup, device: Device, prompt: int, output: int) -> Forecast:
     """The same request, all of it on one machine."""
     reading = prefill(device, setup.shape, prompt - 1, setup.dtype, setup.chunk_tokens)
-    return replace(_writing(setup, device, prompt, output), prefill_s=reading.seconds)
+    return replace(_decoding(setup, device, prompt, output), prefill_s=reading.seconds)
 
 
 def crossover(setup: Setup, output: int, longest: int) -> int | None:
-    """The shortest prompt from which on the hand-off beats both machines alone; None where none up to `longest`."""
+    """The shortest prompt from which the hand-off is faster than both machines alone; None if there is none up to
+    `longest` tokens."""
 
     def wins(prompt: int) -> bool:
         machines = (setup.decode_device, setup.prefill_device)
@@ -122,7 +123,7 @@ def crossover(setup: Setup, output: int, longest: int) -> int | None:
 
 
 def hiding_gbit_s(setup: Setup, prompt: int) -> float | None:
-    """The slowest link that hides the transfer of such a prompt; None where even the fastest does not."""
+    """The slowest link that hides the transfer of this prompt; None if the fastest does not."""
 
     def hides(gbit_s: float) -> bool:
         faster = replace(setup, link=replace(setup.link, gbit_s=gbit_s))
@@ -135,7 +136,7 @@ def hiding_gbit_s(setup: Setup, prompt: int) -> float | None:
 
 
 def throughput(setup: Setup, prompt: int, output: int, batch: int) -> Throughput:
-    """`batch` requests decode together while the next prompts are read and sent."""
+    """Throughput if `batch` requests decode together while the next prompts are computed and sent."""
     one = disaggregated(setup, prompt, output)
     writing = generation(setup.decode_device, setup.shape, prompt, output, dtype=setup.dtype, batch=batch)
     rates: dict[Bound, float] = {
@@ -149,10 +150,10 @@ def throughput(setup: Setup, prompt: int, output: int, batch: int) -> Throughput
 
 def memory_gb(setup: Setup, context: int, batch: int) -> float:
     """Weights, and the KV of `batch` requests of `context` tokens, in 1e9 bytes."""
-    return (setup.shape.weight_bytes + batch * setup.shape.kv_bytes(context, setup.dtype)) / 1e9
+    return (setup.shape.weight_bytes + batch * setup.shape.kv.nbytes(context, setup.dtype)) / 1e9
 
 
-def _writing(setup: Setup, device: Device, prompt: int, output: int) -> Forecast:
+def _decoding(setup: Setup, device: Device, prompt: int, output: int) -> Forecast:
     return Forecast(
         prefill_s=0.0,
         decode_s=generation(device, setup.shape, prompt, output, dtype=setup.dtype),
@@ -161,7 +162,7 @@ def _writing(setup: Setup, device: Device, prompt: int, output: int) -> Forecast
 
 
 def _bisected(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """The least value for which `holds`, which it does at `high` and not at `low`."""
+    """The least value for which `holds` is true; it is at `high` and is not at `low`."""
     while high > low * (1 + PRECISION):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if holds(middle) else (middle, high)

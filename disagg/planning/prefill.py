@@ -1,10 +1,10 @@
-"""Reading a prompt: layer by layer, chunk by chunk, each bound by arithmetic or by reading its weights.
+"""Reading a prompt, layer by layer and chunk by chunk, each bound by arithmetic or by reading its weights.
 
     layer time = max(FLOPs / reached FLOP/s, weight bytes / reached bytes/s) + overhead
 
-FLOPs are 2 per parameter and token, plus 4 x heads x head_dim per pair of tokens that attention looks at. The output
-head is left out: prefill wants no logits. A layer's KV exists once its query, key and value projections are done,
-before its attention runs.
+FLOPs are 2 per parameter and token, plus 4 x heads x head_dim per pair of tokens in attention. The output
+head is left out: prefill needs no logits. A layer's KV exists after its query, key and value projections, before its
+attention.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A predicted prefill. `emissions` in the order in which they come to be; `chunk_ends`: seconds since the begin."""
+    """A predicted prefill. emissions: in order of time. chunk_ends: seconds since the start."""
 
     tokens: int
     emissions: tuple[Emission, ...]
@@ -40,13 +40,13 @@ class Prefill:
 
 def prefill(device: Device, shape: ModelShape, tokens: int, dtype: str, chunk_tokens: int) -> Prefill:
     """Predict the prefill of `tokens` tokens in chunks of at most `chunk_tokens`."""
-    now = 0.0
+    now, kv = 0.0, shape.kv
     emissions, chunk_ends = [], []
     for start in range(0, tokens, chunk_tokens):
         end = min(tokens, start + chunk_tokens)
         for layer in range(shape.layers):
             ready, seconds = _layer(device, shape, dtype, layer, range(start, end))
-            first = max(start, tokens - shape.rows(layer, tokens))
+            first = max(start, tokens - kv.rows(layer, tokens))
             if first < end:
                 emissions.append(Emission(layer, first, end, now + ready))
             now += seconds
@@ -55,7 +55,7 @@ def prefill(device: Device, shape: ModelShape, tokens: int, dtype: str, chunk_to
 
 
 def _layer(device: Device, shape: ModelShape, dtype: str, layer: int, chunk: range) -> tuple[float, float]:
-    """Seconds from the layer's begin to its KV, and to its end, over this chunk of tokens."""
+    """Seconds from the start of the layer to its KV, and to its end, for this chunk of tokens."""
     new = len(chunk)
     pairs = attended(chunk.start, chunk.stop, shape.windows[layer])
     dense = 2 * new * shape.dense_params + 4 * shape.heads * shape.head_dim * pairs
@@ -68,9 +68,9 @@ def _layer(device: Device, shape: ModelShape, dtype: str, layer: int, chunk: ran
 
 
 def attended(start: int, end: int, window: int | None) -> int:
-    """Pairs of tokens that causal attention looks at for the queries [start, end)."""
+    """Pairs of tokens in causal attention for the queries [start, end)."""
     if window is None:
         return (end * (end + 1) - start * (start + 1)) // 2
-    growing = min(end, window)  # queries before this one still see every token
+    growing = min(end, window)  # queries before this one attend to every token
     pairs = max(0, growing * (growing + 1) - start * (start + 1)) // 2
     return pairs + (end - max(start, window)) * window if end > window else pairs

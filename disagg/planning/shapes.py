@@ -1,6 +1,6 @@
-"""Models as a roofline sees them: how many parameters a token meets, and how many bytes its KV takes.
+"""What a model costs: parameters that a token is multiplied with, bytes of weights and KV.
 
-Shapes come from the models' own config.json files; `checkpoint.read` makes one from such a file.
+The known shapes are taken from the models' config.json files; `checkpoint.read` reads one from such a file.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from disagg.errors import UsageError
+from disagg.planning.kv import KVShape
 
-ITEMSIZE: Final[Mapping[str, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 GATED = 3  # matrices of one gated feed-forward block: gate, up, down
 
 
@@ -20,8 +20,8 @@ GATED = 3  # matrices of one gated feed-forward block: gate, up, down
 class ModelShape:
     """A decoder with grouped-query attention and gated feed-forward blocks, dense or a mixture of experts.
 
-    windows: per layer, tokens that attention sees; None for all. feed_forward: width of the dense block, 0 where
-    there is none. experts, experts_per_token, expert_width: of the mixture in every layer. weight_bits, expert_bits:
+    windows: per layer, tokens that attention sees; None for all. feed_forward: width of the dense block, 0 if there is
+    none. experts, experts_per_token, expert_width: of the mixture in every layer. weight_bits, expert_bits:
     bits per parameter as served, scales included. context: tokens the model was trained for.
     """
 
@@ -53,7 +53,7 @@ class ModelShape:
 
     @property
     def dense_params(self) -> int:
-        """Parameters of one layer that every token meets: attention, router, dense feed-forward."""
+        """Parameters of one layer that every token is multiplied with: attention, router, dense feed-forward."""
         output = self.hidden * self.head_dim * self.heads
         return self.qkv_params + output + self.hidden * self.experts + GATED * self.hidden * self.feed_forward
 
@@ -64,12 +64,12 @@ class ModelShape:
 
     @property
     def head_params(self) -> int:
-        """Parameters of the output head, which only tokens with wanted logits meet."""
+        """Parameters of the output head, used only for tokens whose logits are computed."""
         return self.hidden * self.vocab
 
     @property
     def total_params(self) -> int:
-        """All matrices; norms and biases are left out."""
+        """Parameters of all matrices, without norms and biases."""
         per_layer = self.dense_params + self.experts * self.expert_params
         return self.layers * per_layer + self.head_params * (1 if self.tied else 2)
 
@@ -85,21 +85,13 @@ class ModelShape:
         experts = self.layers * self.experts * self.expert_params
         return (self.total_params - experts) * self.weight_bits / 8 + experts * self.expert_bits / 8
 
-    def rows(self, layer: int, tokens: int) -> int:
-        """Tokens of which this layer keeps KV once `tokens` were read."""
-        window = self.windows[layer]
-        return tokens if window is None else min(tokens, window)
-
-    def row_bytes(self, dtype: str) -> int:
-        """Bytes of one token's keys and values in one layer."""
-        return 2 * self.kv_heads * self.head_dim * ITEMSIZE[dtype]
-
-    def kv_bytes(self, tokens: int, dtype: str) -> int:
-        """Bytes of KV of a prompt of this many tokens."""
-        return self.row_bytes(dtype) * sum(self.rows(layer, tokens) for layer in range(self.layers))
+    @property
+    def kv(self) -> KVShape:
+        """The shape of the KV cache."""
+        return KVShape(self.kv_heads, self.head_dim, self.windows)
 
     def distinct_experts(self, tokens: float) -> float:
-        """How many experts of a layer these tokens are expected to meet, if each chose at random."""
+        """Expected number of experts of a layer that these tokens use, if each chooses at random."""
         if not self.experts:
             return 0.0
         missed: float = (1.0 - self.experts_per_token / self.experts) ** tokens
@@ -107,14 +99,14 @@ class ModelShape:
 
 
 def shape(name: str) -> ModelShape:
-    """The shape of this name; UsageError lists those there are."""
+    """The shape of this name. Raises UsageError, which lists the known ones."""
     if name in SHAPES:
         return SHAPES[name]
-    raise UsageError(f"no model shape {name!r} is known", f"there are {', '.join(SHAPES)}")
+    raise UsageError(f"unknown model shape {name!r}", f"known: {', '.join(SHAPES)}")
 
 
 def matching(*labels: str) -> ModelShape | None:
-    """The known shape that one of these labels (model names, hub ids, folder names) speaks of, None where none does."""
+    """The known shape whose name is in one of these labels (model names, hub ids, folder names); None if none is."""
     for label in labels:
         words = _plain(label)
         for known in SHAPES.values():
@@ -124,12 +116,12 @@ def matching(*labels: str) -> ModelShape | None:
 
 
 def _plain(label: str) -> str:
-    """Letters and digits only: `Qwen3-Coder-30B` and `qwen3-coder:30b` are one."""
+    """Lower-case letters and digits only: `Qwen3-Coder-30B` and `qwen3-coder:30b` become equal."""
     return re.sub(r"[^a-z0-9]", "", label.lower())
 
 
 def _alternating(layers: int, window: int) -> tuple[int | None, ...]:
-    """gpt-oss: sliding and full layers in turn."""
+    """The layers of gpt-oss: sliding and full attention alternate."""
     return tuple(window if layer % 2 == 0 else None for layer in range(layers))
 
 

@@ -1,4 +1,4 @@
-"""What predictions want to know of hosts.toml: how large a model is, and what machine a host is."""
+"""Which model shape and which machine a name in hosts.toml or on the command line means."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ SHAPE: Final = "shape:"
 
 
 def read_size(source: str) -> ModelShape:
-    """The size that a source means: `shape:NAME`, or the path of a config.json or of its folder. UsageError or
-    ModelError where there is no such thing."""
+    """The shape that a source names: `shape:NAME`, or the path of a config.json or of its folder. Raises UsageError or
+    ModelError if it does not exist."""
     if source.startswith(SHAPE):
         return shape(source.removeprefix(SHAPE))
     return checkpoint.read(Path(source).expanduser())
 
 
+def is_size(name: str) -> bool:
+    """Whether this is a source for `read_size` and not the name of a model: `shape:NAME` or a path."""
+    return name.startswith((SHAPE, ".", "/", "~"))
+
+
 def size_source(model: str, sources: Collection[str]) -> str:
-    """A source for `read_size`: the model's own files where they are here, else what its name or hub id says."""
+    """A source for `read_size`: the model's own files if they exist here, else the shape that its name or hub id
+    contains. Raises UsageError if neither does."""
     for source in sources:
         path = Path(source)
         if source.startswith(SHAPE) or path.is_file() or (path / "config.json").is_file():
@@ -31,18 +37,18 @@ def size_source(model: str, sources: Collection[str]) -> str:
     if known := matching(model, *sources):
         return f"{SHAPE}{known.name}"
     raise UsageError(
-        f"how large is {model}? Neither its name nor its sources tell",
-        f'give it a source simulated = "{SHAPE}NAME", one of {", ".join(SHAPES)}, or the path of its config.json',
+        f"the size of {model} is unknown: neither its name nor its sources state it",
+        f'add a source simulated = "{SHAPE}NAME", one of {", ".join(SHAPES)}, or the path of its config.json',
     )
 
 
 def hardware_of(host: str, hardware: str | None, instead: str | None = None) -> str:
-    """The name of the machine: `instead` where given, else what hosts.toml says. UsageError where it says nothing, or
-    `instead` is no machine that is known."""
+    """The name of the machine: `instead` if given, else as in hosts.toml. Raises UsageError if both are None or
+    `instead` is unknown."""
     name = device(instead).name if instead else hardware
     if name is None:
         raise UsageError(
-            f"what machine is {host}? hosts.toml does not say",
-            f"add hardware = ... to it, one of {', '.join(DEVICES)}",
+            f"the hardware of {host} is not stated in hosts.toml",
+            f"add hardware = ..., one of {', '.join(DEVICES)}",
         )
     return name

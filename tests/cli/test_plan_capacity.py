@@ -45,10 +45,10 @@ def test_aliases_and_other_machines_work(capsys: pytest.CaptureFixture[str]) -> 
     ("options", "message"),
     [
         (("-m", "nothing"), "no model"),
-        (("--prefill-device", "m9"), "no device 'm9'"),
-        (("-m", "shape:nothing", "--prefill-device", "dgx-spark", "--decode-device", "m4-max"), "no model shape"),
+        (("--prefill-device", "m9"), "unknown device 'm9'"),
+        (("-m", "shape:nothing", "--prefill-device", "dgx-spark", "--decode-device", "m4-max"), "unknown model shape"),
         (("-m", "./nothing", "--prefill-device", "dgx-spark", "--decode-device", "m4-max"), "cannot be read"),
-        (("-m", "shape:qwen3-8b"), "on which machines"),
+        (("-m", "shape:qwen3-8b"), "needs two machines"),
     ],
 )
 def test_what_cannot_be_planned_is_one_error(
@@ -60,4 +60,4 @@ def test_what_cannot_be_planned_is_one_error(
 
 def test_a_fleet_that_says_too_little_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run("--config", write_fleet(tmp_path), "plan-capacity") == 2
-    assert "what machine is prefill-1" in capsys.readouterr().err
+    assert "the hardware of prefill-1 is not stated" in capsys.readouterr().err

@@ -111,9 +111,9 @@ def test_the_models_own_files_come_before_its_name(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_asked_for(fleet_text: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="how large is mystery"):
+    with pytest.raises(UsageError, match="the size of mystery is unknown"):
         size_source("mystery", ["some/thing"])
     mac = load(simulated(fleet_text, tmp_path / "hosts.toml")).hosts["mac"]
     assert hardware_of(mac.name, mac.hardware, "m4-max") == "m4-max"
-    with pytest.raises(UsageError, match="what machine is mac"):
+    with pytest.raises(UsageError, match="the hardware of mac"):
         hardware_of(mac.name, mac.hardware)

@@ -91,12 +91,12 @@ def test_a_checkpoint_folder_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next", "nemotron_h"])
 def test_an_architecture_that_would_be_priced_wrongly_is_refused(kind: str) -> None:
-    with pytest.raises(ModelError, match=f"does not know the architecture '{kind}'"):
+    with pytest.raises(ModelError, match=f"does not support the architecture '{kind}'"):
         from_config({**LLAMA, "model_type": kind}, "x")
 
 
 def test_a_mixture_with_dense_layers_in_between_is_refused() -> None:
-    with pytest.raises(ModelError, match="does not know"):
+    with pytest.raises(ModelError, match="does not support"):
         from_config({**QWEN_MOE, "mlp_only_layers": [0]}, "x")
 
 

@@ -47,14 +47,14 @@ def test_a_faster_link_never_exposes_more() -> None:
 
 
 def test_layer_by_layer_hides_what_sending_at_the_end_would_not() -> None:
-    link = Link(QWEN.kv_bytes(8191, "bfloat16") * 8 / 1e9 / (0.6 * PLAN.seconds) * 1538 / 1448, 0.0)
+    link = Link(QWEN.kv.nbytes(8191, "bfloat16") * 8 / 1e9 / (0.6 * PLAN.seconds) * 1538 / 1448, 0.0)
     shipment = ship(PLAN, QWEN, "bfloat16", link)
     assert shipment.busy_s == pytest.approx(0.6 * PLAN.seconds)
     assert shipment.exposed_s / shipment.busy_s <= 0.06
 
 
 def test_int8_takes_17_32nds_of_sixteen_bits() -> None:
-    plain, packed = (ship(PLAN, QWEN, "bfloat16", Link(10), wire) for wire in ("plain", "int8"))
+    plain, packed = (ship(PLAN, QWEN, "bfloat16", Link(10), wire) for wire in ("as-is", "int8"))
     assert packed.nbytes / plain.nbytes == pytest.approx(17 / 32)
     assert packed.nbytes == pytest.approx(8191 * 52224)
     assert ship(PLAN, QWEN, "float32", Link(10), "int8").nbytes == pytest.approx(packed.nbytes)

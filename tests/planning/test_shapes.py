@@ -36,12 +36,12 @@ def test_kv_bytes_are_those_of_the_layout_on_the_wire(name: str, tokens: int) ->
         LayerLayout("sliding" if w else "full", sizes.kv_heads, sizes.head_dim, sizes.head_dim, w)
         for w in sizes.windows
     ]
-    assert sizes.kv_bytes(tokens, "bfloat16") == Layout(tuple(kinds), "bfloat16").nbytes(tokens)
+    assert sizes.kv.nbytes(tokens, "bfloat16") == Layout(tuple(kinds), "bfloat16").nbytes(tokens)
 
 
 def test_qwen3_coder_takes_96_kib_a_token() -> None:
-    assert SHAPES["qwen3-coder-30b"].kv_bytes(1, "bfloat16") == 98304
-    assert SHAPES["qwen3-coder-30b"].kv_bytes(8192, "bfloat16") == 805_306_368
+    assert SHAPES["qwen3-coder-30b"].kv.nbytes(1, "bfloat16") == 98304
+    assert SHAPES["qwen3-coder-30b"].kv.nbytes(8192, "bfloat16") == 805_306_368
 
 
 def test_packed_weights_are_counted_with_their_scales() -> None:
@@ -77,5 +77,5 @@ def test_a_label_that_names_no_known_model_finds_nothing() -> None:
 
 
 def test_an_unknown_shape_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"no model shape 'llama' is known.*llama-3\.1-8b"):
+    with pytest.raises(UsageError, match=r"unknown model shape 'llama'.*llama-3\.1-8b"):
         shape("llama")

@@ -109,8 +109,7 @@ def _shape(name: str | None, fleet: Fleet | None, sender: str | None) -> ModelSh
     """The one that was asked for, else that of the sender's model, else Qwen3-Coder-30B's."""
     from pathlib import Path
 
-    from disagg.bench.capacity import is_size
-    from disagg.planning.sizing import SHAPE, read_size, size_source
+    from disagg.planning.sizing import SHAPE, is_size, read_size, size_source
 
     if name is not None:
         return read_size(name if is_size(name) or Path(name).exists() else f"{SHAPE}{name}")

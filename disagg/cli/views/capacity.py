@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.bench.capacity import Capacity
 from disagg.cli.views.units import seconds
+from disagg.planning.capacity import Capacity
 from disagg.planning.plan import Forecast
 
 PREDICTED = "predicted: "

@@ -10,7 +10,7 @@ from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.link import Link, hidden_tokens_per_s
-from disagg.planning.kv_size import kv_bytes_per_token
+from disagg.planning.kv import kv_bytes_per_token
 
 FAST_CLOCK_S: Final = 1.0
 """Logs merged by time are in a wrong order from here on."""

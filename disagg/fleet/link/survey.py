@@ -20,7 +20,7 @@ from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.models.inventory import stored_models
 from disagg.fleet.models.sources import required_model
-from disagg.planning.kv_size import kv_bytes_per_token
+from disagg.planning.kv import kv_bytes_per_token
 from disagg.planning.sizing import read_size, size_source
 
 Pair = tuple[Host, Host]
@@ -154,7 +154,7 @@ def _by_name(fleet: Fleet, host: Host) -> float | None:
     model = fleet.models[host.model]
     try:
         return (
-            read_size(size_source(model.name, model.sources.values())).kv_bytes(model.context, host.engine.dtype)
+            read_size(size_source(model.name, model.sources.values())).kv.nbytes(model.context, host.engine.dtype)
             / model.context
         )
     except DisaggError:  # neither tells; the rate itself is worth as much without it

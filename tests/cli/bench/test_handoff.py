@@ -30,7 +30,7 @@ def test_the_table_fits_80_columns_and_says_that_no_model_ran(capsys: pytest.Cap
     ("arguments", "message"),
     [
         (("--from", "dgx-spark-1"), "go together"),
-        (("--shape", "nonsense"), "no model shape 'nonsense' is known"),
+        (("--shape", "nonsense"), "unknown model shape 'nonsense'"),
         (("--from", "nobody", "--to", "nobody"), "nobody"),
     ],
 )

@@ -162,7 +162,7 @@ def test_sigterm_while_the_servers_start_ends_them(
     ("arguments", "message"),
     [
         (["--prefill-device", "dgx-spark"], "--prefill-device and --decode-device name machines to simulate"),
-        (["--simulate", "--decode-device", "abacus"], "error: no device 'abacus' is known"),
+        (["--simulate", "--decode-device", "abacus"], "error: unknown device 'abacus'"),
     ],
 )
 def test_devices_that_cannot_be_played_are_a_usage_error(
@@ -176,4 +176,4 @@ def test_a_host_whose_machine_is_unknown_is_asked_about(tmp_path: Path, capsys: 
     text = HOSTS_TOML.read_text().replace('hardware = "m4-max"\n', "")
     (tmp_path / "hosts.toml").write_text(text)
     assert run("--config", tmp_path / "hosts.toml", "bench", "--simulate", "-m", "qwen") == 2
-    assert "what machine is mac-studio-2" in capsys.readouterr().err
+    assert "the hardware of mac-studio-2" in capsys.readouterr().err

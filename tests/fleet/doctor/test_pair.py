@@ -8,7 +8,7 @@ import pytest
 from disagg.fleet.doctor.pair import clocks, hides, same_model, versions
 from disagg.fleet.facts.hardware import Clock
 from disagg.fleet.link import Link, NetworkPath
-from disagg.planning.kv_size import kv_bytes_per_token
+from disagg.planning.kv import kv_bytes_per_token
 from tests.fleet.doctor.patients import CONFIG, FLEET, mac, spark, status
 
 MARK = {"architecture": "qwen3_moe", "tokenizer": "t1", "rope": "r1"}

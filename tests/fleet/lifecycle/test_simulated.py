@@ -48,7 +48,7 @@ def test_other_machines_may_be_simulated(tmp_path: Path) -> None:
 def test_a_host_of_unknown_hardware_is_asked_about(tmp_path: Path) -> None:
     text = SHIPPED.read_text().replace('hardware = "m4-max"\n', "")
     (tmp_path / "hosts.toml").write_text(text)
-    with pytest.raises(UsageError, match="what machine is mac-studio-2"):
+    with pytest.raises(UsageError, match="the hardware of mac-studio-2"):
         simulated_fleet(load(tmp_path / "hosts.toml"))
 
 

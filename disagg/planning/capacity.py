@@ -1,19 +1,17 @@
-"""What a fleet could do, predicted: every model of hosts.toml on every pair of its machines."""
+"""Everything that is predicted about one model on one pair of machines, and its JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from disagg.config import Fleet, Host
-from disagg.config.addresses import is_path
 from disagg.errors import UsageError
 from disagg.planning import plan
 from disagg.planning.devices import DEVICES, device
 from disagg.planning.link import Link
 from disagg.planning.plan import Forecast, Setup, Throughput
-from disagg.planning.sizing import SHAPE, hardware_of, read_size, size_source
+from disagg.planning.sizing import read_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """One model on one pair of machines: all of it predicted. hiding_gbit_s, crossover_tokens: None where there is
-    none. context: tokens of the longest request served. crowded: machines whose memory this traffic would not fit."""
+    """One model on one pair of machines. hiding_gbit_s, crossover_tokens: None if there is none. context: tokens of the
+    longest request. crowded: machines whose memory is too small for this traffic."""
 
     model: str
     setup: Setup
@@ -53,7 +51,7 @@ class Capacity:
 
     @property
     def over_context(self) -> bool:
-        """Whether the model would refuse such requests."""
+        """Whether these requests are longer than the context."""
         return self.traffic.prompt_tokens + self.traffic.output_tokens > self.context
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +81,7 @@ class Capacity:
 
 
 def assess(model: str, setup: Setup, traffic: Traffic, context: int) -> Capacity:
-    """Predict all that is to be said about one model on one pair of machines. context: the longest request served."""
+    """Predict one model on one pair of machines. context: tokens of the longest request."""
     prompt, output = traffic.prompt_tokens, traffic.output_tokens
     return Capacity(
         model=model,
@@ -101,52 +99,15 @@ def assess(model: str, setup: Setup, traffic: Traffic, context: int) -> Capacity
     )
 
 
-def setups(
-    fleet: Fleet, models: Sequence[str], link: Link, prefill: str | None, decode: str | None
-) -> Iterator[tuple[str, Setup, int]]:
-    """(model, setup, context) for each model, by canonical name, on each pair of unlike machines that serve it.
-    prefill, decode: names of devices to put in place of what hosts.toml says. UsageError where it says nothing."""
-    for name in models:
-        model = fleet.models[name]
-        seen: set[tuple[str, str]] = set()
-        for source, sink in _pairs(fleet, name):
-            reader = device(hardware_of(source.name, source.hardware, prefill))
-            writer = device(hardware_of(sink.name, sink.hardware, decode))
-            if (reader.name, writer.name) not in seen:
-                seen.add((reader.name, writer.name))
-                options = source.engine
-                setup = Setup(
-                    read_size(size_source(model.name, model.sources.values())),
-                    reader,
-                    writer,
-                    link,
-                    options.dtype,
-                    options.chunk_tokens,
-                )
-                yield name, setup, model.context
-
-
-def is_size(name: str) -> bool:
-    """Whether this is no model of a fleet but a size: `shape:NAME`, or the path of a config.json or its folder."""
-    return name.startswith(SHAPE) or is_path(name)
-
-
 def hypothetical(name: str, link: Link, prefill: str | None, decode: str | None) -> tuple[str, Setup, int]:
-    """(name, setup, context) for a size on two named machines, whatever hosts.toml says."""
+    """(name, setup, context) for a size on two named machines, without a hosts.toml."""
     sizes = read_size(name)
     if prefill is None or decode is None:
         raise UsageError(
-            f"on which machines would {name} run?",
+            f"{name} needs two machines",
             f"give --prefill-device and --decode-device, of {', '.join(DEVICES)}",
         )
     return name, Setup(sizes, device(prefill), device(decode), link), sizes.context
-
-
-def _pairs(fleet: Fleet, model: str) -> list[tuple[Host, Host]]:
-    pairs = [(a, b) for a in fleet.serving(model, "prefill") for b in fleet.serving(model, "decode")]
-    if not pairs:
-        raise UsageError(f"{model} has no pair of a prefill and a decode host in {fleet.path.name}", "add the other")
-    return pairs
 
 
 def _crowded(setup: Setup, traffic: Traffic) -> Iterator[str]:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from disagg.bench.capacity import Traffic, assess, hypothetical, is_size, setups
+from disagg.cli.plan_capacity import setups
 from disagg.config import load
 from disagg.errors import UsageError
+from disagg.planning.capacity import Traffic, assess, hypothetical
 from disagg.planning.link import Link
+from disagg.planning.sizing import is_size
 
 SHIPPED = Path(__file__).parents[2] / "hosts.toml"
 LINK = Link(10.0)
@@ -44,7 +46,7 @@ def test_a_size_needs_no_fleet_but_machines() -> None:
     assert not is_size("qwen")
     name, setup, context = hypothetical("shape:llama-3.1-8b", LINK, "dgx-spark", "m3-ultra")
     assert (name, setup.shape.name, context) == ("shape:llama-3.1-8b", "llama-3.1-8b", 131072)
-    with pytest.raises(UsageError, match="on which machines"):
+    with pytest.raises(UsageError, match="needs two machines"):
         hypothetical("shape:llama-3.1-8b", LINK, "dgx-spark", None)
 
 
