@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import httpx
 from disagg.config import Fleet, Host, load
 from disagg.inference.client import Client
 from disagg.token import TOKEN_FILE_VARIABLE
+from tests import preloaded
+from tests.preloaded import ForkedServer, Preloaded
 
 TOKEN = "test-token-of-sixteen-or-more"
 START_S = 90.0
@@ -30,7 +34,7 @@ class RunningFleet:
 
     fleet: Fleet
     folder: Path
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes] | ForkedServer] = field(default_factory=dict)
 
     def client(self) -> Client:
         return Client(self.fleet, token=TOKEN)
@@ -52,13 +56,19 @@ class RunningFleet:
     def start(self, host: Host) -> None:
         """Start the server of one host; does not wait."""
         (self.folder / "token").chmod(0o600)
-        with (self.folder / f"{host.name}.log").open("ab") as log:
+        arguments = ["--config", str(self.fleet.path), "--host", host.name]
+        environment = {**os.environ, TOKEN_FILE_VARIABLE: str(self.folder / "token")}
+        log = self.folder / f"{host.name}.log"
+        if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name != "simulated":
+            self.processes[host.name] = _preloaded().start(arguments, environment, log)
+            return
+        with log.open("ab") as output:
             self.processes[host.name] = subprocess.Popen(
-                [sys.executable, "-m", "disagg.servers", "--config", str(self.fleet.path), "--host", host.name],
+                [sys.executable, "-m", "disagg.servers", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, TOKEN_FILE_VARIABLE: str(self.folder / "token")},
+                stdout=output,
+                stderr=output,
+                env=environment,
             )
 
     def wait_ready(self, host: Host) -> None:
@@ -129,6 +139,13 @@ def write_hosts(
     path = folder / "hosts.toml"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@cache
+def _preloaded() -> Preloaded:
+    process = Preloaded()
+    atexit.register(process.close)
+    return process
 
 
 def free_ports(count: int) -> list[int]:

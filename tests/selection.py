@@ -16,11 +16,19 @@ FAST = "not slow"
 FAST_LIMIT_S = 1.0
 SLOW_PATHS = {
     "bench/handoff",
+    "cli/bench",
+    "cli/fleet",
+    "cli/test_completion.py",
+    "cli/test_demo.py",
+    "cli/test_signals.py",
     "demo",
     "engines/mlx",
     "engines/model/test_checkpoint_files.py",
     "engines/model/test_rope.py",
     "engines/transformers",
+    "fleet/deploy/test_apply.py",
+    "fleet/lifecycle",
+    "fleet/services/test_supervise.py",
     "integration",
 }
 SERVER_FIXTURES = {"tiny_fleet"}

@@ -1,0 +1,136 @@
+"""Servers that are forked from a process with torch and transformers imported, which saves seconds of each start.
+
+`python -m tests.preloaded` is that process. It reads requests and writes replies, one JSON object per line:
+{"argv", "env", "log"} starts `python -m disagg.servers ARGV` and is answered with {"pid"}; {"pid"} is answered with
+{"code"}, null while that server runs. At the end of its input it kills what still runs. MLX is imported after the
+fork: it starts threads, and no thread survives a fork.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+AVAILABLE = sys.platform == "linux"
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class Preloaded:
+    """The process with the frameworks. Its servers compute with one thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        command = [sys.executable, "-m", "tests.preloaded"]
+        environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": str(Path(__file__).parents[1])}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
+
+    def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkedServer:
+        reply = self.ask({"argv": list(argv), "env": dict(environment), "log": str(log)})
+        return ForkedServer(self, int(reply["pid"]))
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin and self._process.stdout
+        with self._lock:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return dict(json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+class ForkedServer:
+    """What tests use of a Popen, for a server that is not a child of this process."""
+
+    def __init__(self, parent: Preloaded, pid: int) -> None:
+        self._parent = parent
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._parent.ask({"pid": self.pid})["code"]
+        return self.returncode
+
+    def wait(self, timeout: float = 60.0) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("disagg.servers", timeout)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def main() -> None:
+    for module in ("disagg.engines.transformers.engine", "disagg.servers.run"):
+        importlib.import_module(module)
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    assert threads == 1, f"{threads} threads run, and a fork keeps one"
+    codes: dict[int, int | None] = {}
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(_answer(json.loads(line), codes)) + "\n")
+        sys.stdout.flush()
+    for pid in (pid for pid, code in codes.items() if code is None):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _answer(request: Mapping[str, Any], codes: dict[int, int | None]) -> dict[str, int | None]:
+    if "argv" in request:
+        pid = _fork(request)
+        codes[pid] = None
+        return {"pid": pid}
+    pid = request["pid"]
+    if codes[pid] is None:
+        codes[pid] = _exit_code(pid)
+    return {"code": codes[pid]}
+
+
+def _exit_code(pid: int) -> int | None:
+    """The code of a server that ended, negative for a signal, as of Popen."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _fork(request: Mapping[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for target, descriptor in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+        os.dup2(descriptor, target)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = ["disagg.servers", *request["argv"]]
+    try:
+        runpy.run_module("disagg.servers", run_name="__main__", alter_sys=True)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # the server ends by itself, without coming back here
+
+
+if __name__ == "__main__":
+    main()
