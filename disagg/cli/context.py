@@ -50,9 +50,16 @@ class Output:
     printed_json = False
 
 
+class _Stdout(Console):
+    """A console that raises BrokenPipeError if its reader is gone; rich's own exits with code 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def stdout() -> Console:
     """For results."""
-    return Console(highlight=False)
+    return _Stdout(highlight=False)
 
 
 def stderr() -> Console:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from disagg.cli.completion import complete_device
 from disagg.cli.context import settings, stdout
 
 if TYPE_CHECKING:
@@ -32,8 +33,12 @@ def plan_capacity(
     batch: Annotated[int, typer.Option(min=1, max=1024, help="Requests that decode together.")] = 16,
     link_gbps: Annotated[float, typer.Option(min=0.001, help="Speed of the link between the machines, in Gb/s.")] = 10,
     link_latency_ms: Annotated[float, typer.Option(min=0, help="Its latency, one way.")] = 0.05,
-    prefill_device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Instead of hosts.toml's.")] = None,
-    decode_device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Instead of hosts.toml's.")] = None,
+    prefill_device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Instead of hosts.toml's.", autocompletion=complete_device)
+    ] = None,
+    decode_device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Instead of hosts.toml's.", autocompletion=complete_device)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Predict the hand-off against each machine alone, for hosts.toml as it is or as it might be."""

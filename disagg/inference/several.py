@@ -1,4 +1,4 @@
-"""Put one prompt to several models at once and keep what arrives."""
+"""Send one prompt to several models at the same time and collect their answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Stream = Callable[..., AsyncStream]
 
 @dataclass(slots=True)
 class Answer:
-    """One model's answer: what has arrived, and in the end either `completion` or `error`. `wall`: seconds."""
+    """One model's answer: what has arrived, and at its end either `completion` or `error`. `wall`: seconds."""
 
     model: str
     text: str = ""
@@ -28,7 +28,7 @@ class Answer:
     error: DisaggError | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as `--json` prints it; token log-probabilities only where there are alternatives."""
+        """The answer as `--json` prints it; token log-probabilities only if there are alternatives."""
         if self.completion is None:
             return {"model": self.model, "text": self.text, "error": self.error.to_json() if self.error else None}
         done = self.completion
@@ -45,7 +45,7 @@ class Answer:
 
 
 def ignore(answer: Answer, text: str) -> None:
-    """Nobody watches the pieces arrive."""
+    """Show nothing while the answers arrive."""
 
 
 async def ask(
@@ -54,16 +54,17 @@ async def ask(
     request: Mapping[str, Any],
     arrived: Callable[[Answer, str], None] = ignore,
 ) -> float:
-    """Fill all answers at the same time; the wall time in seconds. A model's error ends its own answer only.
+    """Fill all answers at the same time; returns the wall time in seconds. A model's error ends its own answer only.
 
-    `arrived(answer, text)` is told each new piece of text; what it raises ends all answers and is raised here.
+    `arrived(answer, text)` is called with each new piece of text. What it raises ends all answers and is raised here.
+    If this is cancelled, the answers keep the text that has arrived.
     """
     began = time.monotonic()
     try:
         async with asyncio.TaskGroup() as group:
             for answer in answers:
                 group.create_task(_ask_one(stream, answer, request, arrived))
-    except ExceptionGroup as raised:  # callers look for the fault itself, such as a broken pipe
+    except ExceptionGroup as raised:  # the cause itself, such as a broken pipe
         raise raised.exceptions[0] from None
     return time.monotonic() - began
 
@@ -74,10 +75,13 @@ async def _ask_one(
     began = time.monotonic()
     try:
         async with stream(answer.model, **request) as chunks:
-            async for chunk in chunks:
-                answer.tokens += len(chunk.tokens)
-                answer.text += chunk.text
-                arrived(answer, chunk.text)
+            try:
+                async for chunk in chunks:
+                    answer.tokens += len(chunk.tokens)
+                    answer.text += chunk.text
+                    arrived(answer, chunk.text)
+            finally:
+                answer.text = chunks.text
         answer.completion = chunks.completion
         arrived(answer, "")
     except DisaggError as error:

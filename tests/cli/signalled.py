@@ -1,4 +1,4 @@
-"""Runs a command with fakes in a process of its own, which sends itself a signal once an answer streams.
+"""Runs a command with fakes in a process of its own, which sends itself a signal once all answers have begun.
 
 `python signalled.py SIGNAL PIDS_FILE ARGS...`: the pids of spawned servers go to PIDS_FILE, "closed MODEL" to stderr
 when a stream is closed. A signal inside the test process itself would interrupt pytest wherever it stands.
@@ -28,10 +28,16 @@ from tests.fleet.farm import FAKE
 NUMBER, PIDS = int(sys.argv[1]), Path(sys.argv[2])
 
 
+begun: list[str] = []
+
+
 class Signalled(FakeClient):
     async def answer(self, model: str, deliver: Callable[[Chunk], None]) -> Completion:
+        deliver(Chunk(f"begun by {model}", ()))
+        begun.append(model)
         try:
-            os.kill(os.getpid(), NUMBER)
+            if len(begun) == len(FakeClient.requests):
+                os.kill(os.getpid(), NUMBER)
             await asyncio.sleep(30)
         finally:
             sys.stderr.write(f"closed {model}\n")

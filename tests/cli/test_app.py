@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -117,7 +120,18 @@ def test_output_into_a_closed_pipe_is_no_traceback(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("DISAGG_CONFIG", str(write_fleet(tmp_path)))
     monkeypatch.setenv("PYTHONPATH", ROOT)
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
-    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("rest", [["--json"], []])
+def test_a_closed_pipe_exits_as_other_unix_tools_do(rest: list[str], tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    argv = [sys.executable, "-m", "disagg", "status", "--config", str(write_fleet(tmp_path)), *rest]
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, env=environment, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_a_system_error_that_is_not_a_full_output_stays_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,3 +180,61 @@ def test_the_commands_are_listed_in_the_order_of_a_first_use(capsys: pytest.Capt
     journey = ["demo", "init", "trust", "plan", "deploy", "start", "status"]
     assert [name for name in listed if name in journey] == journey
     assert len(listed) == len(set(listed)) == 20
+
+
+@pytest.mark.parametrize("words", [["--config", "nope.toml", "status"], ["status", "--config", "nope.toml"]])
+def test_config_is_read_before_and_after_the_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words) == 2
+    assert "there is no nope.toml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["status", "--json", "--config", "nope.toml"], "ConfigError", "there is no nope.toml"),
+        (["status", "--json", "--nonsense"], "UsageError", "no such option: --nonsense"),
+        (["nonsense", "--json"], "UsageError", "no such command 'nonsense'"),
+        (["generate", "--json", "--top-p", "0", "x"], "UsageError", "--top-p: over 0, at most 1 (got 0.0)"),
+        (["generate", "--json", "--temperature", "11", "x"], "UsageError", "--temperature: 0 to 10 (got 11.0)"),
+        (["bench", "--json", "-", "--config", "nope.toml"], "ConfigError", "there is no nope.toml"),
+    ],
+)
+def test_json_prints_one_object_for_errors_too(
+    words: list[str], code: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert (error["code"], error["message"]) == (code, message) and error["hint"]
+    assert err.startswith(f"error: {message}\n hint: ")
+
+
+def test_without_json_an_error_prints_nothing_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "--json", "figures.json", "--config", "nope.toml") == 2
+    assert capsys.readouterr().out == ""
+    assert not app.wants_json(["exec", "--", "tool", "--json"])
+
+
+def test_an_interruption_with_json_is_an_object_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "invoke", interrupted)
+    assert run("status", "--json") == 130
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "Cancelled"
+
+
+def test_help_states_the_ranges_and_defaults_that_the_servers_apply(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "--help") == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for range_ in ("0 to 10.", "Over 0, at most 1.", "1 to 1,048,576.", "[default: 256]", "0 to 20."):
+        assert range_ in text
+
+
+def test_every_command_takes_the_shared_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("demo", "generate", "bench", "bench link", "models", "models pull", "deploy", "status", "logs"):
+        assert run(*command.split(), "--help") == 0
+        text = capsys.readouterr().out
+        assert "--config" in text and "--quiet" in text

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from disagg.cli.completion import join_at_colons
 from tests.cli.commandline import ROOT
 from tests.testbed.bed import HOSTS_TOML
 
@@ -81,3 +82,42 @@ def test_completing_loads_no_framework_ssh_or_http(tmp_path: Path) -> None:
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=variables, timeout=30
     )
     assert done.stderr == "" and "dgx-spark-1" in done.stdout
+
+
+def complete_as_bash_does(words: list[str], cwd: Path, **environment: str) -> list[str]:
+    """Candidates for the last word, of a line that bash has broken into words at its colons too."""
+    variables = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1), **environment}
+    return complete(" ".join(words), cwd, **variables)
+
+
+def test_names_with_colons_are_completed_though_bash_breaks_words_at_them(tmp_path: Path) -> None:
+    there = {"DISAGG_CONFIG": str(HOSTS_TOML)}
+    broken = ["disagg", "generate", "-m", "qwen3-coder", ":"]
+    assert complete_as_bash_does(broken, tmp_path, **there) == ["30b"]
+    assert complete_as_bash_does([*broken, "3"], tmp_path, **there) == ["30b"]
+    assert complete_as_bash_does(["disagg", "verify", "gpt-oss", ":", "12"], tmp_path, **there) == ["120b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "position", "joined", "moved"),
+    [
+        (["a", "b"], 1, ["a", "b"], 1),
+        (["a", "q", ":", "3"], 3, ["a", "q:3"], 1),
+        (["a", "q", ":", ""], 3, ["a", "q:", ""], 2),
+        (["a", "q", ":", "3", "next", "w"], 5, ["a", "q:3", "next", "w"], 3),
+    ],
+)
+def test_words_are_joined_at_colons(words: list[str], position: int, joined: list[str], moved: int) -> None:
+    assert join_at_colons(words, position) == (joined, moved)
+
+
+def test_verify_devices_and_shapes_are_completed(tmp_path: Path) -> None:
+    there = {"DISAGG_CONFIG": str(HOSTS_TOML)}
+    assert complete("disagg verify gpt", tmp_path, **there) == ["gpt-oss", "gpt-oss:120b"]
+    assert "dgx-spark" in complete("disagg plan-capacity --prefill-device dgx", tmp_path, **there)
+    assert "dgx-spark" in complete("disagg bench --prefill-device dgx", tmp_path, **there)
+    assert "qwen3-8b" in complete("disagg bench handoff --shape qwen3-8", tmp_path, **there)
+
+
+def test_config_behind_the_command_counts_too(tmp_path: Path) -> None:
+    assert complete(f"disagg ssh --config {HOSTS_TOML} mac-studio-1", tmp_path) == ["mac-studio-1"]

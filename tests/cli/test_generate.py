@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from disagg.errors import Overloaded
+from disagg.errors import Overloaded, RequestError
 from disagg.inference import client
 from tests.cli.answers import TEXT, FakeClient
 from tests.cli.commandline import run, write_fleet
@@ -219,3 +219,100 @@ def test_so_it_is_with_more_than_a_buffer_takes(
         monkeypatch.setattr(sys, "stdout", full)
         assert run("--config", one, "generate", "--json", "x") == 1
     assert "cannot write the output" in capsys.readouterr().err
+
+
+def pipe_in(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make stdin a terminal at which nobody types."""
+    stdin = io.TextIOWrapper(io.BytesIO(b""))
+    monkeypatch.setattr(stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+
+@pytest.mark.parametrize(
+    ("words", "piped", "models", "prompt"),
+    [
+        (["other-alias", "hi"], b"", ["other"], "hi"),
+        (["other"], b"from a pipe\n", ["other"], "from a pipe\n"),
+        (["-m", "tiny"], b"from a pipe\n", ["tiny"], "from a pipe\n"),
+        (["-m", "tiny", "-m", "other", "-"], b"from a pipe\n", ["tiny", "other"], "from a pipe\n"),
+        (["-m", "tiny", "other"], b"", ["tiny"], "other"),
+        (["other", "-"], b"from a pipe\n", ["other"], "from a pipe\n"),
+    ],
+)
+def test_the_model_and_the_prompt_are_found_in_arguments_and_pipes(
+    words: list[str], piped: bytes, models: list[str], prompt: str, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe_in(monkeypatch, piped)
+    assert run("--config", two, "generate", *words) == 0
+    assert [(one["model"], one["prompt"]) for one in FakeClient.requests] == [(model, prompt) for model in models]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ([], "there is no prompt", 'disagg generate -m NAME "text to continue"'),
+        (["-m", "tiny"], "there is no prompt", 'disagg generate -m NAME "text to continue"'),
+        (["tiny"], "there is no prompt for tiny", 'disagg generate tiny "text to continue"'),
+        (["tiny", "two", "words"], "3 arguments: the prompt is one", "quote it: "),
+        (["some text"], "which model? hosts.toml has tiny, other", "name one: "),
+    ],
+)
+def test_at_a_terminal_the_error_is_the_command_to_type(
+    words: list[str],
+    message: str,
+    hint: str,
+    two: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    on_terminal(monkeypatch)
+    assert run("--config", two, "generate", *words) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}\n hint: {hint}")
+    assert FakeClient.requests == []
+
+
+def test_quiet_prints_the_text_and_errors_only(
+    one: Path, fake_client: type[FakeClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("generate", "--quiet", "--config", one, "x") == 0
+    assert capsys.readouterr() == (TEXT, "")
+
+    def fail(model: str) -> None:
+        raise Overloaded("full")
+
+    fake_client.on_stream = staticmethod(fail)
+    assert run("generate", "-q", "--config", one, "x") == 3
+    assert capsys.readouterr().err == "error: full\n"
+
+
+def test_an_error_about_a_field_names_the_option(
+    one: Path, fake_client: type[FakeClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(model: str) -> None:
+        raise RequestError("sampling.top_k: expected int <= 1048576 (got 2000000)")
+
+    fake_client.on_stream = staticmethod(fail)
+    assert run("--config", one, "generate", "x") == 2
+    assert capsys.readouterr().err == "error: --top-k: expected int <= 1048576 (got 2000000)\n"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_during_two_models_keeps_both_partial_answers(two: Path, tmp_path: Path, as_json: bool) -> None:
+    signalled = str(Path(__file__).with_name("signalled.py"))
+    command = [sys.executable, signalled, str(signal.SIGINT.value), str(tmp_path / "pids"), "--config", str(two)]
+    words = ["generate", "-m", "tiny", "-m", "other", *(["--json"] if as_json else []), "x"]
+    done = subprocess.run([*command, *words], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130 and done.stderr.endswith("interrupted\n"), done.stderr
+    if as_json:
+        results = json.loads(done.stdout)["results"]
+        assert [(one["text"], one["error"]["code"]) for one in results] == [
+            ("begun by tiny", "Cancelled"),
+            ("begun by other", "Cancelled"),
+        ]
+    else:
+        assert "== tiny (incomplete) ==\nbegun by tiny\n" in done.stdout
+        assert "== other (incomplete) ==\nbegun by other\n" in done.stdout

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from disagg.cli.completion import complete_host
+from disagg.cli.completion import complete_host, complete_shape
 from disagg.cli.context import settings, stderr, stdout
 from disagg.errors import UsageError
 
@@ -39,7 +39,12 @@ def handoff(
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option("--shape", metavar="NAME", help="Whose KV: a known model, or the path of a config.json."),
+        typer.Option(
+            "--shape",
+            metavar="NAME",
+            help="Whose KV: a known model, or the path of a config.json.",
+            autocompletion=complete_shape,
+        ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Prompt tokens of one hand-off.")] = 8192,
     dtype: Annotated[DTypeName, typer.Option(help="Of the KV.")] = DTypeName.bfloat16,

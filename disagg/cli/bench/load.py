@@ -19,7 +19,7 @@ from disagg.cli.bench.arguments import (
     require_two_files,
     require_writable,
 )
-from disagg.cli.completion import complete_model
+from disagg.cli.completion import complete_device, complete_model
 from disagg.cli.context import settings, stderr, stdout
 from disagg.errors import UsageError
 
@@ -89,10 +89,16 @@ def load(
         bool, typer.Option("--simulate", help="Play the fleet on this machine: real servers, predicted times.")
     ] = False,
     prefill_device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="With --simulate: instead of hosts.toml's.")
+        str | None,
+        typer.Option(
+            metavar="DEVICE", help="With --simulate: instead of hosts.toml's.", autocompletion=complete_device
+        ),
     ] = None,
     decode_device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="With --simulate: instead of hosts.toml's.")
+        str | None,
+        typer.Option(
+            metavar="DEVICE", help="With --simulate: instead of hosts.toml's.", autocompletion=complete_device
+        ),
     ] = None,
 ) -> None:
     """Compare the fleet, disaggregated, with each of its machines alone.
