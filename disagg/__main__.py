@@ -1,4 +1,4 @@
-"""`python -m disagg`: the command line, where no `disagg` is in PATH."""
+"""`python -m disagg`: the command line, if `disagg` is not in PATH."""
 
 from disagg.cli import main
 

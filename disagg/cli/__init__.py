@@ -7,10 +7,10 @@ import signal
 
 
 def main() -> None:
-    """The `disagg` program. Ctrl-C while `app` is still being imported ends it as quietly as later.
+    """The `disagg` program. Ctrl-C while `app` is still being imported exits with 130 and no traceback.
 
-    By a handler, not by catching KeyboardInterrupt: raised in the middle of an import, that may come out as another
-    exception (of `unicodedata` as a SyntaxError). Nothing has been done yet that would need cleaning up.
+    By a handler, not by catching KeyboardInterrupt: raised during an import, it may surface as another
+    exception (in `unicodedata` as a SyntaxError). Nothing needs to be cleaned up yet.
     """
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if default:

@@ -1,5 +1,4 @@
-"""Signals as interruptions: whatever ends a command from outside ends it the way Ctrl-C does, so that locks are given
-back and nothing goes on running on a host."""
+"""SIGTERM and SIGHUP end a command the way Ctrl-C does, so that it releases its locks and stops what it started."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ _INTERRUPTED = 130
 
 @contextmanager
 def terminating() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal interrupt as Ctrl-C does; the exit code tells the signal.
+    """Let SIGTERM and a closed terminal interrupt as Ctrl-C does; the exit code is 128 + the signal's number.
 
     A SIGHUP that is ignored, as under nohup, stays ignored.
     """
@@ -39,7 +38,7 @@ def terminating() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore a second Ctrl-C: what is done within is bounded, and must not be left half done."""
+    """Ignore Ctrl-C within the block, which is bounded in time and must complete."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

@@ -1,4 +1,4 @@
-"""`disagg doctor`: what is wrong with the fleet, and the command that mends it."""
+"""`disagg doctor`: what is wrong with the fleet, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def doctor(
     host: Hosts = None,
     as_json: AsJson = False,
 ) -> None:
-    """Examine the hosts and measure the links that KV takes. Changes nothing.
+    """Check every host and measure the links that carry KV. Changes nothing.
 
-    Exit code 0: nothing is at fault; 1: something is; 4: a host cannot be reached.
+    Exit code 0: no faults; 1: a fault; 4: a host cannot be reached.
     """
     from disagg.fleet.doctor.examine import examine
     from disagg.fleet.lifecycle.state import State

@@ -16,12 +16,12 @@ Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait for the ser
 
 
 def start(context: typer.Context, host: Hosts = None, timeout: Timeout = 300.0) -> None:
-    """Start the fleet's servers and wait until they are healthy. Those that run already are left alone.
+    """Start the fleet's servers and wait until they are healthy. Servers that already run are left running.
 
-    Exit code 0: all healthy; 1: a host failed; 3: some still load, and were left running; 4: a machine does not answer.
+    Exit code 0: all healthy; 1: a host failed; 3: some still load, and are left running; 4: a host cannot be reached.
     """
     lifecycle = _lifecycle(settings(context))
-    with note_if_interrupted("what this command had started is stopped again"):
+    with note_if_interrupted("what this command had started was stopped"):
         results = lifecycle.start(host or (), timeout)
     _finish(lifecycle, results)
 
@@ -30,10 +30,10 @@ def stop(
     context: typer.Context,
     host: Hosts = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also servers on these machines that hosts.toml does not have.")
+        bool, typer.Option("--all", help="Also servers on these machines that hosts.toml does not name.")
     ] = False,
 ) -> None:
-    """Stop the fleet's servers: requests in progress are finished first."""
+    """Stop the fleet's servers after their running requests have finished."""
     lifecycle = _lifecycle(settings(context))
     with note_if_interrupted("servers may still run; `disagg status` shows which"):
         results = lifecycle.stop(host or (), everything)
@@ -45,15 +45,15 @@ def restart(
     host: Hosts = None,
     timeout: Timeout = 300.0,
     all_at_once: Annotated[
-        bool, typer.Option("--all-at-once", help="Do not keep the other hosts of a model serving meanwhile.")
+        bool, typer.Option("--all-at-once", help="Restart all at the same time: a model is not served meanwhile.")
     ] = False,
 ) -> None:
-    """Restart the fleet's servers, of each model one after the other: the next when the last is healthy.
+    """Restart the fleet's servers, those of one model one after the other, each once the last is healthy.
 
-    Where one does not come back, the other hosts of its model are left as they are. Exit codes as of `start`.
+    If one does not become healthy, the other hosts of its model are not restarted. Exit codes as of `start`.
     """
     lifecycle = _lifecycle(settings(context))
-    with note_if_interrupted("what was started goes on; `disagg status` shows what does not run"):
+    with note_if_interrupted("servers that were started keep running; `disagg status` shows which do not run"):
         results = lifecycle.restart(host or (), timeout, all_at_once)
     _finish(lifecycle, results)
 

@@ -1,4 +1,4 @@
-"""`disagg logs`: what the servers of all hosts log, in one stream."""
+"""`disagg logs`: the log lines of all servers in one stream."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ def logs(
     context: typer.Context,
     *,
     host: Hosts = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until interrupted.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until interrupted.")] = False,
     since: Annotated[
         str | None, typer.Option(metavar="AGO", help="Only lines of the last 30s, 10m, 2h or 1d.", show_default=False)
     ] = None,
     lines: Annotated[
         int | None,
-        typer.Option("-n", "--lines", min=1, max=1_000_000, help="At most so many lines per host.", show_default=False),
+        typer.Option(
+            "-n", "--lines", min=1, max=1_000_000, help="At most this many lines per host.", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Show the servers' logs, merged by time: the last 100 lines of each host, or all since some time ago.
+    """Show the servers' logs, merged by time: the last 100 lines of each host, or all with --since.
 
     Times are this machine's local time. Exit code 0, or 1 or 4 if a host's log cannot be read.
     """
@@ -55,9 +57,9 @@ def _read(hosts: Sequence[Host], state: State, count: int, begin: float | None) 
     from disagg.cli.views.fleet.logs import LogView
     from disagg.fleet.lifecycle.logs import read
 
-    found, errors = read(hosts, state, count, begin)
+    entries, errors = read(hosts, state, count, begin)
     view, out = LogView([host.name for host in hosts]), stdout()
-    for line in found:
+    for line in entries:
         out.print(view.line(line), soft_wrap=True)
     for error in errors:
         print_error(error)
@@ -69,8 +71,8 @@ def _follow(hosts: Sequence[Host], state: State, count: int, begin: float | None
     from disagg.fleet.lifecycle.logs import follow
 
     view, out = LogView([host.name for host in hosts]), stdout()
-    with closing(follow(hosts, state, count, begin)) as found:
-        for line in found:
+    with closing(follow(hosts, state, count, begin)) as entries:
+        for line in entries:
             out.print(view.line(line), soft_wrap=True)
 
 
@@ -79,5 +81,5 @@ def _ago(text: str) -> int:
 
     match = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if match is None:
-        raise UsageError(f"--since {text!r} is not understood", "30s, 10m, 2h, 1d: how long ago to begin")
+        raise UsageError(f"--since {text!r}: not a duration", "as in 30s, 10m, 2h or 1d")
     return int(match[1]) * _UNITS[match[2]]

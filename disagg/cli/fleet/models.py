@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 models = typer.Typer(
     name="models",
     cls=CommandGroup,
-    help="Bring models to the hosts, list them, remove them.",
+    help="Copy models to the hosts, list them, remove them.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -32,9 +32,9 @@ Named = Annotated[
 
 @models.command(cls=Command)
 def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: AsJson = False) -> None:
-    """Bring the models to the hosts that serve them: one download from the hub, then copies from host to host.
+    """Copy the models to the hosts that serve them: one download from the hub, then copies from host to host.
 
-    A model that is there stays as it is. What was broken off goes on where it ended.
+    A complete model is not copied again. An interrupted copy continues where it stopped.
     """
     from disagg.cli.views.fleet.deploy import Progress
     from disagg.cli.views.fleet.models import pulled_view
@@ -61,7 +61,7 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
 
 @models.command("list", cls=Command)
 def list_models(context: typer.Context, model: Named = None, *, host: Hosts = None, as_json: AsJson = False) -> None:
-    """Show each host's model: its size, its revision, whether it is whole."""
+    """Show each host's model: its size, its revision, whether it is complete."""
     from disagg.cli.views.fleet.models import inventories_view
     from disagg.fleet.models.pull import Models
 
@@ -84,7 +84,7 @@ def rm(
     host: Hosts = None,
     yes: Yes = False,
 ) -> None:
-    """Remove models that were pulled or carried to the hosts. Folders named by their path in hosts.toml stay."""
+    """Remove models that were pulled or deployed to the hosts. Folders that hosts.toml names by their path stay."""
     from disagg.cli.views.fleet.models import inventories_view, removed_view
     from disagg.cli.views.units import counted
     from disagg.errors import UsageError
@@ -96,7 +96,7 @@ def rm(
     if not model and not host:
         raise UsageError("which model? this would remove all of them", "name a MODEL, or a --host")
     if not yes and not sys.stdin.isatty():
-        raise UsageError("models rm asks before it removes anything, and there is nobody to ask", "--yes answers")
+        raise UsageError("models rm asks before it removes anything, and stdin is no terminal", "confirm with --yes")
     fleet = settings(context).fleet()
     wanted = _chosen(fleet, model, host)
     with Models(fleet) as these:
@@ -120,20 +120,20 @@ def _chosen(fleet: Fleet, names: Sequence[str] | None, hosts: Sequence[str] | No
     from disagg.errors import UsageError
     from disagg.fleet.models.sources import chosen
 
-    found = chosen(fleet, names or (), fleet.select(hosts or ()))
-    if not found:
-        raise UsageError(f"no host of {fleet.path} fits", "leave out MODEL or --host")
-    return found
+    selected = chosen(fleet, names or (), fleet.select(hosts or ()))
+    if not selected:
+        raise UsageError(f"no host of {fleet.path} has that name and that model", "leave out MODEL or --host")
+    return selected
 
 
 def _survey(these: Models, hosts: Sequence[Host]) -> tuple[list[ModelInventory], dict[str, DisaggError]]:
-    """What the hosts have, and the errors of those that could not be asked."""
+    """The inventories of the hosts, and the errors of those that could not be read."""
     from disagg.errors import DisaggError
 
-    with stderr().status("looking what the hosts have …"):
-        found = these.survey(hosts)
-    errors = {host.name: one for host, one in zip(hosts, found, strict=True) if isinstance(one, DisaggError)}
-    return [one for one in found if not isinstance(one, DisaggError)], errors
+    with stderr().status("reading the hosts' models …"):
+        read = these.survey(hosts)
+    errors = {host.name: one for host, one in zip(hosts, read, strict=True) if isinstance(one, DisaggError)}
+    return [one for one in read if not isinstance(one, DisaggError)], errors
 
 
 def _json_errors(errors: dict[str, DisaggError]) -> dict[str, object]:

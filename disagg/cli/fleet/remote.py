@@ -24,12 +24,12 @@ def ssh(
     *,
     host: Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.", autocompletion=complete_host)],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="CMD", help="Behind --: run this instead of a login shell.")
+        list[str] | None, typer.Argument(metavar="CMD", help="After --: run this instead of a login shell.")
     ] = None,
 ) -> None:
-    """Log in to HOST as disagg does: same user, port, keys and known hosts.
+    """Open an SSH session on HOST with the user, port and keys that disagg uses.
 
-    One argument behind -- is a line for the shell there; several are a command and its arguments.
+    One argument after -- is a line for the remote shell; several are a command and its arguments.
     """
     from disagg.errors import FleetError
     from disagg.fleet.machine.ssh.command import ssh_command
@@ -46,15 +46,15 @@ def ssh(
 def exec_(
     context: typer.Context,
     *,
-    command: Annotated[list[str], typer.Argument(metavar="CMD", help="Behind --: what to run.")],
+    command: Annotated[list[str], typer.Argument(metavar="CMD", help="After --: the command.")],
     host: Hosts = None,
     role: RoleName = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until the command is ended.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until the command is stopped.")] = 600.0,
 ) -> None:
-    """Run CMD on all hosts at the same time; every line of output begins with its host.
+    """Run CMD on all hosts at the same time; each line of output starts with its host.
 
-    One argument behind -- is a line for sh; several are a command and its arguments, which no shell reads. Exit code 1:
-    it failed somewhere; 4: a host cannot be reached.
+    One argument after -- is a line for sh; several are a command and its arguments, without a shell. Exit code 1: it
+    failed on a host; 4: a host cannot be reached.
     """
     from disagg.cli.views.fleet.remote import Prefixed
     from disagg.fleet.machine.connect import machine_for
@@ -79,7 +79,7 @@ def _chosen(context: typer.Context, names: Sequence[str] | None, role: str | Non
 
 
 def _finish(outcomes: Sequence[Outcome[CommandResult]]) -> None:
-    """What failed, on stderr, and the exit code."""
+    """Print the failures on stderr and exit with their code."""
     codes = set()
     for one in outcomes:
         if one.error is not None:

@@ -1,4 +1,4 @@
-"""`disagg status`: how every server fares, and which command mends it."""
+"""`disagg status`: the health of every server, and the command for each that is not healthy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def status(
     context: typer.Context,
     *,
     host: Hosts = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until interrupted.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until interrupted.")] = False,
     as_json: AsJson = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks with --watch.")] = 2.0,
-    timeout: Annotated[float, typer.Option(min=0.2, help="Seconds for a look: half by HTTP, the rest by SSH.")] = 6.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings with --watch.")] = 2.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.2, help="Seconds for one reading: half over HTTP, the rest over SSH.")
+    ] = 6.0,
 ) -> None:
-    """Show the health of the fleet. Exit code 0: all healthy; 3: some unhealthy; 4: a machine does not answer.
+    """Show the health of the fleet. Exit code 0: all healthy; 3: some unhealthy; 4: a host cannot be reached.
 
-    Servers are asked by HTTP; where one does not serve, its machine is asked by SSH why.
+    Reads each server over HTTP; if one does not serve, its machine over SSH for the reason.
     """
     from disagg.errors import UsageError
     from disagg.fleet.lifecycle.diagnose import diagnose
@@ -37,7 +39,7 @@ def status(
     from disagg.fleet.lifecycle.state import State
 
     if watch and as_json:
-        raise UsageError("--watch and --json exclude each other", "call `disagg status --json` in a loop")
+        raise UsageError("--watch and --json cannot be combined", "call `disagg status --json` in a loop")
     fleet = settings(context).fleet()
     state = State.of(fleet)
 
@@ -61,7 +63,7 @@ def status(
 
 
 def _watch(look: Poll, every: float, whole: Sequence[str]) -> None:
-    """Show the fleet until interrupted: a live table, or one line per change where there is no terminal."""
+    """Show the fleet until interrupted: a live table, or one line per change if stdout is no terminal."""
     from rich.live import Live
 
     from disagg.cli.views.fleet.health import status_line, watch_view

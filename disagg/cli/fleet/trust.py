@@ -1,4 +1,4 @@
-"""`disagg trust`: show hosts' SSH keys, and add them to known_hosts when a person says so."""
+"""`disagg trust`: show hosts' SSH keys, and add confirmed ones to known_hosts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def trust(
     hosts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="HOST", help="Names of hosts.toml; all hosts without any.", autocompletion=complete_host
+            metavar="HOST", help="Hosts of hosts.toml; without any, all hosts.", autocompletion=complete_host
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: the fingerprints were compared.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: you have compared the fingerprints.")] = False,
 ) -> None:
-    """Show the SSH host keys of hosts and add them to known_hosts.
+    """Show the SSH host keys of hosts and add those you confirm to known_hosts.
 
     Exit code 1: a key was not added; 4: a host cannot be reached.
     """
@@ -41,7 +41,7 @@ def trust(
                 codes.add(1)
         except UsageError:
             raise
-        except DisaggError as error:  # the others are asked about all the same
+        except DisaggError as error:  # go on with the other hosts
             print_error(error)
             codes.add(error.exit_code)
     if codes:
@@ -49,34 +49,34 @@ def trust(
 
 
 def _trust(host: Host, yes: bool) -> bool:
-    """Whether all of its keys are known now: its own, and those of the hosts it is reached through."""
+    """Whether all keys are known now: the host's own, and those of its jump hosts."""
     from disagg.fleet.machine.ssh.trust import offers
 
     for offer in offers(host):
         known = offer.verdict == "known"
-        _say(f"{offer.host} ({offer.known_as}){': known already' if known else ''}")
-        _say(f"  {offer.key.kind} {offer.key.fingerprint}")  # a line of its own: it is to be compared by eye
+        _print(f"{offer.host} ({offer.known_as}){': already known' if known else ''}")
+        _print(f"  {offer.key.kind} {offer.key.fingerprint}")  # on a line of its own, to be compared by eye
         if known:
             continue
         if not yes and not _confirmed(offer):
-            _say("  not added")
+            _print("  not added")
             return False
         offer.accept()
-        _say(f"  added to {offer.path}")
+        _print(f"  added to {offer.path}")
     return True
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     stdout().print(line, soft_wrap=True, markup=False)
 
 
 def _confirmed(offer: Offer) -> bool:
-    """Whether a person says yes. UsageError without a terminal."""
+    """Whether the user confirms the key. UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise UsageError(
-            "nobody is here to compare the fingerprint",
+            "a fingerprint must be compared, and stdin is no terminal",
             f"compare it with the machine's, then: disagg trust --yes {offer.host}",
         )
     kind = next(kind for kind in ("ed25519", "ecdsa", "rsa", "*") if kind in offer.key.kind or kind == "*")
-    _say(f"  compare it on the machine: ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub")
-    return confirm("  is it the machine's own?", stdout())
+    _print(f"  compare it on the machine: ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub")
+    return confirm("  is it the same?", stdout())

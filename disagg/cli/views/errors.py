@@ -9,7 +9,7 @@ from disagg.errors import DisaggError
 
 
 def error_view(error: DisaggError) -> RenderableType:
-    """Two lines: `error: <message>` and, where there is one, `hint: <hint>`."""
+    """Two lines: `error: <message>` and, if it has one, `hint: <hint>`."""
     lines = [Text.assemble(("error: ", "bold red"), error.message)]
     if error.hint:
         lines.append(Text.assemble((" hint: ", "bold cyan"), error.hint))

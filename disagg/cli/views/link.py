@@ -68,5 +68,5 @@ def _notes(surveyed: Sequence[LinkSurvey]) -> Iterator[str]:
         yield "hides: prefill up to this speed waits for no link = measured / KV per token."
     sizes = {one.sender.model: one.kv_bytes_per_token for one in surveyed if one.carries_kv and one.link}
     for model, count in sizes.items():
-        unknown = "not known: neither its name nor its files tell"
+        unknown = "unknown: neither its name nor its files state it"
         yield f"KV per token of {model}: {size(count) if count else unknown}."

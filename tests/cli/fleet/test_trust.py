@@ -47,7 +47,7 @@ def test_yes_adds_exactly_what_ssh_needs(
     for name in bed.hosts:
         assert f"ssh-ed25519 {fingerprint(bed, name)}" in out
     assert run("trust") == 0
-    assert capsys.readouterr().out.count("known already") == 4
+    assert capsys.readouterr().out.count("already known") == 4
     assert sorted(known.read_text().split("\n")) == before
 
 
@@ -67,7 +67,7 @@ def test_at_a_terminal_a_person_decides(bed: Bed, config: Path, known: Path, ans
     known.write_text("")
     ended, out = at_a_terminal(f"{answer}\n", "trust", "mac-studio-1")
     assert ended == code
-    assert fingerprint(bed, "mac-studio-1") in out and "is it the machine's own? [y/N]" in out
+    assert fingerprint(bed, "mac-studio-1") in out and "is it the same? [y/N]" in out
     assert bool(known.read_text()) == (code == 0)
 
 

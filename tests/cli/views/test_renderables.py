@@ -309,8 +309,8 @@ def test_removed_models_are_told_with_the_way_back() -> None:
         for name in ("a", "b")
     ]
     text = " ".join(shown(removed_view(gone, {}, ["a"])).split())
-    assert "a: 1.0 MiB free again" in text and "cannot start again without its model" in text
-    assert "disagg deploy, disagg models pull brings it back" in text
+    assert "a: 1.0 MiB freed" in text and "cannot start again without its model" in text
+    assert "disagg deploy, disagg models pull copies them again" in text
     assert shown(removed_view([], {})) == "nothing to remove\n"
 
 

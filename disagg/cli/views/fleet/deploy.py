@@ -24,7 +24,7 @@ _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "
 
 
 def plan_view(reports: Sequence[DeployResult], whole: Collection[str] = ()) -> RenderableType:
-    """Every host's steps, or why there are none. `whole`: all names of the fleet."""
+    """Every host's steps, or why there are none. `whole`: the names of all hosts of the fleet."""
     steps = [line for report in reports for line in _plan_lines(report)]
     return Group(*steps, *_errors(reports, whole), Text(), _summary(reports))
 
@@ -54,10 +54,10 @@ def reports_view(
     pulling: Collection[str] = (),
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> RenderableType:
-    """One row per host, then each failure with its last lines and remedy, then what to do next.
+    """One row per host, then each failure with its last lines and its hint, then what to do next.
 
-    `whole`: all names of the fleet. `pulling`: hosts whose models do not come with deploying. `words`: other words
-    for results, as for uninstalling.
+    `whole`: the names of all hosts of the fleet. `pulling`: hosts whose models are pulled, not deployed. `words`: other
+    words for results, as for uninstalling.
     """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("host", style="bold", overflow="fold")
@@ -93,18 +93,18 @@ def _summary(reports: Sequence[DeployResult], words: Mapping[str, str] = Mapping
 
 
 def _next(reports: Sequence[DeployResult], whole: Collection[str], pulling: Collection[str]) -> Iterator[Text]:
-    """The command that makes what was deployed serve."""
+    """The command that starts serving what was deployed."""
     done = [report for report in reports if report.result in ("changed", "unchanged") and report.plan is not None]
     for needs in ("start", "restart"):
         waiting = [report.host for report in done if report.plan is not None and report.plan.needs == needs]
         if waiting:
-            lacking = [name for name in waiting if name in pulling] if needs == "start" else []
-            pull = f"disagg models pull{host_options(lacking, whole)} && " if lacking else ""
+            without_model = [name for name in waiting if name in pulling] if needs == "start" else []
+            pull = f"disagg models pull{host_options(without_model, whole)} && " if without_model else ""
             yield Text.assemble(("next: ", "bold cyan"), f"{pull}disagg {needs}{host_options(waiting, whole)}")
 
 
 class Progress:
-    """Steps as they are carried out: a live table, or one line per step where there is no terminal.
+    """Steps as they are carried out: a live table, or one line per step if stderr is no terminal.
 
     `report` may be called from several threads.
     """
@@ -128,7 +128,7 @@ class Progress:
             self._live.stop()
 
     def report(self, event: Event) -> None:
-        """Something happened on a host."""
+        """Show the event of a host; thread-safe."""
         with self._lock:
             self._events[event.host] = event
             if self._live is None and not event.line:

@@ -1,4 +1,4 @@
-"""A diagnosis: per host one paragraph of what is well, then each trouble with its remedy."""
+"""A diagnosis: per host one paragraph of what is ok, then each problem with its hint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from disagg.fleet.doctor.examine import Diagnosis, HostFindings, PairFindings
 
 
 def doctor_view(diagnosis: Diagnosis) -> RenderableType:
-    """Hosts, then the links between them, then what is about all of them, then the verdict."""
+    """Hosts, then the links between them, then findings about the whole fleet, then the counts."""
     parts: list[RenderableType] = []
     for host in diagnosis.hosts:
         parts += [*_host(host), Text()]
@@ -47,7 +47,7 @@ def _pair(report: PairFindings) -> Iterator[RenderableType]:
 def _verdict(diagnosis: Diagnosis) -> Text:
     faults, warnings = diagnosis.count("fault"), diagnosis.count("warning")
     if not faults and not warnings:
-        return Text(f"✔ nothing wrong on {_count(len(diagnosis.hosts), 'host')}", "bold green")
+        return Text(f"✔ no problems on {_count(len(diagnosis.hosts), 'host')}", "bold green")
     parts = [
         Text(_count(number, what), style)
         for number, what, style in ((faults, "fault", "bold red"), (warnings, "warning", "bold yellow"))

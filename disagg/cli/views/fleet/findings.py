@@ -1,4 +1,4 @@
-"""Findings: what is well in one paragraph, each trouble with the command that mends it."""
+"""Findings: all that are ok in one paragraph, each other one with its hint."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ MARKS: dict[Level, tuple[str, str]] = {
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[RenderableType]:
-    """What is well as one paragraph, everything else on lines of its own."""
-    well = [finding for finding in findings if finding.level == "ok"]
-    if well:
-        yield marked("ok", _Paragraph(well))
+    """Findings that are ok as one paragraph, all others on lines of their own."""
+    ok = [finding for finding in findings if finding.level == "ok"]
+    if ok:
+        yield marked("ok", _Paragraph(ok))
     for level in ("fault", "warning", "note"):
         for finding in findings:
             if finding.level == level:
-                yield from _trouble(finding)
+                yield from _problem(finding)
 
 
 class _Paragraph:
-    """Findings that are well, one behind the other, each whole on one line where it fits."""
+    """Findings one after the other, each on one line if it fits."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self._parts = [Text.assemble((f"{one.check} ", "dim"), one.text) for one in findings]
@@ -46,7 +46,7 @@ class _Paragraph:
         yield from lines
 
 
-def _trouble(finding: Finding) -> Iterator[RenderableType]:
+def _problem(finding: Finding) -> Iterator[RenderableType]:
     yield marked(finding.level, Text.assemble((f"{finding.check}: ", "bold"), finding.text))
     if finding.hint:
         yield _hanging(Text("→", "cyan"), Text(finding.hint, "cyan"), 4)

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.fleet.together import Told, host_names, together
+from disagg.cli.views.fleet.together import SharedProblem, host_names, together
 from disagg.cli.views.units import size, uptime
 from disagg.fleet.lifecycle.health import HostStatus
 
@@ -36,14 +36,14 @@ def health_view(statuses: Sequence[HostStatus], whole: Collection[str] = ()) -> 
     """The table, then `host: why` and `→ command` for what is not healthy or worth a remark, then footnotes. `whole`:
     the names of all hosts of the fleet; a command for all of them names none."""
     states = {status.host: status for status in statuses}
-    troubles = together([(one.host, one.why, one.hint) for one in statuses if one.why], whole)
-    told = [_remedy(host_names(one.hosts, whole), one, [states[host] for host in one.hosts]) for one in troubles]
+    problems = together([(one.host, one.why, one.hint) for one in statuses if one.why], whole)
+    hints = [_hint(host_names(one.hosts, whole), one, [states[host] for host in one.hosts]) for one in problems]
     notes = list(_footnotes(statuses))
-    return Group(_Table(statuses), *([Text(), *told] if told else []), *([Text(), *notes] if notes else []))
+    return Group(_Table(statuses), *([Text(), *hints] if hints else []), *([Text(), *notes] if notes else []))
 
 
 def watch_view(statuses: Sequence[HostStatus], whole: Collection[str], every: float) -> RenderableType:
-    """The same as of now, and when that was: a look that hangs is not taken for a fleet that rests."""
+    """The same as of now, and when that was: the time shows whether the view still updates."""
     clock = time.strftime("%H:%M:%S")
     return Group(health_view(statuses, whole), Text(), Text(f"{clock}, again every {every:g} s; Ctrl-C ends", "dim"))
 
@@ -123,7 +123,7 @@ def _two(above: str, below: str) -> Text:
 
 
 def _utilisation(status: HostStatus) -> str:
-    """The accelerator's use where the server knows it, else its machine's CPUs'."""
+    """The accelerator's use if the server knows it, else its machine's CPUs'."""
     share, percent = status.device.utilisation, status.device.cpu_percent
     if share is not None:
         return f"{share:.0%} GPU"
@@ -134,12 +134,12 @@ def _number(value: int | None) -> str:
     return "–" if value is None else str(value)
 
 
-def _remedy(who: str, told: Told, statuses: Sequence[HostStatus]) -> RenderableType:
+def _hint(who: str, shared: SharedProblem, statuses: Sequence[HostStatus]) -> RenderableType:
     worst = next((status for status in statuses if not status.ok), None)
     style = STYLE[worst.state] if worst is not None else "yellow"
-    lines = Text.assemble((f"{who}: ", f"bold {style}"), told.cause)
-    if told.hint:
-        lines.append_text(Text.assemble("\n  → ", (told.hint, "bold cyan")))
+    lines = Text.assemble((f"{who}: ", f"bold {style}"), shared.cause)
+    if shared.hint:
+        lines.append_text(Text.assemble("\n  → ", (shared.hint, "bold cyan")))
     return lines
 
 

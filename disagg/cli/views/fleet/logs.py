@@ -1,4 +1,4 @@
-"""Log lines for people: time, host in a colour of its own, event, and what else the line says."""
+"""Log lines for people: time, host in a colour of its own, event, and the line's other fields."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class LogView:
         head = Text.assemble((clock, "dim"), " ", (line.host.ljust(self._width), self._colours.get(line.host, "")), " ")
         if line.notice:
             return head.append(printable(line.text), "italic yellow")
-        said = line.said
-        if said is not None and said.get("host") == line.host:  # it stands in front already
-            said = {key: value for key, value in said.items() if key != "host"}
-        return head.append_text(message(said, line.text))
+        fields = line.said
+        if fields is not None and fields.get("host") == line.host:  # it is already in front
+            fields = {key: value for key, value in fields.items() if key != "host"}
+        return head.append_text(message(fields, line.text))
 
 
 def raw_line(text: str) -> Text:
@@ -42,16 +42,18 @@ def raw_line(text: str) -> Text:
     return message(entry(text), text)
 
 
-def message(said: Mapping[str, Any] | None, text: str) -> Text:
-    """What a line says: `event key=value ...`; a line that is no JSON as it is."""
-    if said is None or ("event" not in said and "message" not in said):
+def message(fields: Mapping[str, Any] | None, text: str) -> Text:
+    """`event key=value ...`; a line that is not JSON unchanged."""
+    if fields is None or ("event" not in fields and "message" not in fields):
         return Text(printable(text))
-    shown = Text(printable(str(said.get("event", said.get("level", "")))), _LEVELS.get(str(said.get("level")), "bold"))
-    for key, value in said.items():
+    shown = Text(
+        printable(str(fields.get("event", fields.get("level", "")))), _LEVELS.get(str(fields.get("level")), "bold")
+    )
+    for key, value in fields.items():
         if key not in _SHOWN and value not in ("", None):
             _append(shown, key, value)
-    if isinstance(said.get("traceback"), str):
-        shown.append("\n" + printable(said["traceback"]), "red")
+    if isinstance(fields.get("traceback"), str):
+        shown.append("\n" + printable(fields["traceback"]), "red")
     return shown
 
 

@@ -40,7 +40,7 @@ def _shown(inventory: ModelInventory) -> str:
 
 
 def pulled_view(done: Sequence[PullResult], errors: Mapping[str, DisaggError]) -> RenderableType:
-    """One row per host, then each failure with its remedy."""
+    """One row per host, then each failure with its hint."""
     table = _table("host", "model", "result", "size", "took")
     for one in done:
         result = Text(one.result, _RESULTS[one.result])
@@ -55,9 +55,12 @@ def pulled_view(done: Sequence[PullResult], errors: Mapping[str, DisaggError]) -
 def removed_view(
     outcomes: Sequence[Outcome[int]], errors: Mapping[str, DisaggError], carried: Collection[str] = ()
 ) -> RenderableType:
-    """One line per host: what came free; then how it comes back. `carried`: hosts whose models come by deploying."""
+    """One line per host: the bytes freed; then the command that restores it.
+
+    `carried`: hosts whose models are deployed, not pulled.
+    """
     lines = [
-        Text.assemble((f"{one.host.name}: ", "bold"), f"{size(one.value)} free again")
+        Text.assemble((f"{one.host.name}: ", "bold"), f"{size(one.value)} freed")
         for one in outcomes
         if one.value is not None
     ]
@@ -69,8 +72,8 @@ def removed_view(
         *(["disagg models pull"] if gone - set(carried) else []),
     ]
     if gone:
-        words = "A server that runs keeps what it has loaded, but cannot start again without its model: "
-        lines.append(Text.assemble((words, "dim"), (", ".join(back), "bold cyan"), (" brings it back", "dim")))
+        words = "A running server keeps its loaded model, but cannot start again without the files: "
+        lines.append(Text.assemble((words, "dim"), (", ".join(back), "bold cyan"), (" copies them again", "dim")))
     failures = {one.host.name: one.error for one in outcomes if one.error is not None}
     return Group(*lines, *_errors({**errors, **failures}))
 

@@ -43,7 +43,7 @@ class Progress:
 
 
 def results_view(results: Sequence[ServerResult], whole: Collection[str] = ()) -> RenderableType:
-    """One row per host, then each failure with the end of its log and its remedy. `whole`: all names of the fleet."""
+    """One row per host, then each failure with the end of its log and its hint. `whole`: all names of the fleet."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("host", style="bold", overflow="fold")
     table.add_column("outcome")
@@ -54,8 +54,8 @@ def results_view(results: Sequence[ServerResult], whole: Collection[str] = ()) -
         table.add_row(result.host, Text(result.outcome, style), took)
     failed = [(result.host, result.error) for result in results if result.error is not None]
     silent = [one for one in failed if not _log(one[1])]
-    told = [part for host, error in failed if _log(error) for part in _with_log(host, error, whole)]
-    return Group(table, *told, *error_views(silent, whole))
+    logged = [part for host, error in failed if _log(error) for part in _with_log(host, error, whole)]
+    return Group(table, *logged, *error_views(silent, whole))
 
 
 def _log(error: DisaggError) -> Sequence[str]:

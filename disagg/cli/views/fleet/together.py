@@ -1,4 +1,4 @@
-"""What several hosts have in common is told once, with one command for all of them."""
+"""The same problem on several hosts is shown once, with one command for all of them."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ _HOSTS = "\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Hosts with the same cause and the same remedy, which may be empty."""
+class SharedProblem:
+    """Hosts with the same cause and the same hint, which may be empty."""
 
     hosts: tuple[str, ...]
     cause: str
     hint: str
 
 
-def together(troubles: Iterable[tuple[str, str, str]], whole: Collection[str]) -> list[Told]:
-    """(host, cause, remedy) of each host in trouble, those that differ in the host's name only as one, in the order
-    of their first. `whole`: all names of the fleet; a command that means all of them names none."""
+def together(problems: Iterable[tuple[str, str, str]], whole: Collection[str]) -> list[SharedProblem]:
+    """Group (host, cause, hint) of each host; causes that differ in the host's name only are the same.
+
+    `whole`: the names of all hosts of the fleet; a command for all of them names none.
+    """
     groups: dict[tuple[str, str], list[str]] = {}
-    for host, cause, hint in troubles:
+    for host, cause, hint in problems:
         alike = cause.removeprefix(f"{host}: "), hint.replace(f" --host {host}", _HOSTS)
         groups.setdefault(alike, []).append(host)
-    return [Told(tuple(hosts), cause, _for(hint, hosts, whole)) for (cause, hint), hosts in groups.items()]
+    return [SharedProblem(tuple(hosts), cause, _for(hint, hosts, whole)) for (cause, hint), hosts in groups.items()]
 
 
 def host_names(hosts: Collection[str], whole: Collection[str]) -> str:
-    """`a, b`; `all hosts` where these are the whole fleet and more than one."""
+    """`a, b`; `all hosts` if these are the whole fleet and more than one."""
     return "all hosts" if len(hosts) > 1 and set(hosts) == set(whole) else ", ".join(hosts)
 
 
 def host_options(hosts: Collection[str], whole: Collection[str]) -> str:
-    """` --host a --host b`; nothing where these are the whole fleet."""
+    """` --host a --host b`; nothing if these are the whole fleet."""
     return "" if set(hosts) == set(whole) else "".join(f" --host {host}" for host in hosts)
 
 
@@ -51,9 +53,9 @@ def error_views(errors: Iterable[tuple[str, DisaggError]], whole: Collection[str
     """An empty line and the error, for each error of a host; those of several hosts that are the same, once."""
     listed = list(errors)
     originals = dict(listed)
-    for told in together(((host, error.message, error.hint) for host, error in listed), whole):
+    for shared in together(((host, error.message, error.hint) for host, error in listed), whole):
         yield Text()
-        if len(told.hosts) == 1:
-            yield error_view(originals[told.hosts[0]])
+        if len(shared.hosts) == 1:
+            yield error_view(originals[shared.hosts[0]])
         else:
-            yield error_view(DisaggError(f"{host_names(told.hosts, whole)}: {told.cause}", told.hint))
+            yield error_view(DisaggError(f"{host_names(shared.hosts, whole)}: {shared.cause}", shared.hint))
