@@ -309,7 +309,7 @@ def test_removed_models_are_told_with_the_way_back() -> None:
         for name in ("a", "b")
     ]
     text = " ".join(shown(removed_view(gone, {}, ["a"])).split())
-    assert "a: 1.0 MiB freed" in text and "cannot start again without its model" in text
+    assert "a: 1.0 MiB freed" in text and "cannot start again without the files" in text
     assert "disagg deploy, disagg models pull copies them again" in text
     assert shown(removed_view([], {})) == "nothing to remove\n"
 
