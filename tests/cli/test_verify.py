@@ -129,7 +129,7 @@ def test_a_verifier_that_dies_shows_its_last_words(
 ) -> None:
     verifier("", exit_code=9, stderr="Killed by the kernel\n")
     assert run("verify", tmp_path) == 1
-    assert "ended with code 9 and no result" in (err := capsys.readouterr().err) and "Killed by the kernel" in err
+    assert "exited with code 9 and no result" in (err := capsys.readouterr().err) and "Killed by the kernel" in err
 
 
 def test_a_verifier_that_hangs_is_ended_at_the_timeout(

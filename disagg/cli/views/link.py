@@ -45,7 +45,7 @@ def _table(surveyed: Sequence[LinkSurvey]) -> Table:
 def _figures(one: LinkSurvey) -> Iterator[str]:
     """Interface, nominal rate, measured rate, round trip, what it hides."""
     link, hidden = one.link, one.hidden_tokens_per_s
-    taken = link.path.taken if link else None
+    taken = link.path.outgoing if link else None
     yield taken.name if taken else "–"
     yield _gigabits(taken.speed if taken else None)
     yield _gigabits(link.bits_per_s if link else None)

@@ -1,10 +1,11 @@
-"""What a host is and has. Each module has one probe (a POSIX script of the same name) and one parser.
+"""What a host is and has: probes (POSIX scripts), and the frozen values parsed from what they print.
 
-host      system, architecture, pythons, disk, what is deployed
-server    the host's server: process, release, service manager, ports, log
-hardware  memory, GPU, clock, macOS permissions
-route     which network interface leads to an address
+probe     runs a probe and splits its lines; probe.sh: what all probes share
+host      host.sh: system, pythons, service managers, what is deployed
+hardware  memory, GPUs and clock of a host
+server    server.sh: the host's server, its service manager, ports and log
+route     route.sh: the network interface that leads to an address
 python    a Python on the host, and small programs run with it
 layout    where files lie on a host
-findings  what an examination found, as a value
+findings  the result of a check, with a hint
 """

@@ -1,4 +1,4 @@
-"""What an examination finds: a cause, and the exact command that mends it."""
+"""The result of a check: what is wrong, and the command that helps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Level = Literal["ok", "note", "warning", "fault"]
-"""ok: as it should be. note: worth knowing, nothing to do. warning: works, but badly or not for long. fault: does not
-work."""
+"""ok: correct. note: nothing to do. warning: works, but badly or not for long. fault: does not work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check`: what was looked at, one word or two. `text`: the cause; short where all is well. `hint`: a command."""
+    """check: what was checked, one or two words. text: the result. hint: what to do, usually a command."""
 
     check: str
     level: Level

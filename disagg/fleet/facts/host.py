@@ -1,4 +1,4 @@
-"""What a machine is and has: one probe, one round trip, one frozen value."""
+"""What a machine is and has: one probe, one round trip, one value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """An interpreter. `version`: (3, 12, 3). `makes_venvs`: has venv and ensurepip. `configured`: hosts.toml's own."""
+    """An interpreter. version: (3, 12, 3). makes_venvs: has venv and ensurepip. configured: named in hosts.toml."""
 
     path: str
     version: tuple[int, int, int]
@@ -29,7 +29,7 @@ class Python:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release folder of any of the fleet's hosts on the machine, and which environment it runs in."""
+    """A release folder of any host on the machine, and the environment that it runs in."""
 
     host: str
     hash: str
@@ -38,7 +38,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """`usable`: the user's own service manager answers. `linger`: it runs without the user being logged in."""
+    """usable: the user's service manager responds. linger: it runs without the user being logged in."""
 
     version: int
     usable: bool
@@ -47,7 +47,7 @@ class Systemd:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The server process started last."""
+    """The server process that was started last."""
 
     pid: int
     release: str
@@ -56,7 +56,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class InstalledService:
-    """A service definition where its manager looks for it. `digest`: SHA-256 of the file."""
+    """An installed service definition. digest: SHA-256 of the file."""
 
     digest: str
     enabled: bool
@@ -105,7 +105,7 @@ class HostFacts:
 
     @property
     def sys_platform(self) -> str:
-        """As Python names it."""
+        """As `sys.platform` of Python."""
         return "darwin" if self.os == "Darwin" else "linux"
 
     @cached_property
@@ -115,11 +115,11 @@ class HostFacts:
 
     @property
     def whole_releases(self) -> frozenset[str]:
-        """Of these, those whose files are what they should be."""
+        """Of these, those with intact files."""
         return self.own_releases - self.damaged
 
     def environment_of(self, release: str) -> str:
-        """The environment that one of this host's releases runs in."""
+        """The environment that one of this host's releases runs in, "" if unknown."""
         return next((r.environment for r in self.releases if (r.host, r.hash) == (self.host, release)), "")
 
 

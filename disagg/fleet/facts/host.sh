@@ -39,7 +39,7 @@ else
     fi
 fi
 
-# Pythons. Absolute paths, since a non-login shell's PATH is short.
+# Pythons
 
 about_python='import importlib.util as u, sys
 print("%d.%d.%d" % sys.version_info[:3], int(bool(u.find_spec("ensurepip") and u.find_spec("venv"))), sys.executable)'
@@ -139,7 +139,7 @@ for lock in "$root"/hosts/*/lock; do
     if test -d "$lock" && [ "$lock" != "$mine/lock" ]; then say others_deploy 1; fi
 done
 
-# What its server runs with and has logged, who listens
+# Its server's version and log, listening ports
 
 version=$(sed -n 's/^VERSION = "\(.*\)"/\1/p' "$mine/current/disagg/version.py" 2>/dev/null)
 if [ -n "$version" ]; then say version "$version"; fi

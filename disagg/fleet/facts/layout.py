@@ -1,16 +1,16 @@
-"""Where things lie on a host. Everything is below ~/.disagg, except for what a service manager keeps.
+"""Where files lie on a host. Everything is below ~/.disagg, except for the definitions of service managers.
 
 ~/.disagg/
     envs/<hash>/                  a python environment; several hosts of one machine may share it
-    models/                       model weights; models/carried/<name>-<hash>/ came with a deployment
+    models/                       model weights; models/carried/<name>-<hash>/ are copied by a deployment
     hosts/<host>/
         releases/<hash>/          disagg/ (the package), hosts.toml, run, environment (its hash), service files
-        current -> releases/...   what runs after the next start
-        previous -> releases/...  what `disagg rollback` goes back to
-        incoming/                 half-made things; whatever is in it may go
+        current -> releases/...   the release that the next start runs
+        previous -> releases/...  the release of `disagg rollback`
+        incoming/                 unfinished files; may be deleted
         token                     the fleet's secret, 0600
         serving                   "pid release" of the server that was started last
-        lock/holder               who deploys now
+        lock/holder               the deployment that is running
         logs/server.log
 """
 
@@ -20,12 +20,12 @@ import re
 from dataclasses import dataclass
 
 HASH = re.compile(r"[0-9a-f]{16}")
-"""The form of the names of releases and environments."""
+"""The names of releases and environments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Absolute paths on one host, from its user's home folder."""
+    """Absolute paths on one host. home: of its user."""
 
     home: str
     host: str
@@ -36,7 +36,7 @@ class Layout:
 
     @property
     def folder(self) -> str:
-        """All of this host but environments and models."""
+        """Everything of this host except environments and models."""
         return f"{self.root}/hosts/{self.host}"
 
     @property
@@ -66,7 +66,7 @@ class Layout:
         return f"{self.root}/envs/{hash}"
 
     def carried(self, name: str) -> str:
-        """A model folder that came with a deployment."""
+        """A model folder that a deployment copied here."""
         return f"{self.root}/models/carried/{name}"
 
     @property

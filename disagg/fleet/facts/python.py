@@ -1,7 +1,7 @@
-"""Small Python programs that run on a host, with whatever python is there, before anything is deployed.
+"""Run small Python programs on a host, with any python, before anything is deployed.
 
-A program is one file of this package that needs the standard library of Python 3.8 and is never imported. It travels
-through standard input, as everything does, so that a process list shows none of it.
+A program is one file of this package that needs only the standard library of Python 3.8 and is never imported. It is
+sent through standard input, so that a process list does not show it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ exec "$python" -I -c 'import os; exec(os.environ.pop("DISAGG_PROGRAM"))' "$@"
 
 
 def python_on(host: Host, facts: HostFacts) -> str | None:
-    """A python to run programs with: the deployed one, else any that is new enough; None where there is none."""
+    """A python to run programs with: the deployed one, else any that is new enough; None if there is none."""
     if host.local:
         return sys.executable
     if deployed := deployed_python(facts):
@@ -37,7 +37,7 @@ def python_on(host: Host, facts: HostFacts) -> str | None:
 
 
 def deployed_python(facts: HostFacts) -> str | None:
-    """The python of the environment that the host's current release runs in."""
+    """The python of the current release's environment; None if nothing complete is deployed."""
     environment = facts.environment_of(facts.current) if facts.current else ""
     return f"{facts.layout.environment(environment)}/bin/python" if facts.environments.get(environment) else None
 
@@ -52,17 +52,17 @@ def run_program(
     timeout: float = 60.0,
     on_line: Callable[[str], None] | None = None,
 ) -> CommandResult:
-    """Run a program to its end. `environment` is the place for secrets. CommandFailed where it fails."""
+    """Run a program to its end. environment: for secrets too. Raises CommandFailed if it fails."""
     variables = {**(environment or {}), "DISAGG_PROGRAM": program.read_text(encoding="utf-8")}
     result = machine.run([python, *argv], script=_RUN, environment=variables, timeout=timeout, on_line=on_line)
     if not result.ok:
-        words = last_lines(result.stderr.strip() or result.stdout, 1) or f"exit code {result.code}"
-        raise CommandFailed(f"{machine.name}: {words}", exit_status=result.code, stdout=result.stdout)
+        reason = last_lines(result.stderr.strip() or result.stdout, 1) or f"exit code {result.code}"
+        raise CommandFailed(f"{machine.name}: {reason}", exit_status=result.code, stdout=result.stdout)
     return result
 
 
 def json_line(result: CommandResult, machine: Machine) -> dict[str, Any]:
-    """The JSON object in the last line of what a program printed. FleetError where there is none."""
+    """The JSON object in the last line of a program's output. Raises FleetError if there is none."""
     lines = result.stdout.strip().splitlines()
     try:
         body = json.loads(lines[-1]) if lines else None
@@ -70,6 +70,6 @@ def json_line(result: CommandResult, machine: Machine) -> dict[str, Any]:
         body = None
     if not isinstance(body, dict):
         raise FleetError(
-            f"{machine.name}: a probe did not say what it found", f"does python work there? disagg ssh {machine.name}"
+            f"{machine.name}: a program printed no JSON", f"check that python works there: disagg ssh {machine.name}"
         )
     return body

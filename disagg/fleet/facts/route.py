@@ -1,4 +1,4 @@
-"""The way a host's packets take to an address, read from `ip`, `route`, `ifconfig` and `networksetup`."""
+"""The network path from a host to an address, read from `ip`, `route`, `ifconfig` and `networksetup`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MEDIA: Final = re.compile(r"(\d+(?:\.\d+)?)(G?)base", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One network interface of a host. speed: bits per second as it was negotiated, None where it does not say.
+    """One network interface of a host. speed: negotiated, bits per second, None if unknown. mtu: bytes.
 
-    addresses: with their network's length, 10.0.0.1/24."""
+    addresses: with prefix length, 10.0.0.1/24."""
 
     name: str
     kind: Kind = "wired"
@@ -31,7 +31,7 @@ class Interface:
     addresses: tuple[str, ...] = ()
 
     def reaches(self, address: str) -> bool:
-        """Whether the address is in one of this interface's own networks."""
+        """Whether the address is in one of this interface's networks."""
         try:
             wanted = ipaddress.ip_address(address)
             return any(wanted in ipaddress.ip_interface(own).network for own in self.addresses)
@@ -41,30 +41,30 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPath:
-    """The way to `target`. interface: the one it takes, "" where that cannot be told. gateway: "" where none is
-    between. source: the address it comes from. trouble: what the system says where there is no way."""
+    """The path to `target`. interface: the outgoing one, "" if unknown. source: this host's address on the path.
+    gateway: "" if there is none. error: the system's message if there is no path. interfaces: all, by name."""
 
     target: str
     interface: str = ""
     source: str = ""
     gateway: str = ""
-    trouble: str = ""
+    error: str = ""
     interfaces: Mapping[str, Interface] = field(default_factory=dict)
 
     @property
-    def taken(self) -> Interface | None:
-        """The interface it takes, as far as it is known."""
+    def outgoing(self) -> Interface | None:
+        """The interface that packets leave by, None if unknown."""
         return self.interfaces.get(self.interface)
 
 
 def read_path(machine: Machine, target: str) -> NetworkPath:
-    """The way from this machine to an address. HostUnreachable where the machine does not answer."""
+    """The path from a machine to an address. Raises HostUnreachable."""
     result = machine.run([target], script=SCRIPT.read_text(encoding="utf-8"), timeout=20.0)
     return parse_path(target, result.stdout)
 
 
 def parse_path(target: str, text: str) -> NetworkPath:
-    """The way to `target`, from what the script printed."""
+    """The path to `target`, from what the script printed."""
     parts = _parts(text)
     if "ip-route" in parts:
         return _linux(target, parts)
@@ -84,9 +84,9 @@ def _parts(text: str) -> dict[str, str]:
 def _linux(target: str, parts: Mapping[str, str]) -> NetworkPath:
     addresses: dict[str, list[str]] = {}
     for line in parts.get("ip-addresses", "").splitlines():
-        if found := re.match(r"\d+:\s+(\S+)\s+inet6?\s+(\S+)", line):
-            own = found[2] if "/" in found[2] else f"{found[2]}/32"
-            addresses.setdefault(found[1].partition("@")[0], []).append(own)
+        if match := re.match(r"\d+:\s+(\S+)\s+inet6?\s+(\S+)", line):
+            own = match[2] if "/" in match[2] else f"{match[2]}/32"
+            addresses.setdefault(match[1].partition("@")[0], []).append(own)
     interfaces = {}
     for line in parts.get("interfaces", "").splitlines():
         name, kind, megabits, mtu = line.split()
@@ -95,7 +95,7 @@ def _linux(target: str, parts: Mapping[str, str]) -> NetworkPath:
     route = parts["ip-route"]
     device = re.search(r"\bdev (\S+)", route)
     if device is None:
-        return NetworkPath(target, trouble=route.strip().removeprefix("RTNETLINK answers: "), interfaces=interfaces)
+        return NetworkPath(target, error=route.strip().removeprefix("RTNETLINK answers: "), interfaces=interfaces)
     return NetworkPath(
         target,
         interface=device[1],
@@ -105,12 +105,12 @@ def _linux(target: str, parts: Mapping[str, str]) -> NetworkPath:
     )
 
 
-def _kind(said: str, name: str) -> Kind:
+def _kind(reported: str, name: str) -> Kind:
     if _TUNNEL_NAMES.fullmatch(name):
         return "tunnel"
     if re.fullmatch(r"thunderbolt\d*", name):
         return "thunderbolt"
-    return next((kind for kind in ("wifi", "tunnel", "loopback") if kind == said), "wired")
+    return next((kind for kind in ("wifi", "tunnel", "loopback") if kind == reported), "wired")
 
 
 # macOS
@@ -127,13 +127,11 @@ def _macos(target: str, parts: Mapping[str, str]) -> NetworkPath:
     route = parts["route-get"]
     device = _first(r"interface: (\S+)", route)
     if not device:
-        return NetworkPath(
-            target, trouble=route.strip().splitlines()[-1] if route.strip() else "", interfaces=interfaces
-        )
+        return NetworkPath(target, error=route.strip().splitlines()[-1] if route.strip() else "", interfaces=interfaces)
     gateway = _first(r"gateway: (\S+)", route)
     taken = interfaces.get(device)
     source = _first(r"if ?address: (\S+)", route) or _source(taken, target)
-    # A direct way names its interface or a hardware address here.
+    # A direct path has its interface or a hardware address here.
     direct = not re.fullmatch(r"[0-9.]+|[0-9a-f:]*::[0-9a-f:%a-z0-9]*", gateway) or gateway == target
     return NetworkPath(target, device, source, "" if direct else gateway, interfaces=interfaces)
 
@@ -160,10 +158,10 @@ def _mac_kind(name: str, port: str) -> Kind:
 
 
 def _media_speed(block: str) -> float | None:
-    """Of the medium in use, which stands in parentheses behind `autoselect`: (10Gbase-T <full-duplex>)."""
+    """Bits per second of the medium in use, in parentheses after `autoselect`: (10Gbase-T <full-duplex>)."""
     media = _first(r"media: (.+)", block)
-    found = _MEDIA.search(media)
-    return float(found[1]) * (1e9 if found[2] else 1e6) if found else None
+    match = _MEDIA.search(media)
+    return float(match[1]) * (1e9 if match[2] else 1e6) if match else None
 
 
 def _source(interface: Interface | None, target: str) -> str:
@@ -174,8 +172,8 @@ def _source(interface: Interface | None, target: str) -> str:
 
 
 def _first(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found[1] if found else ""
+    match = re.search(pattern, text)
+    return match[1] if match else ""
 
 
 def _int(text: str) -> int:

@@ -1,4 +1,4 @@
-# Which way packets to $1 take: the words of the system's own tools, under headings. Changes nothing. POSIX sh.
+# The network path to $1: the output of the system's tools, under headings. Changes nothing. POSIX sh.
 
 LC_ALL=C
 PATH=$PATH:/usr/bin:/bin:/usr/sbin:/sbin

@@ -8,7 +8,7 @@ mine=$HOME/.disagg/hosts/$host
 say home "$HOME"
 say_server "$host"
 
-# Which managers know this host, whether one keeps it running, how often it was started again
+# The service managers that have a definition of this host: whether the service is active, how often it was restarted
 
 if test -f "$mine/supervisor.json"; then
     pid=$(sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
@@ -33,7 +33,7 @@ if test -f "/Library/LaunchDaemons/disagg.$host.plist"; then
     say manager launchd "$active" "$(printf '%s\n' "$shown" | sed -n 's/^[[:space:]]*runs = //p')"
 fi
 
-# Who listens on its ports
+# The programs that listen on its ports
 
 for port in "$@"; do
     if command -v ss >/dev/null 2>&1; then

@@ -32,7 +32,7 @@ def judge(link: Link, sender: Host, receiver: Host) -> list[Finding]:
 
 def far_below(link: Link) -> bool:
     """Whether the link carries much less than its interface could."""
-    interface, measured = link.path.taken, link.bits_per_s
+    interface, measured = link.path.outgoing, link.bits_per_s
     if measured is None or interface is None or interface.speed is None or interface.kind == "loopback":
         return False
     return measured < FAR_BELOW * min(interface.speed, ONE_STREAM)
@@ -52,7 +52,7 @@ def rate(bits_per_s: float | None) -> str:
 
 
 def _summary(link: Link) -> str:
-    interface = link.path.taken
+    interface = link.path.outgoing
     if interface is None:
         return rate(link.bits_per_s)
     of = f" of {rate(interface.speed)}" if interface.speed else ""
@@ -61,11 +61,11 @@ def _summary(link: Link) -> str:
 
 def _route(name: str, path: NetworkPath, sender: Host, receiver: Host) -> Iterator[Finding]:
     """Whether packets take the way that hosts.toml means."""
-    interface, target = path.taken, path.target
+    interface, target = path.outgoing, path.target
     choose = f"give {receiver.name} a data_address in a network that {sender.name} is wired to; then: disagg doctor"
     routes = f"disagg exec --host {sender.name} -- ip route get {target}"
-    if path.trouble:
-        yield fault(name, f"{sender.name} has no route to {target}: {path.trouble}", routes)
+    if path.error:
+        yield fault(name, f"{sender.name} has no route to {target}: {path.error}", routes)
         return
     if interface is None:
         yield note(name, f"the way that {sender.name} takes to {target} cannot be told: it has no `ip` and no `route`")
@@ -97,7 +97,7 @@ def _route(name: str, path: NetworkPath, sender: Host, receiver: Host) -> Iterat
 
 def _faster(path: NetworkPath) -> Interface | None:
     """An interface with an address that is more than twice as fast as the one taken."""
-    taken = path.taken
+    taken = path.outgoing
     if taken is None or taken.speed is None:
         return None
     others = [
@@ -109,7 +109,7 @@ def _faster(path: NetworkPath) -> Interface | None:
 
 
 def _speed(name: str, link: Link, sender: Host) -> Iterator[Finding]:
-    interface, measured = link.path.taken, link.bits_per_s
+    interface, measured = link.path.outgoing, link.bits_per_s
     if measured is None:
         yield fault(name, "the probe carried no bytes", f"disagg doctor --host {sender.name}")
     elif interface is not None and interface.speed is not None and far_below(link):

@@ -51,7 +51,7 @@ class Link:
         return 8 * self.bytes / self.seconds if self.bytes and self.seconds > 0 else None
 
     def to_json(self) -> dict[str, Any]:
-        taken = self.path.taken
+        taken = self.path.outgoing
         return {
             "from": self.sender,
             "to": self.receiver,

@@ -1,9 +1,11 @@
 """A machine: run a command, move files, nothing else.
 
-base          the Machine interface, its results and errors
-posix         what every POSIX machine does the same way; shell: quoting; output: bounds; tree: folders as one stream
+base          the Machine interface and the result of a command
+connect       host of hosts.toml -> Machine
+fan_out       one action on many hosts at the same time
+listening     a program that runs on a machine while the caller connects to its port
+interruption  interrupts the waits of other threads
 local         this machine; ssh/: a machine over SSH
-connect       host -> Machine, and one action on many hosts at the same time
-interruption  ends remote commands when the caller is interrupted
+posix         what both have in common; shell: quoting and scripts; output: bounded output; tree: files as one archive
 process       processes and ports of this machine
 """

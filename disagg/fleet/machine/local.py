@@ -1,4 +1,4 @@
-"""This machine, through the same scripts as the others."""
+"""The Machine interface on this machine, through the same scripts as over SSH."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from disagg.fleet.machine.output import Stream
 from disagg.fleet.machine.posix import Invocation, ShellMachine
 
 _DRAIN_S = 1.0
-"""How long output may stay silent after the command ended: a process it left behind may hold it open for ever."""
+"""How long to wait for output after the command ended: a process that it left behind may keep the pipe open."""
 
 
 class LocalMachine(ShellMachine):
@@ -52,7 +52,7 @@ class LocalMachine(ShellMachine):
             feeder.start()
             try:
                 _collect(process, invocation, began + invocation.timeout)
-            except BaseException:  # also an interruption: nothing goes on running
+            except BaseException:  # also an interruption: leave nothing running
                 _kill(process)
                 raise
             finally:
@@ -71,7 +71,7 @@ class LocalMachine(ShellMachine):
 
 def _feed(process: subprocess.Popen[bytes], invocation: Invocation) -> None:
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it ended early, and says itself why
+    with suppress(BrokenPipeError):  # it ended early; its own output has the reason
         process.stdin.write(invocation.program)
         while invocation.payload is not None and (data := invocation.payload.read(1 << 16)):
             process.stdin.write(data)
@@ -81,7 +81,7 @@ def _feed(process: subprocess.Popen[bytes], invocation: Invocation) -> None:
 
 
 def _collect(process: subprocess.Popen[bytes], invocation: Invocation, deadline: float) -> None:
-    """Pass output on until both streams ended, or the process did and the streams fell silent."""
+    """Read output until both streams end, or the process has ended and nothing arrives any more."""
     assert process.stdout is not None and process.stderr is not None
     streams: list[tuple[IO[bytes], Stream]] = [(process.stdout, invocation.stdout), (process.stderr, invocation.stderr)]
     with selectors.DefaultSelector() as selector:
@@ -100,7 +100,7 @@ def _collect(process: subprocess.Popen[bytes], invocation: Invocation, deadline:
                 raise TimeoutError
             if process.poll() is not None and time.monotonic() - last > _DRAIN_S:
                 break
-        while process.poll() is None:  # it closed its output and goes on
+        while process.poll() is None:  # it closed its output and still runs
             interruption.check()
             if time.monotonic() > deadline:
                 raise TimeoutError
@@ -111,9 +111,9 @@ def _collect(process: subprocess.Popen[bytes], invocation: Invocation, deadline:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the process group: SIGTERM, so that scripts remove what they left half done, then SIGKILL."""
+    """End the process group: SIGTERM, so that scripts remove unfinished files, then SIGKILL."""
     for kind in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
             os.killpg(process.pid, kind)
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)

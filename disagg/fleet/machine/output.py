@@ -1,4 +1,4 @@
-"""What a command writes, kept within bounds, told line by line, and quoted in messages."""
+"""A command's output: bounded in memory, passed on line by line, quoted in messages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def last_lines(text: str, count: int) -> str:
-    """The last lines of what a command said, for a message: none of them blank, and without control characters, with
-    which a host could drive this terminal. Empty where it said nothing."""
+    """The last non-blank lines, for a message. Control characters, which a terminal would execute, are replaced."""
     lines = [_CONTROL.sub("\N{REPLACEMENT CHARACTER}", line) for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-count:])
 
 
 class Stream:
-    """One output stream of a command: skips what a login shell says before MARK, keeps both ends of the rest.
+    """One output stream of a command: drops what a login shell prints before MARK, keeps start and end of the rest.
 
-    `pid` is what stood behind MARK, None until it came. `on_line` is told each line without its end; carriage returns
-    end a line too, since progress bars use them.
+    pid: the number after MARK, None until it arrives. on_line: called with each line, without its line end; carriage
+    returns end a line too, since progress bars use them.
     """
 
     def __init__(self, on_line: Callable[[str], None] | None = None, keep: int = MAX_OUTPUT) -> None:
@@ -38,32 +37,32 @@ class Stream:
         self._line = b""
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Add received bytes."""
         if self.pid is None:
             self._waiting = (self._waiting + data)[-_MAX_GREETING:]
-            found = re.search(rb"(?:^|\n)" + re.escape(MARK) + rb"([0-9]+)\n", self._waiting)
-            if found is None:
+            mark = re.search(rb"(?:^|\n)" + re.escape(MARK) + rb"([0-9]+)\n", self._waiting)
+            if mark is None:
                 return
-            self.pid, data = int(found[1]), self._waiting[found.end() :]
+            self.pid, data = int(mark[1]), self._waiting[mark.end() :]
             self._waiting = b""
         self._store(data)
         if self._on_line is not None:
-            self._tell(data)
+            self._emit_lines(data)
 
     def end(self) -> None:
-        """Nothing more comes: tell the line that had no end."""
+        """The stream has ended: pass on the last line, which may lack a line end."""
         if self._line and self._on_line is not None:
             self._on_line(self._line.removesuffix(b"\r").decode("utf-8", "replace"))
         self._line = b""
 
     @property
     def greeting(self) -> str:
-        """What was said instead of MARK."""
+        """What was printed, if MARK has not arrived."""
         return self._waiting.decode("utf-8", "replace").strip()
 
     @property
     def content(self) -> bytes:
-        """What was kept: everything, or both ends with a line between them that says how much is missing."""
+        """Everything, or start and end with a line between them that states how many bytes are left out."""
         self._cut()
         if not self._dropped:
             return bytes(self._head + self._tail)
@@ -77,7 +76,7 @@ class Stream:
         room = self._keep - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
-        if len(self._tail) > 2 * self._keep:  # rarely: each cut moves what stays
+        if len(self._tail) > 2 * self._keep:  # seldom: each cut moves what remains
             self._cut()
 
     def _cut(self) -> None:
@@ -85,7 +84,7 @@ class Stream:
         del self._tail[:extra]
         self._dropped += extra
 
-    def _tell(self, data: bytes) -> None:
+    def _emit_lines(self, data: bytes) -> None:
         *lines, self._line = re.split(rb"\r\n|\n|\r(?!$)", self._line + data)
         if len(self._line) > _MAX_LINE:
             lines.append(self._line)

@@ -1,4 +1,4 @@
-"""What every machine with a POSIX shell does the same way, whatever carries its bytes."""
+"""The Machine interface on any machine with a POSIX shell; subclasses only execute invocations."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ from disagg.fleet.machine.tree import packed
 
 _SMALL_S = 30.0
 """For reading and writing one file."""
-_WORDS = 5
-"""Lines that are quoted of what a command said."""
+_QUOTED_LINES = 5
+"""Lines of a command's output that an error message quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One run of BOOTSTRAP: what it reads, how long it may take, where its output goes.
-
-    program: from `shell.program`. payload: what the program itself reads, if anything.
-    """
+    """One run of `shell.BOOTSTRAP`. program: from `shell.program`. timeout: seconds. payload: the program's input."""
 
     program: bytes
     stdout: Stream
@@ -53,7 +50,7 @@ class ShellMachine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; a command that still runs is killed."""
+        """See Machine."""
 
     def run(
         self,
@@ -98,38 +95,42 @@ class ShellMachine(ABC):
         try:
             code, seconds = self.execute(invocation)
         except TimeoutError:
-            words = last_lines(invocation.stderr.text or invocation.stdout.text, _WORDS)
+            output = last_lines(invocation.stderr.text or invocation.stdout.text, _QUOTED_LINES)
             raise FleetError(
                 f"{self.name}: {_shown(argv)} did not end within {invocation.timeout:g} s and was killed"
-                + (f"; its last words:\n{words}" if words else ""),
-                f"see what holds it up: disagg ssh {self.name}",
+                + (f"; its last output:\n{output}" if output else ""),
+                f"look why it takes so long: disagg ssh {self.name}",
             ) from None
         if invocation.stdout.pid is None or invocation.stderr.pid is None:
-            said = last_lines(f"{invocation.stdout.greeting}\n{invocation.stderr.greeting}", _WORDS) or "nothing"
+            greeting = f"{invocation.stdout.greeting}\n{invocation.stderr.greeting}"
+            output = last_lines(greeting, _QUOTED_LINES) or "(nothing)"
             raise HostUnreachable(
-                f"{self.name}: the login shell ended with code {code} before it ran anything; it said: {said}",
+                f"{self.name}: the login shell exited with code {code} before it ran anything; it printed: {output}",
                 "the account needs a shell that can run /bin/sh",
             )
         return CommandResult(argv, code, invocation.stdout.text, invocation.stderr.text, seconds)
 
     def _require(self, result: CommandResult, what: str) -> None:
         if not result.ok:
-            words = last_lines(result.stderr, _WORDS) or f"exit code {result.code}"
+            reason = last_lines(result.stderr, _QUOTED_LINES) or f"exit code {result.code}"
             raise CommandFailed(
-                f"{self.name}: {what}: {words}", _hint(words, self.name), exit_status=result.code, stdout=result.stdout
+                f"{self.name}: {what}: {reason}",
+                _hint(reason, self.name),
+                exit_status=result.code,
+                stdout=result.stdout,
             )
 
 
-def _hint(words: str, host: str) -> str:
-    """The command that mends what these words of a system tool complain about."""
-    for sign, hint in (
+def _hint(reason: str, host: str) -> str:
+    """The command that helps with an error message of a system tool, "" for an unknown message."""
+    for message, hint in (
         ("No space left", f"make room: disagg exec --host {host} -- df -h"),
         ("Disk quota exceeded", "make room within the account's quota: quota -s"),
         ("Read-only file system", f"its disk is mounted read-only: disagg exec --host {host} -- mount"),
         ("Permission denied", f"the account may not write there: disagg exec --host {host} -- ls -la"),
         ("Operation not permitted", f"the account may not write there: disagg exec --host {host} -- ls -la"),
     ):
-        if sign in words:
+        if message in reason:
             return hint
     return ""
 

@@ -1,7 +1,7 @@
-"""Processes on this machine: spawn detached, recognise, end; which ports are taken, and by whom.
+"""Processes on this machine: spawn detached, identify, end; which ports are in use, and by whom.
 
-A pid alone names no process, since the kernel hands it out again: `identity` adds the moment the process began, and
-nothing here signals a process whose identity is not the recorded one.
+The kernel reuses process ids, so a process is identified by its pid and its start time (`identity`). No function here
+signals a process whose identity differs from the recorded one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import psutil
 from disagg.errors import DisaggError, FleetError
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
-"""Servers that this very process spawned: as their parent it must reap them, or they linger as zombies."""
+"""Servers that this process spawned: as their parent it must reap them, or they remain zombies."""
 
 
 def spawn(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
-    """Start a process in a session of its own, deaf to this terminal, writing to `log`; its pid.
+    """Start a process detached from the terminal, in a session of its own, with its output in `log`. Returns its pid.
 
-    `environment` is added to this process's own. The log of the run before is kept as <log>.1.
+    environment: added to this process's own. The log of the previous run is kept as <log>.1.
     """
     try:
         if log.exists():
@@ -61,10 +61,10 @@ def spawn(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> int
 
 
 def python_command(python: str | None) -> tuple[list[str], dict[str, str]]:
-    """How to run a module of disagg: argv up to `-m`, and the environment it needs.
+    """How to run a module of disagg: argv up to `-m`, and the environment it needs. python: None for this interpreter.
 
-    -P keeps the working folder off sys.path, where a stray http.py would break the server. With this interpreter
-    the child also gets this very package, installed or not.
+    -P keeps the working folder off sys.path, where a stray http.py would break the server. With this interpreter the
+    child also gets this package, whether or not it is installed.
     """
     if python is not None:
         return [python, "-P", "-m"], {}
@@ -74,7 +74,7 @@ def python_command(python: str | None) -> tuple[list[str], dict[str, str]]:
 
 
 def identity(pid: int) -> str | None:
-    """When this process began, in a form that survives clock changes; None if it does not run (or is a zombie)."""
+    """A process's start time, in a form that clock changes do not alter; None if it does not run, or is a zombie."""
     child = _children.get(pid)
     if child is not None and child.poll() is not None:
         del _children[pid]
@@ -89,7 +89,7 @@ def identity(pid: int) -> str | None:
 
 
 def _linux_identity(pid: int) -> str | None:
-    """Boot id and start tick: psutil's create_time() moves when the wall clock is set, these do not."""
+    """Boot id and start tick: psutil's create_time() changes when the wall clock is set, these do not."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -100,9 +100,9 @@ def _linux_identity(pid: int) -> str | None:
 
 
 def end(pid: int, expected: str, grace_s: float) -> bool:
-    """End the process group that `spawn` made: SIGTERM, then SIGKILL after `grace_s`. True if it had to be killed.
+    """End the process group that `spawn` made: SIGTERM, then SIGKILL after `grace_s`. Returns whether it was killed.
 
-    Does nothing where `pid` is no longer the process with the expected identity.
+    Does nothing if `pid` is no longer the process with the expected identity.
     """
     if identity(pid) != expected:
         return False
@@ -116,11 +116,13 @@ def end(pid: int, expected: str, grace_s: float) -> bool:
             if identity(pid) != expected:
                 return kind == signal.SIGKILL
             time.sleep(0.02)
-    raise FleetError(f"process {pid} survives SIGKILL", "it hangs in the kernel (a device or network file system)")
+    raise FleetError(
+        f"process {pid} did not end after SIGKILL", "it hangs in the kernel (a device or network file system)"
+    )
 
 
 def port_taken(address: str, port: int) -> bool:
-    """Whether a server could not listen on address:port. FleetError if it never could."""
+    """Whether another program listens on address:port. Raises FleetError if no program can listen there."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -138,10 +140,10 @@ def port_taken(address: str, port: int) -> bool:
 
 
 def port_holder(port: int) -> str:
-    """Who listens on the port, as "name (pid N)"; "another process" where that cannot be seen."""
+    """The program that listens on a port, as "name (pid N)"; "another process" if only root may see it."""
     try:
         listening = psutil.net_connections("tcp")
-    except psutil.AccessDenied:  # macOS tells only root
+    except psutil.AccessDenied:  # macOS: only root may read it
         return "another process"
     for connection in listening:
         here = connection.status == psutil.CONN_LISTEN and getattr(connection.laddr, "port", None) == port
@@ -156,7 +158,7 @@ def port_holder(port: int) -> str:
 def run_json(argv: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
     """Run a command that prints one JSON object, and return it; `{"error": ...}` is raised as the error it describes.
 
-    The command's process group is ended when this is interrupted or the time is over.
+    The command's process group is killed on a timeout or an interruption.
     """
     process = subprocess.Popen(
         list(argv),
@@ -187,7 +189,7 @@ def _one_object(out: str, err: str, exit_code: int) -> dict[str, Any]:
         body = None
     if not isinstance(body, dict):
         tail = "\n".join((err.strip() or out.strip() or "(no output)").splitlines()[-20:])
-        raise FleetError(f"the process ended with code {exit_code} and no result; its last words:\n{tail}")
+        raise FleetError(f"the process exited with code {exit_code} and no result; its last output:\n{tail}")
     if isinstance(body.get("error"), dict):
         raise DisaggError.from_json(body["error"])
     return body

@@ -1,8 +1,8 @@
-"""The POSIX sh that every machine understands, made from values: nothing here runs anything.
+"""POSIX sh programs for machines, made from values. Pure: nothing here runs anything.
 
-A machine is given one constant command, `BOOTSTRAP`, and reads what to do from its standard input: first the length
-of a program in bytes, then the program, then what the program itself reads. So no value is parsed by the user's login
-shell (which may be fish or csh), and nothing but paths is ever visible in a process list.
+A machine runs one constant command, `BOOTSTRAP`, which reads from its standard input the length of a program in bytes,
+then the program, then the program's own input. So the user's login shell (which may be fish or csh) parses no value,
+and a process list shows nothing but paths.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from disagg.errors import FleetError
 
 MARK = b"@disagg "
-"""Begins the line after which a stream is the program's own: login shells may greet before."""
+"""Starts the line before the program's own output; login shells may print a greeting before it."""
 
 BOOTSTRAP = (
     'exec /bin/sh -c \'echo @disagg $$; echo @disagg 0 >&2; read -r n && eval "$(dd bs=1 count="$n" 2>/dev/null)"\''
@@ -38,11 +38,11 @@ done
 [ -z "$timer" ] || kill "$timer"
 end
 """
-"""Ends process groups whose client is gone: at the end of its input, or $1 seconds after the last line of it.
+"""Kills process groups whose client is gone: at the end of its input, or $1 seconds after its last input line.
 
-sshd tells nobody that a link is dead, and a command without a terminal survives its connection. Lines: `live PGID...`
-names all groups to watch (none: no timer runs), `watch PGID...` too and is answered with WATCHING, `end PGID` ends one
-now, `beat` says that the client still lives.
+sshd does not notice a dead link, and a command without a terminal survives its connection. Input lines: `live PGID...`
+sets the groups to watch and restarts the timer (no groups: no timer); `watch PGID...` does the same and prints
+WATCHING; `end PGID` kills one group now. The client repeats `live` to show that it still runs.
 """
 
 WATCHING = b"@watching\n"
@@ -63,7 +63,7 @@ t=$d/.$b.part.$$
 """
 
 READ = _PLACE + 'exec tail -c "$2" <"$p"\n'
-"""$1: the file; $2: at most so many bytes of its end."""
+"""$1: the file. $2: how many bytes of its end, at most."""
 
 WRITE = (
     _PLACE
@@ -82,21 +82,21 @@ exec 3>&-
 mv -f "$t" "$p"
 """
 )
-"""$1: the file; $2: its mode in octal, set before there is content; $3: its size. Standard input: the content."""
+"""$1: the file. $2: its mode in octal, set before the content is written. $3: its size. Standard input: the content."""
 
 PUT_TREE = (
     _PLACE
     + _PARENT
     + r"""
 o=$d/.$b.old.$$
-back() { if [ ! -e "$p" ] && [ -e "$o" ]; then mv "$o" "$p"; fi; } # ended between the two mv below
+back() { if [ ! -e "$p" ] && [ -e "$o" ]; then mv "$o" "$p"; fi; } # if killed between the two mv below
 trap 'back; rm -rf "$t"' 0
 trap 'exit 1' 1 2 13 15
 umask 022
 rm -rf "$t" "$o"
 mkdir "$t" || exit 1
 (cd "$t" && exec tar -xzof -) || {  # not tar -C, which reads backslashes
-  free=$(df -Pk "$t" | awk 'END { print $4 }')  # GNU tar says "Wrote only 1536 of 10240 bytes"
+  free=$(df -Pk "$t" | awk 'END { print $4 }')  # GNU tar prints "Wrote only 1536 of 10240 bytes"
   [ "${free:-64}" -ge 64 ] || echo "No space left on device" >&2
   fail "the files could not be unpacked"
 }
@@ -109,7 +109,7 @@ else
 fi
 """
 )
-"""$1: the folder. Standard input: a tar.gz, of which tar and gzip take no part for the whole."""
+"""$1: the folder. Standard input: a tar.gz; tar and gzip fail if it is cut short."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -121,17 +121,19 @@ def program(
     *,
     takes_input: bool = False,
 ) -> bytes:
-    """What BOOTSTRAP reads: environment, then the script with argv as $1, $2, ..., or else argv as a command."""
+    """The input of BOOTSTRAP: environment, then the script with argv as $1, $2, ..., or argv as a command."""
     for text in (*argv, *(environment or {}).values()):
         if "\0" in text:
-            raise FleetError("an argument or environment value holds a NUL character", "no command can take that")
+            raise FleetError(
+                "an argument or environment value contains a NUL character", "remove it: no command accepts one"
+            )
     lines = [f"export {_name(key)}={shlex.quote(value)}" for key, value in sorted((environment or {}).items())]
-    lines.append("cd 2>/dev/null")  # home: a forced command or a container may begin elsewhere
+    lines.append("cd 2>/dev/null")  # home: a forced command or a container may start elsewhere
     words = " ".join(map(shlex.quote, argv))
     if not takes_input:
         lines.append("exec </dev/null")
     if script is None:
-        # Not exec: a shell that waits tells "killed by signal 9" as code 137, where SSH has no code for it.
+        # Not exec: the waiting shell turns "killed by signal 9" into exit code 137; SSH has no exit code for it.
         lines.append(f"{words}; exit $?")
     else:
         lines += [f"set -- {words}", script]
@@ -141,5 +143,5 @@ def program(
 
 def _name(key: str) -> str:
     if not _VARIABLE.fullmatch(key):
-        raise FleetError(f"{key!r} is no name for an environment variable", "letters, digits and _ only")
+        raise FleetError(f"{key!r} is not a valid name of an environment variable", "use letters, digits and _ only")
     return key

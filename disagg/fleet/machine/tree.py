@@ -1,4 +1,4 @@
-"""Files as one compressed stream, for machines to unpack."""
+"""Files as one tar.gz stream, which a machine unpacks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import IO
 from disagg.errors import FleetError
 
 _IN_MEMORY = 64 << 20
-_WORTH_PACKING = 16 << 20
-"""Bytes up to which the archive is compressed. Larger ones hold wheels, and gzip is slower than ssh."""
+_COMPRESSED_UP_TO = 16 << 20
+"""Bytes. Larger archives hold wheels, which do not compress, and gzip is slower than SSH."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A tar.gz of `size` bytes, readable from its beginning."""
+    """A tar.gz of `size` bytes, positioned at its start."""
 
     stream: IO[bytes]
     size: int
@@ -29,9 +29,9 @@ class Archive:
 
 @contextmanager
 def packed(files: Mapping[str, bytes | Path]) -> Iterator[Archive]:
-    """The files as an archive, in memory while it is small. FleetError for a path that leaves the folder, or a file
-    that cannot be read here."""
-    level = 1 if sum(map(_size, files.values())) <= _WORTH_PACKING else 0
+    """The files as an archive, in memory up to 64 MiB. Raises FleetError for a path that leads out of the folder, or a
+    file that cannot be read."""
+    level = 1 if sum(map(_size, files.values())) <= _COMPRESSED_UP_TO else 0
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
         with tarfile.open(fileobj=spool, mode="w:gz", compresslevel=level, format=tarfile.PAX_FORMAT) as tar:
             for name, content in files.items():
@@ -71,5 +71,5 @@ def _unreadable(path: object, error: OSError) -> FleetError:
 def _relative(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise FleetError(f"{name!r} is no path below a folder", "give a relative path without ..")
+        raise FleetError(f"{name!r} is not a relative path within a folder", "give a relative path without ..")
     return f"./{path}"

@@ -1,13 +1,12 @@
-"""What keeps a server running on its host: systemd, launchd, or a supervisor of our own.
+"""Service managers, which start a host's server and restart it: systemd, launchd, or disagg's own supervisor.
 
-base       a service definition, and the commands that drive it
+base       a service definition, and a command
 systemd    a user unit, with linger
 launchd    a daemon of the system domain
-process    supervise.py, started detached
-supervise  that supervisor: standard library only, never imported
+process    no service manager: supervise.py, started detached
+supervise  that supervisor: standard library only, run by path, never imported
 
-All of them run `current/run` of the host's folder, so that a definition changes only when the folder moves: what a
-release brings is in its own `run`.
+All of them run `current/run` of the host's folder, so that a new release needs no new definition.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _MANAGERS: Final[dict[ServiceManager, _Manager]] = {"systemd": systemd, "launchd
 
 
 def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
-    """The files that the host's service manager must have."""
+    """The definition files that the host's service manager needs."""
     return _MANAGERS[host.service].definitions(host, facts)
 
 
 def command(service: ServiceManager, facts: HostFacts, verb: Verb) -> Command:
-    """How to start, stop, restart or remove the host's service."""
+    """The command that starts, stops, restarts or removes the host's service."""
     return _MANAGERS[service].command(facts, verb)

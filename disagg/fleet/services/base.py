@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verb = Literal["start", "stop", "restart", "remove"]
-"""`remove` stops the service and takes its definition away. Every verb may be repeated."""
+"""`remove` stops the service and deletes its definition. Every verb may be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A file of a service manager. `key`: its name among HostFacts.installed; `as_root`: only root may put it there."""
+    """A file of a service manager. key: its name in HostFacts.installed. as_root: only root may write it."""
 
     key: str
     path: str
@@ -27,12 +27,12 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A POSIX-sh script and its parameters, as Machine.run takes them."""
+    """A POSIX sh script and its parameters, for Machine.run."""
 
     script: str
     argv: tuple[str, ...] = ()
 
 
 def is_plain(text: str) -> bool:
-    """Whether a path may stand in a service definition: no control characters, which no quoting carries safely."""
+    """Whether a service definition may contain this text: no control characters, which cannot be quoted safely."""
     return re.search(r"[\x00-\x1f\x7f]", text) is None

@@ -18,7 +18,7 @@ folder=$(cd "$(dirname "$0")" && pwd -P) || exit 1
 for plist in "$folder"/*.plist; do
     install -o root -g wheel -m 644 "$plist" /Library/LaunchDaemons/ || exit 1
     case $plist in
-        *.wired-limit.plist) # the one that is loaded would go on with the limit it was loaded with
+        *.wired-limit.plist) # reload it: a loaded daemon keeps its old limit
             label=${plist##*/}
             /bin/launchctl bootout "system/${label%.plist}" 2>/dev/null
             /bin/launchctl bootstrap system "/Library/LaunchDaemons/$label" || true ;;
@@ -32,15 +32,15 @@ if ! sudo -n true 2>/dev/null; then
 fi
 """
 _GONE: Final = """\
-gone() { # bootout may answer before the daemon has ended: 36, Operation now in progress; 3: there is none
-    words=$(sudo -n launchctl bootout "system/$1" 2>&1) || case $? in
+gone() { # bootout may return before the daemon has ended: 36, Operation now in progress; 3: not loaded
+    output=$(sudo -n launchctl bootout "system/$1" 2>&1) || case $? in
         3 | 36) ;;
-        *) printf '%s\\n' "$words" >&2; return 1 ;;
+        *) printf '%s\\n' "$output" >&2; return 1 ;;
     esac
     n=0
     while sudo -n launchctl print "system/$1" >/dev/null 2>&1; do
         n=$((n + 1))
-        if [ $n -gt 120 ]; then echo "launchd does not end $1: $words" >&2; return 1; fi
+        if [ $n -gt 120 ]; then echo "launchd did not stop $1: $output" >&2; return 1; fi
         sleep 0.5
     done
 }
@@ -79,7 +79,7 @@ def plist_path(name: str) -> str:
 
 
 def server_plist(host: str, layout: Layout, user: str) -> bytes:
-    """The daemon that keeps a host's server running as `user`."""
+    """The daemon that runs a host's server as `user`, and restarts it."""
     return _plist(
         {
             "Label": label(host),
@@ -94,7 +94,7 @@ def server_plist(host: str, layout: Layout, user: str) -> bytes:
             },
             "RunAtLoad": True,
             "KeepAlive": True,
-            "ThrottleInterval": 5,  # seconds between two starts: launchd knows no growing back-off
+            "ThrottleInterval": 5,  # seconds between two starts: launchd has no increasing back-off
             "ExitTimeOut": 30,
             "ProcessType": "Interactive",  # else macOS may run it on the efficiency cores
             "SoftResourceLimits": {"NumberOfFiles": 8192},  # the default is 256
@@ -105,7 +105,7 @@ def server_plist(host: str, layout: Layout, user: str) -> bytes:
 
 
 def wired_limit_plist(name: str, megabytes: int) -> bytes:
-    """The root daemon that sets the GPU's wired-memory limit, which macOS forgets at every boot."""
+    """The root daemon that sets the GPU's wired-memory limit, which macOS resets at every boot."""
     argv = ["/usr/sbin/sysctl", f"iogpu.wired_limit_mb={megabytes}"]
     return _plist({"Label": label(name), "ProgramArguments": argv, "RunAtLoad": True})
 
@@ -115,5 +115,5 @@ def _plist(values: dict[str, Any]) -> bytes:
 
 
 def command(facts: HostFacts, verb: Verb) -> Command:
-    """Every verb needs sudo without a password; exit code 77 says that it is missing."""
+    """Every verb needs sudo without a password; exit code 77 if sudo asks for one."""
     return Command(_ROOT + _GONE + _COMMANDS[verb], (label(facts.host), plist_path(facts.host)))

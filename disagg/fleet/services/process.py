@@ -1,4 +1,4 @@
-"""A plain process under our own supervisor, for hosts without a service manager. It does not survive a reboot."""
+"""A process under disagg's own supervisor, for hosts without a service manager. It is not restarted after a reboot."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Keeps one server running: `supervise.py start|stop|restart|status FOLDER`, on the host itself.
+"""Run one server and restart it when it ends: `supervise.py start|stop|restart|status FOLDER`, on the host itself.
 
-Runs FOLDER/current/run, again and again: after a crash it waits 1, 2, 4 ... 60 s, and 1 s again once a server has
-lived for a minute. Standard library only, since it is run by path, beside a package that it must not import.
+Runs FOLDER/current/run. After a crash it waits 1, 2, 4 ... 60 s before the next start, and 1 s again once a server has
+run for a minute. Standard library only: it is run by path, and must not import the package beside it.
 
-FOLDER/supervisor.lock   locked as long as the supervisor lives
+FOLDER/supervisor.lock   locked while the supervisor runs
 FOLDER/supervisor.json   {"pid", "child", "child_began", "restarts", "last_exit"}
-FOLDER/logs/server.log   gets a JSON line per restart, among the server's own
+FOLDER/logs/server.log   the server's log, with a JSON line per restart
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 GRACE_S = 30.0
-"""From SIGTERM to SIGKILL: longer than a server takes to finish its requests."""
+"""From SIGTERM to SIGKILL: longer than a server needs to finish its requests."""
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 STEADY_S = 60.0
@@ -40,12 +40,12 @@ def main(arguments: list[str]) -> int:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """The supervisor's record, and whether it runs."""
+    """The supervisor's record (supervisor.json), and whether it runs."""
     return {**_record(folder), "running": _running(folder)}
 
 
 def start(folder: Path) -> None:
-    """Start a supervisor, detached from this session, unless one runs. Returns once it has started the server."""
+    """Start a detached supervisor, unless one runs. Returns once it has started the server."""
     if _running(folder):
         return
     _end_orphan(folder)
@@ -60,18 +60,18 @@ def start(folder: Path) -> None:
     os.close(writer)
     os.waitpid(first, 0)
     with os.fdopen(reader, "rb") as pipe:
-        pipe.read(1)  # the end of the pipe: it has written its record, or has died
+        pipe.read(1)  # end of file: it has written its record, or has ended
 
 
 def stop(folder: Path) -> None:
-    """End the supervisor and its server, and wait for that."""
+    """Stop the supervisor and its server, and wait until they have ended."""
     if _running(folder):
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(_record(folder)["pid"], signal.SIGTERM)
         deadline = time.monotonic() + GRACE_S + 10
         while _running(folder):
             if time.monotonic() > deadline:
-                raise SystemExit("the supervisor does not end")
+                raise SystemExit("the supervisor did not end after SIGTERM")
             time.sleep(0.05)
     _end_orphan(folder)
 
@@ -89,7 +89,7 @@ def _supervise(folder: Path, ready: int) -> int:
     lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # another one was quicker
+    except BlockingIOError:  # another supervisor has started meanwhile
         return 0
     _Supervisor(folder).run(ready)
     return 0
@@ -100,7 +100,7 @@ class _Supervisor:
         self._folder = folder
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = False
-        self._woken, self._wake = os.pipe()  # a signal ends the wait between two starts
+        self._woken, self._wake = os.pipe()  # written by the signal handler, to end the wait between two starts
         self._restarts = 0
         self._last_exit: int | None = None
 
@@ -133,7 +133,7 @@ class _Supervisor:
         run = str(self._folder / "current" / "run")
         self._child = subprocess.Popen(["/bin/sh", run], stdin=subprocess.DEVNULL, start_new_session=True)
         self._write_record()
-        if self._stopping:  # the signal came while there was no child to pass it on to
+        if self._stopping:  # the signal arrived while there was no child to pass it on to
             self._stop()
 
     def _stop(self, *_: object) -> None:
@@ -169,7 +169,7 @@ class _Supervisor:
 
 
 def _end_orphan(folder: Path) -> None:
-    """End a server whose supervisor was killed: it would hold the port against its successor."""
+    """End a server whose supervisor was killed: it would occupy the port of the next server."""
     record = _record(folder)
     child, began = record.get("child"), record.get("child_began")
     if not isinstance(child, int) or not began:
@@ -191,7 +191,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _began(pid: int) -> str:
-    """When a process began, as ps tells it: tells it from a later process with the same pid. Empty: none, a zombie."""
+    """A process's start time from ps: distinguishes it from a later one with the same pid. "" for none or a zombie."""
     argv = ["ps", "-p", str(pid), "-o", "stat=,lstart="]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
     state, _, began = done.stdout.strip().partition(" ")

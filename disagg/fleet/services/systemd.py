@@ -1,4 +1,4 @@
-"""A systemd user unit. Linger keeps the user's manager running without a login, also after a reboot."""
+"""A systemd user unit. With linger the user's manager runs without a login, also after a reboot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services.base import Command, Definition, Verb
 
-_BACK_OFF_SINCE: Final = 254  # the version that brought RestartSteps
+_BACK_OFF_SINCE: Final = 254  # the version that introduced RestartSteps
 _CTL: Final = "XDG_RUNTIME_DIR=/run/user/$(id -u)\nexport XDG_RUNTIME_DIR\n"
 _COMMANDS: Final[dict[Verb, str]] = {
     "start": 'systemctl --user reset-failed "$1" 2>/dev/null\nexec systemctl --user start "$1"\n',
@@ -20,7 +20,7 @@ _COMMANDS: Final[dict[Verb, str]] = {
 ENABLE: Final = (
     _CTL
     + """\
-n=0 # a manager that linger has only just started may not answer yet
+n=0 # a manager that linger has just started may not respond yet
 until systemctl --user show-environment >/dev/null 2>&1; do
     n=$((n + 1))
     if [ $n -gt 50 ]; then break; fi
@@ -30,7 +30,7 @@ systemctl --user daemon-reload && exec systemctl --user enable "$1"
 """
 )
 DISABLE: Final = _CTL + 'exec systemctl --user disable "$1"\n'
-"""What runs goes on, and can be stopped; it does not start at the next boot."""
+"""A running server goes on; it does not start at the next boot."""
 LINGER: Final = 'loginctl enable-linger "$1" || exec sudo -n loginctl enable-linger "$1"\n'
 
 
@@ -45,7 +45,7 @@ def unit_name(host: str) -> str:
 
 
 def unit(host: str, run: str, version: int) -> str:
-    """The unit that keeps the script `run` running. `version`: of the host's systemd."""
+    """The unit that runs the script `run`, and restarts it. version: of the host's systemd."""
     back_off = "RestartSteps=6\nRestartMaxDelaySec=60\n" if version >= _BACK_OFF_SINCE else ""
     return f"""\
 # Written by `disagg deploy`.
@@ -67,7 +67,7 @@ WantedBy=default.target
 
 
 def quoted(text: str) -> str:
-    """One word of an ExecStart line that systemd reads as exactly this text."""
+    """Quote a text as one word of an ExecStart line."""
     signs = {"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$", "\n": "\\n", "\t": "\\t"}
     return '"' + "".join(signs.get(character, character) for character in text) + '"'
 

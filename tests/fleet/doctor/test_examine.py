@@ -118,7 +118,7 @@ def test_a_frozen_sshd_is_told_from_a_dead_machine(bed: Bed, patient: Patient) -
     with bed.hosts["dgx-spark-2"].frozen():
         diagnosis = patient("dgx-spark-2")
     (report,) = diagnosis.hosts
-    assert isinstance(report.error, HostUnreachable) and "its sshd says nothing" in report.findings[0].text
+    assert isinstance(report.error, HostUnreachable) and "sshd sends nothing" in report.findings[0].text
 
 
 def test_examining_leaves_nothing_behind(bed: Bed, patient: Patient) -> None:

@@ -72,8 +72,12 @@ def mac(gateway: str = "en0", interface: str = "en0") -> str:
 def test_a_direct_way_on_linux_names_its_interface_source_and_speed() -> None:
     path = parse_path("169.254.150.101", SPARK)
     assert (path.interface, path.source, path.gateway) == ("enP7s7", "169.254.150.103", "")
-    assert present(path.taken).speed == 10e9 and present(path.taken).mtu == 1500 and present(path.taken).kind == "wired"
-    assert present(path.taken).reaches("169.254.150.101") and not present(path.taken).reaches("192.168.1.1")
+    assert (
+        present(path.outgoing).speed == 10e9
+        and present(path.outgoing).mtu == 1500
+        and present(path.outgoing).kind == "wired"
+    )
+    assert present(path.outgoing).reaches("169.254.150.101") and not present(path.outgoing).reaches("192.168.1.1")
 
 
 def test_wifi_tunnels_and_loopback_are_told_apart_on_linux() -> None:
@@ -98,13 +102,13 @@ def test_a_router_in_between_is_seen_on_linux() -> None:
 def test_no_route_at_all_is_told_in_the_systems_words() -> None:
     text = "@@ip-route\nRTNETLINK answers: Network is unreachable\n@@ip-addresses\n@@interfaces\n@@end\n"
     path = parse_path("10.1.0.5", text)
-    assert (path.interface, path.trouble) == ("", "Network is unreachable")
+    assert (path.interface, path.error) == ("", "Network is unreachable")
 
 
 def test_a_direct_way_on_a_mac_names_its_interface_source_and_speed() -> None:
     path = parse_path("169.254.150.103", mac())
     assert (path.interface, path.source, path.gateway) == ("en0", "169.254.150.101", "")
-    assert present(path.taken).speed == 10e9 and present(path.taken).addresses[0] == "169.254.150.101/16"
+    assert present(path.outgoing).speed == 10e9 and present(path.outgoing).addresses[0] == "169.254.150.101/16"
 
 
 def test_a_hardware_address_as_gateway_is_still_a_direct_way_on_a_mac() -> None:
@@ -113,7 +117,7 @@ def test_a_hardware_address_as_gateway_is_still_a_direct_way_on_a_mac() -> None:
 
 def test_a_router_in_between_is_seen_on_a_mac() -> None:
     path = parse_path("10.1.0.5", mac(gateway="192.168.1.1", interface="en1"))
-    assert (path.gateway, path.interface, present(path.taken).kind) == ("192.168.1.1", "en1", "wifi")
+    assert (path.gateway, path.interface, present(path.outgoing).kind) == ("192.168.1.1", "en1", "wifi")
 
 
 def test_wifi_tunnels_and_thunderbolt_are_told_apart_on_a_mac() -> None:
@@ -123,4 +127,4 @@ def test_wifi_tunnels_and_thunderbolt_are_told_apart_on_a_mac() -> None:
 
 def test_a_machine_without_the_tools_leaves_the_way_open() -> None:
     path = parse_path("10.0.0.1", "@@end\n")
-    assert path.taken is None and path.interface == "" and path.trouble == ""
+    assert path.outgoing is None and path.interface == "" and path.error == ""

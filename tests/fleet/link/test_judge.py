@@ -101,7 +101,7 @@ def test_what_kept_it_from_being_measured_is_the_only_finding() -> None:
 
 
 def test_no_route_is_a_fault() -> None:
-    path = NetworkPath(MAC.address, trouble="Network is unreachable")
+    path = NetworkPath(MAC.address, error="Network is unreachable")
     assert levels(judge(link(path=path, bytes=0), SPARK, MAC)) == ["fault", "fault"]
 
 

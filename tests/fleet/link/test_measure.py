@@ -33,7 +33,7 @@ def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed: Bed, 
     link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT)
     assert link.error is None and link.target == "169.254.150.102"
     assert link.path.interface == "eth0" and link.path.source == "169.254.150.103" and not link.path.gateway
-    assert present(link.path.taken).speed == 10e9
+    assert present(link.path.outgoing).speed == 10e9
     assert 0 < link.bytes <= SHORT.bytes and present(link.bits_per_s) > 0.2e9
 
 

@@ -1,4 +1,4 @@
-"""The ssh command line that reaches a host the way `ssh.py` does."""
+"""The ssh command line that connects to a host as `SSHMachine` does."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from disagg.fleet.machine.ssh.settings import settings_for
 
 
 def ssh_command(host: Host, command: Sequence[str] = (), *, terminal: bool = False) -> list[str]:
-    """argv of the system's ssh. One word of `command` is a line for the shell there; several are quoted for it.
+    """argv of the system's ssh. A single word of `command` is a line for the remote shell; several are quoted for it.
 
-    ssh reads its own configuration for the address of hosts.toml, so gateways are found as usual; what hosts.toml says
-    goes before that. terminal: give the command one too, so that sudo can ask for a password. UsageError for a host
-    that is this machine.
+    ssh reads its own configuration too, so gateways work as usual; hosts.toml takes precedence. terminal: allocate a
+    terminal for the command, so that sudo can ask for a password. Raises UsageError for a local host.
     """
     if host.local:
-        raise UsageError(f'{host.name} is this machine: its connector is "local"', "you are there already")
+        raise UsageError(f'{host.name} is this machine: its connector is "local"', "run the command in this terminal")
     settings = settings_for(host)
     argv = ["ssh", "-l", settings.user, "-p", str(settings.port)]
     if settings.identities_only:
@@ -37,6 +36,6 @@ def ssh_command(host: Host, command: Sequence[str] = (), *, terminal: bool = Fal
 
 
 def _configuration() -> list[str]:
-    """ssh looks into the home folder of the account, and everything else into $HOME."""
+    """ssh takes the account's home folder, not $HOME: name the file if they differ."""
     own = Path.home() / ".ssh" / "config"
     return ["-F", str(own)] if own.is_file() and str(Path.home()) != pwd.getpwuid(os.getuid()).pw_dir else []

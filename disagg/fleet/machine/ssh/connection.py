@@ -1,7 +1,7 @@
-"""An SSH connection to one host, opened with its host key checked.
+"""Open an SSH connection to one host, with its host key checked.
 
-fabric opens the connection and its gateways. It would accept any host key and try keys blindly, so both decisions are
-taken from it: `_KeyCheck` here, `ssh_keys.Keys` for the login. `ssh_errors` puts what goes wrong into our words.
+fabric opens the connection and its gateways. By default it would accept any host key and try every private key; here
+`_KeyCheck` decides about host keys and `keys.Keys` about private keys. `errors` converts the exceptions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from disagg.fleet.machine.ssh.keys import Keys
 from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts
 from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, Settings, Timeouts
 
-# paramiko prints tracebacks of its threads; what matters of them arrives as exceptions.
+# paramiko logs tracebacks of its threads; the relevant ones are raised as exceptions too.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
@@ -46,7 +46,7 @@ def open_connection(name: str, settings: Settings, timeouts: Timeouts = DEFAULT_
 
 
 def close_connection(connection: fabric.Connection) -> None:
-    """Close it and its gateways. fabric leaves both what it could not open and the gateways open."""
+    """Close a connection and its gateways. fabric closes neither gateways nor connections that failed to open."""
     hop: Any = connection
     while isinstance(hop, fabric.Connection):
         hop.client.close()
@@ -54,7 +54,7 @@ def close_connection(connection: fabric.Connection) -> None:
 
 
 def offered_key(name: str, settings: Settings, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> HostKey:
-    """The host key that a host shows, unchecked and without logging in. Its gateways, if any, are checked.
+    """The host key that a host offers, unchecked and without a login. Keys of its gateways, if any, are checked.
 
     Raises HostKeyRefused, LoginRefused (of a gateway), HostUnreachable.
     """
@@ -94,7 +94,7 @@ def _connection(name: str, settings: Settings, timeouts: Timeouts) -> fabric.Con
         settings.address,
         user=settings.user,
         port=settings.port,
-        config=fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True),  # read already, into settings
+        config=fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True),  # already read, into settings
         gateway=gateway,
         connect_timeout=settings.connect_timeout or timeouts.connect,
         connect_kwargs={
@@ -110,13 +110,13 @@ def _connection(name: str, settings: Settings, timeouts: Timeouts) -> fabric.Con
 
 
 def _transport_factory(known: KnownHosts, settings: Settings) -> Any:
-    """Makes transports that ask for the kinds of host key we know, before any other."""
+    """A factory of transports that prefer the kinds of host key listed in known_hosts."""
     kinds = [entry.key.kind for entry in known.of(settings.known_as) if not entry.revoked]
 
     def make(sock: Any, **options: Any) -> paramiko.Transport:
         transport = paramiko.Transport(sock, **options)
         security = transport.get_security_options()
-        rsa = "ssh-rsa" in kinds  # the key's kind; what is negotiated are ways to sign with it
+        rsa = "ssh-rsa" in kinds  # the key's kind; what is negotiated is the signature algorithm
         wanted = [kind for kind in security.key_types if kind in kinds or (rsa and kind.startswith("rsa-"))]
         security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
         return transport
@@ -125,7 +125,7 @@ def _transport_factory(known: KnownHosts, settings: Settings) -> Any:
 
 
 class _KeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko has no types
-    """paramiko is given no known hosts, so it asks this about every key."""
+    """Checks every host key: paramiko itself gets no known_hosts, so it calls this for each."""
 
     def __init__(self, name: str, settings: Settings, known: KnownHosts) -> None:
         self.name, self.settings, self.known = name, settings, known
@@ -139,9 +139,9 @@ class _KeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramik
 
 
 def _tune(sock: socket.socket, dead_link_s: float) -> None:
-    """No delay for small packets (44 ms a command without), and an end to links that carry nothing.
+    """Set TCP_NODELAY (without it a command takes 44 ms longer) and detect dead connections.
 
-    paramiko's own keepalive notices no dead peer; the kernel's does.
+    paramiko's own keepalive does not notice a dead peer; the kernel's does.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -150,10 +150,10 @@ def _tune(sock: socket.socket, dead_link_s: float) -> None:
         ("TCP_KEEPALIVE", int(dead_link_s // 2)),  # macOS's name for it
         ("TCP_KEEPINTVL", max(1, int(dead_link_s // 8))),
         ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", int(dead_link_s * 1000)),  # Linux: also with unacknowledged data under way
+        ("TCP_USER_TIMEOUT", int(dead_link_s * 1000)),  # Linux: also while data is unacknowledged
     ):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), max(1, value))
     if sys.platform == "darwin":
-        # TCP_RXT_CONNDROPTIME of <netinet/tcp.h>, which Python does not name: macOS' TCP_USER_TIMEOUT, in seconds.
+        # TCP_RXT_CONNDROPTIME of <netinet/tcp.h>, not defined by Python: like TCP_USER_TIMEOUT, in seconds.
         sock.setsockopt(socket.IPPROTO_TCP, 0x80, max(1, int(dead_link_s)))

@@ -1,4 +1,4 @@
-"""What sockets and paramiko raise, as our errors: which host, what happened, and the command that mends it."""
+"""Exceptions of sockets and paramiko, converted to disagg's: which host, what failed, and a command as the hint."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from disagg.fleet.machine.ssh.settings import Settings
 
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _SILENT = ("banner", "No existing session")
-"""In what paramiko says where sshd says nothing; the second is its word for an agreement that did not end in time."""
+"""In paramiko's messages if sshd sends nothing; the second one stands for a key exchange that timed out."""
 
 
 def explain(name: str, settings: Settings, error: BaseException) -> DisaggError:
-    """Any error of opening or using a connection. `name`: the host's name in hosts.toml."""
+    """Convert any error of opening or using a connection. name: the host's name in hosts.toml."""
     if isinstance(error, NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     if isinstance(error, DisaggError):
@@ -33,10 +33,10 @@ def explain(name: str, settings: Settings, error: BaseException) -> DisaggError:
     if isinstance(error, OSError):
         return _socket_error(name, settings, error)
     text = str(error) or type(error).__name__
-    if any(sign in text for sign in _SILENT):
+    if any(part in text for part in _SILENT):
         return HostUnreachable(
-            f"{name}: {_where(settings)} takes the connection, but its sshd says nothing: hung, overloaded, or no sshd",
-            f"look from here: {_ssh(settings)} -v; on the machine: restart sshd",
+            f"{name}: {_where(settings)} accepts connections, but sshd sends nothing: hung, overloaded, or no sshd",
+            f"on this machine: {_ssh(settings)} -v; on that one: restart sshd",
         )
     return HostUnreachable(f"{name}: the connection to {_where(settings)} broke: {text}", f"{_ssh(settings)} -v")
 
@@ -46,20 +46,20 @@ def refused_key(name: str, settings: Settings, verdict: Verdict, offered: HostKe
     shown = f"{offered.kind} {offered.fingerprint}"
     if verdict == "unknown":
         return HostKeyRefused(
-            f"{name}: the host key of {settings.known_as} is unknown; it shows {shown}",
-            f"disagg trust {name}, where that fingerprint is the machine's own",
+            f"{name}: the host key of {settings.known_as} is unknown: {shown}",
+            f"disagg trust {name}, if that fingerprint is the machine's own",
         )
     if verdict == "revoked":
         return HostKeyRefused(
-            f"{name}: the host key of {settings.known_as} is revoked in known_hosts; it shows {shown}",
-            "somebody may be listening in: give the machine a new host key",
+            f"{name}: the host key of {settings.known_as} is revoked in known_hosts: {shown}",
+            "the connection may be intercepted: create a new host key on the machine",
         )
     entries = [entry for entry in known.of(settings.known_as) if not entry.revoked]
     before = ", ".join(f"{entry.key.kind} {entry.key.fingerprint}" for entry in entries)
     return HostKeyRefused(
         f"{name}: the host key of {settings.known_as} has changed from {before} to {shown}: "
-        "the machine was set up anew, or somebody is listening in",
-        f"only if it was set up anew: {remove_commands(entries, settings.known_as)}; then: disagg trust {name}",
+        "the machine was reinstalled, or the connection is intercepted",
+        f"only if it was reinstalled: {remove_commands(entries, settings.known_as)}; then: disagg trust {name}",
     )
 
 
@@ -85,13 +85,13 @@ def _socket_error(name: str, settings: Settings, error: OSError) -> HostUnreacha
 
 
 def _login_error(name: str, settings: Settings, failure: Any) -> DisaggError:
-    """Why none of the keys let us in."""
+    """Why no private key was accepted."""
     results = [attempt.result for attempt in failure.result]
-    trouble = failure.result.strategy.trouble
+    unusable = failure.result.strategy.unusable
     methods = next((result.allowed_types for result in results if isinstance(result, BadAuthenticationType)), None)
     if methods and "publickey" not in methods:
         return LoginRefused(
-            f"{name}: takes no keys now, only {', '.join(methods)}: a Mac that restarted with FileVault is locked",
+            f"{name}: accepts no keys now, only {', '.join(methods)}: a Mac that restarted with FileVault is locked",
             f"unlock it with the password: {_ssh(settings)}; on Linux: PubkeyAuthentication yes in sshd_config",
         )
     broken = [result for result in results if not isinstance(result, paramiko.AuthenticationException)]
@@ -100,14 +100,16 @@ def _login_error(name: str, settings: Settings, failure: Any) -> DisaggError:
             f"{name}: the connection to {_where(settings)} broke while {settings.user} logged in: {broken[0]}",
             f"{_ssh(settings)} -v",
         )
-    tried = f"{len(results)} key{'' if len(results) == 1 else 's'} tried" if results else "there is no key to try"
-    return _refused(name, settings, "; ".join([tried, *trouble]))
+    tried = (
+        f"{len(results)} key{'' if len(results) == 1 else 's'} tried" if results else "there is no private key to try"
+    )
+    return _refused(name, settings, "; ".join([tried, *unusable]))
 
 
 def _refused(name: str, settings: Settings, why: str) -> LoginRefused:
     copy = _ssh(settings).replace("ssh ", "ssh-copy-id ", 1)
     return LoginRefused(
-        f"{name}: {settings.address} does not let {settings.user} in: {why}",
+        f"{name}: {settings.address} refuses the login of {settings.user}: {why}",
         f"{copy}; or correct `user` and `key` of {name} in hosts.toml",
     )
 

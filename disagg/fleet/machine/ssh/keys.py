@@ -13,15 +13,15 @@ from disagg.fleet.machine.ssh.settings import Settings
 
 
 class Keys(AuthStrategy):  # type: ignore[misc]
-    """Which keys to offer, in ssh's order: the agent's that are asked for, the files', then the agent's others.
+    """The private keys to offer, in ssh's order: configured keys that the agent holds, key files, other agent keys.
 
-    No password is ever asked for. `trouble`: why an identity file could not be used.
+    Never asks for a password. unusable: why identity files could not be used.
     """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(ssh_config=None)
         self.settings = settings
-        self.trouble: list[str] = []
+        self.unusable: list[str] = []
 
     def get_sources(self) -> Iterator[AuthSource]:
         user = self.settings.user
@@ -47,16 +47,16 @@ class Keys(AuthStrategy):  # type: ignore[misc]
             return paramiko.PKey.from_path(path)
         except FileNotFoundError:
             if path == self.settings.explicit:
-                self.trouble.append(f"there is no {path}")
-        except (paramiko.PasswordRequiredException, TypeError):  # cryptography's word for a missing passphrase
-            self.trouble.append(f"{path} has a passphrase: ssh-add {path}")
+                self.unusable.append(f"{path} does not exist")
+        except (paramiko.PasswordRequiredException, TypeError):  # cryptography raises it for a missing passphrase
+            self.unusable.append(f"{path} has a passphrase: ssh-add {path}")
         except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-            self.trouble.append(f"cannot read {path}: {error}")
+            self.unusable.append(f"cannot read {path}: {error}")
         return None
 
 
 def _public_half(path: Path) -> bytes | None:
-    """The public key beside a private one, so that an agent can be asked for it without its passphrase."""
+    """The public key file of a private key: to look it up in the agent without the passphrase."""
     try:
         return base64.b64decode(path.with_name(path.name + ".pub").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""known_hosts files as OpenSSH reads them: hashed names, patterns, ports, revoked keys. Knows bytes, no SSH library."""
+"""known_hosts files as OpenSSH reads them: hashed names, patterns, ports, revoked keys. Uses no SSH library."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class Entry:
     revoked: bool = False
 
     def matches(self, name: str) -> bool:
-        """Whether the line is about this host, by the name that `host_name` makes."""
-        found = False
+        """Whether the line applies to this host; name: as `host_name` returns it."""
+        matched = False
         for pattern in self.names:
             negated = pattern.startswith("!")
             if _matches(pattern.removeprefix("!"), name):
                 if negated:
                     return False
-                found = True
-        return found
+                matched = True
+        return matched
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class KnownHosts:
 
     @staticmethod
     def read(paths: Iterable[Path]) -> KnownHosts:
-        """The files that exist. Lines that cannot be read are passed over, as ssh does. FleetError if a file cannot."""
+        """Read the files that exist. Malformed lines are skipped, as ssh does. FleetError if a file cannot be read."""
         entries: list[Entry] = []
         for path in paths:
             try:
@@ -76,13 +76,13 @@ class KnownHosts:
         return KnownHosts(tuple(entries))
 
     def of(self, name: str) -> list[Entry]:
-        """The lines about a host."""
+        """The lines that apply to a host."""
         return [entry for entry in self.entries if entry.matches(name)]
 
     def check(self, name: str, key: HostKey) -> Verdict:
-        """What is known of this host showing this key.
+        """Compare the key that a host offers with the known ones.
 
-        A host of which only keys of other kinds are known has *changed*: an attacker chooses what kind to offer.
+        "changed" also if only keys of other kinds are known: an attacker chooses which kind to offer.
         """
         entries = self.of(name)
         matching = [entry for entry in entries if entry.key == key]
@@ -94,15 +94,13 @@ class KnownHosts:
 
 
 def host_name(address: str, port: int = 22) -> str:
-    """How known_hosts names a host: the address in small letters, in brackets with its port if that is not 22."""
+    """A host's name in known_hosts: the address in lower case, in brackets with its port if that is not 22."""
     address = address.lower()
     return address if port == 22 else f"[{address}]:{port}"
 
 
 def add(path: Path, name: str, key: HostKey) -> None:
-    """Append one line, made whole by one write; the folder (0700) and file (0600) are made where they are missing.
-
-    FleetError if that cannot be done."""
+    """Append one line with one write; a missing folder (0700) and file (0600) are created. Raises FleetError."""
     line = f"{name} {key.kind} {base64.b64encode(key.blob).decode('ascii')}\n".encode()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +116,7 @@ def add(path: Path, name: str, key: HostKey) -> None:
 
 
 def remove_commands(entries: Sequence[Entry], name: str) -> str:
-    """The command lines that remove a host from the files these entries are in."""
+    """The shell commands that remove a host from the files of these entries."""
     files = dict.fromkeys(entry.path for entry in entries)
     return "; ".join(f"ssh-keygen -R '{name}' -f '{path}'" for path in files)
 
@@ -127,7 +125,7 @@ def _entry(line: str, path: Path, number: int) -> Entry | None:
     fields = line.split()
     marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
     if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", "@revoked"):
-        return None  # @cert-authority: certificates of hosts are not taken, so such a host counts as unknown
+        return None  # @cert-authority: host certificates are not supported, so such a host counts as unknown
     names, kind, encoded = fields[:3]
     try:
         blob = base64.b64decode(encoded, validate=True)
@@ -143,5 +141,5 @@ def _matches(pattern: str, name: str) -> bool:
         except ValueError:
             return False
         return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), digest)
-    # Brackets are literal here, where fnmatch would read a set of characters.
+    # Brackets are literal in known_hosts; fnmatch would read a set of characters.
     return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))

@@ -1,6 +1,6 @@
-"""How to reach a host: hosts.toml first, then ~/.ssh/config, then /etc/ssh/ssh_config, as the ssh command would.
+"""How to connect to a host: hosts.toml first, then ~/.ssh/config, then /etc/ssh/ssh_config, as the ssh command does.
 
-What paramiko leaves out is done here: `Include`, `ProxyJump none`, `IdentitiesOnly`, files of known hosts.
+Implements what paramiko's parser lacks: `Include`, `ProxyJump none`, `IdentitiesOnly`, files of known hosts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MAX_JUMPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One hop. `address` and `port` are dialled; `known_as` is its name in known_hosts.
+    """One hop. address, port: to connect to. known_as: its name in known_hosts.
 
-    identities: private key files to try, in order. `explicit`: they were asked for, so a missing one is an error
-    worth telling. jump: the hop to go through. proxy_command: what to talk through instead of a socket.
+    identities: private key files to try, in order. explicit: the one that hosts.toml names, whose absence is reported.
+    jump: the hop to go through. proxy_command: a command that carries the connection instead of a socket.
     """
 
     address: str
@@ -63,22 +63,22 @@ DEFAULT_TIMEOUTS: Final = Timeouts()
 
 
 def settings_for(host: Host) -> Settings:
-    """The settings of a host of hosts.toml. FleetError where ssh_config cannot be read."""
+    """The settings of a host of hosts.toml. Raises FleetError if ssh_config cannot be read."""
     import paramiko
 
     try:
         config = paramiko.SSHConfig.from_text("\n".join(_config_lines()))
         return _hop(config, _Target(host.address, host.user, host.ssh_port, host.key))
-    # ValueError: an unbalanced quote, a port that is no number.
+    # ValueError: an unbalanced quote, a port that is not a number.
     except (paramiko.ssh_exception.ConfigParseError, paramiko.ssh_exception.CouldNotCanonicalize, ValueError) as error:
         raise FleetError(
-            f"{host.name}: ~/.ssh/config cannot be read: {error}", "ssh -G HOST shows what it means"
+            f"{host.name}: ~/.ssh/config cannot be read: {error}", "ssh -G HOST prints how ssh reads it"
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A place to reach, before ssh_config is asked about it."""
+    """A host to connect to, before ssh_config is applied."""
 
     name: str
     user: str | None = None
@@ -88,23 +88,23 @@ class _Target:
 
 def _hop(config: paramiko.SSHConfig, target: _Target, depth: int = 0) -> Settings:
     if depth > _MAX_JUMPS:
-        raise FleetError(f"ProxyJump in ~/.ssh/config leads in a circle at {target.name}", f"ssh -G {target.name}")
-    found = config.lookup(target.name)
-    address = found.get("hostname", target.name)
-    number = target.port or _number(found, "port", 22)
+        raise FleetError(f"ProxyJump in ~/.ssh/config is circular at {target.name}", f"ssh -G {target.name}")
+    options = config.lookup(target.name)
+    address = options.get("hostname", target.name)
+    number = target.port or _number(options, "port", 22)
     explicit = Path(target.key).expanduser() if target.key else None
-    jump = found.get("proxyjump", "none")
-    proxy_command = found.get("proxycommand", "none")
-    named = tuple(Path(path).expanduser() for path in found.get("identityfile", ()))
+    jump = options.get("proxyjump", "none")
+    proxy_command = options.get("proxycommand", "none")
+    named = tuple(Path(path).expanduser() for path in options.get("identityfile", ()))
     return Settings(
         address=address,
         port=number,
-        user=target.user or found.get("user") or getpass.getuser(),
-        known_as=found["hostkeyalias"].lower() if "hostkeyalias" in found else host_name(address, number),
+        user=target.user or options.get("user") or getpass.getuser(),
+        known_as=options["hostkeyalias"].lower() if "hostkeyalias" in options else host_name(address, number),
         identities=(explicit,) if explicit else named or _default_identities(),
-        identities_only=explicit is not None or found.get("identitiesonly", "no").lower() == "yes",
-        known_hosts=_known_hosts_files(found),
-        connect_timeout=float(_number(found, "connecttimeout", 0)) or None,
+        identities_only=explicit is not None or options.get("identitiesonly", "no").lower() == "yes",
+        known_hosts=_known_hosts_files(options),
+        connect_timeout=float(_number(options, "connecttimeout", 0)) or None,
         jump=None if jump.lower() == "none" else _jump(config, jump, address, depth),
         proxy_command=proxy_command if proxy_command.lower() != "none" and jump.lower() == "none" else None,
         explicit=explicit,
@@ -112,7 +112,7 @@ def _hop(config: paramiko.SSHConfig, target: _Target, depth: int = 0) -> Setting
 
 
 def _jump(config: paramiko.SSHConfig, jump: str, towards: str, depth: int) -> Settings | None:
-    """The last hop of a ProxyJump list; each hop goes through the one before it."""
+    """The last hop of a ProxyJump list; each hop goes through the previous one. towards: the address behind it."""
     before: Settings | None = None
     for hop in jump.split(","):
         user, _, place = hop.strip().removeprefix("ssh://").rpartition("@")
@@ -121,17 +121,17 @@ def _jump(config: paramiko.SSHConfig, jump: str, towards: str, depth: int) -> Se
         if not bracketed and place.count(":") == 1:
             name, port = place.split(":")
         if config.lookup(name).get("hostname", name) == towards:
-            return before  # a wildcard in the file gives the gateway itself as its own gateway
+            return before  # a wildcard in the file makes the gateway its own gateway
         settings = _hop(config, _Target(name, user or None, int(port) if port else None), depth + 1)
         before = replace(settings, jump=before, proxy_command=None) if before else settings
     return before
 
 
-def _number(found: dict[str, Any], key: str, default: int) -> int:
+def _number(options: dict[str, Any], key: str, default: int) -> int:
     try:
-        return int(found.get(key, default))
+        return int(options.get(key, default))
     except ValueError:
-        raise FleetError(f"{key} in ~/.ssh/config is {found[key]!r}, not a number", "correct that line") from None
+        raise FleetError(f"{key} in ~/.ssh/config is {options[key]!r}, not a number", "correct that line") from None
 
 
 def _default_identities() -> tuple[Path, ...]:
@@ -139,10 +139,10 @@ def _default_identities() -> tuple[Path, ...]:
     return tuple(folder / f"id_{kind}" for kind in ("ed25519", "ecdsa", "rsa"))
 
 
-def _known_hosts_files(found: dict[str, Any]) -> tuple[Path, ...]:
-    """The user's files first: the first of them is where `disagg trust` writes."""
-    user = shlex.split(found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"))
-    everyone = shlex.split(found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"))
+def _known_hosts_files(options: dict[str, Any]) -> tuple[Path, ...]:
+    """The user's files first: `disagg trust` writes to the first one."""
+    user = shlex.split(options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"))
+    everyone = shlex.split(options.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"))
     return tuple(Path(path).expanduser() for path in (*user, *everyone) if path.lower() != "none")
 
 
@@ -153,9 +153,9 @@ def _config_lines() -> Iterator[str]:
 
 
 def _lines(path: Path, block: str, depth: int) -> Iterator[str]:
-    """The file's lines with those of the files it includes in their place, each within the block it stands in."""
+    """The file's lines, with Include lines replaced by the lines of those files, in the same Host block."""
     if depth > _MAX_DEPTH:
-        raise FleetError(f"{path}: Include leads in a circle", "correct ~/.ssh/config")
+        raise FleetError(f"{path}: Include is circular", "correct ~/.ssh/config")
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, IsADirectoryError):

@@ -1,4 +1,4 @@
-"""The host keys of machines: what each shows against what is known, for a person to decide."""
+"""The host keys that machines offer, compared with known_hosts, for `disagg trust` to show and accept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from disagg.fleet.machine.ssh.settings import Settings, settings_for
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A host key that a machine, or a gateway on the way to it, showed. `known_as`: its name in known_hosts."""
+    """A host key that a machine, or a gateway on the way to it, offers. known_as: its name in known_hosts."""
 
     host: str
     known_as: str
@@ -24,12 +24,12 @@ class Offer:
     path: Path
 
     def accept(self) -> None:
-        """Add the key to known_hosts. FleetError where that cannot be written."""
+        """Add the key to known_hosts. Raises FleetError if that cannot be written."""
         known_hosts.add(self.path, self.known_as, self.key)
 
 
 def offers(host: Host) -> Iterator[Offer]:
-    """The key of every hop to a host, gateways first; a gateway must be accepted before the next hop can be asked.
+    """The key of every hop to a host, gateways first; a gateway must be accepted before the next hop is reachable.
 
     Raises HostKeyRefused for a key that changed or is revoked, HostUnreachable, LoginRefused (of a gateway).
     """

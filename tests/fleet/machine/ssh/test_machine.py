@@ -59,11 +59,11 @@ def make(bed: Bed) -> Iterator[Make]:
     """Machines that are closed when the test ends."""
     made: list[SSHMachine] = []
 
-    def machine_for(name: str = "dgx-spark-1", host: Host | None = None, **options: Any) -> SSHMachine:
+    def make_machine(name: str = "dgx-spark-1", host: Host | None = None, **options: Any) -> SSHMachine:
         made.append(SSHMachine(host or bed.host(name), **options))
         return made[-1]
 
-    yield machine
+    yield make_machine
     for opened in made:
         opened.close()
 
@@ -154,7 +154,7 @@ def test_the_environment_is_added_and_never_in_a_process_list(spark: SSHMachine,
 
 
 def test_a_variable_with_an_impossible_name_is_refused(spark: SSHMachine) -> None:
-    with pytest.raises(FleetError, match="no name for an environment variable"):
+    with pytest.raises(FleetError, match="not a valid name of an environment"):
         spark.run(["true"], environment={"A=$(id)": "x"})
 
 
@@ -185,7 +185,7 @@ def test_what_a_login_shell_says_is_no_output(spark: SSHMachine, there: BedHost)
 
 def test_a_login_shell_that_runs_nothing_is_told(spark: SSHMachine, there: BedHost) -> None:
     (there.home / ".bashrc").write_text("echo This account is closed; exit 3\n")
-    with pytest.raises(HostUnreachable, match=r"ended with code 3 .* it said: This account is closed"):
+    with pytest.raises(HostUnreachable, match=r"exited with code 3 .* it printed: This account is closed"):
         spark.run(["true"])
 
 
@@ -321,7 +321,7 @@ def test_a_tree_replaces_the_one_that_is_there(spark: SSHMachine, there: BedHost
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../escape", "a/../../b", "", "."])
 def test_a_path_out_of_the_tree_is_refused(spark: SSHMachine, name: str) -> None:
-    with pytest.raises(FleetError, match="no path below a folder"):
+    with pytest.raises(FleetError, match="not a relative path within a folder"):
         spark.put_tree({name: b""}, "tree")
 
 
@@ -364,7 +364,7 @@ def test_a_folder_of_somebody_else_is_told(spark: SSHMachine, bed: Bed) -> None:
 
 def test_an_unknown_host_key_is_refused_with_its_fingerprint(make: Make, bed: Bed, other_known_hosts: Path) -> None:
     other_known_hosts.write_text("")
-    with pytest.raises(HostKeyRefused, match="is unknown; it shows ssh-ed25519 SHA256:") as caught:
+    with pytest.raises(HostKeyRefused, match="is unknown: ssh-ed25519 SHA256:") as caught:
         make().run(["true"])
     assert caught.value.hint.startswith("disagg trust dgx-spark-1")
     assert other_known_hosts.read_text() == ""
@@ -391,14 +391,14 @@ def test_hashed_known_hosts_are_understood(make: Make, other_known_hosts: Path) 
 
 def test_a_wrong_user_is_refused_with_the_command_that_mends_it(make: Make, bed: Bed) -> None:
     host = replace(bed.host("dgx-spark-1"), user="nobody-here")
-    with pytest.raises(LoginRefused, match=r"does not let nobody-here in: 1 key tried") as caught:
+    with pytest.raises(LoginRefused, match=r"refuses the login of nobody-here: 1 key tried") as caught:
         make(host=host).run(["true"])
     assert "ssh-copy-id" in caught.value.hint and f"nobody-here@{host.address}" in caught.value.hint
 
 
 def test_a_key_that_is_not_there_is_named(make: Make, bed: Bed) -> None:
     host = replace(bed.host("dgx-spark-1"), key="~/.ssh/missing")
-    with pytest.raises(LoginRefused, match=r"there is no key to try; there is no .*/\.ssh/missing"):
+    with pytest.raises(LoginRefused, match=r"there is no private key to try; .*/\.ssh/missing does not exist"):
         make(host=host).run(["true"])
 
 
@@ -464,7 +464,7 @@ def test_a_name_that_does_not_resolve_is_unreachable(make: Make, bed: Bed) -> No
 
 def test_a_frozen_sshd_is_unreachable_in_bounded_time(make: Make, bed: Bed, capfd: pytest.CaptureFixture[str]) -> None:
     frozen = bed.hosts["dgx-spark-1"].frozen()
-    with ends_by_itself(), frozen, pytest.raises(HostUnreachable, match="its sshd says nothing"):
+    with ends_by_itself(), frozen, pytest.raises(HostUnreachable, match="sshd sends nothing"):
         make(timeouts=FAST).run(["true"])
     assert capfd.readouterr() == ("", ""), "paramiko's threads print tracebacks"
 
@@ -480,7 +480,7 @@ def test_a_host_without_a_link_is_unreachable_in_bounded_time(make: Make, bed: B
 
 def test_a_timeout_kills_the_whole_process_group(machine: SSHMachine, bed: Bed) -> None:
     there = bed.hosts[machine.name]
-    message = r"did not end within 0\.5 s and was killed; its last words:\nstarted"
+    message = r"did not end within 0\.5 s and was killed; its last output:\nstarted"
     with ends_by_itself(), pytest.raises(FleetError, match=message):
         machine.run([], script="echo started; (sleep 4321; true) | sleep 4321", timeout=0.5)
     wait_until(lambda: not running(there, "sleep 4321"), 3)

@@ -93,7 +93,7 @@ def test_included_files_stand_in_the_block_that_includes_them(write: Write, tmp_
 
 def test_an_include_in_a_circle_is_told(write: Write) -> None:
     write("Include config\n")
-    with pytest.raises(FleetError, match="leads in a circle"):
+    with pytest.raises(FleetError, match="is circular"):
         settings_for(host())
 
 
@@ -115,7 +115,7 @@ def test_a_gateway_that_a_wildcard_sends_through_itself_is_reached_directly(writ
 
 def test_gateways_in_a_circle_are_told(write: Write) -> None:
     write("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
-    with pytest.raises(FleetError, match="leads in a circle"):
+    with pytest.raises(FleetError, match="is circular"):
         settings_for(host("a"))
 
 
@@ -196,7 +196,7 @@ def test_the_agents_keys_are_used_and_identities_only_holds_them_back(
     assert machine.run(["true"]).ok
     machine.close()
     configured.write_text(elsewhere + "IdentitiesOnly yes\n" + before)
-    with pytest.raises(LoginRefused, match="there is no key to try"):
+    with pytest.raises(LoginRefused, match="there is no private key to try"):
         SSHMachine(bed.host("dgx-spark-1")).run(["true"])
 
 
