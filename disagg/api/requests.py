@@ -27,7 +27,7 @@ class ChatMessage(Contract, frozen=True, forbid_unknown_fields=True):
 
 
 class KVAddress(Contract, frozen=True, forbid_unknown_fields=True):
-    """Where a decode host takes KV."""
+    """The address at which a decode host receives KV."""
 
     host: Annotated[str, Meta(min_length=1, max_length=253)]
     port: Port

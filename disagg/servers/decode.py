@@ -25,10 +25,9 @@ from disagg.kv.wire import WIRE_FORMS
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer
-from disagg.servers.daemon import on_daemon_thread
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.request import ActiveRequest
-from disagg.servers.service import Endpoint, Service
+from disagg.servers.service import Endpoint, Service, on_daemon_thread
 
 
 class DecodeService(Service[DecodeEngine]):

@@ -27,11 +27,10 @@ from disagg.kv.wire import WireForm
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer
-from disagg.servers.daemon import on_daemon_thread
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.kv_wire import MeasuredRates, choose
 from disagg.servers.request import ActiveRequest
-from disagg.servers.service import Endpoint, Service
+from disagg.servers.service import Endpoint, Service, on_daemon_thread
 
 MAX_TRANSFERS = 2  # computing or draining: each holds a prompt's KV in memory
 LIMITS = SendLimits(connect_s=3.0, answer_s=5.0)  # the next prompt waits while a decode host does not answer
@@ -214,7 +213,7 @@ class PrefillService(Service[PrefillEngine]):
             async with self._computing(request):
                 request.phase = "generating"
                 await self._on_thread(request, lambda cancelled: self._generate_tokens(request, feed, cancelled))
-        except DisaggError as error:
+        except Exception as error:  # noqa: BLE001 - `feed.steps` raises it
             feed.on_error(error)
 
     def _generate_tokens(self, request: ActiveRequest, feed: TokenFeed, cancelled: Callable[[], bool]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -37,6 +38,7 @@ RELEASE_VARIABLE = "DISAGG_RELEASE"
 """Names the deployed release that a server runs; not set if it runs from an installation."""
 SHORT_TEXT = 2048  # characters, which are tokenised without a thread
 
+T = TypeVar("T")
 Body = TypeVar("Body", bound=PromptBody)
 Engine = TypeVar("Engine", bound=PrefillEngine | DecodeEngine)
 
@@ -224,6 +226,34 @@ class Service(ABC, Generic[Engine]):
 
 
 AnyService = Service[Any]
+
+
+async def on_daemon_thread(work: Callable[[], T], name: str) -> T:
+    """Run `work` on a daemon thread and return its result. A stopping process does not wait for it: loading a model
+    takes minutes, and stopping it loses nothing. If the caller is cancelled, the thread runs on and its
+    result is dropped."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as failure:  # noqa: BLE001 - it is raised where the future is awaited
+            error = failure
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await future
 
 
 def _last_error(error: BaseException) -> LastError:

@@ -1,0 +1,117 @@
+"""disagg/servers/service.py and its two roles, without HTTP or a model: how requests begin, end and are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disagg.api.events import DoneEvent, Event, SlotEvent, TokensEvent
+from disagg.api.requests import DecodeBody, GenerateBody, PromptBody
+from disagg.api.sampling import Sampling
+from disagg.config import load
+from disagg.engines.base import Token
+from disagg.errors import ContextLengthExceeded, Overloaded, UnknownModel
+from disagg.servers.run import make_service
+from disagg.servers.service import AnyService
+from tests.simulated import write_simulated
+from tests.values import present
+
+PATIENCE_S = 20.0
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, host: str) -> AsyncIterator[AnyService]:
+    fleet = load(write_simulated(tmp_path))
+    service = make_service(fleet, fleet.hosts[host])
+    await service.load()
+    yield service
+    await service.close()
+
+
+@pytest.fixture
+async def prefill(tmp_path: Path) -> AsyncIterator[AnyService]:
+    async with serving(tmp_path, "m-prefill") as service:
+        yield service
+
+
+@pytest.fixture
+async def decode(tmp_path: Path) -> AsyncIterator[AnyService]:
+    async with serving(tmp_path, "m-decode") as service:
+        yield service
+
+
+def answer(service: AnyService, path: str, body: PromptBody) -> AsyncGenerator[Event, None]:
+    (endpoint,) = (one for one in service.endpoints() if one.path == path)
+    return endpoint.events(body, "the-request")
+
+
+def idle(service: AnyService) -> bool:
+    status = service.status()
+    return (status.queue, status.running, status.kv_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("host", ["m-prefill", "m-decode"])
+async def test_a_generated_answer_is_tokens_and_one_done_event(tmp_path: Path, host: str) -> None:
+    body = GenerateBody(model="m", prompt="hello", sampling=Sampling(max_tokens=5))
+    async with serving(tmp_path, host) as service:
+        async with asyncio.timeout(PATIENCE_S):
+            *tokens, done = [event async for event in answer(service, "/generate", body)]
+        counters = service.status().counters
+        assert (counters.requests, counters.completed, counters.completion_tokens) == (1, 1, 5) and idle(service)
+    assert isinstance(done, DoneEvent) and done.completion_tokens == 5 and done.finish_reason == "length"
+    assert sum(len(event.tokens) for event in tokens if isinstance(event, TokensEvent)) == 5
+
+
+async def test_a_bug_in_the_engine_ends_its_request_at_once(
+    prefill: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(*_: Any, **__: Any) -> Iterator[Token]:
+        yield Token(1, 0.0)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(prefill.engine, "generate", generate)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        async with asyncio.timeout(PATIENCE_S):
+            async for _ in answer(prefill, "/generate", GenerateBody(model="m", prompt="hello")):
+                pass
+    status = prefill.status()
+    assert status.counters.failed == 1 and present(status.last_error).code == "RuntimeError" and idle(prefill)
+
+
+async def test_an_abandoned_slot_is_released_and_counted_as_cancelled(decode: AnyService) -> None:
+    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello"))
+    slot = await anext(events)
+    assert isinstance(slot, SlotEvent) and slot.request_id == "the-request" and not idle(decode)
+    await events.aclose()
+    assert decode.status().counters.cancelled == 1 and idle(decode)
+
+
+async def test_an_answer_that_nobody_reads_holds_nothing(decode: AnyService) -> None:
+    answer(decode, "/decode", DecodeBody(model="m", prompt="hello"))
+    assert decode.status().counters.requests == 0 and idle(decode)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (GenerateBody(model="other", prompt="x"), UnknownModel),
+        (GenerateBody(model="m", prompt="x", sampling=Sampling(max_tokens=20_000)), ContextLengthExceeded),
+    ],
+)
+async def test_a_refused_request_is_not_counted(decode: AnyService, body: GenerateBody, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        await anext(answer(decode, "/generate", body))
+    counters = decode.status().counters
+    assert (counters.requests, counters.failed) == (0, 0) and idle(decode)
+
+
+async def test_a_draining_server_refuses_work(decode: AnyService) -> None:
+    decode.state = "draining"
+    with pytest.raises(Overloaded, match="m-decode is draining"):
+        await anext(answer(decode, "/generate", GenerateBody(model="m", prompt="x")))
+    assert decode.health().status == "draining"
