@@ -246,7 +246,7 @@ def test_another_token_is_found_out(fleet: Operator) -> None:
         status = fleet.status(3, "--host", DECODE)[DECODE]
     finally:
         token.write_text(content)
-    assert status["state"] == "unauthorised" and status["why"] == "its token is not the one that is here"
+    assert status["state"] == "unauthorised" and status["why"] == "its token differs from the one here"
 
 
 def test_stop_leaves_no_process_on_any_host_also_of_hosts_that_left_the_file(fleet: Operator) -> None:

@@ -1,9 +1,10 @@
 """Servers: start, stop, restart, watch.
 
-lifecycle   starts and stops the servers of many hosts
-base        the Server interface; local: a server on this machine; deployed: a server that a service manager runs
-health      every server's state by HTTP; ask: one HTTP GET; diagnose: the machines' side of it, over SSH
-logs        all hosts' logs in one stream; loglines: what is in a line
-state       what this machine remembers about a fleet
-ports       the same fleet on other ports; simulated: the same fleet, simulated on this machine
+fleet_servers  starts, stops and restarts the servers of many hosts
+base           the Server interface; local: a process of this machine; deployed: a server under a service manager
+health         every server's state by HTTP; http_get: one GET; diagnose: why a host is down, over SSH
+logs           all hosts' logs in one stream; loglines: what a log line contains
+state          the state folder: token, process records, logs, lock
+temporary      a fleet on this machine for as long as a block runs; ports: the same fleet on other ports
+simulated      the same fleet with simulated hosts
 """

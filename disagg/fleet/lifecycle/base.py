@@ -1,7 +1,7 @@
-"""One host's server, however it is kept running: what `disagg start | stop | restart` need of it.
+"""The interface of one host's server that `disagg start | stop | restart` use.
 
-`local_server` spawns it on this machine from this installation; `deployed_server` asks the service manager of a
-machine that something was deployed to. Waiting for health, order and reports are the same for both: `lifecycle`.
+`local` spawns the server on this machine from this installation; `deployed` uses the service manager of the machine
+that disagg was deployed to. Order, waiting for health and results are the same for both: `fleet_servers`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Protocol
 
 from disagg.config import Host
 from disagg.errors import StartFailed
-from disagg.fleet.lifecycle.loglines import last_error, last_words, since_start
+from disagg.fleet.lifecycle.loglines import last_error, last_plain_line, since_start
 
 LAST_LINES = 50
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A server before anything is done. pid: None where it does not run. stale: why what runs is not what should.
-    earlier: it is of an earlier release, which can be gone back to."""
+    """A server's process. pid: None if it does not run. stale: why it is not what should run, "" if it is.
+    earlier_release: it runs an earlier release, to which `disagg rollback` can return."""
 
     pid: int | None = None
     stale: str = ""
@@ -34,38 +34,38 @@ class Server(Protocol):
     def host(self) -> Host: ...
 
     def inspect(self) -> ProcessState:
-        """What runs now. FleetError where nothing could be started."""
+        """The server's process now. FleetError if nothing is installed that could be started."""
         ...
 
     def start(self) -> None:
-        """Start it. It must not run already. PortInUse where another program has its port."""
+        """Start it. It must not run already. PortInUse if another program uses its port."""
         ...
 
     def ended(self) -> StartFailed | None:
-        """Why the process that `start` started has ended, None while it runs. Cheap enough to ask all the time."""
+        """Why the process that `start` started has ended, None while it runs. Cheap enough for a polling loop."""
         ...
 
     def stop(self) -> bool:
-        """Stop it and wait for its end. True if it had to be killed. Nothing where it does not run."""
+        """Stop it and wait until it has ended. True if it had to be killed. Does nothing if it does not run."""
         ...
 
     def last_lines(self) -> list[str]:
-        """The end of its log: at most LAST_LINES."""
+        """The last LAST_LINES lines of its log."""
         ...
 
     def close(self) -> None:
-        """Let go of the machine."""
+        """Close the connection to the machine."""
         ...
 
 
 def start_failed(name: str, lines: Sequence[str]) -> StartFailed:
-    """Why a server that exited did so: its last error line if it logged one, else its last words."""
+    """Why a server exited: the last error it logged, else the last line it printed."""
     hint = f"disagg logs --host {name}"
     own = since_start(lines)
-    if last_error(own) is None and not last_words(own):  # its manager is just starting it again: the run before counts
+    if last_error(own) is None and not last_plain_line(own):  # just restarted: read the run before
         own = since_start(lines[: len(lines) - len(own)]) or own
     logged = last_error(own)
     if logged is not None:
         return StartFailed(f"{name} did not start: {logged.message}", logged.hint or hint, log=own[-LAST_LINES:])
-    words = last_words(own) or "it wrote nothing"
+    words = last_plain_line(own) or "it printed nothing"
     return StartFailed(f"{name} exited while starting: {words}", hint, log=own[-LAST_LINES:])

@@ -1,4 +1,4 @@
-"""A server on a machine that something was deployed to: its service manager starts, stops and keeps it."""
+"""A server on a machine that disagg was deployed to: the machine's service manager starts, stops and restarts it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.output import last_lines
 
 _VERB_S: Final = 90.0
-"""For one command of a service manager; stopping waits until requests have ended."""
+"""Limit of one service manager command; stopping waits for requests in progress."""
 _APPEAR_S: Final = 15.0
-"""From the manager's answer to the first sign of the process."""
+"""From the manager's reply until the process must be visible."""
 _BRIEF_S: Final = 1.5
-"""A process that has written to its log and cannot be seen for so long has ended."""
-_LOOK_EVERY_S: Final = 1.0
+"""A process that has written to its log and is not visible for this long has ended."""
+_INSPECT_EVERY_S: Final = 1.0
 _NEEDS_ROOT: Final = 77
 
 _END: Final = """\
-# $1: a process group that no manager keeps.
+# $1: a process group that no service manager controls.
 kill -s TERM -- "-$1" 2>/dev/null || exit 0
 n=0
 while kill -0 "$1" 2>/dev/null; do
@@ -44,12 +44,12 @@ _HOSTS: Final = (
 
 @dataclass(slots=True)
 class DeployedServer:
-    """Server, for every connector but "local"."""
+    """Server for hosts that are reached by SSH."""
 
     host: Host
     machine: Machine
     _pid: int | None = None
-    _looked: float = 0.0
+    _inspected: float = 0.0
 
     def inspect(self) -> ProcessState:
         """See Server."""
@@ -63,7 +63,7 @@ class DeployedServer:
             stale = f"still runs release {facts.release[:8]}, and {facts.current[:8]} is deployed"
             return ProcessState(facts.pid, stale, earlier_release=True)
         return ProcessState(
-            facts.pid, "" if facts.supervised else "runs, but nothing would start it again: its supervisor is gone"
+            facts.pid, "" if facts.supervised else "runs without its supervisor, so nothing would restart it"
         )
 
     def start(self) -> None:
@@ -75,15 +75,15 @@ class DeployedServer:
                 f"{self.host.name}: port {port} there is in use by {holder}",
                 f"stop it: disagg ssh {self.host.name}; or give {self.host.name} another port, then: disagg deploy",
             )
-        # A manager that waits before its next try is to begin anew, so that a mended host does not wait for it.
+        # "restart" also ends a manager's pause before its next try, so that a repaired host starts at once.
         _manage(
             self.machine, self.host.name, before.home, self.host.service, "restart" if before.supervised else "start"
         )
         self._pid = self._appeared(before)
-        self._looked = time.monotonic()
+        self._inspected = time.monotonic()
 
     def _appeared(self, before: ServerFacts) -> int | None:
-        """The process's pid; None where it has come and gone already."""
+        """The process's pid; None if it has already ended."""
         asked = time.monotonic()
         while True:
             facts, waited = self._facts(), time.monotonic() - asked
@@ -93,18 +93,18 @@ class DeployedServer:
                 return None
             if waited > _APPEAR_S:
                 name = self.host.name
-                message = f"{name}: {self.host.service} was asked to start it, and no process appeared"
+                message = f"{name}: {self.host.service} accepted the start, and no process appeared"
                 error = StartFailed(message, f"disagg logs --host {name}")
                 error.log = facts.log[-LAST_LINES:]
                 raise error
             interruption.sleep(0.1)
 
     def ended(self) -> StartFailed | None:
-        """See Server. A manager starts it again: another process than the first is the end of the first."""
-        if self._pid is not None and time.monotonic() - self._looked < _LOOK_EVERY_S:
+        """See Server. The manager restarts a process that ended, so another pid means that the first one ended."""
+        if self._pid is not None and time.monotonic() - self._inspected < _INSPECT_EVERY_S:
             return None
         facts = self._facts()
-        self._looked = time.monotonic()
+        self._inspected = time.monotonic()
         if facts.pid is not None and facts.pid == self._pid:
             return None
         return start_failed(self.host.name, before_restart(facts.log, facts.pid))
@@ -126,7 +126,7 @@ class DeployedServer:
 
 
 def stop_there(machine: Machine, name: str) -> bool:
-    """Stop the server of a host on its machine, whichever managers know it. False: none tells whether it was killed."""
+    """Stop a host's server under every service manager that has it. Always False: none reports whether it killed."""
     facts = read_server_facts(machine, name, None)
     for manager in facts.managers:
         _manage(machine, name, facts.home, manager, "stop")
@@ -139,13 +139,13 @@ def stop_there(machine: Machine, name: str) -> bool:
 
 
 def hosts_there(machine: Machine) -> list[str]:
-    """The names under which anything is deployed on this machine."""
+    """The host names for which something is deployed on this machine."""
     result = machine.run([], script=_HOSTS)
     return result.stdout.splitlines() if result.ok else []
 
 
 def before_restart(log: Sequence[str], pid: int | None) -> list[str]:
-    """The log without the lines of the process that was started after the one that failed."""
+    """The log without the lines of a process that was started after the failed one."""
     lines = list(log)
     if pid is None:
         return lines
@@ -160,7 +160,7 @@ def _manage(machine: Machine, name: str, home: str, manager: ServiceManager, ver
     result = machine.run(command.argv, script=command.script, timeout=_VERB_S)
     if result.ok:
         return
-    words = last_lines(result.stderr.strip() or result.stdout, 12) or "it said nothing"
+    words = last_lines(result.stderr.strip() or result.stdout, 12) or "no output"
     hint = f"disagg ssh {name}"
     if result.code == _NEEDS_ROOT:
         hint = f"give its account sudo without a password, or there: sudo launchctl kickstart -k system/disagg.{name}"

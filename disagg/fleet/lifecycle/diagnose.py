@@ -1,6 +1,6 @@
-"""Why a host that is reached by SSH does not serve, where HTTP does not tell: its machine is asked.
+"""Why a host does not serve, read from its machine over SSH when HTTP does not show it.
 
-Only hosts in trouble are asked: looking at a healthy fleet opens no SSH connection.
+Only hosts that are not serving are read: `disagg status` of a healthy fleet opens no SSH connection.
 """
 
 from __future__ import annotations
@@ -15,26 +15,33 @@ from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
 from disagg.fleet.lifecycle.health import HostStatus
-from disagg.fleet.lifecycle.loglines import last_error, last_words, never_started, since_ready, since_start, stopped
+from disagg.fleet.lifecycle.loglines import (
+    last_error,
+    last_plain_line,
+    never_started,
+    since_ready,
+    since_start,
+    stopped,
+)
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 
-_TROUBLED: Final = ("not running", "unreachable", "silent", "foreign", "unauthorised")
+_NOT_SERVING: Final = ("not running", "unreachable", "silent", "foreign", "unauthorised")
 Connect = Callable[[Host, float], Machine]
-"""The machine of a host, which gives up connecting after so many seconds."""
+"""The machine of a host, with a connection timeout in seconds."""
 
 
 def diagnose(
     fleet: Fleet, statuses: Sequence[HostStatus], token: str | None, seconds: float, connect: Connect = machine_for
 ) -> list[HostStatus]:
-    """The statuses; those in trouble are explained from what their machines answer within `seconds`."""
+    """The statuses, with reasons from the machines of hosts that are not serving, read within `seconds`."""
 
     def ask(host: Host) -> ServerFacts:
         with closing(connect(host, seconds)) as machine:
             return read_server_facts(machine, host.name, host)
 
-    hosts = [fleet.hosts[status.host] for status in statuses if status.state in _TROUBLED]
+    hosts = [fleet.hosts[status.host] for status in statuses if status.state in _NOT_SERVING]
     answers: dict[str, ServerFacts | DisaggError] = {}
     for outcome in each([host for host in hosts if not host.local], ask, timeout=seconds):
         late = HostUnreachable(f"SSH did not answer within {seconds:.1f} s either")
@@ -46,34 +53,34 @@ def diagnose(
     ]
 
 
-def explained(status: HostStatus, host: Host, seen: ServerFacts | DisaggError, token: str | None) -> HostStatus:
-    """What HTTP and SSH tell together."""
-    if isinstance(seen, DisaggError):
-        words = seen.message.removeprefix(f"{host.name}: ")
-        return replace(status, why=f"{status.why}; {words}", hint=seen.hint or status.hint)
-    status = replace(status, restarts=seen.restarts, release=status.release or seen.release or None)
-    if not seen.current:
+def explained(status: HostStatus, host: Host, server: ServerFacts | DisaggError, token: str | None) -> HostStatus:
+    """The status from both HTTP and SSH."""
+    if isinstance(server, DisaggError):
+        reason = server.message.removeprefix(f"{host.name}: ")
+        return replace(status, why=f"{status.why}; {reason}", hint=server.hint or status.hint)
+    status = replace(status, restarts=server.restarts, release=status.release or server.release or None)
+    if not server.current:
         return replace(
             status, state="not running", why="nothing is deployed there", hint=f"disagg deploy --host {host.name}"
         )
     if status.state == "unauthorised":
-        return _token(status, host, seen, token)
-    if (port_conflict := seen.port_conflict) is not None:
+        return _token(status, host, server, token)
+    if (port_conflict := server.port_conflict) is not None:
         port, holder = port_conflict
-        why = f"port {port} there is taken by {holder}, so that its server cannot start"
+        why = f"port {port} there is in use by {holder}, so its server cannot start"
         hint = f"end that program: disagg ssh {host.name}; or give the host another port in hosts.toml: disagg deploy"
         return replace(status, state="foreign", why=why, hint=f"{hint} && disagg restart --host {host.name}")
-    if seen.pid is not None:
-        return _alive(replace(status, pid=seen.pid), host)
-    return _dead(status, host, seen)
+    if server.pid is not None:
+        return _alive(replace(status, pid=server.pid), host)
+    return _dead(status, host, server)
 
 
-def _token(status: HostStatus, host: Host, seen: ServerFacts, token: str | None) -> HostStatus:
+def _token(status: HostStatus, host: Host, server: ServerFacts, token: str | None) -> HostStatus:
     ours = hashlib.sha256(f"{token}\n".encode()).hexdigest() if token else None
     restart = f"disagg restart --host {host.name}"
-    if ours == seen.token_digest:
-        return replace(status, why="it was started with an earlier token than the one that is deployed", hint=restart)
-    why = "its token is not the one that is here" if ours else "there is no token here"
+    if ours == server.token_digest:
+        return replace(status, why="it was started with an earlier token than the deployed one", hint=restart)
+    why = "its token differs from the one here" if ours else "there is no token here"
     return replace(status, why=why, hint=f"disagg deploy --host {host.name} && {restart}")
 
 
@@ -82,7 +89,7 @@ def _alive(status: HostStatus, host: Host) -> HostStatus:
         why = f"process {status.pid} runs there but does not listen yet"
         return replace(status, state="loading", why=why, hint=f"disagg logs -f --host {host.name}")
     if status.state == "silent":
-        why = f"process {status.pid} runs there; {status.why}: it loads, or hangs"
+        why = f"process {status.pid} runs there; {status.why}: it is loading or hangs"
         return replace(status, why=why, hint=f"disagg logs -f --host {host.name}")
     if status.state == "unreachable":
         why = f"process {status.pid} runs there, but from here {status.why}"
@@ -93,18 +100,20 @@ def _alive(status: HostStatus, host: Host) -> HostStatus:
     return status
 
 
-def _dead(status: HostStatus, host: Host, seen: ServerFacts) -> HostStatus:
+def _dead(status: HostStatus, host: Host, server: ServerFacts) -> HostStatus:
     start, logs = f"disagg start --host {host.name}", f"disagg logs --host {host.name}"
-    last = since_start(seen.log)
-    # A server that failed to start may have been tried again, and stopped in mid-start: that is no ordinary stop.
-    if not seen.supervised and (not last or stopped(last)) and not never_started(seen.log):
+    last = since_start(server.log)
+    # A server that failed to start may have been retried and stopped during that start: that is no ordinary stop.
+    if not server.supervised and (not last or stopped(last)) and not never_started(server.log):
         return replace(status, state="not running", why="SSH is fine; no server process runs there", hint=start)
-    lines = since_ready(seen.log)  # the last run may have been cut short before it said anything
+    lines = since_ready(server.log)  # the last run may have ended before it logged anything
     error = last_error(lines)
-    words = error.message if error is not None else last_words(lines) or "it logged no reason"
+    reason = error.message if error is not None else last_plain_line(lines) or "it logged no reason"
     hint = error.hint if error is not None else ""
-    if seen.supervised:
-        times = f"{seen.restarts} times" if seen.restarts > 1 else "once"
-        return replace(status, state="failed", why=f"it ended {times} and is tried again: {words}", hint=hint or logs)
-    why = f"its process ended and nothing starts it again: {words}"
+    if server.supervised:
+        times = f"{server.restarts} times" if server.restarts > 1 else "once"
+        return replace(
+            status, state="failed", why=f"it ended {times} and is being restarted: {reason}", hint=hint or logs
+        )
+    why = f"its process ended and nothing starts it again: {reason}"
     return replace(status, state="failed", why=why, hint=f"{hint}; then: {start}" if hint else f"{logs}; {start}")

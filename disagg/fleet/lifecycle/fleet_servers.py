@@ -1,9 +1,9 @@
-"""Start, stop and restart the servers of a fleet, wherever they are.
+"""Start, stop and restart the servers of a fleet, local and deployed.
 
-Every host is handled at the same time and reported by itself: one host's failure hides no other. Starting what runs
-already changes nothing. A server that exits while it starts has *failed*, and is stopped again; one that still loads
-at the deadline is *slow*, and is left running. A restart goes one host after the other within each model, and goes
-no further where one does not come back.
+All hosts are handled at the same time, and each has its own result. Starting a running server changes nothing. A
+server that exits while it starts has *failed*, and is stopped; one that is still loading at the deadline is *slow*, and
+is left running. A restart takes the hosts of each model one after the other, and skips the rest of a model after the
+first host that does not come back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 
 Outcome = Literal["started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left"]
-"""left: not touched, since an earlier_release host of its model did not come back."""
+"""left: not touched, because an earlier host of its model did not come back."""
 
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
@@ -39,7 +39,7 @@ _UNSEEN = ("not running", "unreachable")
 
 @dataclass(frozen=True, slots=True)
 class ServerResult:
-    """What became of one host. `error` where the outcome is failed or slow."""
+    """The outcome on one host. error: set if the outcome is failed or slow."""
 
     host: str
     outcome: Outcome
@@ -56,7 +56,7 @@ OnProgress = Callable[[str, str], None]
 
 
 def exit_code(results: Sequence[ServerResult]) -> int:
-    """0: all as asked; 4: a machine does not answer; 1: a host failed; 3: nothing worse than a slow start."""
+    """0: all succeeded; 4: a machine does not answer; 1: a host failed; 3: nothing worse than a slow start."""
     if any(isinstance(result.error, HostUnreachable) for result in results):
         return 4
     if any(result.outcome in ("failed", "left") for result in results):
@@ -66,7 +66,7 @@ def exit_code(results: Sequence[ServerResult]) -> int:
 
 @dataclass(slots=True)
 class FleetServers:
-    """Starts and stops a fleet's servers. `argv` says how a local host is served; `connect` how others are reached."""
+    """Starts and stops a fleet's servers. argv: builds a local server's command line. connect: reaches other hosts."""
 
     fleet: Fleet
     state: State
@@ -89,7 +89,7 @@ class FleetServers:
             self._begun.clear()
             try:
                 return self._all(hosts, lambda server: self._start(server, timeout_s))
-            except BaseException:  # also an interruption: nothing half started stays behind
+            except BaseException:  # also an interruption: no server stays half started
                 self._undo(self._begun, self._stop)
                 raise
 
@@ -117,10 +117,10 @@ class FleetServers:
             return results + (self._stop_other_hosts(hosts) if everything else [])
 
     def restart(self, names: Sequence[str] = (), timeout_s: float = 300.0, at_once: bool = False) -> list[ServerResult]:
-        """Stop and start every named host, one after the other within a model (`at_once`: all at the same time), each
-        with so much time to be healthy. Hosts that do not run are started.
+        """Stop and start every named host, one after the other within a model (at_once: all at the same time). Each has
+        `timeout_s` to become healthy. Hosts that do not run are started.
 
-        An interruption starts what this call has stopped, and does not wait for its health.
+        An interruption starts what this call has stopped, without waiting for it to be healthy.
         """
         hosts = self.fleet.select(names)
         rows: dict[str, list[Host]] = {}
@@ -132,22 +132,22 @@ class FleetServers:
             leaders = {row[0].name: row for row in rows.values()}
             try:
                 outcomes = each(
-                    [row[0] for row in rows.values()], lambda host: self._row(leaders[host.name], timeout_s)
+                    [row[0] for row in rows.values()], lambda host: self._restart_in_turn(leaders[host.name], timeout_s)
                 )
-            except BaseException:  # also an interruption: a host that served does not stay without its server
+            except BaseException:  # also an interruption: a host that served must not stay without its server
                 self._undo(self._down, self._bring_back)
                 raise
         done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
         return [done[host.name] for host in hosts]
 
     def _undo(self, hosts: Sequence[Host], action: Callable[[Server], ServerResult]) -> None:
-        """After an interruption, whose command reports no results: what fails is told at once."""
+        """Clean up after an interruption. The command then has no results, so a failure is reported as progress."""
         for result in self._all(list(hosts), action):
             if result.error is not None:
                 self.report(result.host, f"failed: {result.error}")
 
     def _prepare(self, hosts: Sequence[Host]) -> None:
-        """What must be there before any server is touched."""
+        """Create or check the token before any server is touched."""
         if any(host.local for host in hosts):
             self.state.prepare(self.fleet)
         elif not self.state.has_token():
@@ -165,7 +165,7 @@ class FleetServers:
         ]
 
     def _one(self, host: Host, action: Callable[[Server], ServerResult]) -> ServerResult:
-        """The action on one host; its DisaggError is its result."""
+        """The action's result on one host; a DisaggError becomes a failed result."""
         began = time.monotonic()
         try:
             with self._server(host) as server:
@@ -173,8 +173,8 @@ class FleetServers:
         except DisaggError as error:
             return ServerResult(host.name, "failed", time.monotonic() - began, error)
 
-    def _row(self, hosts: Sequence[Host], timeout_s: float) -> list[ServerResult]:
-        """Restart one after the other, up to the first that does not come back."""
+    def _restart_in_turn(self, hosts: Sequence[Host], timeout_s: float) -> list[ServerResult]:
+        """Restart hosts one after the other, until one does not come back."""
         results: list[ServerResult] = []
         for host in hosts:
             if results and not results[-1].ok:
@@ -218,20 +218,20 @@ class FleetServers:
             result = self._launch(server, "restarted", timeout_s)
         except StartFailed as error:
             if process.earlier_release:
-                error.hint = _or_back(error.hint, server.host)
+                error.hint = _with_rollback(error.hint, server.host)
             raise
         if process.earlier_release and result.outcome == "failed" and result.error is not None:
-            result.error.hint = _or_back(result.error.hint, server.host)
+            result.error.hint = _with_rollback(result.error.hint, server.host)
         return result
 
     def _not_down(self, host: Host) -> None:
-        """This host is no longer one that an interruption would have to start again."""
+        """Remove the host from those that an interruption starts again."""
         with self._guard:
             self._down = [other for other in self._down if other != host]
 
     def _bring_back(self, server: Server) -> ServerResult:
         self.report(server.host.name, "starting again")
-        server.stop()  # where the interruption came while it was stopping
+        server.stop()  # the interruption may have come while it was stopping
         server.start()
         return ServerResult(server.host.name, "restarted")
 
@@ -243,7 +243,7 @@ class FleetServers:
             result = self._until_healthy(server, outcome, timeout_s)
         except StartFailed:
             self._not_down(server.host)
-            server.stop()  # a manager would try again and again
+            server.stop()  # its service manager would restart it forever
             raise
         if result.outcome == "failed":
             server.stop()
@@ -262,13 +262,13 @@ class FleetServers:
         return ServerResult(host.name, "failed", seconds, error)
 
     def _await_health(self, server: Server, deadline: float) -> HostStatus:
-        """Poll until the server is healthy or has failed; at the deadline, how it was last process."""
+        """Poll until the server is healthy or has failed; at the deadline, its last status."""
         token, pause, host = self.state.token(), 0.05, server.host
         while True:
             status = poll_host(host, token, self.state)
             if (error := server.ended()) is not None:
                 raise error
-            # A server that imports a framework may not answer for seconds, or not listen yet: it is loading.
+            # A server that is importing a framework may not answer or listen for seconds: it is loading.
             self.report(host.name, "loading" if _undecided(host, status) else status.state)
             if not _undecided(host, status) or time.monotonic() > deadline:
                 return status
@@ -282,9 +282,9 @@ class FleetServers:
         except HostUnreachable:
             raise
         except FleetError:
-            if server.host.local:  # its record is damaged: it may run
+            if server.host.local:  # its record is damaged, so it may be running
                 raise
-            # Nothing is deployed there: then nothing runs.
+            # Nothing is deployed there, so nothing runs.
             return ServerResult(server.host.name, "not running")
         if running:
             self.report(server.host.name, "stopping")
@@ -339,13 +339,13 @@ class FleetServers:
         return ServerResult(shown, "stopped", time.monotonic() - began)
 
 
-def _or_back(hint: str, host: Host) -> str:
-    """A new release does not serve: the one before it did."""
+def _with_rollback(hint: str, host: Host) -> str:
+    """The hint, with the way back to the release that served before."""
     return f"{hint}; or go back: disagg rollback --host {host.name} && disagg start --host {host.name}"
 
 
 def _undecided(host: Host, status: HostStatus) -> bool:
-    """Whether the server may still come up, its process being alive."""
+    """Whether the server may still become healthy, if its process runs."""
     return status.state in _UNDECIDED or (not host.local and status.state in _UNSEEN)
 
 
@@ -354,4 +354,4 @@ def _slow(host: Host, status: HostStatus, seconds: float) -> FleetError:
     if status.state == "unreachable":
         message = f"{host.name} runs, but cannot be reached from here: {status.why}; it was left running"
         return FleetError(message, status.hint)
-    return FleetError(f"{host.name} still loads after {seconds:.0f} s; it was left running", hint)
+    return FleetError(f"{host.name} is still loading after {seconds:.0f} s; it was left running", hint)

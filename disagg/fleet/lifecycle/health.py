@@ -1,17 +1,17 @@
-"""How the fleet fares, by HTTP: every server's /health and /status at once, each with its own deadline.
+"""The state of every server, from its /health and /status over HTTP, all hosts at once, each with a deadline.
 
     healthy       serves
     loading       runs, the model is not ready yet
     silent        its process runs, but does not answer in time
     draining      finishes its requests, then ends
     failed        runs but cannot serve, or ended by itself
-    unauthorised  does not take this fleet's token
-    foreign       something else answers on its port
+    unauthorised  does not accept this fleet's token
+    foreign       another program, or another host's server, answers on its port
     not running   the machine answers, nothing listens there
     unreachable   the machine does not answer
 
-Every state but healthy says why, and which command mends it; a healthy host may have a remark there. What HTTP cannot
-tell of a machine that is reached by SSH, `diagnose` asks there.
+Every state but healthy has a reason and a hint; a healthy host may have a remark there. For hosts reached by SSH,
+`diagnose` adds what HTTP cannot show.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from disagg.api.base import InvalidValue
 from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, PreflightFinding, Status
 from disagg.config import Fleet, Host, served_digest
 from disagg.errors import FleetError
-from disagg.fleet.lifecycle.ask import ReplyTimeout, get
+from disagg.fleet.lifecycle.http_get import ReplyTimeout, get
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.fan_out import Outcome, each
@@ -46,11 +46,11 @@ _SLACK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """One server as seen from this machine. Bytes, seconds; None where the server does not say.
+    """One server as seen from this machine. Bytes, seconds; None if unknown.
 
-    `device`: its name, `cpu_percent` of the whole machine (0 to 100), and `utilisation` of the accelerator (0 to 1)
-    where the server knows it. `why` and `hint` are empty for a healthy host, but for what is worth a remark.
-    `supervised`: what its service manager restarts it after. `restarts`: how often it did, None if unknown.
+    why, hint: of the state; for a healthy host a remark, usually empty. The fields from `backend` to `last_error` are
+    those of `disagg.api.status.Status`. supervised: after what its service manager restarts it. restarts: how often it
+    did.
     """
 
     host: str
@@ -93,15 +93,15 @@ class HostStatus:
 def poll(
     fleet: Fleet, token: str | None, state: State, names: Sequence[str] = (), timeout_s: float = TIMEOUT_S
 ) -> list[HostStatus]:
-    """All named hosts (every host by default) at once, in file order. Takes at most about `timeout_s`.
+    """All named hosts (every host by default) at once, in file order, in about `timeout_s` at most.
 
-    `token` is None where this machine has none: servers then tell no more than that they live."""
+    token: None if this machine has none; servers then report only that they are up."""
     hosts = fleet.select(names)
-    return _remarked(fleet, _flag_skew(_poll_all(hosts, token, state, timeout_s)))
+    return _with_remarks(fleet, _flag_differing(_poll_all(hosts, token, state, timeout_s)))
 
 
 def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S) -> HostStatus:
-    """One host."""
+    """The state of one host."""
     return _poll_all([host], token, state, timeout_s)[0]
 
 
@@ -117,7 +117,7 @@ def _poll_all(hosts: Sequence[Host], token: str | None, state: State, timeout_s:
 
     def status(outcome: Outcome[HostStatus]) -> HostStatus:
         if outcome.timed_out:
-            return _silent(_blank(outcome.host), outcome.host, state, TimeoutError(), timeout_s)
+            return _without_answer(_blank(outcome.host), outcome.host, state, TimeoutError(), timeout_s)
         if outcome.value is None:
             raise outcome.error or AssertionError("an outcome has a value or an error")
         return outcome.value
@@ -138,14 +138,16 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
             _, status = get(host.address, host.port, "/status", token, max(0.01, deadline - time.monotonic()))
             answer = status if status is not None else answer
     except OSError as error:
-        return _silent(blank, host, state, error, timeout_s)
+        return _without_answer(blank, host, state, error, timeout_s)
     except http.client.HTTPException:
         code, answer = 0, None
     if code == 401 or _bare(answer):
-        told = (
-            f", and says only that it is {answer['status']}" if isinstance(answer, dict) and "status" in answer else ""
+        liveness = (
+            f", and reports only that it is {answer['status']}"
+            if isinstance(answer, dict) and "status" in answer
+            else ""
         )
-        why = f"{host.url} does not take the token in {state.token_file}{told}"
+        why = f"{host.url} does not accept the token in {state.token_file}{liveness}"
         hint = "put the same token file on both machines, or stop a server that another fleet file started"
         return replace(blank, state="unauthorised", why=why, hint=hint)
     if answer is None or "status" not in answer:
@@ -164,7 +166,7 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
 
 
 def _bare(answer: Any) -> bool:
-    """Whether this is all that a server of ours tells a caller without its token: that it lives."""
+    """Whether this is a Liveness: all that a server of disagg reports to a caller without its token."""
     return isinstance(answer, dict) and set(answer) == {"status"}
 
 
@@ -235,17 +237,17 @@ def _judge(status: HostStatus, host: Host, state: State, report: Health) -> Host
     return replace(status, state="failed", why="its engine has stopped", hint=f"read its log: {_log(host, state)}")
 
 
-def _silent(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
+def _without_answer(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
     """The state of a host that gave no HTTP answer."""
     try:
         recorded = _recorded(blank, host, state, error, timeout_s) if host.local else None
-    except FleetError as damaged:  # what is remembered of this host is no trouble of the others
+    except FleetError as damaged:  # one host's damaged record must not hide the other hosts
         return replace(blank, state="failed", why=damaged.message, hint=damaged.hint)
     return recorded or _unanswered(blank, host, error, timeout_s)
 
 
 def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus | None:
-    """The state of a process that was started here; None where there was none."""
+    """The state of the process that was started on this machine; None if there is no record of one."""
     record = state.recorded(host.name)
     if record is None:
         return None
@@ -257,10 +259,10 @@ def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeo
 
 
 def _unanswered(blank: HostStatus, host: Host, error: OSError, timeout_s: float) -> HostStatus:
-    """What the network says about a server that is not known to run."""
+    """The state that follows from the network error, for a server without a process record here."""
     where = f"{host.address}:{host.port}"
     if isinstance(error, (ReplyTimeout, ConnectionResetError, BrokenPipeError)):
-        why = f"{where} takes connections, but did not answer within {timeout_s:g} s"
+        why = f"{where} accepts connections, but did not answer within {timeout_s:g} s"
         return replace(blank, state="silent", why=why, hint=_start_command(host, "restart"))
     if isinstance(error, ConnectionRefusedError):
         hint = _start_command(host, "start")
@@ -274,7 +276,7 @@ def _unanswered(blank: HostStatus, host: Host, error: OSError, timeout_s: float)
 
 
 def _running(status: HostStatus, error: OSError, timeout_s: float) -> HostStatus:
-    """The same, of a host whose process was started here and lives."""
+    """The state of a host whose process was started on this machine and runs."""
     if isinstance(error, ConnectionRefusedError):
         why = f"process {status.pid} runs but does not listen yet"
         return replace(status, state="loading", why=why, hint="disagg status --watch")
@@ -302,9 +304,9 @@ def _log(host: Host, state: State) -> str:
     return str(state.log_file(host.name)) if host.local else f"disagg logs --host {host.name}"
 
 
-def _flag_skew(statuses: Sequence[HostStatus]) -> list[HostStatus]:
-    """Healthy hosts that serve one model but hold different revisions of it or of disagg fail: no hand-off between
-    them would be accepted."""
+def _flag_differing(statuses: Sequence[HostStatus]) -> list[HostStatus]:
+    """Mark healthy hosts of one model as failed if they have different revisions of it or of disagg: a decode host
+    would refuse the other's KV."""
     first: dict[str, HostStatus] = {}
 
     def judged(status: HostStatus) -> HostStatus:
@@ -319,8 +321,8 @@ def _flag_skew(statuses: Sequence[HostStatus]) -> list[HostStatus]:
     return [judged(status) for status in statuses]
 
 
-def _remarked(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
-    """Healthy servers that run something else than what this checkout and this hosts.toml would give them say so."""
+def _with_remarks(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
+    """Add a remark to healthy servers that run other code or settings than those of this checkout and hosts.toml."""
 
     def remarked(status: HostStatus) -> HostStatus:
         if not status.ok:
@@ -331,7 +333,7 @@ def _remarked(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
         other = [what for there, here, what in parts if there and there != here]
         if not other:
             return status
-        why = f"it runs with other {' and other '.join(other)} than what is here"
+        why = f"it runs with other {' and other '.join(other)} than here"
         restart = _start_command(host, "restart")
         return replace(status, why=why, hint=f"disagg deploy --host {host.name} && {restart}" if deployed else restart)
 

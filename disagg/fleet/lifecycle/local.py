@@ -1,4 +1,4 @@
-"""A server on this machine, spawned from this installation. Nothing starts it again by itself."""
+"""A server on this machine, spawned from this installation. It is not restarted after a crash."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from disagg.fleet.machine import process as local
 from disagg.token import TOKEN_FILE_VARIABLE
 
 Argv = Callable[[Fleet, Host], tuple[list[str], dict[str, str]]]
-"""The command line that serves a host, and the environment it needs."""
+"""Command line and environment variables of the process that serves a host."""
 
 
 def server_argv(fleet: Fleet, host: Host) -> tuple[list[str], dict[str, str]]:
-    """The real servers: `python -m disagg.servers --config FILE --host NAME`."""
+    """`python -m disagg.servers --config FILE --host NAME`."""
     python, environment = local.python_command(host.python)
     return [*python, "disagg.servers", "--config", str(fleet.path.resolve()), "--host", host.name], environment
 
 
 @dataclass(slots=True)
 class LocalServer:
-    """Server, for connector "local". `argv` says how the host is served."""
+    """Server for connector "local". argv: builds the command line; tests replace it."""
 
     fleet: Fleet
     host: Host
@@ -56,7 +56,7 @@ class LocalServer:
         identity = local.identity(pid) or "ended at once"
         try:
             self.state.record(ProcessRecord(host.name, pid, identity, config_digest(self.fleet, host)))
-        except BaseException:  # also an interruption: a server that nothing remembers could never be stopped
+        except BaseException:  # also an interruption: a server without a record could never be stopped
             local.end(pid, identity, self.grace_s)
             raise
 
@@ -64,7 +64,7 @@ class LocalServer:
         """See Server."""
         if self.inspect().pid is not None:
             return None
-        self.state.forget(self.host.name)
+        self.state.drop_record(self.host.name)
         return start_failed(self.host.name, self.last_lines())
 
     def stop(self) -> bool:
@@ -76,7 +76,7 @@ class LocalServer:
         return self.state.log_tail(self.host.name, LAST_LINES)
 
     def close(self) -> None:
-        """See Server. There is nothing to let go of."""
+        """See Server. There is no connection to close."""
 
 
 def recorded_pid(state: State, name: str) -> int | None:
@@ -86,13 +86,13 @@ def recorded_pid(state: State, name: str) -> int | None:
 
 
 def end_recorded(state: State, name: str, grace_s: float) -> bool:
-    """End the process that was last started for a host, also one that hosts.toml no longer has; True if killed."""
+    """End the process last started for a host, even if hosts.toml no longer has the host. True if it was killed."""
     record = state.recorded(name)
     killed = record is not None and local.end(record.pid, record.identity, grace_s)
-    state.forget(name)
+    state.drop_record(name)
     return killed
 
 
 def config_digest(fleet: Fleet, host: Host) -> str:
-    """A short hash of all that hosts.toml says about this host and its model."""
+    """16 hexadecimal digits over everything hosts.toml says about this host and its model."""
     return hashlib.sha256(repr((host, fleet.models.get(host.model))).encode()).hexdigest()[:16]

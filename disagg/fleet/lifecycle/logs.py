@@ -1,8 +1,8 @@
-"""The servers' logs, of all hosts, merged by time: what is there, or what is being written.
+"""The servers' logs of all hosts, merged by time: `read` what is there, or `follow` what is being written.
 
-Lines are JSON with "time"; any other line (a traceback, a library's own words) keeps its place after the line before
-it. No more than the asked number of lines per host is held. Following goes on through a server's restart, a log's
-rotation and a lost connection.
+Lines are JSON with "time"; any other line, such as a traceback, stays after the line before it. At most the requested
+number of lines per host is held in memory. Following continues through a server's restart, a log's rotation and a
+lost connection.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ fi
 exec tail -n "$2" "$p"
 """
 _FOLLOW: Final = """\
-# $1: the log. $2: how many lines to begin with. $3: "wait" for a log that is not there yet, else that is told.
-# -F: also a log that comes later, or is put aside for a new one.
+# $1: the log. $2: how many lines to start with. $3: "wait" for a log that does not exist yet, else exit 66.
+# -F: also a log that is created later or rotated.
 p=$1
 case $p in "~/"*) p=$HOME/${p#"~/"} ;; esac
 test -f "$p" || test "$3" = wait || exit 66
@@ -49,9 +49,9 @@ _NONE: Final = 66
 _READ_S: Final = 60.0
 _QUEUED: Final = 10_000
 _TOGETHER_S: Final = 0.3
-"""Lines that arrive within so many seconds are put in order."""
+"""Lines that arrive within this time are sorted."""
 _FIRST_S: Final = 2.0
-"""How long the first lines wait for hosts that are still being connected to."""
+"""How long the first lines wait for hosts that are still connecting."""
 _RETRY_S: Final = (1.0, 2.0, 4.0, 8.0)
 
 Connect = Callable[[Host], Machine]
@@ -59,33 +59,33 @@ Connect = Callable[[Host], Machine]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. `time`: seconds since 1970, its own or that of the last line that tells one; `said`: its JSON object,
-    where it is one. `notice`: not from the log, but about it."""
+    """One line. time: seconds since 1970, its own or that of the last line that has one. fields: its JSON object, None
+    if it is not one. notice: a message about the log, not a line of it."""
 
     host: str
     time: float
     text: str
-    said: dict[str, Any] | None = field(default=None, compare=False)
+    fields: dict[str, Any] | None = field(default=None, compare=False)
     notice: bool = False
 
 
 class _Clock:
-    """Gives the lines of one host times that never go back."""
+    """Assigns times to the lines of one host that never decrease."""
 
     def __init__(self, host: str) -> None:
         self._host, self._time = host, 0.0
 
     def line(self, text: str) -> Line:
-        said = entry(text)
-        if said is not None and (stamp := _seconds(said.get("time"))) is not None:
+        fields = entry(text)
+        if fields is not None and (stamp := _seconds(fields.get("time"))) is not None:
             self._time = max(self._time, stamp)
-        return Line(self._host, self._time, text, said)
+        return Line(self._host, self._time, text, fields)
 
 
 def read(
     hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = machine_for
 ) -> tuple[list[Line], list[DisaggError]]:
-    """The last lines of every host in order of time, at most `lines` of each, none from before `since` (seconds since
+    """The last lines of all hosts in order of time, at most `lines` of each and none older than `since` (seconds since
     1970); and the errors of hosts whose log cannot be read."""
 
     def fetch(host: Host) -> list[Line]:
@@ -126,7 +126,7 @@ def follow(
 
 
 def _in_order(arrived: Queue[Line], silent: set[str]) -> Iterator[Line]:
-    """Lines in short batches, each in order of time; the first waits until no host is silent, or _FIRST_S."""
+    """Lines in short batches, each in order of time. The first batch waits for a line of every host, or _FIRST_S."""
     first = time.monotonic() + _FIRST_S
     batch: list[Line] = []
     due = first
@@ -150,7 +150,7 @@ def _in_order(arrived: Queue[Line], silent: set[str]) -> Iterator[Line]:
 
 @dataclass(slots=True)
 class _Follower:
-    """Follows one host's log, over as many connections as it takes."""
+    """Follows one host's log, reconnecting as often as needed."""
 
     host: Host
     state: State
@@ -172,10 +172,10 @@ class _Follower:
             self._put(Line(self.host.name, self._last, why, notice=True))
             interruption.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
             tries, self._again = tries + 1, True
-            self.lines = _QUEUED  # more than the asked ones may have been written while the link was down
+            self.lines = _QUEUED  # more than the requested lines may have been written while the link was down
 
     def _follow(self) -> str:
-        """Pass lines on until something ends that; why."""
+        """Pass lines on until the connection or the log ends; returns why."""
         clock = _Clock(self.host.name)
         machine = self.connect(self.host)
 
@@ -202,7 +202,7 @@ class _Follower:
         if self.since is not None and line.time < self.since:
             return
         if self._again and (line.time < self._last or (line.time == self._last and line.text in self._at_last)):
-            return  # it was passed on before the connection was lost
+            return  # passed on before the connection was lost
         if line.time > self._last:
             self._last = line.time
             self._at_last.clear()

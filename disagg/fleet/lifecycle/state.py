@@ -1,9 +1,9 @@
-"""What disagg remembers about a fleet between two commands: one private folder per hosts.toml.
+"""The state of a fleet on this machine between two commands: one private folder per hosts.toml.
 
 $XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
-    token         the fleet's shared secret (0600), where hosts.toml names no token_file
-    <host>.pid    which process is this host's server (JSON)
-    <host>.log    what that process wrote; <host>.log.1 is the run before
+    token         the fleet's shared secret (0600), unless hosts.toml names a token_file
+    <host>.pid    the process that is this host's server (JSON)
+    <host>.log    output of that process; <host>.log.1 is the run before
     lock          held while a command starts or stops servers
 """
 
@@ -30,8 +30,8 @@ _LOG_TAIL_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """A server process that disagg started. `identity` tells it from a later process with the same pid;
-    `config` is the digest of the part of hosts.toml it was started with."""
+    """A server process that disagg started. identity: distinguishes it from a later process with the same pid. config:
+    digest of the part of hosts.toml it was started with."""
 
     host: str
     pid: int
@@ -48,35 +48,36 @@ class State:
 
     @staticmethod
     def of(fleet: Fleet, root: Path | None = None) -> State:
-        """The state of the fleet in this file. Creates nothing. `root` replaces the user's state folder."""
+        """The state of this fleet. Creates nothing. `root` replaces the user's state folder."""
         if root is None:
             return State(state_folder(fleet), token_path(fleet))
         folder = root / state_folder(fleet).name
         return State(folder, fleet.token_file or folder / "token")
 
     def prepare(self, fleet: Fleet) -> None:
-        """Make the folder, and the token where it is ours to make; ConfigError where it is not usable."""
+        """Create the folder, and the token unless hosts.toml names a file for it. ConfigError if it is unusable."""
         self._make()
         self.ensure_token()
 
     def ensure_token(self) -> str:
-        """The fleet's shared secret; made if it is ours to make and not there. ConfigError if others can read it."""
+        """The fleet's shared secret; created first unless it exists or hosts.toml names a file for it. ConfigError if
+        other users can read it."""
         if self.token_file == self.folder / "token" and not self.has_token():
             self._make()
             _write_private(self.token_file, secrets.token_hex(32) + "\n", once=True)
         return self.token()
 
     def token(self) -> str:
-        """The fleet's shared secret; ConfigError where there is none."""
+        """The fleet's shared secret; ConfigError if there is none."""
         return read_token(self.token_file)
 
     def has_token(self) -> bool:
-        """Whether the token's file is there, usable or not."""
+        """Whether the token's file exists, usable or not."""
         with _reported(self.token_file):
             return self.token_file.exists()
 
     def exists(self) -> bool:
-        """Whether this fleet has ever been started from here."""
+        """Whether this fleet was ever started from this machine."""
         with _reported(self.folder):
             return self.folder.exists()
 
@@ -88,30 +89,30 @@ class State:
         return [State(folder, folder / "token") for folder in sorted(folders)]
 
     def log_file(self, host: str) -> Path:
-        """Where the host's server writes."""
+        """The log of the host's server."""
         return self.folder / f"{host}.log"
 
     def record(self, record: ProcessRecord) -> None:
-        """Remember a started process."""
+        """Write the record of a started process."""
         _write_private(self._pid_file(record.host), json.dumps(asdict(record)) + "\n")
 
     def recorded(self, host: str) -> ProcessRecord | None:
-        """The process last started for this host, whether or not it still runs. FleetError if that cannot be read."""
+        """The process last started for this host, whether or not it still runs. FleetError if it cannot be read."""
         path = self._pid_file(host)
         try:
             with _reported(path), suppress(FileNotFoundError):
                 return ProcessRecord(**json.loads(path.read_text(encoding="utf-8")))
             return None
         except (ValueError, TypeError) as error:
-            raise FleetError(f"{path} is damaged: {error}", f"end {host}'s server by hand, then: rm {path}") from error
+            raise FleetError(f"{path} is damaged: {error}", f"end {host}'s server yourself, then: rm {path}") from error
 
     def recorded_hosts(self) -> list[str]:
-        """Hosts with a remembered process, also those that hosts.toml no longer names."""
+        """Hosts with a record, also those that hosts.toml no longer has."""
         with _reported(self.folder):
             return sorted(path.name.removesuffix(".pid") for path in self.folder.glob("*.pid"))
 
-    def forget(self, host: str) -> None:
-        """Drop the record of a process that ended."""
+    def drop_record(self, host: str) -> None:
+        """Delete the record of a process that has ended."""
         path = self._pid_file(host)
         with _reported(path):
             path.unlink(missing_ok=True)
@@ -125,12 +126,12 @@ class State:
         return []
 
     def last_error(self, host: str) -> DisaggError | None:
-        """The last error in the host's log (servers log JSON lines), None where there is none."""
+        """The last error in the host's log, None if there is none."""
         return last_error(self.log_tail(host))
 
     @contextmanager
     def locked(self, what: str, timeout_s: float = 10.0) -> Iterator[None]:
-        """Hold the fleet's lock, so that two commands do not interleave. FleetError names who holds it."""
+        """Hold the fleet's lock, so that two commands do not interleave. FleetError names the command that holds it."""
         self._make()
         path = self.folder / "lock"
         with _reported(path):
@@ -138,7 +139,7 @@ class State:
         try:
             _acquire(descriptor, time.monotonic() + timeout_s)
             note = f"disagg {what} (pid {os.getpid()}, since {time.strftime('%H:%M:%S')})"
-            with suppress(OSError):  # only tells others who holds it: on a full disk, stopping must still work
+            with suppress(OSError):  # the note is only for error messages: on a full disk, stopping must still work
                 os.truncate(descriptor, 0)
                 os.pwrite(descriptor, note.encode(), 0)
             yield
@@ -166,9 +167,7 @@ def _acquire(descriptor: int, deadline: float) -> None:
 
 
 def _write_private(path: Path, text: str, once: bool = False) -> None:
-    """Write a 0600 file in one step: a reader sees the old content or the new, never a part.
-
-    once: what another command has written there meanwhile stays."""
+    """Write a 0600 file atomically. once: keep the file if another command has created it meanwhile."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with _reported(path):
         try:
@@ -189,11 +188,11 @@ def _write_private(path: Path, text: str, once: bool = False) -> None:
 
 @contextmanager
 def _reported(path: Path) -> Iterator[None]:
-    """What the system refuses within is a FleetError about this path."""
+    """Turn an OSError of the block into a FleetError about this path."""
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "make room on that disk" if full else "check that folder and its owner"
-        message = f"cannot use {path} for what disagg remembers: {error.strerror or error}"
+        hint = "free space on that disk" if full else "check that folder and its owner"
+        message = f"cannot use {path}: {error.strerror or error}"
         raise FleetError(message, f"{hint}, or set XDG_STATE_HOME to another folder") from error

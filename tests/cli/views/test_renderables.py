@@ -257,7 +257,7 @@ def test_health_remarks_last_errors_and_what_survives_no_reboot(width: Any) -> N
     text = shown(
         health_view(
             [
-                healthy(why="it runs with other code than what is here", hint="disagg deploy --host dgx-spark-1"),
+                healthy(why="it runs with other code than here", hint="disagg deploy --host dgx-spark-1"),
                 healthy(
                     "mac-studio-1",
                     supervised="crash",

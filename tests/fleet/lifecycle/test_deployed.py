@@ -43,10 +43,10 @@ class Yard:
         self.fleet = make_fleet(folder, names, connector="ssh")
         self.state = State.of(self.fleet, folder / "state")
         self.state.ensure_token()
-        self.said: list[tuple[str, str]] = []
+        self.progress: list[tuple[str, str]] = []
 
     def lifecycle(self, fleet: Fleet | None = None) -> FleetServers:
-        told = lambda host, doing: self.said.append((host, doing))  # noqa: E731
+        told = lambda host, doing: self.progress.append((host, doing))  # noqa: E731
         return FleetServers(fleet or self.fleet, self.state, report=told, connect=lambda host: LocalMachine(host.name))
 
     def own(self, name: str) -> Path:
@@ -221,12 +221,12 @@ def test_a_rolling_restart_waits_for_health_before_the_next(yard: Yard) -> None:
     yard.deploy("a")
     yard.deploy("b")
     yard.lifecycle().start()
-    yard.said.clear()
+    yard.progress.clear()
     assert outcomes(yard.lifecycle().restart()) == {"a": "restarted", "b": "restarted"}
-    assert yard.said.index(("a", "healthy")) < yard.said.index(("b", "stopping"))
-    yard.said.clear()
+    assert yard.progress.index(("a", "healthy")) < yard.progress.index(("b", "stopping"))
+    yard.progress.clear()
     yard.lifecycle().restart(at_once=True)
-    assert yard.said.index(("b", "stopping")) < yard.said.index(("a", "healthy"))
+    assert yard.progress.index(("b", "stopping")) < yard.progress.index(("a", "healthy"))
 
 
 @pytest.mark.parametrize("moment", ["stopping", "starting"])
@@ -237,7 +237,7 @@ def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Y
     lifecycle = yard.lifecycle()
 
     def interrupt(host: str, doing: str) -> None:
-        yard.said.append((host, doing))
+        yard.progress.append((host, doing))
         if doing == moment:
             signal.pthread_kill(present(threading.main_thread().ident), signal.SIGINT)
             time.sleep(0.5)  # so that this thread goes on only when it is to give up
@@ -245,7 +245,7 @@ def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Y
     lifecycle.report = interrupt
     with pytest.raises(KeyboardInterrupt):
         lifecycle.restart(["a"])
-    assert ("a", "starting again") in yard.said
+    assert ("a", "starting again") in yard.progress
     wait_until(lambda: yard.states()["a"] == "healthy")
     assert yard.pid("a") != before
 
@@ -271,7 +271,7 @@ def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard) -> N
     lifecycle = yard.lifecycle()
 
     def interrupt(host: str, doing: str) -> None:
-        yard.said.append((host, doing))
+        yard.progress.append((host, doing))
         if doing == "starting":
             (yard.own("a") / "current").unlink()
             signal.pthread_kill(present(threading.main_thread().ident), signal.SIGINT)
@@ -280,7 +280,7 @@ def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard) -> N
     lifecycle.report = interrupt
     with pytest.raises(KeyboardInterrupt):
         lifecycle.restart(["a"])
-    assert yard.said[-1][1].startswith("failed: a: process cannot st")
+    assert yard.progress[-1][1].startswith("failed: a: process cannot st")
 
 
 def test_stop_all_also_stops_what_hosts_toml_no_longer_has(yard: Yard) -> None:
@@ -312,4 +312,4 @@ def test_the_words_of_a_run_count_while_its_manager_starts_the_next() -> None:
     starting = '{"event": "starting", "pid": %d}'
     lines = [starting % 1, "Segmentation fault, as it were", starting % 2]
     assert "Segmentation fault" in start_failed("a", lines).message
-    assert "wrote nothing" in start_failed("a", lines[:1]).message
+    assert "printed nothing" in start_failed("a", lines[:1]).message

@@ -75,7 +75,7 @@ def test_a_server_that_dies_without_a_log_line_is_reported_with_the_end_of_its_l
 def test_a_server_that_loads_past_the_deadline_is_slow_and_left_running(farm: Farm) -> None:
     farm.behaviour["a"] = "slow"
     (slow,) = farm.lifecycle.start(["a"], timeout_s=1)
-    assert slow.outcome == "slow" and "still loads after 1 s" in present(slow.error).message
+    assert slow.outcome == "slow" and "is still loading after 1 s" in present(slow.error).message
     assert local.identity(present(farm.state.recorded("a")).pid) is not None
 
 
@@ -252,7 +252,7 @@ def test_stop_says_so_where_a_record_is_damaged(farm: Farm) -> None:
     (farm.state.folder / "a.pid").write_text("{")
     a, b = farm.lifecycle.stop()
     assert (a.outcome, b.outcome) == ("failed", "stopped") and "a.pid is damaged" in present(a.error).message
-    farm.state.forget("a")
+    farm.state.drop_record("a")
 
 
 def test_a_log_that_cannot_be_written_is_an_error_of_its_host(farm: Farm) -> None:

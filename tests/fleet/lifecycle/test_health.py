@@ -143,7 +143,7 @@ def test_a_loading_server_that_does_not_take_the_token_is_unauthorised_and_not_f
     wait_until(lambda: states(farm)["a"].why == "the model is still loading")
     for token in ("another token", None):
         a = poll(farm.fleet, token, farm.state, ["a"])[0]
-        assert a.state == "unauthorised" and "says only that it is loading" in a.why
+        assert a.state == "unauthorised" and "reports only that it is loading" in a.why
         assert "put the same token file" in a.hint
 
 
@@ -231,10 +231,10 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(
     assert states(farm)["a"].why == ""
     told["code"] = "another"
     a = states(farm)["a"]
-    assert (a.state, a.why) == ("healthy", "it runs with other code than what is here")
+    assert (a.state, a.why) == ("healthy", "it runs with other code than here")
     assert a.hint == "disagg restart --host a" and exit_code([a]) == 0
     told["config"] = "another"
-    assert states(farm)["a"].why == "it runs with other code and other hosts.toml than what is here"
+    assert states(farm)["a"].why == "it runs with other code and other hosts.toml than here"
 
 
 def test_a_damaged_record_is_the_trouble_of_its_own_host(farm: Farm) -> None:

@@ -49,7 +49,7 @@ def said(second: float, event: str) -> str:
 
 
 def texts(lines: list[Line]) -> list[str]:
-    return [f"{line.host} {line.said['event'] if line.said else line.text}" for line in lines]
+    return [f"{line.host} {line.fields['event'] if line.fields else line.text}" for line in lines]
 
 
 def test_hosts_are_merged_by_time_and_lines_without_one_keep_their_place(place: Place) -> None:
@@ -108,7 +108,7 @@ class Following:
         with closing(self.follow) as lines:
             for line in lines:
                 self.lines.append(line)
-                if line.said and line.said["event"] == "end of test":
+                if line.fields and line.fields["event"] == "end of test":
                     return
 
     def __enter__(self) -> Following:

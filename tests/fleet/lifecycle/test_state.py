@@ -92,7 +92,7 @@ def test_records_survive_and_a_damaged_one_says_what_to_do(fleet: Fleet, tmp_pat
     (state.folder / "a.pid").write_text("{")
     with pytest.raises(FleetError, match=r"damaged.*rm "):
         state.recorded("a")
-    state.forget("a")
+    state.drop_record("a")
     assert state.recorded("a") is None
 
 
@@ -111,7 +111,7 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_no_part(fleet: F
     state.prepare(fleet)
     part = state.folder / f".a.pid.{os.getpid()}"
     part.symlink_to("/dev/full")
-    with pytest.raises(FleetError, match=r"cannot use .*/a\.pid .*No space left on device \(make room"):
+    with pytest.raises(FleetError, match=r"cannot use .*/a\.pid: No space left on device \(free space"):
         state.record(ProcessRecord("a", 12, "boot:34", "digest"))
     assert not part.is_symlink() and state.recorded("a") is None
 
@@ -130,7 +130,7 @@ def test_the_lock_is_held_on_a_full_disk_too(fleet: Fleet, tmp_path: Path) -> No
         lambda state, fleet: state.prepare(fleet),
         lambda state, fleet: state.locked("start").__enter__(),
         lambda state, fleet: state.recorded("a"),
-        lambda state, fleet: state.forget("a"),
+        lambda state, fleet: state.drop_record("a"),
         lambda state, fleet: state.log_tail("a"),
     ],
 )

@@ -31,7 +31,7 @@ class LogView:
         head = Text.assemble((clock, "dim"), " ", (line.host.ljust(self._width), self._colours.get(line.host, "")), " ")
         if line.notice:
             return head.append(printable(line.text), "italic yellow")
-        fields = line.said
+        fields = line.fields
         if fields is not None and fields.get("host") == line.host:  # it is already in front
             fields = {key: value for key, value in fields.items() if key != "host"}
         return head.append_text(message(fields, line.text))

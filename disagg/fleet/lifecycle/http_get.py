@@ -1,5 +1,4 @@
-"""One GET to a server of the fleet, with the standard library alone: `disagg status` must not wait for a client library
-to be imported (httpx takes 0.14 s of CPU)."""
+"""One HTTP GET with the standard library: importing httpx would cost `disagg status` 0.14 s of CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import json
 import time
 from typing import Any
 
-_MAX_ANSWER = 1 << 20
+_MAX_BODY_BYTES = 1 << 20
 
 
 class ReplyTimeout(TimeoutError):
@@ -36,29 +35,29 @@ def get(address: str, port: int, path: str, token: str | None, timeout_s: float)
 def _exchange(
     connection: http.client.HTTPConnection, path: str, token: str | None, deadline: float
 ) -> tuple[int, dict[str, Any] | None]:
-    _limit(connection, deadline)
+    _set_timeout(connection, deadline)
     connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
     with connection.getresponse() as response:
         body = b""
         while True:
-            _limit(connection, deadline)
+            _set_timeout(connection, deadline)
             part = response.read1(1 << 16)
             body += part
             if not part:
-                return response.status, _object(body)
-            if len(body) > _MAX_ANSWER:
+                return response.status, _json_object(body)
+            if len(body) > _MAX_BODY_BYTES:
                 return response.status, None
 
 
-def _limit(connection: http.client.HTTPConnection, deadline: float) -> None:
+def _set_timeout(connection: http.client.HTTPConnection, deadline: float) -> None:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise ReplyTimeout("the answer takes too long")
-    if connection.sock is not None:  # a response that closes the connection has taken the socket over
+        raise ReplyTimeout("no complete response in time")
+    if connection.sock is not None:  # None if the response took the socket over, which it does to close it
         connection.sock.settimeout(left)
 
 
-def _object(body: bytes) -> dict[str, Any] | None:
+def _json_object(body: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(body)
     except ValueError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from disagg.fleet.lifecycle.ask import ReplyTimeout, get
+from disagg.fleet.lifecycle.http_get import ReplyTimeout, get
 
 
 @contextmanager
