@@ -38,7 +38,7 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
     """
     from disagg.cli.views.fleet.deploy import Progress
     from disagg.cli.views.fleet.models import pulled_view
-    from disagg.fleet.deploy.apply import Event
+    from disagg.fleet.deploy.apply import StepProgress
     from disagg.fleet.models.pull import Models
 
     fleet = settings(context).fleet()
@@ -48,7 +48,7 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
         inventories, errors = _survey(these, list(fleet.hosts.values()))
         with progress:
             done = these.pull(
-                inventories, wanted, lambda where, what, how: progress.report(Event(where.name, 1, 1, what, how))
+                inventories, wanted, lambda where, what, how: progress.report(StepProgress(where.name, 1, 1, what, how))
             )
     lost = {name: error for name, error in errors.items() if any(one.name == name for one in wanted)}
     if as_json:

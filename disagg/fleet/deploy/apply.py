@@ -1,4 +1,4 @@
-"""Carry out a plan on a machine, step by step. Every step may be repeated; the first that fails ends it."""
+"""Carry out a plan on a machine, step by step, up to the first step that fails. Every step may be repeated."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LAST_LINES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """Step `number` (from 1) of `total` has begun on a host; or, with `line`, has printed that."""
+class StepProgress:
+    """Step `number` (from 1) of `total` has begun on a host, or has printed `line`."""
 
     host: str
     number: int
@@ -25,26 +25,27 @@ class Event:
     line: str = ""
 
 
-Report = Callable[[Event], None]
-"""Told events, from several threads at once."""
+OnStep = Callable[[StepProgress], None]
+"""Called with each StepProgress, from several threads."""
 
 
-def nobody(event: Event) -> None:
-    """Nobody watches."""
+def ignore(progress: StepProgress) -> None:
+    """An OnStep that does nothing."""
 
 
-def apply(machine: Machine, plan: Plan, report: Report = nobody) -> int:
-    """Carry out the steps in order; bytes sent. The failing step's error names it and has its last lines."""
+def apply(machine: Machine, plan: Plan, report: OnStep = ignore) -> int:
+    """Carry out the steps in order; returns the bytes sent. The error of a failed step names it and has its last
+    lines of output."""
     sent = 0
     for number, step in enumerate(plan.steps, 1):
         interruption.check()
-        report(Event(plan.host, number, len(plan.steps), step.what))
+        report(StepProgress(plan.host, number, len(plan.steps), step.what))
 
-        def told(line: str, number: int = number, step: Step = step) -> None:
-            report(Event(plan.host, number, len(plan.steps), step.what, line))
+        def on_line(line: str, number: int = number, step: Step = step) -> None:
+            report(StepProgress(plan.host, number, len(plan.steps), step.what, line))
 
         try:
-            sent += _perform(machine, step, told)
+            sent += _perform(machine, step, on_line)
         except DisaggError as error:
             error.message = f"{error.message}\nin step {number} of {len(plan.steps)}: {step.what}"
             error.hint = error.hint or step.hint
@@ -53,7 +54,7 @@ def apply(machine: Machine, plan: Plan, report: Report = nobody) -> int:
 
 
 def _perform(machine: Machine, step: Step, on_line: Callable[[str], None]) -> int:
-    """Carry out one step; bytes sent."""
+    """Carry out one step; returns the bytes sent."""
     match step.action:
         case PutTree(target, files):
             return machine.put_tree(files, target)
@@ -64,7 +65,7 @@ def _perform(machine: Machine, step: Step, on_line: Callable[[str], None]) -> in
             result = machine.run(argv, script=script, environment=environment, timeout=timeout, on_line=on_line)
     if result.ok:
         return 0
-    words = last_lines(result.stderr.strip() or result.stdout, _LAST_LINES) or "it said nothing"
+    output = last_lines(result.stderr.strip() or result.stdout, _LAST_LINES) or "no output"
     raise CommandFailed(
-        f"{machine.name}: exit code {result.code}:\n{words}", step.hint, exit_status=result.code, stdout=result.stdout
+        f"{machine.name}: exit code {result.code}:\n{output}", step.hint, exit_status=result.code, stdout=result.stdout
     )

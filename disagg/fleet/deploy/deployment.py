@@ -1,4 +1,4 @@
-"""Deploy, roll back, uninstall: all hosts at the same time, each reported by itself."""
+"""Deploy, roll back, uninstall: all hosts at the same time, each with its own result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from disagg.config import Fleet, Host
 from disagg.errors import DeployRefused, DisaggError, UsageError
 from disagg.fleet.deploy import plan as planning
-from disagg.fleet.deploy.apply import Report, apply, nobody
+from disagg.fleet.deploy.apply import OnStep, apply, ignore
 from disagg.fleet.deploy.lock import locked
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import Plan, Refusal
@@ -23,17 +23,18 @@ from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import Outcome, each
 
 Planner = Callable[[Host, HostFacts], Plan]
-"""What is to be done on a host, from its facts."""
+"""Makes a host's plan from its facts."""
 
-Result = Literal["unchanged", "changed", "planned", "failed"]
+DeployOutcome = Literal["unchanged", "changed", "planned", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class DeployResult:
-    """What became of one host. `error` where the result is failed. `sent`: bytes. `plan`: None where facts lack."""
+    """The result on one host. error: set if the result is failed. sent: bytes. plan: None if the host's facts could not
+    be read."""
 
     host: str
-    result: Result
+    result: DeployOutcome
     plan: Plan | None = None
     seconds: float = 0.0
     sent: int = 0
@@ -68,9 +69,9 @@ def choose(fleet: Fleet, names: Sequence[str] = (), role: str | None = None, mod
 
 
 def planner(installation: Installation) -> Planner:
-    """How `disagg deploy` decides."""
+    """The planner of `disagg deploy`: towards the target state of this installation."""
 
-    def decide(host: Host, facts: HostFacts) -> Plan:
+    def make_plan(host: Host, facts: HostFacts) -> Plan:
         refusals = planning.refusals(host, facts)
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
@@ -79,7 +80,7 @@ def planner(installation: Installation) -> Planner:
             return planning.refused(host, *refusals)
         return planning.plan(wanted, facts)
 
-    return decide
+    return make_plan
 
 
 def exit_code(reports: Sequence[DeployResult]) -> int:
@@ -90,12 +91,12 @@ def exit_code(reports: Sequence[DeployResult]) -> int:
 
 @dataclass(slots=True)
 class Deployment:
-    """One command on some hosts. `why`: the command, for the lock. Its machines stay connected until it is closed."""
+    """One command on some hosts. why: the command, for the lock. Machines stay connected until it is closed."""
 
     hosts: Sequence[Host]
-    decide: Planner
+    planner: Planner
     why: str
-    report: Report = nobody
+    report: OnStep = ignore
     connect: Callable[[Host], Machine] = machine_for
     _machines: dict[str, Machine] = field(default_factory=dict)
     _homes: dict[str, Layout] = field(default_factory=dict)
@@ -112,24 +113,24 @@ class Deployment:
                 closing.callback(one.close)
 
     def plan(self) -> list[DeployResult]:
-        """Each host's plan; nothing is changed anywhere."""
+        """Each host's plan. Changes nothing."""
 
-        def look(host: Host) -> DeployResult:
+        def read(host: Host) -> DeployResult:
             plan = self._plan(host)
             if plan.refusals:
                 return DeployResult(host.name, "failed", plan, error=_refused(plan))
             return DeployResult(host.name, "planned" if plan.steps else "unchanged", plan)
 
-        return [_reported(outcome) for outcome in each(self.hosts, look)]
+        return [_reported(outcome) for outcome in each(self.hosts, read)]
 
     def carry_out(self, planned: Sequence[DeployResult], break_lock: bool = False) -> list[DeployResult]:
-        """Carry out what is planned; reports of hosts that failed or need nothing pass unchanged."""
+        """Carry out the plans. Hosts that failed or need nothing keep their result."""
         pending = {report.host for report in planned if report.result == "planned"}
 
         def change(host: Host) -> DeployResult:
             where = self._machine(host)
             with locked(where, self._homes[host.name], self.why, break_lock):
-                plan = self._plan(host)  # what was seen before the lock may be another command's half
+                plan = self._plan(host)  # another command may have changed the host before the lock was held
                 if plan.refusals:
                     return DeployResult(host.name, "failed", plan, error=_refused(plan))
                 sent = apply(where, plan, self.report)
@@ -139,14 +140,14 @@ class Deployment:
         before = {report.host: report for report in planned}
         done = {outcome.host.name: _reported(outcome) for outcome in each(changing, change)}
         for name, report in done.items():
-            if report.plan is None:  # it broke off: what was to be done is still worth telling
+            if report.plan is None:  # it failed midway: keep its plan for the report
                 done[name] = replace(report, plan=before[name].plan)
         return [done.get(host.name, before[host.name]) for host in self.hosts]
 
     def _plan(self, host: Host) -> Plan:
         facts = read_host_facts(self._machine(host), host)
         self._homes[host.name] = facts.layout
-        return self.decide(host, facts)
+        return self.planner(host, facts)
 
     def _machine(self, host: Host) -> Machine:
         with self._guard:

@@ -1,4 +1,4 @@
-"""The python environment that a host should have, and why it cannot have one."""
+"""The Python environment that a host should have, or a Refusal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from disagg.fleet.facts.host import HostFacts, Python
 
 OLDEST: Final = (3, 11)
 _PREFERRED: Final = ((3, 12), (3, 13), (3, 11), (3, 14))
-_UV_VERSION: Final = "3.12"  # what uv fetches where the host has no python that is new enough
+_UV_VERSION: Final = "3.12"  # what uv downloads if the host has no new enough Python
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A python environment. `python` is None where uv is to fetch one; `uv` is empty where pip installs."""
+    """A Python environment. python: None if uv is to download one. uv: path of uv, "" if pip installs."""
 
     requirements: tuple[str, ...]
     constraints: str
@@ -37,49 +37,49 @@ class Environment:
 
     @property
     def version(self) -> str:
-        """Of python: "3.12"."""
+        """The Python version, such as "3.12"."""
         return "{}.{}".format(*self.python.version[:2]) if self.python is not None else _UV_VERSION
 
     @property
     def hash(self) -> str:
-        """Names the environment. What installs it does not count: the same packages come of it."""
+        """16 hexadecimal digits that name the environment. The installer is not part of it."""
         own = self.python.path if self.python is not None and self.python.configured else ""
-        said = [
+        content = [
             self.requirements,
             self.constraints,
             (self.version, own, self.site_packages, self.platform),
             self.options,
             [(wheel.path.name, wheel.path.stat().st_size) for wheel in self.wheels],
         ]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     @property
     def files(self) -> dict[str, bytes | Path]:
-        """What the installer reads."""
+        """The files that the installer reads, by path below its folder."""
         lines = {"requirements.txt": "\n".join((*self.requirements, "")), "constraints.txt": self.constraints}
         texts: dict[str, bytes | Path] = {name: text.encode() for name, text in lines.items()}
         return texts | {f"wheels/{wheel.path.name}": wheel.path for wheel in self.wheels}
 
 
-def environment(host: Host, deploy: Deploy, facts: HostFacts, needs: PackageRequirements) -> Environment | Refusal:
-    """The environment for a host as it is; of several possible pythons, one whose environment is there already."""
+def environment(host: Host, deploy: Deploy, facts: HostFacts, needed: PackageRequirements) -> Environment | Refusal:
+    """The environment for a host. If several Pythons are possible, one whose environment already exists."""
     pythons = _pythons(host, deploy, facts)
     if isinstance(pythons, Refusal):
         return pythons
-    made = [_environment(host, deploy, facts, python, needs) for python in pythons]
+    made = [_environment(host, deploy, facts, python, needed) for python in pythons]
     there = (one for one in made if isinstance(one, Environment) and facts.environments.get(one.hash))
     return next(there, made[0])
 
 
 def _environment(
-    host: Host, deploy: Deploy, facts: HostFacts, python: Python | None, needs: PackageRequirements
+    host: Host, deploy: Deploy, facts: HostFacts, python: Python | None, needed: PackageRequirements
 ) -> Environment | Refusal:
     target = requirements.marker_environment(facts, python)
-    lines = requirements.requirements(requirements.extras(host), needs.declared, target)
+    lines = requirements.requirements(requirements.extras(host), needed.declared, target)
     options = list(_options(deploy))
     wheels: tuple[Wheel, ...] = ()
     if deploy.wheels is not None:
-        found = _wheels(deploy.wheels, host, facts, python, lines=lines, locked=needs.locked)
+        found = _wheels(deploy.wheels, host, facts, python, lines=lines, locked=needed.locked)
         if isinstance(found, Refusal):
             return found
         wheels = found
@@ -88,18 +88,18 @@ def _environment(
             options.append("--no-index")
     uv = facts.uv if deploy.installer != "pip" and not host.site_packages else ""
     return Environment(
-        lines, needs.locked, python, uv, host.site_packages, (facts.os, facts.arch), tuple(options), tuple(wheels)
+        lines, needed.locked, python, uv, host.site_packages, (facts.os, facts.arch), tuple(options), tuple(wheels)
     )
 
 
 def _options(deploy: Deploy) -> Sequence[str]:
-    """What pip and uv both understand."""
+    """Options that pip and uv share."""
     pairs = [("--index-url", url) for url in (deploy.index_url,) if url is not None]
     pairs += [("--extra-index-url", url) for url in deploy.extra_index_urls]
     pairs += [("--find-links", link) for link in deploy.find_links]
-    # Whoever writes http:// there means it, and pip ignores such an index unless it is told so.
-    plain = [parts.netloc for _, link in pairs if (parts := urlsplit(link)).scheme == "http"]
-    pairs += [("--trusted-host", place) for place in dict.fromkeys(plain)]
+    # pip ignores an http:// index unless its host is trusted.
+    trusted = [parts.netloc for _, link in pairs if (parts := urlsplit(link)).scheme == "http"]
+    pairs += [("--trusted-host", place) for place in dict.fromkeys(trusted)]
     return [word for pair in pairs for word in pair]
 
 
@@ -121,7 +121,7 @@ def _wheels(
 
 
 def _pythons(host: Host, deploy: Deploy, facts: HostFacts) -> list[Python | None] | Refusal:
-    """The interpreters that could serve, best first; None stands for one that uv fetches."""
+    """Usable interpreters, best first; None stands for one that uv downloads."""
     if deploy.installer == "uv" and not facts.uv:
         return Refusal("there is no uv", 'install uv there, or set installer = "auto" in [deploy]')
     if host.python is not None:
@@ -144,7 +144,7 @@ def _configured(host: Host, facts: HostFacts) -> list[Python | None] | Refusal:
     if own.version[:2] < OLDEST:
         return Refusal(
             f"{own.path} is Python {_dotted(own.version)}, and disagg needs {_dotted(OLDEST)}",
-            "give `python` in hosts.toml a newer one",
+            "name a newer one as `python` in hosts.toml",
         )
     if not own.makes_venvs:
         return Refusal(f"{own.path} has no venv module", f"sudo apt install python{_dotted(own.version[:2])}-venv")
@@ -157,7 +157,7 @@ def _no_python(facts: HostFacts, new: Sequence[Python]) -> Refusal:
         return Refusal(
             f"{new[0].path} has no venv module", f"sudo apt install python{_dotted(new[0].version[:2])}-venv"
         )
-    install += "; or uv, which fetches one: https://docs.astral.sh/uv"
+    install += "; or uv, which downloads one: https://docs.astral.sh/uv"
     found = ", ".join(f"{python.path} is {_dotted(python.version)}" for python in facts.pythons)
     if found:
         return Refusal(f"every Python there is older than {_dotted(OLDEST)}: {found}", install)

@@ -1,6 +1,7 @@
-"""One deployment at a time per host: a folder on the host that says who, when and why.
+"""One deployment at a time per host: a lock folder on the host, with who holds it, since when and for which command.
 
-A lock whose process has ended on this very machine is taken over. Any other is explained, and left to `--break-lock`.
+A lock is taken over if its process ran on this machine and has ended. Any other lock is reported; `--break-lock`
+takes it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from disagg.fleet.machine.output import last_lines
 
 _HELD: Final = 75
 _ACQUIRE: Final = """\
-# $1: the lock. $2: what this process writes into it. $3: a holder whose lock may be taken over; "*": anyone's.
+# $1: the lock. $2: this holder, as JSON. $3: the holder whose lock may be taken over, or "*" for any.
 umask 077
 mkdir -p "${1%/*}" || exit 1
 if [ -n "$3" ] && test -d "$1"; then
@@ -43,7 +44,7 @@ cat "$1/holder" 2>/dev/null
 exit 75
 """
 _RELEASE: Final = """\
-# $1: the lock. $2: what its holder wrote.
+# $1: the lock. $2: the holder, as JSON.
 if [ "$(cat "$1/holder" 2>/dev/null)" = "$2" ]; then exec rm -rf "$1"; fi
 """
 _SMALL_S: Final = 20.0
@@ -51,7 +52,7 @@ _SMALL_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock. `identity`: of the process, which tells it from a later one with the same pid."""
+    """Who holds a lock. identity: distinguishes the process from a later one with the same pid."""
 
     who: str
     machine: str
@@ -67,11 +68,11 @@ class Holder:
 
     @staticmethod
     def parse(text: str) -> Holder | None:
-        """The holder that wrote this; None where it cannot be read."""
+        """The holder from its JSON; None if it is malformed."""
         try:
-            said = json.loads(text)
-            words = [str(said[key]) for key in ("who", "machine", "identity", "why")]
-            pid, since = int(said["pid"]), float(said["since"])
+            fields = json.loads(text)
+            words = [str(fields[key]) for key in ("who", "machine", "identity", "why")]
+            pid, since = int(fields["pid"]), float(fields["since"])
         except (ValueError, TypeError, KeyError, OverflowError):
             return None
         if not (0 < pid < 1 << 31 and 0 <= since < 1 << 40 and all(word.isprintable() for word in words)):
@@ -85,13 +86,13 @@ class Holder:
 
     @property
     def ended(self) -> bool:
-        """Whether it was a process of this machine that is no more."""
+        """Whether it was a process of this machine that has ended."""
         return self.machine == socket.gethostname() and local.identity(self.pid) != self.identity
 
 
 @contextmanager
 def locked(machine: Machine, layout: Layout, why: str, break_lock: bool = False) -> Iterator[None]:
-    """Hold the host's lock. HostLocked says who has it; `break_lock` takes it from anyone."""
+    """Hold the host's lock. Raises HostLocked, which names the holder; `break_lock` takes it from any holder."""
     own = json.dumps(asdict(Holder.this_process(why)))
     _acquire(machine, layout, own, "*" if break_lock else "")
     try:
@@ -99,8 +100,8 @@ def locked(machine: Machine, layout: Layout, why: str, break_lock: bool = False)
     except BaseException as error:
         try:
             _release(machine, layout, own)
-        except DisaggError as other:  # what went wrong first is what matters; the next run takes the lock over
-            error.add_note(f"the lock stays: {other.message}")
+        except DisaggError as other:  # the first error matters; the next run takes the lock over
+            error.add_note(f"the lock was not released: {other.message}")
         raise
     _release(machine, layout, own)
 
@@ -122,15 +123,15 @@ def _acquire(machine: Machine, layout: Layout, own: str, take_over: str) -> None
     if holder is not None and holder.ended and not take_over:
         _acquire(machine, layout, own, text)
         return
-    told = str(holder) if holder is not None else "nobody knows who holds it"
+    described = str(holder) if holder is not None else "its holder file is unreadable"
     raise HostLocked(
-        f"{machine.name} is locked: {told}",
-        "wait until that has ended; if nobody is at work: disagg deploy --break-lock",
+        f"{machine.name} is locked: {described}",
+        "wait until that command has ended; if it no longer runs: disagg deploy --break-lock",
     )
 
 
 def _release(machine: Machine, layout: Layout, own: str) -> None:
-    with interrupted_by(Event()):  # also when this thread is to give up
+    with interrupted_by(Event()):  # release it even if this thread is interrupted
         result = machine.run([layout.lock, own], script=_RELEASE, timeout=_SMALL_S)
     if not result.ok:
         raise HostUnreachable(f"{machine.name}: the lock could not be released: {last_lines(result.stderr, 3)}")

@@ -1,4 +1,4 @@
-"""Where a host finds its model: on the hub, at a path of its own, or in a small folder that is carried to it."""
+"""Where a host reads its model from: the hub, a path on the host, or a small folder that deploying copies there."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LARGEST_CARRIED: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A model source as the host's own hosts.toml has it. `folder`: what is to be carried there, as `name`."""
+class ModelSource:
+    """A model source as the host's own hosts.toml has it. folder: the local folder to copy to the host, as `name`."""
 
     text: str
     name: str = ""
@@ -29,27 +29,27 @@ class Source:
         return {path.relative_to(self.folder).as_posix(): path for path in _files(self.folder)} if self.folder else {}
 
 
-def source(fleet: Fleet, host: Host, layout: Layout) -> Source | Refusal:
-    """Where the host reads its model from."""
+def source(fleet: Fleet, host: Host, layout: Layout) -> ModelSource | Refusal:
+    """Where the host reads its model from; a Refusal if the folder to copy is missing or too large."""
     model, engine = fleet.models[host.model], host.engine.name
     written = model.written.get(engine, model.sources[engine])
     if written.startswith("~/"):
-        return Source(layout.home.rstrip("/") + written[1:])
+        return ModelSource(layout.home.rstrip("/") + written[1:])
     if not carried(fleet, host):
-        return Source(written)
+        return ModelSource(written)
     folder = Path(model.sources[engine])
     files = _files(folder)
     where = f'give the path that the folder has there, beginning with "/" or "~", or a hub id: [models] {model.name}'
     if not files:
-        return Refusal(f"there is no model folder {folder} to carry there", where)
+        return Refusal(f"there is no model folder {folder} to copy to the host", where)
     if (size := sum(path.stat().st_size for path in files)) > LARGEST_CARRIED:
-        return Refusal(f"the model folder {folder} has {size >> 20} MiB, too much to be carried along", where)
+        return Refusal(f"the model folder {folder} has {size >> 20} MiB, more than deploying copies", where)
     name = f"{re.sub('[^A-Za-z0-9._-]', '-', folder.name)}-{_digest(folder, files)}"
-    return Source(layout.carried(name), name, folder)
+    return ModelSource(layout.carried(name), name, folder)
 
 
 def carried(fleet: Fleet, host: Host) -> bool:
-    """Whether the host's model comes with deploying. Others lie at a path of its own or come from the hub."""
+    """Whether deploying copies the host's model there. Other models are on the hub or at a path of the host."""
     model, engine = fleet.models[host.model], host.engine.name
     return model.written.get(engine, model.sources[engine]).startswith((".", PACKAGE))
 

@@ -1,7 +1,7 @@
-"""From facts and what a host should have to ordered steps, or refusals. Pure: nothing here touches a machine.
+"""Facts and target state -> ordered steps, or refusals. Pure: no I/O.
 
-The order is what makes a broken-off deployment harmless: everything is put beside what runs, under names of its own
-content, and the `current` link is switched to it in one step near the end.
+The order makes an interrupted deployment harmless: new files go beside the running release, under names made from
+their content, and the `current` link is switched to them in one step near the end.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _BUILD_S: Final = 3600.0
 
 
 def refusals(host: Host, facts: HostFacts) -> tuple[Refusal, ...]:
-    """Why this host cannot have a release, whatever is in it."""
+    """Why this host cannot have any release."""
     return tuple(_refusals(host, facts))
 
 
 def plan(desired: TargetState, facts: HostFacts) -> Plan:
-    """The steps that lead from the facts to what the host should have; none where all is there."""
+    """The steps from the facts to the target state; none if the host is in it."""
     refused = tuple(_room(desired, facts))
     steps = () if refused else tuple(_steps(desired, facts))
     return Plan(desired.host.name, desired.hash, steps, refused, _needs(desired, facts), tuple(_notes(desired, facts)))
@@ -55,17 +55,17 @@ def rollback(host: Host, facts: HostFacts) -> Plan:
         return refused(host, Refusal("there is no release to go back to", hint))
     environment = facts.environment_of(target)
     if not facts.environments.get(environment):
-        cause = f"release {target} needs the environment {environment or '(unknown)'}, which is gone"
+        cause = f"release {target} needs the environment {environment or '(unknown)'}, which no longer exists"
         return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
     if target in facts.damaged:
-        cause = f"the files of release {target} are not what they were"
+        cause = f"the files of release {target} have changed"
         return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
     step = _switch(facts, target, environment, f"go back to release {target}")
     return Plan(host.name, target, (step,), needs=_after(facts, target))
 
 
 def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
-    """Nothing of this host left on its machine, but models unless `models`."""
+    """Remove everything of this host from its machine; models only if `models`."""
     steps = []
     for manager in _managers(facts):
         remove = command(manager, facts, "remove")
@@ -85,7 +85,7 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
 
 
 def _managers(facts: HostFacts) -> list[ServiceManager]:
-    """Those that know a server of this host, also from before hosts.toml named another."""
+    """Service managers that have a server of this host, also from before hosts.toml named another one."""
     known: tuple[ServiceManager, ...] = get_args(ServiceManager)
     installed = {name.partition(":")[0] for name in facts.installed}
     return [manager for manager in known if manager in installed]
@@ -99,7 +99,9 @@ def _refusals(host: Host, facts: HostFacts) -> Iterator[Refusal]:
         yield Refusal(f"{facts.os or 'its system'} is neither Linux nor macOS", "disagg serves on those two")
         return
     if not is_plain(facts.home) or ":" in facts.home or not facts.home.startswith("/"):
-        yield Refusal(f"the home folder {facts.home!r} has a name that PATHs cannot hold", "use another account")
+        yield Refusal(
+            f"the home folder {facts.home!r} contains characters that PATH cannot hold", "use another account"
+        )
     if not facts.writable:
         yield Refusal(f"{facts.home} is read-only", f"mount it read-write, or give {facts.user} a home it may write to")
     yield from _engine(host, facts)
@@ -134,7 +136,7 @@ def _service(host: Host, facts: HostFacts) -> Iterator[Refusal]:
 
 
 def _room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
-    """Whether what is to be put there has room."""
+    """A Refusal if the disk has too little room."""
     if facts.disk_free is None or facts.current == desired.hash:
         return
     need = _RELEASE_BYTES + sum(path.stat().st_size for path in _model_files(desired, facts))
@@ -145,7 +147,7 @@ def _room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
     if need > facts.disk_free:
         yield Refusal(
             f"{facts.home} has {_gib(facts.disk_free)} free, and this needs about {_gib(need)}",
-            f"make room, or look what is large: du -sh {facts.layout.root}/*",
+            f"make room, or see what is large: du -sh {facts.layout.root}/*",
         )
 
 
@@ -157,7 +159,7 @@ def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     if desired.host.engine.device.startswith("cuda") and not facts.hardware.gpus:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
-        yield "its launchd daemon needs root, and sudo asks for a password there: one command will be left to you"
+        yield "its launchd daemon needs root, and sudo asks for a password there: you will have to run one command"
     wanted = {definition.key for definition in desired.definitions}
     for name in sorted(key.partition(":")[2] for key in facts.installed.keys() - wanted if key.startswith("launchd:")):
         yield f"launchd still has a daemon that hosts.toml no longer asks for: sudo rm {launchd.plist_path(name)}"
@@ -184,7 +186,7 @@ def _steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
 def _prepare(facts: HostFacts) -> Step:
     layout = facts.layout
     leftovers = tuple(f"{layout.folder}/{name}" for name in facts.leftovers)
-    what = "clear away what an earlier deployment left half done" if leftovers else "make folders"
+    what = "remove what an interrupted deployment left" if leftovers else "make folders"
     argv = (layout.root, layout.folder, *leftovers)
     return Step("prepare", what, layout.folder, "folders, no leftovers", RunScript(PREPARE, argv))
 
@@ -226,7 +228,7 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
         target,
         "environments[hash]",
         RunScript(ENVIRONMENT, argv, _BUILD_S, platform),
-        "does the package index answer there? [deploy] in hosts.toml takes index_url, find_links, wheels",
+        "is the package index reachable there? [deploy] in hosts.toml takes index_url, find_links, wheels",
     )
 
 
@@ -236,7 +238,7 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
         place, target = f"{layout.incoming}/model", layout.carried(name)
         files = desired.source.files
         yield Step("model", f"send the model {name}", place, "carried", PutTree(place, files))
-        yield Step("adopt", f"put the model {name} in its place", target, "carried", RunScript(ADOPT, (place, target)))
+        yield Step("adopt", f"move the model {name} into place", target, "carried", RunScript(ADOPT, (place, target)))
     token = hashlib.sha256(desired.token).hexdigest()
     if (facts.token_digest, facts.token_mode) != (token, "-rw-------"):
         write = WriteFile(layout.token, desired.token, 0o600)
@@ -252,7 +254,7 @@ def _check(desired: TargetState, facts: HostFacts) -> Step:
     python = f"{facts.layout.environment(desired.environment.hash)}/bin/python"
     modules = [module for role in desired.host.roles for module in _MODULES.get(role, ())]
     action = RunScript(CHECK, (python, release, desired.host.name, *modules))
-    hint = f"what it misses goes into its environment: {python} -m pip install ..."
+    hint = f"install what is missing into its environment: {python} -m pip install ..."
     what = "check that the release loads in its environment"
     return Step("check", what, release, "current", action, hint if desired.environment.site_packages else "")
 
@@ -262,7 +264,7 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if desired.host.service != "systemd" and unit is not None and unit.enabled:
         disable = RunScript(systemd.DISABLE, (systemd.unit_name(desired.host.name),))
         path = facts.layout.systemd_unit
-        yield Step("retire", "let systemd no longer start it at boot", path, "not enabled", disable)
+        yield Step("retire", "disable its start at boot by systemd", path, "not enabled", disable)
     missing = _missing_definitions(desired, facts)
     if not missing:
         return
@@ -305,9 +307,9 @@ def _tidy(facts: HostFacts, surplus: list[str]) -> Step:
 
 
 def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
-    """Folders nothing needs once the release is current: older releases, then environments of no release at all.
+    """Folders that nothing needs once the release is current: older releases, then environments of no release.
 
-    A server that was not restarted since still reads from its own release and environment."""
+    A server that has not been restarted still uses its own release and environment."""
     kept = {desired.hash, facts.previous if facts.current == desired.hash else facts.current}
     if facts.serving is not None and facts.serving.alive:
         kept.add(facts.serving.release)
@@ -315,7 +317,7 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
         if HASH.fullmatch(hash):
             yield facts.layout.release(hash)
     used = {release.environment for release in facts.releases if release.host != facts.host or release.hash in kept}
-    if facts.others_deploy:  # one of these may be for them
+    if facts.others_deploy:  # an environment may be for the other host
         return
     for hash in sorted(facts.environments.keys() - used - {desired.environment.hash}):
         if HASH.fullmatch(hash):

@@ -1,26 +1,28 @@
-"""What a host should have: a release folder, the environment it runs in, its model's source, its token."""
+"""The target state of a host: its release folder and environment, its model's source, its token."""
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.config.render import render
 from disagg.fleet.deploy.environment import Environment, environment
-from disagg.fleet.deploy.models import Source, source
-from disagg.fleet.deploy.package import digest, package_files
+from disagg.fleet.deploy.models import ModelSource, source
 from disagg.fleet.deploy.requirements import PackageRequirements, installed_requirements
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.layout import Layout
 from disagg.fleet.services import definitions, launchd
 from disagg.fleet.services.base import Definition
+from disagg.version import ROOT, source_files
 
 LOG_LIMIT: Final = 64 << 20
-"""A log longer than this is put aside as server.log.1 when its server starts."""
+"""A log longer than this is renamed to server.log.1 when its server starts."""
 
 _RUN: Final = """\
 #!/bin/sh
@@ -52,7 +54,7 @@ exec {python} -P "$release/disagg/fleet/services/supervise.py" "$1" {folder}
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What all hosts of a fleet get from this machine. `package`: files of disagg, by path below the release folder."""
+    """What this machine deploys to every host. package: files of disagg, by path below the release folder."""
 
     fleet: Fleet
     package: Mapping[str, bytes] = field(repr=False)
@@ -67,11 +69,11 @@ class Installation:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """All that a host should have. `files`: of the release, whose name `hash` is over them all."""
+    """What a host should have. files: of the release. hash: over all of them, and the release's name."""
 
     host: Host
     environment: Environment
-    source: Source
+    source: ModelSource
     files: Mapping[str, bytes] = field(repr=False)
     hash: str
     token: bytes = field(repr=False)
@@ -79,25 +81,27 @@ class TargetState:
 
 
 def target_state(installation: Installation, host: Host, facts: HostFacts) -> TargetState | Refusal:
-    """What this host should have, being as it is; or why it cannot be told."""
+    """Target state computed from facts, or a Refusal."""
     made = environment(host, installation.fleet.deploy, facts, installation.requirements)
-    found = source(installation.fleet, host, facts.layout)
+    model_source = source(installation.fleet, host, facts.layout)
     if isinstance(made, Refusal):
         return made
-    if isinstance(found, Refusal):
-        return found
+    if isinstance(model_source, Refusal):
+        return model_source
     defined = definitions(host, facts)
-    files = {**installation.package, **_own_files(installation.fleet, host, facts.layout, made, found)}
+    files = {**installation.package, **_own_files(installation.fleet, host, facts.layout, made, model_source)}
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
-    return TargetState(host, made, found, files, digest(files), f"{installation.token}\n".encode(), defined)
+    return TargetState(host, made, model_source, files, digest(files), f"{installation.token}\n".encode(), defined)
 
 
-def _own_files(fleet: Fleet, host: Host, layout: Layout, environment: Environment, source: Source) -> dict[str, bytes]:
+def _own_files(
+    fleet: Fleet, host: Host, layout: Layout, environment: Environment, source: ModelSource
+) -> dict[str, bytes]:
     python = f"{layout.environment(environment.hash)}/bin/python"
     texts = {
         "hosts.toml": fleet_file(fleet, host, source),
         "run": run_script(layout, host.name, python),
-        # For every manager: what a supervisor kept before hosts.toml named another one must still be stopped.
+        # For every service manager: a supervisor from before hosts.toml named another one must still be stopped.
         "supervise": _SUPERVISE.format(python=shlex.quote(python), folder=shlex.quote(layout.folder)),
         "environment": f"{environment.hash}\n",
     }
@@ -107,13 +111,13 @@ def _own_files(fleet: Fleet, host: Host, layout: Layout, environment: Environmen
 
 
 def run_script(layout: Layout, host: str, python: str) -> str:
-    """The script that serves a host. It runs its own release, whichever link it is called by."""
+    """The script that serves a host. It runs the release it is part of, whichever link it is called by."""
     return _RUN.format(
         folder=shlex.quote(layout.folder), python=shlex.quote(python), host=shlex.quote(host), log_limit=LOG_LIMIT
     )
 
 
-def fleet_file(fleet: Fleet, host: Host, source: Source) -> str:
+def fleet_file(fleet: Fleet, host: Host, source: ModelSource) -> str:
     """The host's own hosts.toml: the host itself and, for a prefill host, the decode hosts that it delivers KV to."""
     known = [host.name]
     if "prefill" in host.roles:
@@ -124,3 +128,15 @@ def fleet_file(fleet: Fleet, host: Host, source: Source) -> str:
         sources.setdefault(model.name, {})[engine] = model.written.get(engine, model.sources[engine])
     sources[host.model][host.engine.name] = source.text
     return render(fleet, known, sources)
+
+
+def package_files(root: Path = ROOT) -> dict[str, bytes]:
+    """The files of the disagg package: `disagg/...` -> content."""
+    return {f"disagg/{path.relative_to(root).as_posix()}": path.read_bytes() for path in source_files(root)}
+
+
+def digest(files: Mapping[str, bytes]) -> str:
+    """16 hexadecimal digits that name these files: the SHA-256 over the sorted lines that `sha256sum` prints for them,
+    so that the host probe can verify a release with sha256sum alone (facts/host.sh)."""
+    lines = sorted(f"{hashlib.sha256(content).hexdigest()}  ./{name}\n" for name, content in files.items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a host's python environment must hold: the requirements of its roles, for its platform, at locked versions."""
+"""The packages of a host's Python environment: requirements of its roles, for its platform, at locked versions."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _EXTRAS: Final = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class PackageRequirements:
-    """What disagg requires: `declared` lines with their markers, `locked` versions, one `name==version` a line."""
+    """Requirements of disagg. declared: lines with their markers. locked: versions, one `name==version` a line."""
 
     declared: tuple[str, ...]
     locked: str
 
 
 def installed_requirements() -> PackageRequirements:
-    """As it is here."""
+    """Requirements of this installation."""
     return PackageRequirements(declared(), locked())
 
 
 def extras(host: Host) -> tuple[str, ...]:
-    """The extras of disagg that serve the host's roles."""
+    """The extras of disagg for the host's roles."""
     return tuple(extra for extra in _EXTRAS if extra in host.roles)
 
 
@@ -42,9 +42,7 @@ def declared() -> tuple[str, ...]:
     try:
         return tuple(importlib.metadata.requires("disagg") or ())
     except importlib.metadata.PackageNotFoundError as error:
-        raise FleetError(
-            "disagg is not installed here, so that what it requires is not known", "pip install -e ."
-        ) from error
+        raise FleetError("disagg is not installed here, so its requirements are unknown", "pip install -e .") from error
 
 
 def locked() -> str:
@@ -66,7 +64,7 @@ def _chosen(wanted: Sequence[str], lines: Iterable[str], target: dict[str, str])
 
 
 def marker_environment(facts: HostFacts, python: Python | None) -> dict[str, str]:
-    """The values that markers of requirements ask for, of the host and not of this machine."""
+    """The values of requirement markers on the host."""
     version = python.version if python is not None else (3, 12, 0)
     return {
         "sys_platform": facts.sys_platform,
@@ -84,10 +82,10 @@ def marker_environment(facts: HostFacts, python: Python | None) -> dict[str, str
 
 
 def pins(constraints: str) -> dict[str, str]:
-    """Canonical name -> version, of the lines that pin one."""
-    found: dict[str, str] = {}
+    """Canonical name -> version, from the lines that pin one."""
+    versions: dict[str, str] = {}
     for line in constraints.splitlines():
         name, pinned, version = line.partition("==")
         if pinned and not line.startswith("#"):
-            found[canonicalize_name(name.strip())] = version.strip()
-    return found
+            versions[canonicalize_name(name.strip())] = version.strip()
+    return versions

@@ -8,7 +8,7 @@ from typing import Final
 ENVIRONMENT: Final = Path(__file__).with_name("environment.sh").read_text(encoding="utf-8")
 
 PREPARE: Final = """\
-# $1: ~/.disagg. $2: this host's folder. $3...: what is to go.
+# $1: ~/.disagg. $2: this host's folder. $3...: paths to remove.
 umask 077
 set -e
 mkdir -p "$1/envs" "$1/models/carried" "$2/releases" "$2/logs"
@@ -17,23 +17,23 @@ if [ $# -gt 0 ]; then rm -rf "$@"; fi
 """
 
 ADOPT: Final = """\
-# Moves $1 to $2, unless that is there.
+# Moves $1 to $2 unless $2 exists.
 test -d "$2" || mv "$1" "$2"
 """
 
 CHECK: Final = """\
-# $1: python. $2: the release. $3: the host. $4...: modules that must be there.
+# $1: python. $2: the release. $3: the host. $4...: modules that must be importable.
 python=$1 release=$2
 shift
 exec env PYTHONPATH="$release" "$python" -P -c 'import importlib.util, sys
 from pathlib import Path
 release, host, *modules = sys.argv[1:]
-def there(name):
+def importable(name):
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-if missing := [name for name in modules if not there(name)]:
+if missing := [name for name in modules if not importable(name)]:
     sys.exit("the environment lacks " + ", ".join(missing))
 import disagg.servers.__main__
 from disagg.config import load
@@ -43,7 +43,7 @@ if host not in load(Path(release, "hosts.toml")).hosts:
 """
 
 INSTALL_DAEMONS: Final = """\
-# $1: the release's install script, which only root can run.
+# $1: the release's install script, which needs root.
 if ! sudo -n true 2>/dev/null; then
     echo 'launchd daemons belong to root, and sudo asks for a password here' >&2
     exit 77
@@ -64,7 +64,7 @@ def point(name, target):
     os.replace(part, name)
 new, old = f"releases/{release}", os.readlink("current") if os.path.islink("current") else None
 if not os.path.isfile(f"{new}/run"):
-    sys.exit(f"{new} is not whole")
+    sys.exit(f"{new} is incomplete")
 if old != new:
     if old is not None:
         point("previous", old)
@@ -73,7 +73,7 @@ if old != new:
 """
 
 TIDY: Final = """\
-# $@: what is to go.
+# $@: paths to remove.
 exec rm -rf "$@"
 """
 

@@ -1,4 +1,4 @@
-"""What a deployment is made of: three kinds of actions on a machine, in steps that a person can read."""
+"""The types of a deployment plan: three kinds of actions on a machine, in steps with a description."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ServiceAction = Literal["", "start", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class PutTree:
-    """Put a folder of files: it appears whole or not at all."""
+    """Write a folder of files atomically."""
 
     target: str
     files: Mapping[str, bytes | Path] = field(repr=False)
@@ -42,8 +42,8 @@ Action = PutTree | WriteFile | RunScript
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. `what`: for a person, "build the python environment". `changes`: the path it is about. `done`: how the
-    facts tell that it has been carried out. `hint`: what to do where it fails."""
+    """One step. what: its description. changes: the path it changes. done: the fact that shows it was done.
+    hint: what to do if it fails."""
 
     name: str
     what: str
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a host cannot be deployed, and what mends it."""
+    """Why a host cannot be deployed, and what to do about it."""
 
     cause: str
     hint: str
@@ -66,9 +66,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done on one host; nothing where there are neither steps nor refusals.
+    """The steps on one host; nothing to do if there are neither steps nor refusals.
 
-    `release`: the hash of what is current afterwards. `needs`: what the service needs afterwards to serve it.
+    release: the hash of the release that is current afterwards. needs: the command its server needs to run it.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""Which wheels of a local folder an offline host needs: those that pip would choose there, and no others."""
+"""Which wheels of a local folder an offline host needs: exactly those that pip would choose there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OLDEST_GLIBC = 5  # 2.5, of manylinux1
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel file, and what its name says."""
+    """A wheel file, and the parts of its name."""
 
     path: Path
     name: str
@@ -37,11 +37,11 @@ def choose_wheels(
     target: dict[str, str],
     tags: Sequence[Tag],
 ) -> tuple[list[Wheel], list[str]]:
-    """The wheels that meet the requirements, with all that these require in turn; and what no wheel is there for.
+    """The wheels that meet the requirements and their dependencies, and the requirements that have no wheel.
 
-    `target`: the host's marker environment. `tags`: what the host can use, best first.
+    target: the host's marker environment. tags: what the host accepts, best first.
     """
-    there = _usable(folder, tags)
+    usable = _usable(folder, tags)
     chosen: dict[str, Wheel] = {}
     missing: list[str] = []
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -52,7 +52,7 @@ def choose_wheels(
         if (name, frozenset(requirement.extras)) in seen:
             continue
         seen.add((name, frozenset(requirement.extras)))
-        wheel = _best(there.get(name, []), requirement, pins.get(name))
+        wheel = _best(usable.get(name, []), requirement, pins.get(name))
         if wheel is None:
             missing.append(f"{name}=={pins[name]}" if name in pins else str(requirement))
             continue
@@ -87,21 +87,21 @@ def _usable(folder: Path, tags: Sequence[Tag]) -> dict[str, list[Wheel]]:
     if not folder.is_dir():
         raise FleetError(f"there is no folder of wheels {folder}", "correct `wheels` in [deploy] of hosts.toml")
     rank = {tag: place for place, tag in enumerate(tags)}
-    found: dict[str, list[Wheel]] = {}
+    by_name: dict[str, list[Wheel]] = {}
     for path in sorted(folder.glob("*.whl")):
         try:
             name, version, _, wheel_tags = parse_wheel_filename(path.name)
         except InvalidWheelFilename as error:
-            raise FleetError(f"{path}: {error}", "remove that file, or give it its name back") from error
+            raise FleetError(f"{path}: {error}", "remove that file, or restore its name") from error
         if any(tag in rank for tag in wheel_tags):
-            found.setdefault(name, []).append(Wheel(path, name, version, wheel_tags))
-    for wheels in found.values():
+            by_name.setdefault(name, []).append(Wheel(path, name, version, wheel_tags))
+    for wheels in by_name.values():
         wheels.sort(key=lambda wheel: min(rank[tag] for tag in wheel.tags if tag in rank))
-    return found
+    return by_name
 
 
 def _best(wheels: Sequence[Wheel], requirement: Requirement, pinned: str | None) -> Wheel | None:
-    """The newest wheel that fits, pinned if there is a pin; of one version the first, whose tag is the best."""
+    """The newest wheel that fits requirement and pin; among equal versions the one with the best tag."""
     fitting = [wheel for wheel in wheels if requirement.specifier.contains(wheel.version, prereleases=True)]
     if pinned is not None:
         fitting = [wheel for wheel in fitting if wheel.version.public == pinned or str(wheel.version) == pinned]

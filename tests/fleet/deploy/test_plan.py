@@ -174,8 +174,8 @@ def test_what_the_service_needs_is_told_from_what_it_serves() -> None:
     [
         (spark(), "spark_bare", {"os": "FreeBSD"}, "neither Linux nor macOS", "disagg serves on those two"),
         (spark(), "spark_bare", {"writable": False}, "/home/nvidia is read-only", "read-write"),
-        (spark(), "spark_bare", {"home": "/home/a\nb"}, "a name that PATHs cannot hold", "another account"),
-        (spark(), "spark_bare", {"home": "/home/a:b"}, "a name that PATHs cannot hold", "another account"),
+        (spark(), "spark_bare", {"home": "/home/a\nb"}, "contains characters that PATH cannot hold", "another account"),
+        (spark(), "spark_bare", {"home": "/home/a:b"}, "contains characters that PATH cannot hold", "another account"),
         (spark(), "spark_bare", {"systemd": None}, "systemd does not run there", 'service = "process"'),
         (spark(service="launchd"), "spark_bare", {}, "there is no launchd", 'service = "process"'),
         (spark(), "studio_bare", {}, "macOS has no CUDA", '"mps" or "cpu"'),
@@ -225,7 +225,7 @@ def test_rollback_without_a_whole_previous_release_is_refused() -> None:
     only = planning.rollback(spark(), replace(found, previous="")).refusals[0]
     assert "only the current one is there" in only.hint, "deploying alone would change nothing"
     gone = replace(found, environments={"a" * 16: True})
-    assert f"environment {'b' * 16}, which is gone" in planning.rollback(spark(), gone).refusals[0].cause
+    assert f"environment {'b' * 16}, which no longer exists" in planning.rollback(spark(), gone).refusals[0].cause
 
 
 def test_uninstall_leaves_other_hosts_and_models_alone() -> None:

@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from disagg.config import Fleet, Host, Model, load
-from disagg.fleet.deploy.models import Source, source
-from disagg.fleet.deploy.package import digest, package_files
-from disagg.fleet.deploy.release import Installation, TargetState, fleet_file, run_script, target_state
+from disagg.fleet.deploy.models import ModelSource, source
+from disagg.fleet.deploy.release import (
+    Installation,
+    TargetState,
+    digest,
+    fleet_file,
+    package_files,
+    run_script,
+    target_state,
+)
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.layout import Layout
 from tests.fleet.facts.fixture_facts import NEEDS, facts, fleet, here, spark, studio, wanted
@@ -51,7 +58,7 @@ def test_another_hosts_change_makes_a_new_release_only_where_it_is_heeded() -> N
 
 def test_a_prefill_host_knows_where_it_may_deliver_kv(tmp_path: Path) -> None:
     prefill, decode = spark(), studio()
-    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(prefill, decode), prefill, Source("/m")))
+    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(prefill, decode), prefill, ModelSource("/m")))
     loaded = load(tmp_path / "hosts.toml")
     assert [host.name for host in loaded.serving("qwen", "decode")] == ["mac-studio-1"]
     assert loaded.models["qwen"].sources["transformers"] == "/m"
@@ -66,11 +73,11 @@ def test_the_token_and_a_new_version_of_a_service_file_have_their_part() -> None
 
 def test_a_hosts_own_file_loads_and_names_the_model_as_it_is_there(tmp_path: Path) -> None:
     host = studio()
-    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(), host, Source("/home/x/models/qwen")))
+    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(), host, ModelSource("/home/x/models/qwen")))
     loaded = load(tmp_path / "hosts.toml")
     assert list(loaded.hosts) == ["mac-studio-1"]
     assert loaded.models["qwen"].sources == {"mlx": "/home/x/models/qwen"}
-    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(spark(), host), spark(), Source("/m")))
+    (tmp_path / "hosts.toml").write_text(fleet_file(fleet(spark(), host), spark(), ModelSource("/m")))
     loaded = load(tmp_path / "hosts.toml")
     assert list(loaded.hosts) == ["dgx-spark-1", "mac-studio-1"]
     assert loaded.models["qwen"].sources == {"transformers": "/m", "mlx": str(Path.home() / "models/qwen")}
@@ -82,7 +89,7 @@ def test_a_hosts_own_file_loads_and_names_the_model_as_it_is_there(tmp_path: Pat
 )
 def test_a_model_that_is_there_is_read_from_there(written: str, text: str) -> None:
     model = Model("qwen", {"transformers": "/resolved/here"}, 1, (), {"transformers": written})
-    assert source(replace(fleet(), models={"qwen": model}), spark(), Layout("/home/nvidia", "h")) == Source(text)
+    assert source(replace(fleet(), models={"qwen": model}), spark(), Layout("/home/nvidia", "h")) == ModelSource(text)
 
 
 def test_a_model_folder_beside_hosts_toml_is_carried_under_the_name_of_its_content(tmp_path: Path) -> None:
@@ -94,11 +101,11 @@ def test_a_model_folder_beside_hosts_toml_is_carried_under_the_name_of_its_conte
     (tmp_path / "my model/sub").mkdir(parents=True)
     (tmp_path / "my model/sub/a.bin").write_bytes(b"1")
     first = source(of, spark(), layout)
-    assert isinstance(first, Source) and first.text == f"/home/nvidia/.disagg/models/carried/{first.name}"
+    assert isinstance(first, ModelSource) and first.text == f"/home/nvidia/.disagg/models/carried/{first.name}"
     assert list(first.files) == ["sub/a.bin"]
     (tmp_path / "my model/sub/a.bin").write_bytes(b"2")
     second = source(of, spark(), layout)
-    assert isinstance(second, Source) and second.name != first.name
+    assert isinstance(second, ModelSource) and second.name != first.name
     with (tmp_path / "my model/big.bin").open("wb") as big:
         big.truncate(300 << 20)
     refusal = source(of, spark(), layout)

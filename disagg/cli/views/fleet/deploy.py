@@ -17,7 +17,7 @@ from rich.text import Text
 from disagg.cli.views.fleet.together import error_views, host_options
 from disagg.cli.views.stream import printable
 from disagg.cli.views.units import counted, seconds, size
-from disagg.fleet.deploy.apply import Event
+from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
 
 _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
@@ -112,7 +112,7 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._lock = Lock()
-        self._events: dict[str, Event] = {}
+        self._events: dict[str, StepProgress] = {}
         self._spinner = Spinner("dots", style="cyan")
         self._live = Live(self, console=console, transient=True, refresh_per_second=10) if console.is_terminal else None
 
@@ -127,7 +127,7 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
-    def report(self, event: Event) -> None:
+    def report(self, event: StepProgress) -> None:
         """Show the event of a host; thread-safe."""
         with self._lock:
             self._events[event.host] = event

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from disagg.cli.views.fleet.deploy import Progress, plan_view, reports_view
 from disagg.errors import CommandFailed, DeployRefused
-from disagg.fleet.deploy.apply import Event
+from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from tests.values import printed
@@ -111,9 +111,9 @@ def test_a_refusal_is_told_with_its_mend() -> None:
 def test_without_a_terminal_there_is_one_line_per_step_and_none_per_line_of_output() -> None:
     console = Console(file=io.StringIO(), width=40, force_terminal=False)
     with Progress(console) as progress:
-        progress.report(Event("h", 1, 2, "send [bold]release"))
-        progress.report(Event("h", 1, 2, "send [bold]release", "12 %"))
-        progress.report(Event("h", 2, 2, "switch to the new release, which is a long story"))
+        progress.report(StepProgress("h", 1, 2, "send [bold]release"))
+        progress.report(StepProgress("h", 1, 2, "send [bold]release", "12 %"))
+        progress.report(StepProgress("h", 2, 2, "switch to the new release, which is a long story"))
     assert printed(console).splitlines() == [
         "h: [1/2] send [bold]release",
         "h: [2/2] switch to the new release, which is a long story",
@@ -123,9 +123,9 @@ def test_without_a_terminal_there_is_one_line_per_step_and_none_per_line_of_outp
 def test_on_a_terminal_there_is_one_row_per_host_with_the_last_line_of_output() -> None:
     console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
     with Progress(console) as progress:
-        progress.report(Event("a", 1, 9, "build the environment"))
-        progress.report(Event("a", 1, 9, "build the environment", "Collecting \x1b[2Jtorch " + "x" * 80))
-        progress.report(Event("b", 9, 9, "tidy"))
+        progress.report(StepProgress("a", 1, 9, "build the environment"))
+        progress.report(StepProgress("a", 1, 9, "build the environment", "Collecting \x1b[2Jtorch " + "x" * 80))
+        progress.report(StepProgress("b", 9, 9, "tidy"))
         text = shown(progress, 60)
     first, second = text.splitlines()
     assert " a 1/9 build the environment  Collecting" in first and "\x1b" not in first
