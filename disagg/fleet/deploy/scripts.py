@@ -34,11 +34,11 @@ def importable(name):
     except ModuleNotFoundError:
         return False
 if missing := [name for name in modules if not importable(name)]:
-    sys.exit("the environment lacks " + ", ".join(missing))
+    sys.exit("the environment misses " + ", ".join(missing))
 import disagg.servers.__main__
 from disagg.config import load
 if host not in load(Path(release, "hosts.toml")).hosts:
-    sys.exit("hosts.toml of the release lacks " + host)
+    sys.exit("hosts.toml of the release misses " + host)
 ' "$@"
 """
 

@@ -81,7 +81,7 @@ def _model(readings: HostReadings, model: Model) -> Iterator[Finding]:
     elif wanted.carried:
         yield warning("model", f"{model.name} is not there yet", f"disagg deploy --host {readings.host.name}")
     elif held.state == "partial":
-        yield fault("model", f"{wanted.source} is there in part: {held.missing or f'{size(held.bytes)} of it'}", pull)
+        yield fault("model", f"{wanted.source} is partial: {held.missing or f'{size(held.bytes)} of it'}", pull)
     else:
         yield fault("model", f"{wanted.source} is not there", pull)
 

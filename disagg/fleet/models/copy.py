@@ -1,4 +1,4 @@
-"""Copy one model from a host to another: an HTTP server on the one, a client on the other, both for this copy only."""
+"""Copy one model from host to host: an HTTP server on the source, a client on the target, both for this copy only."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LONGEST_S: Final = 24 * 3600.0
 _START_S: Final = 120.0
 
 OnBytes = Callable[[int, int], None]
-"""OnBytes bytes here and bytes in all."""
+"""Called with the bytes copied so far and in total."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """Bytes of the model; of those, bytes that an earlier run had brought; files that had to be brought twice because
-    what was there of them was damaged."""
+    """bytes: of the model. resumed: of these, bytes that an earlier run had copied. repaired: files that were copied
+    twice because the first copy was damaged."""
 
     bytes: int
     resumed: int
@@ -41,7 +41,7 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True)
 class CopyEnd:
-    """A host to copy from or to, and a python on it."""
+    """A host to copy from or to, and a Python on it."""
 
     host: Host
     machine: Machine
@@ -49,66 +49,66 @@ class CopyEnd:
 
 
 def copy(
-    source: CopyEnd, target: CopyEnd, held: StoredModel, root: str, told: OnBytes = lambda done, total: None
+    source: CopyEnd, target: CopyEnd, held: StoredModel, root: str, on_bytes: OnBytes = lambda done, total: None
 ) -> CopyResult:
-    """Copy `held` of the source to the folder `root` of the target.
+    """Copy the model `held` of the source to the folder `root` of the target.
 
-    The source's machine must be of this copy alone: it is closed at the end, which ends the server. FleetError where
-    the copy cannot be made; what has arrived stays, and the next copy goes on from it.
+    The source's machine must be used by this copy only: it is closed at the end, which ends the server. Raises
+    FleetError if the copy fails; files that arrived stay, and the next copy resumes from them.
     """
     server = _Server(source, held)
     try:
         port = server.port()
-        return _fetch(source, target, (source.host.kv_address, str(port), root), server.token, told)
+        return _fetch(source, target, (source.host.kv_address, str(port), root), server.token, on_bytes)
     finally:
         server.end()
 
 
-def _fetch(source: CopyEnd, target: CopyEnd, argv: Sequence[str], token: str, told: OnBytes) -> CopyResult:
-    def hear(line: str) -> None:
-        said = _said(line)
-        if "done" in said:
-            told(int(said["done"]), int(said["total"]))
+def _fetch(source: CopyEnd, target: CopyEnd, argv: Sequence[str], token: str, on_bytes: OnBytes) -> CopyResult:
+    def on_line(line: str) -> None:
+        fields = _fields(line)
+        if "done" in fields:
+            on_bytes(int(fields["done"]), int(fields["total"]))
 
     secret = {"DISAGG_COPY_TOKEN": token}
     try:
         result = run_program(
-            target.machine, target.python, FETCH, argv, environment=secret, timeout=_LONGEST_S, on_line=hear
+            target.machine, target.python, FETCH, argv, environment=secret, timeout=_LONGEST_S, on_line=on_line
         )
     except CommandFailed as error:
         raise _explained(error, source.host, target.host) from error
-    said = _said(result.stdout.strip().rpartition("\n")[2])
-    return CopyResult(int(said.get("copied", 0)), int(said.get("resumed", 0)), int(said.get("repaired", 0)))
+    fields = _fields(result.stdout.strip().rpartition("\n")[2])
+    return CopyResult(int(fields.get("copied", 0)), int(fields.get("resumed", 0)), int(fields.get("repaired", 0)))
 
 
 def _explained(error: CommandFailed, source: Host, target: Host) -> FleetError:
     output = error.stdout.strip()
-    words = _said(output.rpartition("\n")[2]).get("error")
+    words = _fields(output.rpartition("\n")[2]).get("error")
     if not words:
         return error
     return CommandFailed(
         f"{target.name}: copying from {source.name} ({source.kv_address}) failed: {words}",
-        "what has arrived is kept: run the same command again to go on from there",
+        "files that arrived are kept: run the same command again to resume",
         exit_status=error.exit_status,
         stdout=error.stdout,
     )
 
 
-def _said(line: str) -> Mapping[str, Any]:
+def _fields(line: str) -> Mapping[str, Any]:
     try:
-        said = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 class _Server:
-    """The serving end, in a thread of its own."""
+    """The serving program, run by its own thread."""
 
     def __init__(self, place: CopyEnd, held: StoredModel) -> None:
         self.token = secrets.token_hex(32)
         self._place = place
-        self._news: Queue[int | DisaggError] = Queue()
+        self._events: Queue[int | DisaggError] = Queue()
         argv = (place.host.kv_address, held.root, held.revision)
         context = contextvars.copy_context()  # an interruption reaches the new thread as well
         self._thread = Thread(target=context.run, args=(self._run, argv), name=f"serve {place.host.name}", daemon=True)
@@ -124,31 +124,31 @@ class _Server:
                 argv,
                 environment=secret,
                 timeout=_LONGEST_S,
-                on_line=self._hear,
+                on_line=self._on_line,
             )
-        except DisaggError as error:  # also that it was ended, which nobody reads
-            self._news.put(error)
+        except DisaggError as error:  # also raised when `end` closes the connection, and then not read
+            self._events.put(error)
 
-    def _hear(self, line: str) -> None:
-        said = _said(line)
-        if isinstance(said.get("port"), int):
-            self._news.put(said["port"])
-        elif "error" in said:
-            self._news.put(FleetError(f"{self._place.host.name}: cannot serve the model: {said['error']}"))
+    def _on_line(self, line: str) -> None:
+        fields = _fields(line)
+        if isinstance(fields.get("port"), int):
+            self._events.put(fields["port"])
+        elif "error" in fields:
+            self._events.put(FleetError(f"{self._place.host.name}: cannot serve the model: {fields['error']}"))
 
     def port(self) -> int:
-        """Where it listens; raises what keeps it from that."""
+        """The port it listens on; raises the error that prevents it."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
             interruption.check()
             try:
-                news = self._news.get(timeout=interruption.POLL_S)
+                event = self._events.get(timeout=interruption.POLL_S)
             except Empty:
                 continue
-            if isinstance(news, DisaggError):
-                raise news
-            return news
-        raise FleetError(f"{self._place.host.name}: does not begin to serve the model", "is its disk hung?")
+            if isinstance(event, DisaggError):
+                raise event
+            return event
+        raise FleetError(f"{self._place.host.name}: its copy server did not start", "is its disk hung?")
 
     def end(self) -> None:
         self._place.machine.close()

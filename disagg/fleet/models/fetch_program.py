@@ -1,10 +1,10 @@
-"""Brings one model from the host that serves it. Standard library only: it runs there, and is never imported.
+"""Copies one model from the host that serves it. Standard library only: it runs on the host, and is never imported.
 
-    ADDRESS PORT ROOT   ROOT: the folder that is to hold what the other's root holds
+    ADDRESS PORT ROOT   ROOT: the target folder
 
-Prints {"done", "total"} now and then, at last {"copied"}. $DISAGG_COPY_TOKEN is the one-time secret of this copy. A
-file gets its name when its SHA-256 is right; until then it is NAME.part, which the next run goes on from. What makes a
-model look whole comes last. Exit code 3 with a JSON line {"error"} where it fails.
+Prints {"done", "total"} every half second, at the end {"copied"}. $DISAGG_COPY_TOKEN is the one-time secret of this
+copy. A file is named NAME.part until its SHA-256 is verified; the next run resumes from it. Files that make a model
+look complete come last. Exits with code 3 and a JSON line {"error"} if it fails.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Failed(Exception):
 class Fetch:
     def __init__(self, address: str, port: int, root: str) -> None:
         self.address, self.port, self.root = address, port, os.path.expanduser(root)
-        self.entries = json.loads(self.ask("/list"))
+        self.entries = json.loads(self.get("/list"))
         self.total = sum(entry["size"] for entry in self.entries)
         self.lock, self.done, self.resumed, self.skipped, self.repaired = threading.Lock(), 0, 0, 0, 0
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.address, self.port, timeout=PATIENCE_S)
 
-    def ask(self, path: str) -> str:
+    def get(self, path: str) -> str:
         connection = self.connect()
-        connection.timeout = PATIENCE_S if path == "/list" else 3600.0  # a sum takes as long as reading the file
+        connection.timeout = PATIENCE_S if path == "/list" else 3600.0  # a checksum takes as long as reading the file
         try:
             connection.request("GET", path, headers={"Authorization": "Bearer " + TOKEN})
             answer = connection.getresponse()
@@ -58,15 +58,15 @@ class Fetch:
 
     def run(self) -> None:
         self.check_room()
-        told = threading.Thread(target=self.tell, daemon=True)
-        told.start()
+        reporter = threading.Thread(target=self.report, daemon=True)
+        reporter.start()
         for stage in range(4):
             numbers = [number for number, entry in enumerate(self.entries) if entry["stage"] == stage]
             with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-                for future in [pool.submit(self.bring, number) for number in numbers]:
+                for future in [pool.submit(self.copy, number) for number in numbers]:
                     future.result()
         counts = {"resumed": self.resumed, "skipped": self.skipped, "repaired": self.repaired}
-        say(copied=self.total, files=len(self.entries), **counts)
+        print_json(copied=self.total, files=len(self.entries), **counts)
 
     def check_room(self) -> None:
         os.makedirs(self.root, exist_ok=True)
@@ -83,10 +83,10 @@ class Fetch:
     def place(self, entry: Entry) -> str:
         parts = entry["path"].split("/")
         if entry["path"].startswith("/") or ".." in parts or "" in parts:
-            raise Failed(f"{entry['path']!r} is no path below a folder")
+            raise Failed(f"{entry['path']!r} is not a path below the folder")
         return os.path.join(self.root, *parts)
 
-    def bring(self, number: int) -> None:
+    def copy(self, number: int) -> None:
         entry = self.entries[number]
         path = self.place(entry)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -107,30 +107,32 @@ class Fetch:
             self.file(number, entry, path)
 
     def file(self, number: int, entry: Entry, path: str) -> None:
-        """Bring one file; go on after a broken connection; begin anew once where the sum is wrong."""
-        part, tries, anew = path + ".part", TRIES, False
+        """Copy one file: resume after a broken connection, and start again once if the checksum is wrong."""
+        part, tries, restarted = path + ".part", TRIES, False
         while True:
             try:
-                found = self.stream(number, entry, part)
-                wanted = entry["sha256"] or self.ask(f"/sum/{number}")
+                received = self.stream(number, entry, part)
+                wanted = entry["sha256"] or self.get(f"/sum/{number}")
             except (OSError, http.client.HTTPException) as error:
                 tries -= 1
                 if tries == 0 or getattr(error, "errno", None) in FINAL:
                     raise
                 time.sleep(1.0)
                 continue
-            if hmac.compare_digest(found, wanted):
+            if hmac.compare_digest(received, wanted):
                 os.replace(part, path)
                 return
             os.unlink(part)
             self.add(-entry["size"])
-            if anew:
-                raise Failed(f"{entry['path']} arrives damaged: on the serving host it is not what its sum says")
-            anew = True
+            if restarted:
+                raise Failed(
+                    f"{entry['path']} arrives damaged twice: the file on the serving host does not match its checksum"
+                )
+            restarted = True
             self.repaired += 1
 
     def stream(self, number: int, entry: Entry, part: str) -> str:
-        """What is missing of a file; the SHA-256 of all of it."""
+        """Fetch what is missing of a file; returns the SHA-256 of all of it."""
         total, have = hashlib.sha256(), 0
         with open(part, "ab+") as file:
             if os.fstat(file.fileno()).st_size > entry["size"]:
@@ -179,9 +181,9 @@ class Fetch:
         with self.lock:
             self.done += count
 
-    def tell(self) -> None:
+    def report(self) -> None:
         while True:
-            say(done=self.done, total=self.total)
+            print_json(done=self.done, total=self.total)
             time.sleep(0.5)
 
 
@@ -192,7 +194,7 @@ def length(path: str) -> int:
         return 0
 
 
-def say(**fields: object) -> None:
+def print_json(**fields: object) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
@@ -201,8 +203,8 @@ def main(address: str, port: str, root: str) -> None:
     try:
         Fetch(address, int(port), root).run()
     except (OSError, http.client.HTTPException, Failed) as error:
-        say(error=getattr(error, "strerror", None) or str(error) or type(error).__name__)
-        os._exit(3)  # other streams may still wait
+        print_json(error=getattr(error, "strerror", None) or str(error) or type(error).__name__)
+        os._exit(3)  # other threads may still be waiting
 
 
 main(*sys.argv[1:])

@@ -1,9 +1,9 @@
-"""Downloads a model from the hub on a host, in its deployed environment; goes on where an earlier run ended.
+"""Downloads a model from the hub on a host, in its deployed environment; resumes an earlier download.
 
     REPOSITORY CACHE   CACHE: the hub's cache, "" for its default
 
-Afterwards every file is compared with the checksum that the hub names it by. Prints the hub's own progress, at last a
-JSON line {"folder", "checked"}. Exit code 3 with {"error"} where it fails.
+Then compares every file with the checksum that is its name in the hub's cache. Prints the hub's own progress, at the
+end a JSON line {"folder", "checked"}. Exits with code 3 and {"error"} if it fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PIECE = 1 << 20
 
 
 def check(folder: str) -> tuple[list[str], int]:
-    """The names of files whose content is not what the hub says; those are removed."""
+    """Remove files whose content does not match the hub's checksum. Returns their names, and the number of checked
+    files."""
     wrong: list[str] = []
     count = 0
     for name in sorted(os.listdir(folder)):
@@ -35,7 +36,7 @@ def check(folder: str) -> tuple[list[str], int]:
 
 
 def digest(path: str, width: int) -> str:
-    """Large files are named by their SHA-256, small ones as git names them."""
+    """The checksum of a file: SHA-256 for large files, git's blob SHA-1 for small ones."""
     total = (
         hashlib.sha256() if width == 64 else hashlib.sha1(b"blob %d\0" % os.path.getsize(path), usedforsecurity=False)
     )
@@ -51,7 +52,7 @@ def main(repository: str, cache: str) -> None:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        fail("there is no huggingface_hub in this environment")
+        fail("huggingface_hub is not installed in this environment")
     place = os.path.expanduser(cache) if cache else None
     try:  # the hub's errors are OSErrors; a bad id is a ValueError
         for _ in range(2):
@@ -63,7 +64,7 @@ def main(repository: str, cache: str) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         fail(lines[0] if lines else type(error).__name__)
-    fail(f"{wrong[0]} does not have the checksum that the hub says, twice")
+    fail(f"{wrong[0]} does not match the hub's checksum after two downloads")
 
 
 def fail(words: str) -> NoReturn:

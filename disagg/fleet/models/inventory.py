@@ -1,4 +1,4 @@
-"""Which models a host has, whole or in part, and what identifies them."""
+"""Which models a host has, complete or partial, and what identifies them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from disagg.fleet.machine.base import Machine
 
 PROGRAM: Final = Path(__file__).with_name("inventory_program.py")
 SERVICES_CACHE: Final = "~/.cache/huggingface/hub"
-"""Where a service finds downloaded models: it does not see what a login sets."""
+"""The hub's cache for servers: a service has no environment variables of a login shell."""
 
 Presence = Literal["complete", "partial", "absent"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on a host. `folder`: of its files. `root`: what is copied or removed. `revision`: of the hub, or "".
-    missing_files: some of the files that missing. why: what is wrong with one that is there. config: config.json.
-    digests: of tokenizer and chat template, "" where there is none."""
+    """A model on a host. folder: of its files. root: the folder that is copied or removed. revision: of the hub, or "".
+    missing_files: up to 8 of them. why: what is wrong with a file that exists. config: config.json. digests: of
+    tokenizer and chat template, "" if there is none."""
 
     source: str
     state: Presence
@@ -42,8 +42,8 @@ class StoredModel:
 
     @property
     def missing(self) -> str:
-        """What keeps it from being complete."""
-        return self.why or (f"lacks {', '.join(self.missing_files)}" if self.missing_files else "")
+        """Why it is not complete, "" if it is."""
+        return self.why or (f"misses {', '.join(self.missing_files)}" if self.missing_files else "")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -57,28 +57,28 @@ class StoredModel:
 
 
 def cache_of(host: Host) -> str:
-    """The hub's cache on a host; "" where its environment says it."""
+    """The hub's cache on a host; "" for the default of this environment."""
     return "" if host.local else SERVICES_CACHE
 
 
 def stored_models(machine: Machine, python: str, host: Host, sources: Sequence[str]) -> dict[str, StoredModel]:
-    """What the host has of these sources (hub ids and absolute paths)."""
+    """The host's models for these sources (hub ids and absolute paths), by source."""
     argv = ("look", cache_of(host), json.dumps(list(sources)))
     body = json_line(run_program(machine, python, PROGRAM, argv, timeout=120.0), machine)
-    return {source: _held(source, body.get(source) or {}) for source in sources}
+    return {source: _stored_model(source, body.get(source) or {}) for source in sources}
 
 
-def _held(source: str, said: Mapping[str, Any]) -> StoredModel:
-    state: Presence = next((one for one in get_args(Presence) if one == said.get("state")), "absent")
+def _stored_model(source: str, body: Mapping[str, Any]) -> StoredModel:
+    state: Presence = next((one for one in get_args(Presence) if one == body.get("state")), "absent")
     return StoredModel(
         source,
         state,
-        int(said.get("bytes") or 0),
-        str(said.get("folder") or ""),
-        str(said.get("root") or ""),
-        str(said.get("revision") or ""),
-        tuple(map(str, said.get("missing_files") or ())),
-        str(said.get("why") or ""),
-        said.get("config") or {},
-        said.get("digests") or {},
+        int(body.get("bytes") or 0),
+        str(body.get("folder") or ""),
+        str(body.get("root") or ""),
+        str(body.get("revision") or ""),
+        tuple(map(str, body.get("missing_files") or ())),
+        str(body.get("why") or ""),
+        body.get("config") or {},
+        body.get("digests") or {},
     )

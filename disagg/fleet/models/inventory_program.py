@@ -1,10 +1,10 @@
-"""Tells which models lie on a host. Standard library only; prints one JSON object.
+"""Lists or removes models on a host. Standard library only; prints one JSON object.
 
     look CACHE JSON     JSON: the sources, each a hub id or a path. CACHE: the hub's cache, "" for its default
-    remove CACHE JSON   removes what the sources have there; prints the bytes that came free
+    remove CACHE JSON   removes the files of the sources; prints the freed bytes
 
-A model is "complete" when its configuration and tokenizer are there and every weight file is as long as its own header
-says; of weights no more than headers is read.
+A model is "complete" if its configuration and tokenizer exist and every weight file has the length that its own header
+states. Only the headers of weight files are read.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def size(path: str) -> int:
 
 
 def faults(folder: str) -> tuple[list[str], str]:
-    """Files that are not there, and the first thing wrong with those that are."""
+    """Missing files, and the first fault of the existing ones."""
     names = listed(folder)
     missing = [name for name in ("config.json",) if name not in names]
     weights = [name for name in names if name.endswith(".safetensors")]
@@ -109,14 +109,14 @@ def faults(folder: str) -> tuple[list[str], str]:
     if not any(name in names for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         missing.append("tokenizer.json")
     for name in weights:
-        said, there = length(os.path.join(folder, name)), size(os.path.join(folder, name))
-        if said != there:
-            return missing, f"{name}: {there} bytes where its header says {said or 'nothing'}"
+        stated, there = length(os.path.join(folder, name)), size(os.path.join(folder, name))
+        if stated != there:
+            return missing, f"{name}: {there} bytes, but its header states {stated or 'no length'}"
     return missing, ""
 
 
 def length(path: str) -> int:
-    """How long a safetensors file is by its own header; 0 where it has none."""
+    """The length of a safetensors file by its own header; 0 if it has none."""
     try:
         with open(path, "rb") as file:
             count = int.from_bytes(file.read(8), "little")
@@ -130,7 +130,7 @@ def length(path: str) -> int:
 
 
 def identity(folder: str) -> dict[str, Any]:
-    """What tells one model from another: its configuration, and digests of tokenizer and chat template."""
+    """What identifies a model: its configuration, and digests of tokenizer and chat template."""
     config = read(os.path.join(folder, "config.json"))
     tokenizer = read(os.path.join(folder, "tokenizer.json"))
     settings = read(os.path.join(folder, "tokenizer_config.json"))
@@ -145,7 +145,7 @@ def identity(folder: str) -> dict[str, Any]:
 
 
 def vocabulary(whole: dict[str, Any]) -> list[Any] | None:
-    """What decides how text becomes ids, in one form whatever version wrote it."""
+    """The parts of tokenizer.json that decide how text becomes ids, in one form for all versions of the file."""
     model = whole.get("model")
     if not isinstance(model, dict):
         return None
@@ -177,7 +177,7 @@ def remove(cache: str, source: str) -> int:
     if found["state"] == "absent" and not os.path.isdir(root):
         return 0
     if os.path.islink(root) or os.path.realpath(root) in ("/", os.path.realpath(os.path.expanduser("~"))):
-        raise OSError(f"{root} is not a folder of a model")
+        raise OSError(f"{root} is not a model folder")
     before = tree_size(root)
     shutil.rmtree(root)
     return before

@@ -1,4 +1,4 @@
-"""Bring models to the hosts that need them: one download from the hub, then copies from host to host."""
+"""Pull models to the hosts that require them: one download from the hub, then copies from host to host."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from disagg.fleet.models.sources import RequiredModel, required_model
 
 HUB: Final = Path(__file__).with_name("hub_program.py")
 PASSED_ON: Final = ("HF_TOKEN", "HF_ENDPOINT")
-"""Of this machine's environment, where they are set: a gated model's key, a mirror of the hub."""
+"""Variables passed on from this machine's environment if set: the key of a gated model, a mirror of the hub."""
 _LONGEST_S: Final = 24 * 3600.0
 
 OnProgress = Callable[[Host, str, str], None]
-"""OnProgress a host, what it does, and how far that is."""
+"""Called with a host, what it does, and how far it is."""
 
-Result = Literal["there", "downloaded", "copied", "failed"]
+PullOutcome = Literal["there", "downloaded", "copied", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInventory:
-    """A host and what it has of all sources that anyone required. python: to run programs with; hub_python: with the
-    deployed environment's huggingface_hub. "" where there is none. reader: the host whose server now reads this source
-    on the same machine, "" where none does."""
+    """A host's required model, and what it has of all required sources. python: runs programs there. hub_python: that of
+    the deployed environment, with huggingface_hub. Both are "" if there is none. reader: the host whose running server
+    uses this source on the same machine, "" if none."""
 
     required: RequiredModel
     stored: Mapping[str, StoredModel]
@@ -56,7 +56,7 @@ class ModelInventory:
 
 @dataclass(frozen=True, slots=True)
 class PullTask:
-    """Bring a source to a host: from the hub, or from the host `source_host`. `error`: why it cannot be brought."""
+    """Pull a source to a host, from the hub or from `source_host`. error: why that is impossible."""
 
     host: Host
     source: str
@@ -66,11 +66,11 @@ class PullTask:
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """What became of one host's model."""
+    """The result on one host."""
 
     host: Host
     source: str
-    result: Result
+    result: PullOutcome
     bytes: int = 0
     seconds: float = 0.0
     source_host: str = ""
@@ -90,14 +90,14 @@ class PullResult:
 
 
 def plan(inventories: Sequence[ModelInventory], wanted: Sequence[Host]) -> list[PullTask]:
-    """What is to be brought where: nothing to hosts that have it, at most one download of each source. Pure."""
+    """What to pull where: nothing to hosts that have it, at most one download of each source. Pure."""
     tasks: list[PullTask] = []
-    coming: dict[str, Host] = {}  # source -> the host that has or downloads it
+    coming: dict[str, Host] = {}  # source -> the host that has it or downloads it
     busy: set[tuple[str, str]] = set()  # machine and source: two hosts of one machine share its files
     for inventory in inventories:
         if inventory.model.complete:
             coming.setdefault(inventory.required.source, inventory.host)
-    for inventory in sorted(inventories, key=lambda one: -one.model.bytes):  # who has most of it downloads the rest
+    for inventory in sorted(inventories, key=lambda one: -one.model.bytes):  # the largest part first
         host, source = inventory.host, inventory.required.source
         place = (same_machine(host.address), source)
         if host not in wanted or inventory.model.complete or inventory.required.carried or place in busy:
@@ -117,23 +117,23 @@ def _task(inventory: ModelInventory, source_host: Host | None) -> PullTask:
     host, source = inventory.host, inventory.required.source
     if not inventory.python:
         return PullTask(
-            host, source, error=FleetError(f"{host.name}: there is no python", f"disagg doctor --host {host.name}")
+            host, source, error=FleetError(f"{host.name}: it has no usable Python", f"disagg doctor --host {host.name}")
         )
     if source_host is not None:
         return PullTask(host, source, source_host)
     if not inventory.required.on_hub:
-        put = f"rsync -a FOLDER/ {host.address}:{source}/; the other hosts then get it with: disagg models pull"
+        put = f"rsync -a FOLDER/ {host.address}:{source}/; then, for the other hosts: disagg models pull"
         return PullTask(host, source, error=FleetError(f"{host.name}: no host of the fleet has {source}", put))
     if not inventory.hub_python:
         deploy = f"disagg deploy --host {host.name}"
-        missing = f"{host.name}: nothing is deployed there whose python could download from the hub"
+        missing = f"{host.name}: downloading needs a deployed environment, and there is none"
         return PullTask(host, source, error=FleetError(missing, deploy))
     return PullTask(host, source)
 
 
 @dataclass(slots=True)
 class Models:
-    """The models of some hosts. Its machines stay connected until it is closed."""
+    """The models of some hosts. Machines stay connected until it is closed."""
 
     fleet: Fleet
     connect: Callable[[Host], Machine] = machine_for
@@ -152,7 +152,7 @@ class Models:
         return self._machines.setdefault(host.name, self.connect(host))
 
     def survey(self, hosts: Sequence[Host]) -> list[ModelInventory | DisaggError]:
-        """What each host has of what any of them required."""
+        """Each host's inventory of the sources that any of them requires, or the error that prevents it."""
         for host in hosts:
             self.machine(host)
         facts = {
@@ -184,8 +184,10 @@ class Models:
         looked = each(hosts, look)
         return [one.value if one.value is not None else one.error or FleetError("nothing") for one in looked]
 
-    def pull(self, inventories: Sequence[ModelInventory], wanted: Sequence[Host], told: OnProgress) -> list[PullResult]:
-        """Bring what is missing. Downloads come first, since others are copied from them."""
+    def pull(
+        self, inventories: Sequence[ModelInventory], wanted: Sequence[Host], on_progress: OnProgress
+    ) -> list[PullResult]:
+        """Pull what is missing. Downloads come first, because other hosts copy from them."""
         tasks = {task.host.name: task for task in plan(inventories, wanted)}
         by_name = {inventory.host.name: inventory for inventory in inventories}
         done: dict[str, PullResult] = {}
@@ -193,7 +195,7 @@ class Models:
             stage = [task.host for task in tasks.values() if (task.source_host is not None) is copying]
 
             def act(host: Host) -> PullResult:
-                return self._carry_out(tasks[host.name], by_name, done, told)
+                return self._carry_out(tasks[host.name], by_name, done, on_progress)
 
             for outcome in each(stage, act):
                 task = tasks[outcome.host.name]
@@ -211,23 +213,23 @@ class Models:
         task: PullTask,
         inventories: Mapping[str, ModelInventory],
         done: Mapping[str, PullResult],
-        told: OnProgress,
+        on_progress: OnProgress,
     ) -> PullResult:
         if task.error is not None:
             raise task.error
         inventory = inventories[task.host.name]
         if task.source_host is None:
-            told(task.host, f"download {task.source}", "")
-            size = self._download(inventory, told)
+            on_progress(task.host, f"download {task.source}", "")
+            size = self._download(inventory, on_progress)
             return PullResult(task.host, task.source, "downloaded", size)
         failed = done.get(task.source_host.name)
         if failed is not None and failed.error is not None:
             raise FleetError(
-                f"{task.host.name}: {task.source} was to come from {task.source_host.name}, which has not got it"
+                f"{task.host.name}: {task.source} was to be copied from {task.source_host.name}, whose download failed"
             )
-        return self._copy(task, inventory, inventories[task.source_host.name], told)
+        return self._copy(task, inventory, inventories[task.source_host.name], on_progress)
 
-    def _download(self, inventory: ModelInventory, told: OnProgress) -> int:
+    def _download(self, inventory: ModelInventory, on_progress: OnProgress) -> int:
         host, source = inventory.host, inventory.required.source
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         try:
@@ -238,22 +240,22 @@ class Models:
                 (source, cache_of(host)),
                 environment=passed,
                 timeout=_LONGEST_S,
-                on_line=lambda line: told(host, f"download {source}", line),
+                on_line=lambda line: on_progress(host, f"download {source}", line),
             )
         except CommandFailed as error:
             raise _hub_error(error, host, source) from error
         return stored_models(self.machine(host), inventory.python, host, [source])[source].bytes
 
     def _copy(
-        self, task: PullTask, inventory: ModelInventory, source_host: ModelInventory, told: OnProgress
+        self, task: PullTask, inventory: ModelInventory, source_host: ModelInventory, on_progress: OnProgress
     ) -> PullResult:
         what = f"copy {task.source} from {source_host.host.name}"
-        told(task.host, what, "")
-        source = self.connect(source_host.host)  # of its own: closing it ends the server
+        on_progress(task.host, what, "")
+        source = self.connect(source_host.host)  # a connection for this copy only: closing it ends the server
         there = stored_models(source, source_host.python, source_host.host, [task.source])[task.source]
 
         def progress(done: int, total: int) -> None:
-            told(task.host, what, f"{done / max(1, total):.0%} of {total >> 20} MiB")
+            on_progress(task.host, what, f"{done / max(1, total):.0%} of {total >> 20} MiB")
 
         copied = copy(
             CopyEnd(source_host.host, source, source_host.python),
@@ -274,7 +276,7 @@ def _hub_error(error: CommandFailed, host: Host, source: str) -> FleetError:
     return CommandFailed(
         f"{host.name}: {source} cannot be downloaded from the hub: {words}",
         "HF_TOKEN for a model behind a gate, HF_ENDPOINT for a mirror; or put the model on any host of the fleet and "
-        "pull again: it is then copied from there. What has arrived is kept",
+        "pull again: it is then copied from there. Files that arrived are kept",
         exit_status=error.exit_status,
         stdout=error.stdout,
     )

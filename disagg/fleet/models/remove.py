@@ -1,4 +1,4 @@
-"""Take models away from hosts. Only what the fleet put there: a folder that hosts.toml names by its path stays."""
+"""Remove models from hosts: only those that disagg put there, never a folder that hosts.toml names by its path."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from disagg.fleet.models.pull import ModelInventory
 
 
 def removable(inventory: ModelInventory) -> bool:
-    """Whether there is anything of the model on the host that may be removed."""
+    """Whether the host has files of the model that may be removed."""
     return inventory.model.state != "absent" and (inventory.required.on_hub or inventory.required.carried)
 
 
 def remove(machine: Machine, inventory: ModelInventory) -> int:
-    """Remove a host's model; the bytes that came free. FleetError where it is not ours to remove, or is being read."""
+    """Remove a host's model; returns the freed bytes. FleetError if it is the user's own or in use."""
     host, source = inventory.host, inventory.required.source
     if not inventory.required.on_hub and not inventory.required.carried:
         raise FleetError(
             f"{host.name}: {source} is a folder of your own, named in hosts.toml",
-            f"if it is to go: disagg exec --host {host.name} -- rm -r '{inventory.model.root or source}'",
+            f"to remove it: disagg exec --host {host.name} -- rm -r '{inventory.model.root or source}'",
         )
     if inventory.reader:
         raise FleetError(
-            f"{host.name}: the server of {inventory.reader} runs and reads {source}",
+            f"{host.name}: the running server of {inventory.reader} uses {source}",
             f"disagg stop --host {inventory.reader}; then remove it",
         )
     argv = ("remove", cache_of(host), json.dumps([source]))

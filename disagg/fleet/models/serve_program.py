@@ -1,10 +1,10 @@
-"""Serves one model to one other host over HTTP. Standard library only: it runs there, and is never imported.
+"""Serves one model to one other host over HTTP. Standard library only: it runs on the host, and is never imported.
 
-    ADDRESS ROOT REVISION   REVISION: of the hub, whose cache ROOT then is; "" for a plain folder
+    ADDRESS ROOT REVISION   REVISION: of the hub if ROOT is a repository in its cache; "" for a plain folder
 
-Prints {"port"}, and serves until it is ended or long idle. $DISAGG_COPY_TOKEN is the one-time secret of this copy. Exit
-code 3 with a JSON line {"error"} where it cannot. GET /list: what there is, in the order in which it is to be made;
-/file/N: its bytes, from `Range` on; /sum/N: its SHA-256.
+Prints {"port"}, and serves until it is killed or idle for 120 s. $DISAGG_COPY_TOKEN is the one-time secret of this
+copy. Exits with code 3 and a JSON line {"error"} if it cannot serve. GET /list: the entries, in the order in which to
+create them; /file/N: the bytes of entry N, from `Range` on; /sum/N: its SHA-256.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Dict
 PIECE = 1 << 20
 PATIENCE_S = 20.0
 IDLE_S = 120.0
-Entry = Dict[str, Any]  # path, size, stage; sha256 of a file, link of a link, text of what names the revision
+Entry = Dict[str, Any]  # path, size, stage; and sha256 (a file), link (a link) or text (refs/main)
 TOKEN = os.environ.get("DISAGG_COPY_TOKEN", "")
 
 
@@ -34,7 +34,7 @@ class Failed(Exception):
 
 
 def listing(root: str, revision: str) -> list[Entry]:
-    """Files and links below `root`, in the order in which they are to be made."""
+    """Files and links below `root`, in the order in which to create them."""
     entries = list(hub_entries(root, revision) if revision else folder_entries(root))
     for entry in entries:
         entry["stage"] = stage(entry)
@@ -71,14 +71,14 @@ def walk(root: str) -> Iterator[tuple[str, str]]:
 
 
 def file_entry(root: str, path: str) -> Entry:
-    """The hub names a large file by its SHA-256."""
+    """A file's entry. In the hub's cache a large file's name is its SHA-256."""
     name = os.path.basename(path)
     known = name if re.fullmatch("[0-9a-f]{64}", name) else ""
     return {"path": path, "size": os.path.getsize(os.path.join(root, path)), "sha256": known}
 
 
 def stage(entry: Entry) -> int:
-    """Files, then what says that a folder is a model, then links, then what names the revision."""
+    """0: files; 1: config.json, which makes a folder a model; 2: links; 3: refs/main, which names the revision."""
     if "text" in entry:
         return 3
     if "link" in entry:
@@ -96,8 +96,8 @@ def sha256(path: str) -> str:
             total.update(piece)
 
 
-class Shelf:
-    """What is served, and when it was last asked for."""
+class ServedModel:
+    """The entries, and when one was last requested."""
 
     def __init__(self, root: str, revision: str) -> None:
         self.root, self.entries = root, listing(root, revision)
@@ -113,7 +113,7 @@ class Shelf:
             return self.busy == 0 and time.monotonic() - self.last > IDLE_S
 
 
-def handler(shelf: Shelf) -> type[http.server.BaseHTTPRequestHandler]:
+def handler(served: ServedModel) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         timeout = PATIENCE_S
@@ -122,44 +122,44 @@ def handler(shelf: Shelf) -> type[http.server.BaseHTTPRequestHandler]:
             pass
 
         def do_GET(self) -> None:
-            shelf.count(1)
+            served.count(1)
             try:
                 self.answer()
             except OSError:
-                self.close_connection = True  # the other side went away; it comes back for the rest
+                self.close_connection = True  # the client disconnected; it resumes later
             finally:
-                shelf.count(-1)
+                served.count(-1)
 
         def answer(self) -> None:
-            shown = self.headers.get("Authorization", "")
-            if not TOKEN or not hmac.compare_digest(shown.encode(), ("Bearer " + TOKEN).encode()):
-                self.say(401, b"")
+            authorization = self.headers.get("Authorization", "")
+            if not TOKEN or not hmac.compare_digest(authorization.encode(), ("Bearer " + TOKEN).encode()):
+                self.reply(401, b"")
                 return
-            found = re.fullmatch("/(file|sum)/([0-9]{1,9})", self.path)
+            match = re.fullmatch("/(file|sum)/([0-9]{1,9})", self.path)
             if self.path == "/list":
-                self.say(200, json.dumps(shelf.entries).encode())
-            elif not found or int(found[2]) >= len(shelf.entries) or "sha256" not in shelf.entries[int(found[2])]:
-                self.say(404, b"")
-            elif found[1] == "sum":
-                entry = shelf.entries[int(found[2])]
-                entry["sha256"] = entry["sha256"] or sha256(os.path.join(shelf.root, entry["path"]))
-                self.say(200, entry["sha256"].encode())
+                self.reply(200, json.dumps(served.entries).encode())
+            elif not match or int(match[2]) >= len(served.entries) or "sha256" not in served.entries[int(match[2])]:
+                self.reply(404, b"")
+            elif match[1] == "sum":
+                entry = served.entries[int(match[2])]
+                entry["sha256"] = entry["sha256"] or sha256(os.path.join(served.root, entry["path"]))
+                self.reply(200, entry["sha256"].encode())
             else:
-                self.send_file(shelf.entries[int(found[2])])
+                self.send_file(served.entries[int(match[2])])
 
-        def say(self, code: int, body: bytes) -> None:
+        def reply(self, code: int, body: bytes) -> None:
             self.send_response(code)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
         def send_file(self, entry: Entry) -> None:
-            asked = re.fullmatch("bytes=([0-9]{1,18})-", self.headers.get("Range", "bytes=0-"))
-            start = int(asked[1]) if asked else 0
+            requested = re.fullmatch("bytes=([0-9]{1,18})-", self.headers.get("Range", "bytes=0-"))
+            start = int(requested[1]) if requested else 0
             if start > entry["size"]:
-                self.say(416, b"")
+                self.reply(416, b"")
                 return
-            with open(os.path.join(shelf.root, entry["path"]), "rb") as file:
+            with open(os.path.join(served.root, entry["path"]), "rb") as file:
                 self.send_response(206 if start else 200)
                 self.send_header("Content-Length", str(entry["size"] - start))
                 self.end_headers()
@@ -171,20 +171,20 @@ def handler(shelf: Shelf) -> type[http.server.BaseHTTPRequestHandler]:
 
 
 def serve(address: str, root: str, revision: str) -> None:
-    shelf = Shelf(os.path.expanduser(root), revision)
+    served = ServedModel(os.path.expanduser(root), revision)
 
     class Server(http.server.ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         daemon_threads = True
 
-    with Server((address, 0), handler(shelf)) as server:
-        say(port=server.server_address[1])
+    with Server((address, 0), handler(served)) as server:
+        print_json(port=server.server_address[1])
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
-        while not shelf.idle():
+        while not served.idle():
             time.sleep(0.5)
 
 
-def say(**fields: object) -> None:
+def print_json(**fields: object) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
@@ -193,7 +193,7 @@ def main(address: str, root: str, revision: str) -> None:
     try:
         serve(address, root, revision)
     except (OSError, Failed) as error:
-        say(error=getattr(error, "strerror", None) or str(error) or type(error).__name__)
+        print_json(error=getattr(error, "strerror", None) or str(error) or type(error).__name__)
         sys.exit(3)
 
 

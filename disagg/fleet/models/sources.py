@@ -1,4 +1,4 @@
-"""What each host of a fleet needs: where it reads its model from, as its own hosts.toml has it."""
+"""The model that each host requires, with its source as the host's own hosts.toml has it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from disagg.fleet.facts.host import HostFacts
 
 @dataclass(frozen=True, slots=True)
 class RequiredModel:
-    """A host, its model, and the source as that host has it: a hub id, an absolute path, or one below "~/", which
-    is another folder on each host. carried: it comes with `disagg deploy`, so there is nothing to pull."""
+    """The source of a host's model: a hub id, an absolute path, or a path below "~/", which is another folder on each
+    host. carried: `disagg deploy` copies it there, so there is nothing to pull."""
 
     host: Host
     source: str
@@ -27,7 +27,7 @@ class RequiredModel:
 
 
 def required_model(fleet: Fleet, host: Host, facts: HostFacts) -> RequiredModel:
-    """What this host needs. A local host reads the source itself: nothing is carried to it."""
+    """The model this host requires. A local host reads the source in place."""
     model, engine = fleet.models[host.model], host.engine.name
     if (written := model.written.get(engine, "")).startswith("~/"):
         return RequiredModel(host, written)
@@ -40,12 +40,12 @@ def required_model(fleet: Fleet, host: Host, facts: HostFacts) -> RequiredModel:
 
 
 def chosen(fleet: Fleet, models: Sequence[str], hosts: Sequence[Host]) -> list[Host]:
-    """Of these hosts, those that serve one of these models (by name or alias); all of them where none is named."""
+    """Those of these hosts that serve one of these models (by name or alias); all if no model is named."""
     names = {fleet.model(model).name for model in models}
     return [host for host in hosts if not names or host.model in names]
 
 
 def neighbours(fleet: Fleet, hosts: Sequence[Host]) -> list[Host]:
-    """These hosts and all others on their machines, which share their files."""
+    """These hosts and all others on the same machines, which share files."""
     places = {same_machine(host.address) for host in hosts}
     return [host for host in fleet.hosts.values() if same_machine(host.address) in places]

@@ -196,7 +196,7 @@ def test_a_missing_model_is_pulled() -> None:
 
 def test_half_a_model_says_what_lacks() -> None:
     held = StoredModel("Qwen/Qwen3", "partial", 9, missing_files=("model-00002-of-00016.safetensors",))
-    assert "in part: lacks model-00002-of-00016.safetensors" in only(spark(model=held))[2]
+    assert "partial: misses model-00002-of-00016.safetensors" in only(spark(model=held))[2]
 
 
 def test_services_that_end_with_the_login_are_a_warning() -> None:

@@ -122,7 +122,7 @@ def test_a_file_that_is_damaged_at_its_source_is_never_taken_for_whole(ends: Any
     spoilt = bytearray(blob.read_bytes())
     spoilt[5000] ^= 1
     blob.write_bytes(spoilt)
-    with pytest.raises(FleetError, match="arrives damaged"):
+    with pytest.raises(FleetError, match="arrives damaged twice"):
         ends()
     assert not (hub(ends.taker) / "models--someone--tiny-model/blobs" / blob.name).exists()
     assert not ends.look().complete
