@@ -35,7 +35,7 @@ PullOutcome = Literal["there", "downloaded", "copied", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInventory:
-    """A host's required model, and what it has of all required sources. python: runs programs there. hub_python: that of
+    """A host's required model, and what it has of all required sources. python: runs programs there. hub_python: of
     the deployed environment, with huggingface_hub. Both are "" if there is none. reader: the host whose running server
     uses this source on the same machine, "" if none."""
 
