@@ -38,7 +38,7 @@ def link(
     fleet = settings(context).fleet()
     pairs = pairs_between(fleet, _host(fleet, sender), _host(fleet, receiver))
     with stderr().status("measuring …") as status:
-        surveyed = survey(fleet, pairs, tell=lambda what: status.update(f"measuring {what} …"))
+        surveyed = survey(fleet, pairs, on_step=lambda what: status.update(f"measuring {what} …"))
     code = exit_code(surveyed)
     if as_json:
         links = [one.to_json() for one in surveyed]

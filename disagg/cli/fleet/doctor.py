@@ -23,7 +23,9 @@ def doctor(
 
     fleet = settings(context).fleet()
     with stderr().status("examining …") as status:
-        diagnosis = examine(fleet, State.of(fleet), host or (), tell=lambda what: status.update(f"examining {what} …"))
+        diagnosis = examine(
+            fleet, State.of(fleet), host or (), on_step=lambda what: status.update(f"examining {what} …")
+        )
     if as_json:
         print_json({"fleet": fleet.name, **diagnosis.to_json()})
     else:

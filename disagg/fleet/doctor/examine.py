@@ -21,13 +21,13 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import Outcome, each
 
-Tell = Callable[[str], None]
-"""Told what is being looked at."""
+OnStep = Callable[[str], None]
+"""Called with what is examined next."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostFindings:
-    """One host's findings. `error` where it could not be examined at all."""
+    """One host's findings. error: set if it could not be examined at all."""
 
     host: Host
     findings: tuple[Finding, ...]
@@ -43,7 +43,7 @@ class HostFindings:
 
 @dataclass(frozen=True, slots=True)
 class PairFindings:
-    """One KV link's findings; `link` is None where it was not measured."""
+    """One KV link's findings. link: None if it was not measured."""
 
     prefill: Host
     decode: Host
@@ -61,7 +61,7 @@ class PairFindings:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All that was found; `fleet`: what is about several hosts."""
+    """All findings. fleet: those about several hosts."""
 
     hosts: tuple[HostFindings, ...]
     pairs: tuple[PairFindings, ...]
@@ -77,7 +77,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """0 where nothing is at fault, 4 where a host cannot be reached, else 1. Warnings change nothing."""
+        """0 without faults, 4 if a host cannot be reached, else 1. Warnings do not count."""
         if any(isinstance(report.error, HostUnreachable) for report in self.hosts):
             return 4
         return 1 if self.count("fault") else 0
@@ -96,7 +96,7 @@ def examine(
     state: State,
     names: Sequence[str] = (),
     *,
-    tell: Tell = lambda what: None,
+    on_step: OnStep = lambda what: None,
     connect: Callable[[Host], Machine] = machine_for,
     bounds: Bounds = Bounds(),  # noqa: B008  # frozen
 ) -> Diagnosis:
@@ -109,15 +109,15 @@ def examine(
         for one in machines.values():
             stack.callback(one.close)
         statuses = stack.enter_context(ThreadPoolExecutor(1)).submit(_statuses, fleet, state, involved)
-        tell(f"{len(involved)} hosts")
+        on_step(f"{len(involved)} hosts")
         outcomes = each(involved, lambda host: examine_host(fleet, host, machines[host.name], _peers(fleet, host)))
         readings = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
-        links = _links(pairs, readings, machines, bounds, tell)
-        told = statuses.result(timeout=60)
+        links = _links(pairs, readings, machines, bounds, on_step)
+        server_statuses = statuses.result(timeout=60)
     token = state.token() if state.has_token() else None
-    hosts = tuple(_host(fleet, outcome, told, token) for outcome in outcomes if outcome.host in chosen)
-    everywhere = (*about_pair.versions([*readings.values()], told), *about_pair.clocks([*readings.values()]))
-    return Diagnosis(hosts, tuple(_pair(fleet, link, readings, told) for link in links), everywhere)
+    hosts = tuple(_host(fleet, outcome, server_statuses, token) for outcome in outcomes if outcome.host in chosen)
+    everywhere = (*about_pair.versions([*readings.values()], server_statuses), *about_pair.clocks([*readings.values()]))
+    return Diagnosis(hosts, tuple(_pair(fleet, link, readings, server_statuses) for link in links), everywhere)
 
 
 def _peers(fleet: Fleet, host: Host) -> list[Host]:
@@ -135,9 +135,9 @@ def _links(
     readings: dict[str, HostReadings],
     machines: dict[str, Machine],
     bounds: Bounds,
-    tell: Tell,
+    on_step: OnStep,
 ) -> list[tuple[Host, Host, Link | DisaggError | None]]:
-    """What was measured of each pair; None where one end could not be examined or has no python."""
+    """Each pair's measured link, or the error; None if one end could not be examined or has no Python."""
 
     def end(host: Host) -> LinkEnd | None:
         python = readings[host.name].python if host.name in readings else None
@@ -145,7 +145,7 @@ def _links(
 
     ends = [(end(prefill), end(decode)) for prefill, decode in pairs]
     usable = [(one, other) for one, other in ends if one is not None and other is not None]
-    measured = iter(measure_all(usable, bounds, lambda one, other: tell(f"the link {one.name} → {other.name}")))
+    measured = iter(measure_all(usable, bounds, lambda one, other: on_step(f"the link {one.name} → {other.name}")))
     return [
         (*pair, next(measured) if one is not None and other is not None else None)
         for pair, (one, other) in zip(pairs, ends, strict=True)

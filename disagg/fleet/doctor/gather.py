@@ -1,4 +1,4 @@
-"""All that is read on one host, over one connection. What fails is told and keeps nothing else from being read."""
+"""Everything `disagg doctor` reads on one host, over one connection. A failed reading does not prevent others."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from disagg.fleet.models.sources import RequiredModel, required_model
 
 _REACH: Final = """\
 import json, socket, sys
-said = {}
+results = {}
 for place in sys.argv[1:]:
     address, _, port = place.rpartition(" ")
     try:
         socket.create_connection((address, int(port)), timeout=3).close()
-        said[place] = 0
+        results[place] = 0
     except OSError as error:
-        said[place] = error.errno or -1
-print(json.dumps(said))
+        results[place] = error.errno or -1
+print(json.dumps(results))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class HostReadings:
-    """A host as it was found. latency: seconds of one command on the open connection.
-
-    reach: "address port" -> 0, or the errno with which a connection from this host failed."""
+    """What was read on a host. latency: seconds of one command on the open connection. reach: "address port" -> 0, or
+    the errno with which a connection from this host failed. errors: of readings that failed."""
 
     host: Host
     facts: HostFacts
@@ -49,8 +48,8 @@ class HostReadings:
 
 
 def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Host]) -> HostReadings:
-    """Read a host. `peers`: whom a program on it may have to reach. Raises HostUnreachable, and FleetError where not
-    even its facts can be read."""
+    """Read a host. peers: hosts that a program on it has to reach. Raises HostUnreachable, and FleetError if its facts
+    cannot be read."""
     facts = read_host_facts(machine, host)
     began = time.monotonic()
     machine.run(["true"], timeout=15.0)
@@ -74,11 +73,11 @@ def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Hos
 
 
 def _reach(machine: Machine, python: str, peers: Sequence[Host]) -> dict[str, int]:
-    """From this host to its peers' sshd, which is up whether or not they serve."""
+    """Connect from this host to its peers' sshd, which listens whether or not they serve."""
     places = [f"{peer.address} {peer.ssh_port or 22}" for peer in peers]
     result = machine.run([python, "-I", "-c", _REACH, *places], timeout=5.0 + 4 * len(places))
     try:
-        said = json.loads(result.stdout)
+        results = json.loads(result.stdout)
     except ValueError as error:
-        raise FleetError(f"{machine.name}: a probe did not say what it found") from error
-    return {str(place): int(number) for place, number in said.items()}
+        raise FleetError(f"{machine.name}: the connection probe printed no JSON") from error
+    return {str(place): int(number) for place, number in results.items()}

@@ -1,4 +1,4 @@
-"""What is wrong with a host's disk, memory and GPU, against what it is to hold. Pure."""
+"""Findings about a host's disk, memory and GPU, compared with its model and KV. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ OLDEST_DRIVER: Final = 580
 """PyTorch's packages on PyPI are built for CUDA 13, whose first driver this is."""
 _LITTLE_DISK: Final = 10 << 30
 _MAC_SHARE: Final = 0.75
-"""Of its memory a Mac wires for the GPU where iogpu.wired_limit_mb is 0, about."""
+"""The approximate share of its memory that a Mac wires for the GPU if iogpu.wired_limit_mb is 0."""
 _QUANTIZED: Final = {"int8": 0.5, "int4": 0.25}
-"""Of a 16-bit checkpoint's size, where it is quantized while it is loaded."""
+"""Share of a 16-bit checkpoint's size, if it is quantized while loading."""
 
 
 def disk(readings: HostReadings) -> Iterator[Finding]:
@@ -31,10 +31,10 @@ def disk(readings: HostReadings) -> Iterator[Finding]:
 
 
 def memory(readings: HostReadings) -> Iterator[Finding]:
-    """System memory against what the host is to hold. A card with memory of its own is looked at with the GPU."""
+    """System memory compared with model and KV. A card with memory of its own is checked in `gpu`."""
     total = readings.facts.hardware.memory
     if total is None:
-        yield note("memory", "the machine does not tell how much it has")
+        yield note("memory", "the amount of memory is unknown")
         return
     separate = any(gpu.memory for gpu in readings.facts.hardware.gpus) and readings.host.engine.device.startswith(
         ("cuda", "auto")
@@ -47,7 +47,7 @@ def memory(readings: HostReadings) -> Iterator[Finding]:
 
 
 def _needed(readings: HostReadings) -> int | None:
-    """Bytes that the model and its KV take, None while the model is not there."""
+    """Bytes that the model and its KV take; None if the model is not there."""
     weights = _weights(readings)
     if weights is None:
         return None
@@ -95,12 +95,12 @@ def gpu(readings: HostReadings) -> Iterator[Finding]:
         reload = "restart the machine; if it stays: " + install.partition(";")[0]
         yield fault("gpu", f"nvidia-smi: {hardware.smi_failed or 'finds no card'}", reload)
         return
-    well = True
+    healthy = True
     for card in hardware.gpus:
         for finding in _card(readings, card, install):
-            well = False
+            healthy = False
             yield finding
-    if well:
+    if healthy:
         shared = "" if hardware.gpus[0].memory is not None else ", shared memory"
         yield ok("gpu", f"{hardware.gpus[0].name}, driver {hardware.gpus[0].driver}{shared}")
 
@@ -124,7 +124,7 @@ def _card(readings: HostReadings, card: GPU, install: str) -> Iterator[Finding]:
 
 
 def wired_limit(readings: HostReadings) -> Iterator[Finding]:
-    """How much of a Mac's memory its GPU may wire, against the model and its KV."""
+    """The part of a Mac's memory that its GPU may wire, compared with model and KV."""
     limit, host, facts = readings.facts.hardware.wired_limit, readings.host, readings.facts
     if facts.os != "Darwin" or host.engine.device == "cpu" or limit is None:
         return

@@ -1,4 +1,4 @@
-"""What is wrong with one host, and how to fix it. Pure: from what was read to findings."""
+"""Findings about one host, from its readings. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAC_NO_ROUTE: Final = 65
 
 
 def findings(readings: HostReadings, model: Model, status: HostStatus | None, token: str | None) -> list[Finding]:
-    """All about a host that answers. status: of its server over HTTP; None where nobody asked. token: the fleet's."""
+    """The findings about a host that answers. status: of its server over HTTP, None if not polled."""
     return [
         ok(
             "ssh",
@@ -57,7 +57,7 @@ def _python(readings: HostReadings) -> Iterator[Finding]:
     if facts.uv:
         yield ok("python", "by uv")
     elif not facts.pythons:
-        yield fault("python", "there is no python", there)
+        yield fault("python", "there is no Python", there)
     elif not new:
         best = max(facts.pythons, key=lambda python: python.version)
         wanted = ".".join(map(str, OLDEST_PYTHON))
@@ -129,7 +129,9 @@ def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
         )
     elif facts.token_digest != hashlib.sha256(f"{token}\n".encode()).hexdigest():
         yield fault(
-            "token", "it has another token than this machine", f"{deploy}; disagg restart --host {readings.host.name}"
+            "token",
+            "its token differs from the one on this machine",
+            f"{deploy}; disagg restart --host {readings.host.name}",
         )
     else:
         yield ok("token", "0600")
@@ -157,7 +159,7 @@ def _server(readings: HostReadings, status: HostStatus | None) -> Iterator[Findi
             who = f"disagg ssh {host.name} -- " + (
                 "sudo lsof -iTCP -sTCP:LISTEN -P" if facts.os == "Darwin" else "sudo ss -ltnp"
             )
-            yield fault("server", f"it does not run, and another program has its kv_port {taken}", who)
+            yield fault("server", f"it does not run, and another program uses its kv_port {taken}", who)
         else:
             yield warning("server", "it does not run", f"disagg start --host {host.name}")
     elif status.state in ("loading", "draining"):
@@ -175,7 +177,7 @@ def _local_network(readings: HostReadings) -> Iterator[Finding]:
         yield fault(
             "local network",
             f"the server's log has errno 65 (no route to host) {readings.facts.errno_65} times, though the same "
-            "addresses answer over SSH: macOS' Local Network Privacy denies them to the server",
+            "addresses answer over SSH: macOS' Local Network Privacy denies the server these connections",
             _daemon(readings),
         )
     elif refused:
@@ -200,7 +202,7 @@ def _daemon(readings: HostReadings) -> str:
 
 
 def _thunderbolt(readings: HostReadings) -> Iterator[Finding]:
-    """RDMA over Thunderbolt 5 joins Macs only: it is told, and not used."""
+    """RDMA over Thunderbolt 5 connects only Macs: it is reported and not used."""
     if readings.facts.os != "Darwin" or not readings.facts.hardware.rdma:
         return
     yield ok("thunderbolt", f"RDMA {readings.facts.hardware.rdma}")

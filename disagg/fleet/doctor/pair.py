@@ -1,4 +1,4 @@
-"""What is wrong between hosts: a pair's model, versions of a fleet, clocks. Pure."""
+"""Findings between hosts: the model of a pair, versions in the fleet, clocks. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from disagg.fleet.link import Link, hidden_tokens_per_s
 from disagg.planning.kv import kv_bytes_per_token
 
 FAST_CLOCK_S: Final = 1.0
-"""Logs merged by time are in a wrong order from here on."""
+"""From this difference on, logs merged by time are in the wrong order."""
 FALSE_CLOCK_S: Final = 300.0
-"""From here on certificates of package index and hub may count as expired."""
+"""From this difference on, certificates of package index and hub may be rejected."""
 _DECIDING: Final = (
     "model_type",
     "vocab_size",
@@ -27,7 +27,7 @@ _DECIDING: Final = (
 
 
 def same_model(prefill: HostReadings, decode: HostReadings, statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
-    """Whether both ends hold the same model: by what their servers say, else by their files."""
+    """Whether both ends have the same model: by their servers' fingerprints, else by their files."""
     model, names = prefill.host.model, f"{prefill.host.name} and {decode.host.name}"
     pull = f"disagg models rm '{model}' && disagg models pull '{model}'"
     marks = [statuses[one.host.name].fingerprint if one.host.name in statuses else None for one in (prefill, decode)]
@@ -36,11 +36,11 @@ def same_model(prefill: HostReadings, decode: HostReadings, statuses: Mapping[st
         if differing := sorted(key for key in first | second if first.get(key) != second.get(key)):
             yield fault("model", f"{names} serve different models: {', '.join(differing)} differ", pull)
         else:
-            yield ok("model", "the same, say both servers")
+            yield ok("model", "the same fingerprint on both servers")
         return
     ends = [one.model for one in (prefill, decode) if one.model is not None and one.model.complete]
     if len(ends) < 2:
-        return  # each host's own findings say what is not there
+        return  # each host's own findings name the missing model
     config, tokens = (
         _differing_configs(ends[0].config, ends[1].config),
         _differing_digests(ends[0].digests, ends[1].digests),
@@ -68,7 +68,7 @@ def _differing_digests(first: Mapping[str, str], second: Mapping[str, str]) -> l
 
 
 def hides(link: Link, model: Model, prefill: HostReadings, decode: HostReadings) -> Iterator[Finding]:
-    """What the measured rate means for the pair's model: a faster prefill than this waits for the link."""
+    """The prefill rate that the measured link hides for the pair's model; a faster prefill waits for the link."""
     config = next((one.model.config for one in (prefill, decode) if one.model is not None and one.model.config), None)
     if link.bits_per_s is None or config is None:
         return
@@ -79,10 +79,10 @@ def hides(link: Link, model: Model, prefill: HostReadings, decode: HostReadings)
 
 
 def versions(hosts: Sequence[HostReadings], statuses: Mapping[str, HostStatus]) -> Iterator[Finding]:
-    """Whether all run the same disagg, and with the same frameworks: as the servers say, else as it is deployed."""
+    """Whether all hosts run the same versions of disagg (by the servers, else as deployed) and of the frameworks."""
     running = {one.host.name: statuses[one.host.name] for one in hosts if one.host.name in statuses}
-    said = {name: status.version for name, status in running.items() if status.version}
-    found = {name: text for one in hosts if (text := said.get(name := one.host.name, one.facts.version))}
+    reported = {name: status.version for name, status in running.items() if status.version}
+    found = {name: text for one in hosts if (text := reported.get(name := one.host.name, one.facts.version))}
     hint = "disagg deploy && disagg restart"
     if len(set(found.values())) > 1:
         yield fault("versions", f"disagg differs: {_grouped(found)}", hint)
@@ -95,7 +95,7 @@ def versions(hosts: Sequence[HostReadings], statuses: Mapping[str, HostStatus]) 
 
 
 def clocks(hosts: Sequence[HostReadings]) -> Iterator[Finding]:
-    """Whether the hosts' clocks agree. Where all are off by the same, it is this machine's that is wrong."""
+    """Whether the hosts' clocks agree. If all differ from this machine's equally, this machine's is wrong."""
     readings = {one.host.name: one for one in hosts if one.clock is not None and not one.host.local}
     if not readings:
         return

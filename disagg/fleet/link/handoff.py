@@ -19,9 +19,9 @@ from disagg.config import Host
 from disagg.errors import DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import deployed_python
-from disagg.fleet.link.ends import Listening, OnLine
 from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.connect import machine_for
+from disagg.fleet.machine.listening import OnLine, listening
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.process import python_command
 
@@ -64,13 +64,13 @@ def measure_handoff(sender: EndPlace, receiver: EndPlace, spec: HandoffSpec, tim
     """What the sending end measured. Raises the error of either end, with the end's name. timeout_s: for all of it."""
     task = EndTask(spec=spec, token=secrets.token_hex(32), host=receiver.address)
     limit = timeout_s + _LOADING_S
-    listening = Listening(receiver.machine, lambda on_line: _run(receiver, "receive", task, limit, on_line), limit)
-    try:
-        figures = _run(sender, "send", structs.replace(task, port=listening.port()), limit)
-    except BaseException:
-        listening.give_up()
-        raise
-    listening.finish()
+    with listening(
+        receiver.machine,
+        lambda on_line: _run(receiver, "receive", task, limit, on_line),
+        start_timeout=limit,
+        end_timeout=limit,
+    ) as port:
+        figures = _run(sender, "send", structs.replace(task, port=port), limit)
     try:
         return HandoffFigures.from_json(figures)
     except InvalidValue as error:

@@ -1,4 +1,4 @@
-"""What is wrong with a link, how to fix it, and how much prefill it can hide. Pure."""
+"""Findings about a measured link, and the prefill rate whose transfer it can hide. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from disagg.fleet.facts.route import Interface, NetworkPath
 from disagg.fleet.link.measure import Link
 
 FAR_BELOW: Final = 0.6
-"""A link that carries less than this share of what its interface could is not well."""
+"""A link below this share of its interface's rate gets a warning."""
 ONE_STREAM: Final = 40e9
 """Bits per second that one TCP stream is expected to fill at most, however fast the interface."""
 
 
 def judge(link: Link, sender: Host, receiver: Host) -> list[Finding]:
-    """Everything there is to say about a measured link, most serious first; one "ok" where there is nothing."""
+    """Findings about a measured link, most serious first; one "ok" if nothing is wrong."""
     name = "link"
     if link.error is not None:
         return [fault(name, link.error.message, link.error.hint)]
@@ -39,7 +39,7 @@ def far_below(link: Link) -> bool:
 
 
 def hidden_tokens_per_s(bits_per_s: float, kv_bytes_per_token: float) -> float:
-    """How fast a prefill's KV can leave: a prefill of at most so many tokens per second hides its transfer."""
+    """The fastest prefill, in tokens per second, whose KV this link carries as fast as it is computed."""
     return bits_per_s / 8 / kv_bytes_per_token
 
 
@@ -68,7 +68,7 @@ def _route(name: str, path: NetworkPath, sender: Host, receiver: Host) -> Iterat
         yield fault(name, f"{sender.name} has no route to {target}: {path.error}", routes)
         return
     if interface is None:
-        yield note(name, f"the way that {sender.name} takes to {target} cannot be told: it has no `ip` and no `route`")
+        yield note(name, f"the path from {sender.name} to {target} is unknown: it has no `ip` and no `route`")
         return
     by = f"KV to {target} leaves by {interface.name}"
     if interface.kind == "wifi":
@@ -76,7 +76,7 @@ def _route(name: str, path: NetworkPath, sender: Host, receiver: Host) -> Iterat
     elif interface.kind == "tunnel":
         yield warning(name, f"{by}, which is a VPN or tunnel", f"take that network out of the VPN, or {choose}")
     if path.gateway:
-        yield warning(name, f"{by} through the router {path.gateway}, not straight to {receiver.name}", choose)
+        yield warning(name, f"{by} through the router {path.gateway}, not directly to {receiver.name}", choose)
     elif interface.addresses and not interface.reaches(target):
         own = ", ".join(interface.addresses)
         yield warning(name, f"{by} ({own}), which is not in the network of {target}", choose)
@@ -130,6 +130,6 @@ def _counters(path: NetworkPath) -> str:
 
 
 def worst(findings: Sequence[Finding]) -> Level:
-    """The most serious level there is."""
+    """The most serious level among the findings."""
     order: tuple[Level, ...] = ("fault", "warning", "note", "ok")
     return min((finding.level for finding in findings), key=order.index, default="ok")

@@ -1,4 +1,4 @@
-"""Measure links between hosts: a bounded stream of bytes, and the way it took."""
+"""Measure links between hosts: a bounded stream of bytes, and the network path it takes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError, PeerLost
 from disagg.fleet.facts.python import json_line, run_program
 from disagg.fleet.facts.route import NetworkPath, read_path
-from disagg.fleet.link.ends import LinkEnd, Listening
+from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.fan_out import each
+from disagg.fleet.machine.listening import OnLine, listening
 
 PROBE: Final = Path(__file__).with_name("probe_program.py")
 _SLACK_S: Final = 20.0
 _MAC_DENIED: Final = 65
 """EHOSTUNREACH of macOS, where Linux has 113."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEnd:
+    """One end of a link: the host, its machine, and a Python on it."""
+
+    host: Host
+    machine: Machine
+    python: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +43,8 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link as it was measured. `path`: as the sender sees it. seconds: between the first byte received and the last;
-    latency: seconds until the connection stood. `error` where nothing could be measured."""
+    """A measured link. path: as the sender sees it. seconds: from the first to the last received byte. latency: seconds
+    until the connection was made. error: set if nothing could be measured."""
 
     sender: str
     receiver: str
@@ -47,7 +57,7 @@ class Link:
 
     @property
     def bits_per_s(self) -> float | None:
-        """What arrived, per second; None where nothing was measured."""
+        """Received bits per second; None if nothing was measured."""
         return 8 * self.bytes / self.seconds if self.bytes and self.seconds > 0 else None
 
     def to_json(self) -> dict[str, Any]:
@@ -70,27 +80,25 @@ class Link:
 def measure(sender: LinkEnd, receiver: LinkEnd, bounds: Bounds = Bounds()) -> Link:
     """Measure the link from `sender` to the address where `receiver` takes KV.
 
-    What the network does is in the result. Raises HostUnreachable where one of the machines does not answer, and
-    FleetError where the probe cannot run at all. The receiver's machine is used by another thread meanwhile; it is
-    closed where the sender fails, and connects again when it is used again.
+    A failure of the link is the result's error. Raises HostUnreachable if a machine does not answer, FleetError if the
+    probe cannot run. Another thread uses the receiver's machine meanwhile; if the sender fails it is closed, and
+    connects again when it is used again.
     """
     target = receiver.host.kv_address
     path = read_path(sender.machine, target)
     token = secrets.token_hex(32)
-    listening = Listening(
-        receiver.machine, lambda hear: _receive(receiver, target, token, bounds, hear), bounds.seconds + _SLACK_S
-    )
+    limit = bounds.seconds + _SLACK_S
     try:
-        port = listening.port()
-        counted = _send(sender, target, port, token, bounds)
+        with listening(
+            receiver.machine,
+            lambda on_line: _receive(receiver, target, token, bounds, on_line),
+            start_timeout=limit,
+            end_timeout=limit,
+        ) as port:
+            counted = _send(sender, target, port, token, bounds)
     except CommandFailed as error:
-        listening.give_up()
         failure = _explained(error, sender.host, receiver.host)
         return Link(sender.host.name, receiver.host.name, target, path, error=failure)
-    except BaseException:
-        listening.give_up()
-        raise
-    listening.finish()
     names = (sender.host.name, receiver.host.name, target, path)
     return Link(*names, counted["bytes"], counted["seconds"], counted["latency"])
 
@@ -98,17 +106,17 @@ def measure(sender: LinkEnd, receiver: LinkEnd, bounds: Bounds = Bounds()) -> Li
 def measure_all(
     pairs: Sequence[tuple[LinkEnd, LinkEnd]],
     bounds: Bounds = Bounds(),
-    begun: Callable[[Host, Host], None] = lambda sender, receiver: None,
+    on_begin: Callable[[Host, Host], None] = lambda sender, receiver: None,
 ) -> list[Link | DisaggError]:
-    """Measure several links, in the pairs' order; at the same time only where they share no machine, which would make
-    each look slower. A DisaggError ends its own link only."""
+    """Measure several links; results in the pairs' order. Links that share a machine are measured one after the
+    other, since measuring both at once would make each look slower. A DisaggError ends its own link only."""
     results: dict[int, Link | DisaggError] = {}
     for batch in rounds([(sender.host, receiver.host) for sender, receiver in pairs]):
         by_sender = {pairs[index][0].host.name: index for index in batch}
 
         def one(host: Host, by_sender: Mapping[str, int] = by_sender) -> Link:
             sender, receiver = pairs[by_sender[host.name]]
-            begun(sender.host, receiver.host)
+            on_begin(sender.host, receiver.host)
             return measure(sender, receiver, bounds)
 
         for outcome in each([pairs[index][0].host for index in batch], one):
@@ -119,7 +127,7 @@ def measure_all(
 
 
 def rounds(pairs: Sequence[tuple[Host, Host]]) -> list[list[int]]:
-    """Indices of the pairs in as few rounds as come of taking them in order; no machine is twice in one round."""
+    """Indices of the pairs, put in order into rounds in which no machine occurs twice."""
     made: list[list[int]] = []
     busy: list[set[str]] = []
     for index, pair in enumerate(pairs):
@@ -133,7 +141,7 @@ def rounds(pairs: Sequence[tuple[Host, Host]]) -> list[list[int]]:
     return made
 
 
-def _receive(receiver: LinkEnd, target: str, token: str, bounds: Bounds, hear: Callable[[str], None]) -> None:
+def _receive(receiver: LinkEnd, target: str, token: str, bounds: Bounds, on_line: OnLine) -> None:
     run_program(
         receiver.machine,
         receiver.python,
@@ -141,7 +149,7 @@ def _receive(receiver: LinkEnd, target: str, token: str, bounds: Bounds, hear: C
         ("receive", target, str(bounds.seconds + _SLACK_S / 2)),
         environment={"DISAGG_LINK_TOKEN": token},
         timeout=bounds.seconds + _SLACK_S,
-        on_line=hear,
+        on_line=on_line,
     )
 
 
@@ -158,21 +166,21 @@ def _send(sender: LinkEnd, target: str, port: int, token: str, bounds: Bounds) -
 
 
 def _explained(error: CommandFailed, sender: Host, receiver: Host) -> DisaggError:
-    """What the probe's end says about the network, with what to do about it."""
-    said: dict[str, Any] = {}
+    """The error that the probe printed, with a hint."""
+    printed: dict[str, Any] = {}
     if error.exit_status == 3:
         lines = error.stdout.strip().splitlines()
-        said = json.loads(lines[-1]) if lines else {}
-    if "error" not in said:
+        printed = json.loads(lines[-1]) if lines else {}
+    if "error" not in printed:
         return error
-    number, words, target = said.get("errno"), said["error"], receiver.kv_address
+    number, words, target = printed.get("errno"), printed["error"], receiver.kv_address
     if error.message.startswith(f"{receiver.name}:"):
         return FleetError(
             f"{receiver.name}: cannot listen on {target}: {words}",
             f"is that one of its addresses? correct data_address: disagg exec --host {receiver.name} -- ip addr",
         )
     ping = f"disagg exec --host {sender.name} -- ping -c 3 {target}"
-    if said.get("timeout"):
+    if printed.get("timeout"):
         return PeerLost(
             f"{sender.name} cannot reach {receiver.name} at {target}: no answer: link down, or a firewall drops it",
             f"{ping}; if that works, let {sender.address} in through the firewall of {receiver.name}",

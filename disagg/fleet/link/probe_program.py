@@ -1,10 +1,10 @@
-"""Measures a link between two hosts. Standard library only: it runs there, before anything is deployed.
+"""Measures a link between two hosts. Standard library only: it runs on hosts before anything is deployed.
 
-    receive ADDRESS SECONDS            listens, prints {"port"}, takes one connection, prints what it got
-    send ADDRESS PORT SECONDS BYTES    sends until either is reached, prints what arrived
+    receive ADDRESS SECONDS            listens, prints {"port"}, accepts one connection, prints what it received
+    send ADDRESS PORT SECONDS BYTES    sends until either limit is reached, prints what the receiver counted
 
-$DISAGG_LINK_TOKEN is the one-time secret that the sender must show. Every wait is bounded. Exit code 3 with a JSON
-line {"errno", "error", "stage"} where the network fails.
+$DISAGG_LINK_TOKEN is the one-time secret that the sender presents. Every wait is bounded. Exits with code 3 and a JSON
+line {"errno", "error", "timeout"} if the network fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def receive(address: str, seconds: float) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.bind(place)
         listener.listen(4)
-        say(port=listener.getsockname()[1])
+        print_json(port=listener.getsockname()[1])
         deadline = time.monotonic() + seconds
         while True:
             listener.settimeout(max(0.01, deadline - time.monotonic()))
@@ -38,19 +38,19 @@ def receive(address: str, seconds: float) -> None:
                 if admitted(connection, token):
                     count, took = take(connection, deadline)
                     connection.sendall(COUNTED.pack(count, took))
-                    say(bytes=count, seconds=took, peer=peer[0])
+                    print_json(bytes=count, seconds=took, peer=peer[0])
                     return
 
 
 def admitted(connection: socket.socket, token: bytes) -> bool:
-    shown = b""
+    presented = b""
     try:
-        while len(shown) < len(token):
-            data = connection.recv(len(token) - len(shown))
+        while len(presented) < len(token):
+            data = connection.recv(len(token) - len(presented))
             if not data:
                 return False
-            shown += data
-        if not hmac.compare_digest(shown, token):
+            presented += data
+        if not hmac.compare_digest(presented, token):
             return False
         connection.sendall(b"+")
         return True
@@ -59,7 +59,7 @@ def admitted(connection: socket.socket, token: bytes) -> bool:
 
 
 def take(connection: socket.socket, deadline: float) -> tuple[int, float]:
-    """Bytes and seconds between the first of them and the last."""
+    """The number of bytes, and the seconds from the first to the last."""
     buffer, count, end = bytearray(PIECE), 0, 0.0
     first: float | None = None
     while True:
@@ -81,24 +81,24 @@ def send(address: str, port: int, seconds: float, limit: int) -> None:
         names = {"source": connection.getsockname()[0], "target": connection.getpeername()[0]}
         connection.sendall(os.environ["DISAGG_LINK_TOKEN"].encode())
         if connection.recv(1) != b"+":
-            raise ConnectionAbortedError("the receiver does not take this sender")
+            raise ConnectionAbortedError("the receiver refused this sender's token")
         stop = time.monotonic() + seconds
         while sent < limit and time.monotonic() < stop:
             connection.sendall(piece)
             sent += len(piece)
         connection.shutdown(socket.SHUT_WR)
-        connection.settimeout(PATIENCE_S + 4 * seconds)  # what is still in the buffers of a slow link
+        connection.settimeout(PATIENCE_S + 4 * seconds)  # until a slow link's buffers are empty
         answer = b""
         while len(answer) < COUNTED.size:
             data = connection.recv(COUNTED.size - len(answer))
             if not data:
-                raise ConnectionResetError("the receiver went away")
+                raise ConnectionResetError("the receiver closed the connection")
             answer += data
         count, took = COUNTED.unpack(answer)
-        say(bytes=count, seconds=took, latency=latency, **names)
+        print_json(bytes=count, seconds=took, latency=latency, **names)
 
 
-def say(**fields: object) -> None:
+def print_json(**fields: object) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
@@ -111,7 +111,7 @@ def main(words: list[str]) -> None:
             send(words[1], int(words[2]), float(words[3]), int(words[4]))
     except OSError as error:
         late = isinstance(error, socket.timeout)
-        say(errno=error.errno, error="timed out" if late else error.strerror or str(error), timeout=late)
+        print_json(errno=error.errno, error="timed out" if late else error.strerror or str(error), timeout=late)
         sys.exit(3)
 
 

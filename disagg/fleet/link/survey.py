@@ -1,4 +1,4 @@
-"""The links of a fleet: which there are, what each carries, and what that means for the model served over it."""
+"""The links of a fleet, measured and judged, with the prefill rate that each can hide for its model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from disagg.errors import DisaggError, FleetError, HostUnreachable, UsageError
 from disagg.fleet.facts.findings import Finding, fault, note
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import python_on
-from disagg.fleet.link.ends import LinkEnd
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
-from disagg.fleet.link.measure import Bounds, Link, measure_all
+from disagg.fleet.link.measure import Bounds, Link, LinkEnd, measure_all
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
@@ -24,13 +23,13 @@ from disagg.planning.kv import kv_bytes_per_token
 from disagg.planning.sizing import read_size, size_source
 
 Pair = tuple[Host, Host]
-"""Whom KV leaves, whom it reaches."""
+"""Sender and receiver."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSurvey:
-    """One link. `link` is None where it could not be measured: `error` says why. `kv_bytes_per_token` of the sender's
-    model, None where it is not known how large that is."""
+    """One link. link: None if it could not be measured; error: why. kv_bytes_per_token: of the sender's model, None if
+    its size is unknown."""
 
     sender: Host
     receiver: Host
@@ -41,12 +40,12 @@ class LinkSurvey:
 
     @property
     def carries_kv(self) -> bool:
-        """Whether KV goes this way: from a prefill host to a decode host of its model."""
+        """Whether KV takes this link: from a prefill host to a decode host of its model."""
         return _carries_kv(self.sender, self.receiver)
 
     @property
     def hidden_tokens_per_s(self) -> float | None:
-        """The fastest prefill whose KV leaves as fast as it is made."""
+        """The fastest prefill whose KV this link carries as fast as it is computed."""
         rate = self.link.bits_per_s if self.link else None
         return hidden_tokens_per_s(rate, self.kv_bytes_per_token) if rate and self.kv_bytes_per_token else None
 
@@ -65,7 +64,7 @@ class LinkSurvey:
 
 
 def exit_code(surveyed: Sequence[LinkSurvey]) -> int:
-    """0 where nothing is at fault, 4 where a host cannot be reached, else 1. Warnings change nothing."""
+    """0 without faults, 4 if a host cannot be reached, else 1. Warnings do not count."""
     if any(isinstance(one.error, HostUnreachable) for one in surveyed):
         return 4
     return 1 if any(finding.level == "fault" for one in surveyed for finding in one.findings) else 0
@@ -82,8 +81,8 @@ def kv_pairs(fleet: Fleet) -> list[Pair]:
 
 
 def pairs_between(fleet: Fleet, sender: Host | None, receiver: Host | None) -> list[Pair]:
-    """The KV links of the fleet that leave or reach these hosts; of two hosts the link between them, whatever they
-    serve. UsageError where there is none."""
+    """The KV links from `sender` or to `receiver`; with both, the link between them whatever they serve. UsageError if
+    there is none."""
     if sender is not None and receiver is not None:
         if sender.name == receiver.name:
             raise UsageError(f"{sender.name} has no link to itself", "name two hosts")
@@ -103,18 +102,18 @@ def survey(
     fleet: Fleet,
     pairs: Sequence[Pair],
     *,
-    tell: Callable[[str], None] = lambda what: None,
+    on_step: Callable[[str], None] = lambda what: None,
     connect: Callable[[Host], Machine] = machine_for,
     bounds: Bounds = Bounds(),  # noqa: B008  # frozen
 ) -> list[LinkSurvey]:
-    """Measure and judge these links, in the pairs' order. What fails is told of its own link and hides no other."""
+    """Measure and judge these links; results in the pairs' order. A failure is part of its own link's result."""
     hosts = list({host.name: host for pair in pairs for host in pair}.values())
     senders = {sender.name for sender, _ in pairs}
     with ExitStack() as stack:
         machines = {host.name: connect(host) for host in hosts}
         for one in machines.values():
             stack.callback(one.close)
-        tell(f"{len(hosts)} hosts")
+        on_step(f"{len(hosts)} hosts")
         outcomes = each(hosts, lambda host: _prepare(fleet, host, machines[host.name], host.name in senders))
         ready = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
         errors = {outcome.host.name: outcome.error for outcome in outcomes if outcome.error is not None}
@@ -122,7 +121,7 @@ def survey(
         measured = measure_all(
             [(ready[one.name].end, ready[other.name].end) for one, other in usable],
             bounds,
-            lambda one, other: tell(f"{one.name} → {other.name}"),
+            lambda one, other: on_step(f"{one.name} → {other.name}"),
         )
     links = dict(zip(((one.name, other.name) for one, other in usable), measured, strict=True))
     return [_judged(pair, ready, errors, links.get((pair[0].name, pair[1].name))) for pair in pairs]
@@ -135,11 +134,11 @@ class _Ready:
 
 
 def _prepare(fleet: Fleet, host: Host, where: Machine, sends: bool) -> _Ready:
-    """What a measurement needs of a host. HostUnreachable, or FleetError where no program can run there."""
+    """What a measurement needs to know of a host. Raises HostUnreachable, and FleetError if it has no Python."""
     facts = read_host_facts(where, host)
     python = python_on(host, facts)
     if python is None:
-        raise FleetError(f"{host.name}: there is no python to measure with", f"disagg doctor --host {host.name}")
+        raise FleetError(f"{host.name}: it has no Python to measure with", f"disagg doctor --host {host.name}")
     per_token = None
     if sends:
         source = required_model(fleet, host, facts).source
@@ -150,14 +149,14 @@ def _prepare(fleet: Fleet, host: Host, where: Machine, sends: bool) -> _Ready:
 
 
 def _by_name(fleet: Fleet, host: Host) -> float | None:
-    """KV per token of a model whose files the host does not have: as its name, or its files here, say."""
+    """KV bytes per token of a model whose files the host does not have, from its name or its files on this machine."""
     model = fleet.models[host.model]
     try:
         return (
             read_size(size_source(model.name, model.sources.values())).kv.nbytes(model.context, host.engine.dtype)
             / model.context
         )
-    except DisaggError:  # neither tells; the rate itself is worth as much without it
+    except DisaggError:  # the size is unknown; the rate is useful without it
         return None
 
 
@@ -176,7 +175,7 @@ def _judged(
         return LinkSurvey(sender, receiver, faults, error=failed[0])
     findings = judge(link, sender, receiver)
     if not _carries_kv(sender, receiver):
-        findings.append(note("direction", "no KV goes this way: " + ", ".join(map(_serves, pair))))
+        findings.append(note("direction", "no KV takes this direction: " + ", ".join(map(_serves, pair))))
         return LinkSurvey(sender, receiver, tuple(findings), link)
     return LinkSurvey(sender, receiver, tuple(findings), link, ready[sender.name].per_token)
 

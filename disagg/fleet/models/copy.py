@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextvars
 import json
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
 from typing import Any, Final
 
 from disagg.config import Host
-from disagg.errors import CommandFailed, DisaggError, FleetError
+from disagg.errors import CommandFailed, FleetError
 from disagg.fleet.facts.python import run_program
-from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.listening import OnLine, listening
 from disagg.fleet.models.inventory import StoredModel
 
 SERVE: Final = Path(__file__).with_name("serve_program.py")
@@ -56,12 +52,23 @@ def copy(
     The source's machine must be used by this copy only: it is closed at the end, which ends the server. Raises
     FleetError if the copy fails; files that arrived stay, and the next copy resumes from them.
     """
-    server = _Server(source, held)
+    token = secrets.token_hex(32)
+    with listening(
+        source.machine, lambda on_line: _serve(source, held, token, on_line), start_timeout=_START_S
+    ) as port:
+        return _fetch(source, target, (source.host.kv_address, str(port), root), token, on_bytes)
+
+
+def _serve(source: CopyEnd, held: StoredModel, token: str, on_line: OnLine) -> None:
+    """Run the serving program until the machine is closed."""
+    argv, secret = (source.host.kv_address, held.root, held.revision), {"DISAGG_COPY_TOKEN": token}
     try:
-        port = server.port()
-        return _fetch(source, target, (source.host.kv_address, str(port), root), server.token, on_bytes)
-    finally:
-        server.end()
+        run_program(source.machine, source.python, SERVE, argv, environment=secret, timeout=_LONGEST_S, on_line=on_line)
+    except CommandFailed as error:
+        reason = _fields(error.stdout.strip().rpartition("\n")[2]).get("error")
+        if not reason:
+            raise
+        raise FleetError(f"{source.host.name}: cannot serve the model: {reason}") from error
 
 
 def _fetch(source: CopyEnd, target: CopyEnd, argv: Sequence[str], token: str, on_bytes: OnBytes) -> CopyResult:
@@ -100,56 +107,3 @@ def _fields(line: str) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return fields if isinstance(fields, dict) else {}
-
-
-class _Server:
-    """The serving program, run by its own thread."""
-
-    def __init__(self, place: CopyEnd, held: StoredModel) -> None:
-        self.token = secrets.token_hex(32)
-        self._place = place
-        self._events: Queue[int | DisaggError] = Queue()
-        argv = (place.host.kv_address, held.root, held.revision)
-        context = contextvars.copy_context()  # an interruption reaches the new thread as well
-        self._thread = Thread(target=context.run, args=(self._run, argv), name=f"serve {place.host.name}", daemon=True)
-        self._thread.start()
-
-    def _run(self, argv: tuple[str, ...]) -> None:
-        place, secret = self._place, {"DISAGG_COPY_TOKEN": self.token}
-        try:
-            run_program(
-                place.machine,
-                place.python,
-                SERVE,
-                argv,
-                environment=secret,
-                timeout=_LONGEST_S,
-                on_line=self._on_line,
-            )
-        except DisaggError as error:  # also raised when `end` closes the connection, and then not read
-            self._events.put(error)
-
-    def _on_line(self, line: str) -> None:
-        fields = _fields(line)
-        if isinstance(fields.get("port"), int):
-            self._events.put(fields["port"])
-        elif "error" in fields:
-            self._events.put(FleetError(f"{self._place.host.name}: cannot serve the model: {fields['error']}"))
-
-    def port(self) -> int:
-        """The port it listens on; raises the error that prevents it."""
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline:
-            interruption.check()
-            try:
-                event = self._events.get(timeout=interruption.POLL_S)
-            except Empty:
-                continue
-            if isinstance(event, DisaggError):
-                raise event
-            return event
-        raise FleetError(f"{self._place.host.name}: its copy server did not start", "is its disk hung?")
-
-    def end(self) -> None:
-        self._place.machine.close()
-        self._thread.join(10.0)

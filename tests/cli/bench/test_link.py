@@ -87,7 +87,7 @@ def test_any_two_hosts_can_be_measured_and_it_says_where_no_kv_goes(measured: Ca
     (link,) = json.loads(out)["links"]
     assert code == 0 and link["bits_per_s"] > 0 and link["hidden_tokens_per_s"] is None
     assert (
-        "no KV goes this way: dgx-spark-2 is prefill of gpt-oss:120b, dgx-spark-1 is prefill"
+        "no KV takes this direction: dgx-spark-2 is prefill of gpt-oss:120b, dgx-spark-1 is prefill"
         in link["findings"][-1]["text"]
     )
 

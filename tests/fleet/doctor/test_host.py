@@ -63,7 +63,7 @@ def test_every_trouble_names_a_command() -> None:
 
 
 @pytest.mark.parametrize(("pythons", "text", "hint"), [
-    ((), "there is no python", "apt install python3 python3-venv"),
+    ((), "there is no Python", "apt install python3 python3-venv"),
     ((Python("/usr/bin/python3", (3, 10, 12)),), "/usr/bin/python3 is 3.10.12, older than 3.11", "apt install"),
     ((Python("/usr/bin/python3", (3, 12, 3), False),), "/usr/bin/python3 has no venv module", "python3.12-venv"),
 ])  # fmt: skip
@@ -217,7 +217,7 @@ def test_sudo_with_a_password_is_a_warning_on_a_mac() -> None:
 @pytest.mark.parametrize(("facts", "text"), [
     ({"token_digest": ""}, "the fleet's token is not there"),
     ({"token_mode": "-rw-r--r--"}, "others can read /home/ubuntu/.disagg/hosts/dgx-spark-1/token (-rw-r--r--)"),
-    ({"token_digest": "0" * 64}, "it has another token than this machine"),
+    ({"token_digest": "0" * 64}, "its token differs from the one on this machine"),
 ])  # fmt: skip
 def test_a_token_that_is_missing_readable_or_wrong_is_a_fault(facts: dict[str, Any], text: str) -> None:
     assert only(spark(facts=facts))[:3] == ("token", "fault", text)
@@ -259,7 +259,7 @@ def test_a_server_that_failed_says_why() -> None:
 def test_a_server_that_is_denied_the_local_network_is_told_from_a_broken_link() -> None:
     check, level, text, hint = only(mac(facts={"errno_65": 7}))
     assert (check, level) == ("local network", "fault")
-    assert "Local Network Privacy denies them to the server" in text and "7 times" in text
+    assert "Local Network Privacy denies the server these connections" in text and "7 times" in text
     assert "System Settings > Privacy & Security > Local Network" in hint
     check, level, text, hint = only(mac(facts={"errno_65": 7}, reach={"169.254.150.103 22": 65}))
     assert text == "no route from here to 169.254.150.103 (errno 65)" and "ping" in hint

@@ -30,7 +30,7 @@ def held(seen: Any, **changes: Any) -> Any:
 
 
 def test_running_servers_decide_whether_both_ends_hold_the_same_model() -> None:
-    assert model(statuses=servers(MARK, MARK)) == [("ok", "the same, say both servers")]
+    assert model(statuses=servers(MARK, MARK)) == [("ok", "the same fingerprint on both servers")]
     ((level, text),) = model(statuses=servers(MARK, MARK | {"tokenizer": "t2"}))
     assert level == "fault" and text.endswith("serve different models: tokenizer differ")
 
