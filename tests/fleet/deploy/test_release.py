@@ -109,7 +109,7 @@ def test_a_model_folder_beside_hosts_toml_is_carried_under_the_name_of_its_conte
     with (tmp_path / "my model/big.bin").open("wb") as big:
         big.truncate(300 << 20)
     refusal = source(of, spark(), layout)
-    assert isinstance(refusal, Refusal) and "300 MiB, too much" in refusal.cause
+    assert isinstance(refusal, Refusal) and "300 MiB, more than deploying copies" in refusal.cause
 
 
 @pytest.mark.parametrize("name", HOSTILE)
