@@ -188,7 +188,7 @@ def test_a_model_that_a_server_of_the_same_machine_reads_stays(
     ):
         (own_folder / "serving").write_text(f"{process.pid} {'1' * 16}\n")
         read, _ = surveyed(models, neighbours(pair, [host]))
-        with pytest.raises(FleetError, match=r"the server of twin runs and reads .* \(disagg stop --host twin"):
+        with pytest.raises(FleetError, match=r"the running server of twin uses .* \(disagg stop --host twin"):
             remove(models.machine(host), read)
         process.communicate(b"\n")
         idle, _ = surveyed(models, neighbours(pair, [host]))
