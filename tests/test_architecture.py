@@ -1,4 +1,7 @@
-"""The rooms tables of docs/architecture.md against the imports of the code."""
+"""The rooms tables of docs/architecture.md against the imports of the code.
+
+`python -m tests.test_architecture` writes the third column of the tables anew.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ DOCUMENT = ROOT / "docs" / "architecture.md"
 EVERYWHERE = {"errors", "version"}  # every room may import them, and the tables leave them out
 MOST_ARROWS = {"fleet": 30, "engines": 15}
 MOST_FILES = 13
-LARGER = {"servers": 17, "config": 14}  # folders that have more files than that; this list only shrinks
+LARGER = {"config": 14}  # folders that have more files than that; this list only shrinks
+
+ROW = re.compile(r"^(\| `disagg/([\w/]+?)(?:/|\.py)` \|.*\|) (.*?) \|$", re.M)
 
 Rooms = dict[str, set[str]]  # room -> the rooms it imports, in the order of the floors
 
@@ -40,7 +45,7 @@ def rooms_of(parent: str) -> Rooms:
 def documented_rooms(parent: str) -> Rooms:
     """The rows of the table `| room | what it knows | imports |` whose rooms are in disagg/`parent`."""
     rooms: Rooms = {}
-    for path, cell in re.findall(r"^\| `disagg/([\w/]+?)(?:/|\.py)` \|.*\| (.*?) \|$", DOCUMENT.read_text(), re.M):
+    for _, path, cell in ROW.findall(DOCUMENT.read_text()):
         folder, _, room = path.rpartition("/")
         if folder == parent:
             rooms[room] = set(re.findall(r"\w+", cell))
@@ -82,3 +87,17 @@ def test_no_folder_is_a_heap() -> None:
         for folder in folders
     }
     assert {folder: count for folder, count in files.items() if count > LARGER.get(folder, MOST_FILES)} == {}
+
+
+def write_imports() -> None:
+    def row(match: re.Match[str]) -> str:
+        parent, _, room = match[2].rpartition("/")
+        floors = list(documented_rooms(parent))
+        imported = sorted(rooms_of(parent)[room], key=floors.index)
+        return f"{match[1]} {', '.join(imported) or '-'} |"
+
+    DOCUMENT.write_text(ROW.sub(row, DOCUMENT.read_text()))
+
+
+if __name__ == "__main__":
+    write_imports()
