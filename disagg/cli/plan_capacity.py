@@ -1,4 +1,4 @@
-"""`disagg plan-capacity`: what a fleet could do, from its machines' arithmetic and memory speed. Nothing is run."""
+"""`disagg plan-capacity`: the speed of a fleet, predicted from its machines' arithmetic and memory speed."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ def plan_capacity(
             "-m", "--model", metavar="NAME", help="A model of hosts.toml, shape:NAME or a path; all by default."
         ),
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=2, max=1 << 20, help="Length of the prompt.")] = 8192,
-    output_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Length of the answer.")] = 256,
-    batch: Annotated[int, typer.Option(min=1, max=1024, help="Requests that decode together.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(min=2, max=1 << 20, help="Prompt length in tokens.")] = 8192,
+    output_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Answer length in tokens.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="Requests decoded together.")] = 16,
     link_gbps: Annotated[float, typer.Option(min=0.001, help="Speed of the link between the machines, in Gb/s.")] = 10,
-    link_latency_ms: Annotated[float, typer.Option(min=0, help="Its latency, one way.")] = 0.05,
+    link_latency_ms: Annotated[float, typer.Option(min=0, help="One-way latency of the link.")] = 0.05,
     prefill_device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Instead of hosts.toml's.", autocompletion=complete_device)
+        str | None,
+        typer.Option(metavar="DEVICE", help="In place of the hardware in hosts.toml.", autocompletion=complete_device),
     ] = None,
     decode_device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Instead of hosts.toml's.", autocompletion=complete_device)
+        str | None,
+        typer.Option(metavar="DEVICE", help="In place of the hardware in hosts.toml.", autocompletion=complete_device),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Predict the hand-off against each machine alone, for hosts.toml as it is or as it might be."""
+    """Predict the hand-off against each machine alone, for the fleet of hosts.toml or for other machines."""
     import json
 
     from disagg.cli.views.capacity import capacity_view

@@ -16,7 +16,7 @@ RULE = "─"
 def test_every_line_says_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", SHIPPED, "plan-capacity", "--link-gbps", 1) == 0
     shown = capsys.readouterr().out
-    tables = ("handed over", "dgx-spark alone", "m4-max alone", "m3-ultra alone", RULE, "predicted")
+    tables = ("disaggregated", "dgx-spark alone", "m4-max alone", "m3-ultra alone", RULE, "predicted")
     lines = [line for line in shown.splitlines() if line.strip()]
     assert all(line.startswith(tables) for line in lines)
     assert sum(line.startswith("predicted ") for line in lines) == 2  # the head of each table

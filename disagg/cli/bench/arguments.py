@@ -1,4 +1,4 @@
-"""What the commands of `disagg bench` read from their command lines, checked before anything is measured."""
+"""Parsing and checks of the options of `disagg bench`, before anything is measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T", int, float)
 
 
 class Group(CommandGroup):
-    """Lets --goodput and --watts take several pairs at once: `--goodput ttft:500 tpot:50`."""
+    """A command whose --goodput and --watts take several pairs: `--goodput ttft:500 tpot:50`."""
 
     def parse_args(self, ctx: object, args: list[str]) -> list[str]:
         return list(super().parse_args(ctx, spread_pairs(args)))  # type: ignore[arg-type]
@@ -38,67 +38,67 @@ def spread_pairs(args: Sequence[str]) -> list[str]:
 
 
 def refuse_options(context: typer.Context) -> None:
-    """UsageError where the benchmark's own options stand before a subcommand, which would not see them."""
+    """Raise UsageError if options of the benchmark precede a subcommand, which would ignore them."""
     given = [parameter.opts[-1] for parameter in context.command.params if _given(context, parameter.name or "")]
     if given:
         raise UsageError(
             f"{given[0]} is an option of the benchmark, not of `disagg bench {context.invoked_subcommand}`",
-            f"its own go behind it: disagg bench {context.invoked_subcommand} --help",
+            f"its own options follow it: disagg bench {context.invoked_subcommand} --help",
         )
 
 
 def _given(context: typer.Context, name: str) -> bool:
-    """Whether this was said on the command line."""
+    """Whether this option was on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def refuse_subcommand(context: typer.Context, option: str, path: Path | None) -> None:
-    """UsageError where an option has taken the name of a subcommand for its FILE: `bench --json link`."""
+    """Raise UsageError if an option took the name of a subcommand as its FILE: `bench --json link`."""
     commands = getattr(context.command, "commands", {})
     if str(path) in commands:
         raise UsageError(
-            f"{option} {path}: a file, or the command of that name?",
+            f"{option} {path}: this is also the name of a command",
             f"disagg bench {path} {option}; or {option} ./{path} for a file",
         )
 
 
 def numbers(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...]:
-    """A comma-separated sweep. UsageError for what is no positive number."""
+    """The numbers of a comma-separated sweep. Raises UsageError unless all are positive."""
     if text is None:
         return ()
     try:
-        read = [kind(part) for part in text.split(",")]
+        values = [kind(part) for part in text.split(",")]
     except ValueError:
-        read = []
-    if not read or not all(0 < number < 1e9 for number in read):
+        values = []
+    if not values or not all(0 < number < 1e9 for number in values):
         raise UsageError(f"{option} {text}: not a list of positive numbers", f"as in {option} 1,2,4")
-    return tuple(dict.fromkeys(read))
+    return tuple(dict.fromkeys(values))
 
 
 def pairs(option: str, words: Sequence[str] | None, known: Sequence[str]) -> dict[str, float]:
-    """`name:number` or `name=number` pairs. UsageError for an unknown name or no positive number."""
-    read: dict[str, float] = {}
+    """`name:number` or `name=number` pairs. Raises UsageError for an unknown name or a number that is not positive."""
+    values: dict[str, float] = {}
     for word in (part for text in words or () for part in text.replace(",", " ").split()):
-        found = re.fullmatch(r"([a-z0-9]+)[:=]([0-9]*\.?[0-9]+)", word)
-        if not found or found[1] not in known or float(found[2]) <= 0:
+        pair = re.fullmatch(r"([a-z0-9]+)[:=]([0-9]*\.?[0-9]+)", word)
+        if not pair or pair[1] not in known or float(pair[2]) <= 0:
             raise UsageError(
                 f"{option} {word}: not understood", f"NAME and a positive number; NAME: {', '.join(known)}"
             )
-        read[found[1]] = float(found[2])
-    return read
+        values[pair[1]] = float(pair[2])
+    return values
 
 
 def require_two_files(json_file: Path | None, report: Path | None) -> None:
-    """UsageError where one would overwrite the other."""
+    """Raise UsageError if one would overwrite the other."""
     if json_file is not None and report is not None and json_file.absolute() == report.absolute():
         raise UsageError(f"--json and --report both name {report}", "give each a file of its own")
 
 
 def require_writable(path: Path | None) -> None:
-    """Find out before the run, not after it."""
+    """Raise UsageError if this file cannot be written: before the run, not after it."""
     if path is None or str(path) == "-":
         return
     target = path if path.exists() else path.absolute().parent
     if path.is_dir() or not os.access(target, os.W_OK):
-        raise UsageError(f"cannot write {path}", "name a file in a folder that exists and is yours")
+        raise UsageError(f"cannot write {path}", "name a file in a folder that exists and is writable")

@@ -1,4 +1,4 @@
-"""`disagg bench` itself: what disaggregating this fleet gains, and where it loses."""
+"""`disagg bench` without a subcommand: the fleet, disaggregated, against each of its machines alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from disagg.api.requests import MAX_DEADLINE_S
 from disagg.cli.bench.arguments import (
     numbers,
     pairs,
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
     from disagg.bench.result import BenchResult
     from disagg.config import Fleet
 
+MAX_REQUESTS = 100_000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ModeName(StrEnum):
-    """Where requests run."""
+    """The values of --mode."""
 
     disaggregated = "disaggregated"
     decode_alone = "decode-alone"
@@ -40,7 +42,7 @@ class ModeName(StrEnum):
 
 
 class KindName(StrEnum):
-    """What is sent."""
+    """The values of --workload."""
 
     random = "random"
     prompts = "prompts"
@@ -57,53 +59,93 @@ def load(
             "-m",
             "--model",
             metavar="NAME",
-            help="Needed where there are several.",
+            help="Required if the fleet has several models.",
             autocompletion=complete_model,
         ),
     ] = None,
     mode: Annotated[
-        list[ModeName] | None, typer.Option(help="Repeatable; by default all three.", show_default=False)
+        list[ModeName] | None,
+        typer.Option(help="Repeatable. [default: all that the fleet can run]", show_default=False),
     ] = None,
-    workload: Annotated[KindName, typer.Option(help="What is sent.")] = KindName.random,
-    file: Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", help="Of prompts, or a trace.")] = None,
-    prompt_tokens: Annotated[str | None, typer.Option(metavar="N,N", help="Prompt lengths to sweep.")] = None,
-    output_tokens: Annotated[str | None, typer.Option(metavar="N,N", help="Output lengths to sweep.")] = None,
-    concurrency: Annotated[str | None, typer.Option(metavar="N,N", help="Requests at a time, to sweep.")] = None,
-    rate: Annotated[str | None, typer.Option(metavar="R,R", help="Requests per second, to sweep.")] = None,
-    burstiness: Annotated[float, typer.Option(min=0.01, help="Gamma shape of arrivals; 1: Poisson.")] = 1.0,
-    requests: Annotated[int | None, typer.Option("-n", "--requests", min=1, help="Per mode and point. [10]")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns each mode takes at a point.")] = 4,
+    workload: Annotated[KindName, typer.Option(help="The requests to send.")] = KindName.random,
+    file: Annotated[
+        Path | None,
+        typer.Option("-f", "--file", metavar="FILE", help="Prompts or a trace; all workloads but random need one."),
+    ] = None,
+    prompt_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Prompt lengths to sweep, of --workload random. [default: 128,512,2048,8192 as far as they fit]",
+        ),
+    ] = None,
+    output_tokens: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Output lengths to sweep. [default: 64]")
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Concurrent requests to sweep. [default: 1]")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="R,R", help="Requests per second to sweep, in place of --concurrency.")
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=0.01, help="With --rate: gamma shape of arrivals; 1: Poisson.")
+    ] = 1.0,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--requests",
+            min=1,
+            max=MAX_REQUESTS,
+            help="Per mode and point. [default: 10, at least twice the concurrency]",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns that each mode takes at a point.")] = 4,
     warmup: Annotated[int, typer.Option(min=0, help="Unmeasured requests per mode and point.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of token ids and arrivals.")] = 0,
-    max_duration: Annotated[float | None, typer.Option(min=0.1, metavar="S", help="Stop after this long.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds per request.")] = 600.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of token ids and arrivals.")] = 0,
+    max_duration: Annotated[
+        float | None, typer.Option(min=0.1, metavar="S", help="Stop after this many seconds. [default: no limit]")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=MAX_DEADLINE_S, metavar="S", help="Seconds per request.")
+    ] = 600.0,
     goodput: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:MS ...", help="Limits: ttft, tpot, itl, e2el.")
+        list[str] | None, typer.Option(metavar="NAME:MS ...", help="Limits of a good request: ttft, tpot, itl, e2el.")
     ] = None,
     watts: Annotated[
-        list[str] | None, typer.Option(metavar="ROLE=W ...", help="Of prefill and decode machine.")
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=W ...", help="Power of the prefill and the decode machine, if it cannot be measured."
+        ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Figures; - is stdout.")] = None,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="A page with plots.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON; - is stdout.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with plots.")] = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Play the fleet on this machine: real servers, predicted times.")
+        bool, typer.Option("--simulate", help="Simulate the fleet on this machine: real servers, predicted times.")
     ] = False,
     prefill_device: Annotated[
         str | None,
         typer.Option(
-            metavar="DEVICE", help="With --simulate: instead of hosts.toml's.", autocompletion=complete_device
+            metavar="DEVICE",
+            help="With --simulate: in place of the hardware in hosts.toml.",
+            autocompletion=complete_device,
         ),
     ] = None,
     decode_device: Annotated[
         str | None,
         typer.Option(
-            metavar="DEVICE", help="With --simulate: instead of hosts.toml's.", autocompletion=complete_device
+            metavar="DEVICE",
+            help="With --simulate: in place of the hardware in hosts.toml.",
+            autocompletion=complete_device,
         ),
     ] = None,
 ) -> None:
     """Compare the fleet, disaggregated, with each of its machines alone.
 
-    The modes take turns in one run. Ctrl-C keeps what was measured until then (exit code 130).
+    The modes alternate in one run. Ctrl-C stops it and reports what was measured (exit code 130).
     """
     if context.invoked_subcommand is not None:
         refuse_options(context)
@@ -154,10 +196,10 @@ def _model(fleet: Fleet, name: str | None) -> str:
 def _served(
     fleet: Fleet, model: str, simulate: bool, devices: tuple[str | None, str | None]
 ) -> Iterator[tuple[Fleet, str | None]]:
-    """The fleet to measure, and its token where that is not in its file."""
+    """The fleet to measure, and its token; None if it is in the fleet's token file."""
     if not simulate:
         if any(devices):
-            raise UsageError("--prefill-device and --decode-device name machines to simulate", "add --simulate")
+            raise UsageError("--prefill-device and --decode-device need --simulate", "add --simulate")
         yield fleet, None
         return
     from disagg.cli.bench.simulate import simulated
@@ -167,7 +209,7 @@ def _served(
 
 
 def _run(fleet: Fleet, spec: BenchSpec, token: str | None) -> tuple[BenchResult, int]:
-    """The result, and the signal that ended the run early, or 0. A second Ctrl-C ends it at once."""
+    """The result, and the signal that stopped the run, or 0. A second Ctrl-C ends the program at once."""
     import asyncio
 
     from disagg.bench.benchmark import benchmark
@@ -185,7 +227,7 @@ def _run(fleet: Fleet, spec: BenchSpec, token: str | None) -> tuple[BenchResult,
             loop.call_soon_threadsafe(monitor.end, "interrupted")
             _handle(before)
 
-        # The loop's own handlers would leave SIGTERM at its default, which ends disagg and nothing that it started.
+        # asyncio would leave SIGTERM at its default, which ends disagg but not the servers that it started.
         _handle(dict.fromkeys(_SIGNALS, interrupt))
         return await benchmark(fleet, spec, monitor, token)
 
@@ -222,7 +264,7 @@ def _show(result: BenchResult, json_file: Path | None, report: Path | None) -> N
 
 
 def _write(files: Mapping[Path, str]) -> None:
-    """Everything that can be written is, before UsageError tells what cannot: the run is not to be had again."""
+    """Write all files that can be written, then raise UsageError for the others: the run cannot be repeated."""
     faults = []
     for path, text in files.items():
         try:

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def simulated(fleet: Fleet, model: str, prefill: str | None, decode: str | None) -> Iterator[tuple[Fleet, str]]:
-    """That fleet with its servers up, and its token. `prefill`, `decode`: machines instead of hosts.toml's.
+    """The simulated fleet with running servers, and its token. prefill, decode: machines in place of hosts.toml's.
 
-    However the block ends, the servers are stopped. UsageError where it is not known what machine a host is, or how
-    large the model is."""
+    The servers are stopped at the end of the block. Raises UsageError if a host's hardware or the model's size is
+    unknown.
+    """
     from disagg.cli.views.fleet.progress import Progress
     from disagg.fleet.lifecycle.simulated import Devices, running_simulated
 

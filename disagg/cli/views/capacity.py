@@ -1,4 +1,4 @@
-"""A predicted capacity: a hand-off beside each machine alone, and what follows. Every line says so."""
+"""A predicted capacity: disaggregated beside each machine alone. Every line is marked as predicted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from disagg.planning.plan import Forecast
 
 PREDICTED = "predicted: "
 FORMULAS = (
-    "nothing was run; where the figures come from: --json, basis",
+    "nothing was run; the sources of the figures: basis in --json",
     "TTFT = overhead + prefill + exposed + ingest + first step",
     "total = overhead + prefill + exposed + ingest + decode (every step)",
 )
@@ -43,8 +43,8 @@ def _table(capacity: Capacity) -> Table:
     for name in ("prefill", "exposed", "decode", "TTFT", "total"):
         table.add_column(name, justify="right", no_wrap=True)
     rows = (
-        ("handed over", capacity.disaggregated),
-        ("handed over, int8", capacity.int8),
+        ("disaggregated", capacity.disaggregated),
+        ("disaggregated, int8 KV", capacity.int8),
         (f"{setup.decode_device.name} alone", capacity.decode_alone),
         (f"{setup.prefill_device.name} alone", capacity.prefill_alone),
     )
@@ -63,13 +63,13 @@ def _cells(forecast: Forecast) -> list[str]:
 def _findings(capacity: Capacity) -> Iterator[str]:
     setup, whole = capacity.setup, capacity.disaggregated
     yield (
-        f"handed over {capacity.speedup_over_decode:.2f} x {setup.decode_device.name} alone, "
-        f"{capacity.speedup_over_prefill:.2f} x {setup.prefill_device.name} alone"
+        f"disaggregated: {capacity.speedup_over_decode:.2f} x the speed of {setup.decode_device.name} alone, "
+        f"{capacity.speedup_over_prefill:.2f} x that of {setup.prefill_device.name} alone"
     )
     if capacity.crossover_tokens is None:
-        yield "it beats both machines alone at no prompt length"
+        yield "it is faster than both machines alone at no prompt length"
     else:
-        yield f"it beats both machines alone from {capacity.crossover_tokens:,} prompt tokens on"
+        yield f"it is faster than both machines alone from {capacity.crossover_tokens:,} prompt tokens on"
     yield _link(capacity)
     saved = whole.total_s - capacity.int8.total_s
     yield (

@@ -195,6 +195,6 @@ def test_a_subcommand_is_not_taken_for_the_name_of_a_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DISAGG_CONFIG", str(tiny_fleet.fleet.path))
-    with pytest.raises(UsageError, match="--json measure: a file, or the command of that name"):
+    with pytest.raises(UsageError, match="--json measure: this is also the name of a command"):
         group(["--json", "measure"], standalone_mode=False)
     assert not (tmp_path / "measure").exists()

@@ -161,7 +161,7 @@ def test_sigterm_while_the_servers_start_ends_them(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prefill-device", "dgx-spark"], "--prefill-device and --decode-device name machines to simulate"),
+        (["--prefill-device", "dgx-spark"], "--prefill-device and --decode-device need --simulate"),
         (["--simulate", "--decode-device", "abacus"], "error: unknown device 'abacus'"),
     ],
 )
