@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from tests import selection
+from tests.deadlines import ends_by_itself
+
+
+def test_every_slow_path_exists() -> None:
+    assert [path for path in selection.SLOW_PATHS if not (selection._TESTS / path).exists()] == []
+
+
+def test_files_of_slow_folders_and_slow_files_are_slow() -> None:
+    assert selection._is_slow_path(selection._TESTS / "integration/test_any.py")
+    assert selection._is_slow_path(selection._TESTS / "cli/test_demo.py")
+    assert not selection._is_slow_path(selection._TESTS / "kv/test_frames.py")
+
+
+def test_a_test_without_servers_hosts_or_engines_is_not_slow(request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("slow") is None
+
+
+def test_a_block_that_takes_as_long_as_what_it_must_not_wait_for_fails() -> None:
+    with pytest.raises(AssertionError, match="took 0 s or more"), ends_by_itself(0):
+        pass
