@@ -61,12 +61,6 @@ def with_free_ports(fleet: Fleet, folder: Path, which: PortChoice = "taken") -> 
     return copy, moved
 
 
-def on_free_ports(fleet: Fleet, folder: Path, everywhere: bool = False) -> tuple[Fleet, dict[int, int]]:
-    """`with_free_ports`, and which port became which."""
-    copy, moved = with_free_ports(fleet, folder, "all" if everywhere else "taken")
-    return copy, {one.old: one.new for one in moved}
-
-
 def free_ports(addresses: Sequence[str], avoid: set[int]) -> list[int]:
     """One port per address on which nothing listens now. All are held until all are found, so that none repeats."""
     held: list[socket.socket] = []
