@@ -1,7 +1,7 @@
-"""The fleet's shared secret and where a fleet keeps its local state.
+"""The fleet's shared secret, and the folder of a fleet's local state.
 
 The token comes from the file named by $DISAGG_TOKEN_FILE, else by `token_file` in hosts.toml, else from the fleet's
-state folder, where `disagg start` makes one.
+state folder, in which `disagg start` creates one.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def token_path(fleet: Fleet) -> Path:
 
 
 def fleet_token(fleet: Fleet) -> str:
-    """The fleet's token. ConfigError where there is none."""
+    """The fleet's token. Raises ConfigError if there is none."""
     return read_token(token_path(fleet))
 
 
 def read_token(path: Path) -> str:
-    """The token in this file. ConfigError where there is none, and where other users of this machine can read it."""
+    """The token in this file. Raises ConfigError if there is none, or if other users of this machine can read it."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -44,7 +44,7 @@ def read_token(path: Path) -> str:
     except OSError as error:
         raise ConfigError(
             f"cannot read the fleet token from {path}: {error.strerror}",
-            "`disagg deploy` or `disagg start` makes one; on a second machine copy that file, or name it as token_file",
+            "`disagg deploy` or `disagg start` creates it; on a second machine copy that file, or set token_file",
         ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"other users have access to the fleet's token file {path}", f"chmod 600 {path}")

@@ -1,4 +1,4 @@
-"""The one place that says which version of disagg this is, and which code."""
+"""The version of disagg, and a hash of its code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUFFIXES: Final = frozenset({".py", ".sh", ".toml", ".txt", ".typed"})
 
 
 def source_files(root: Path = ROOT) -> list[Path]:
-    """Every file of the package that programs read, in order. Model weights are not among them."""
+    """Every file of the package that programs read, in order, without model weights."""
     weights = root / "demo" / "models"
     return [
         path
@@ -25,7 +25,7 @@ def source_files(root: Path = ROOT) -> list[Path]:
 
 @lru_cache(maxsize=1)
 def code_hash() -> str:
-    """12 hexadecimal digits that name the code of this installation as it was when first asked."""
+    """12 hexadecimal digits: a hash of the code of this installation, computed once per process."""
     total = hashlib.sha256()
     for path in source_files():
         total.update(f"{path.relative_to(ROOT).as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

@@ -1,13 +1,14 @@
-"""What a running fleet does under load, and whether disaggregating it pays.
+"""The performance of a running fleet under load, disaggregated and on each machine alone.
 
-workloads  what is sent: random token ids of exact counts, or the items of a file
+benchmark  from the options of a benchmark to its result
+workloads  the requests: random token ids of exact counts, or the items of a file
 datasets   the files: prompts, ShareGPT JSON, Mooncake traces
-plan       the sweep as a list of turns: which mode runs which requests, and when each is sent. Pure
-load       plays the turns against the fleet
-records    what one request, and one turn, gave
-energy     watts of the machines: read where they can be, else as stated
+plan       the sweep as a list of turns: which mode runs which requests, when each is sent, how long it will take. Pure
+load       sends the requests of the turns to the fleet
+records    the record of one request, and of one turn
+energy     watts of the machines: measured if possible, else as stated
 stats      from records to figures. Pure
-verdict    from figures to sentences: where disaggregation wins, where it loses. Pure
+verdict    from figures to sentences: where disaggregation wins and where it loses. Pure
 result     all of it as one value, and as JSON
-report     the same as one self-contained page; charts draws its plots as SVG
+report     the result as one self-contained HTML page; charts draws its plots as SVG
 """
