@@ -6,6 +6,7 @@ tests by hand. `make test-fast` does not even import the slow paths, and so neit
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Container
 from pathlib import Path
@@ -65,6 +66,13 @@ def _marks(item: pytest.Item, sharing: Container[Path]) -> list[str]:
     if marks or ENGINE_FIXTURES & fixtures or _is_slow_path(item.path):
         marks.append("slow")
     return marks
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With $CI set, a skipped test fails the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
