@@ -137,7 +137,7 @@ def test_a_slow_start_is_left_running_and_has_its_own_exit_code(yard: Yard) -> N
 def test_a_server_that_reports_an_error_is_stopped(yard: Yard) -> None:
     yard.deploy("a", "broken")
     (failed,) = yard.lifecycle().start(["a"])
-    assert (failed.outcome, present(failed.error).message) == ("failed", "a: weights are corrupt") and yard.pid(
+    assert (failed.outcome, present(failed.error).message) == ("failed", "a: its engine has stopped") and yard.pid(
         "a"
     ) is None
 
@@ -165,7 +165,7 @@ def test_a_server_whose_supervisor_was_killed_is_not_called_fine(yard: Yard) -> 
     wait_until(lambda: not supervise.status(yard.own("a"))["running"])
     (failed,) = yard.lifecycle().start(["a"])
     assert (
-        "its supervisor is gone" in present(failed.error).message
+        "runs without its supervisor" in present(failed.error).message
         and present(failed.error).hint == "disagg restart --host a"
     )
     assert outcomes(yard.lifecycle().restart(["a"])) == {"a": "restarted"}

@@ -88,8 +88,8 @@ def test_a_server_that_listens_but_never_answers_is_slow(farm: Farm) -> None:
 def test_a_server_that_reports_an_error_is_ended(farm: Farm) -> None:
     farm.behaviour["a"] = "broken"
     (failed,) = farm.lifecycle.start(["a"])
-    assert (failed.outcome, present(failed.error).message) == ("failed", "a: weights are corrupt")
-    assert present(failed.error).hint == "download again"
+    assert (failed.outcome, present(failed.error).message) == ("failed", "a: its engine has stopped")
+    assert present(failed.error).hint.startswith("read its log: ")
     assert farm.state.recorded("a") is None
 
 
