@@ -15,27 +15,27 @@ content() { # the name that a release folder should have: the hash of its conten
 
 os=$(uname -s)
 user=$(id -un)
-say machine "$os" "$(uname -m)" "$user" "$(id -u)"
-if test -w "$HOME" && { test ! -e "$root" || test -w "$root"; }; then say home "$HOME" 1; else say home "$HOME" 0; fi
+emit machine "$os" "$(uname -m)" "$user" "$(id -u)"
+if test -w "$HOME" && { test ! -e "$root" || test -w "$root"; }; then emit home "$HOME" 1; else emit home "$HOME" 0; fi
 if test -d "$root"; then full=$root; else full=$HOME; fi
-say disk "$(df -Pk "$full" 2>/dev/null | awk 'END { print $4 }')"
+emit disk "$(df -Pk "$full" 2>/dev/null | awk 'END { print $4 }')"
 if [ "$os" = Darwin ]; then
-    say os_version "$(sw_vers -productVersion 2>/dev/null)"
-    say memory "$(($(sysctl -n hw.memsize 2>/dev/null || echo 0) / 1024))"
-    say wired_limit "$(sysctl -n iogpu.wired_limit_mb 2>/dev/null)"
-    if command -v rdma_ctl >/dev/null 2>&1; then say rdma "$(rdma_ctl status 2>&1 | head -n 1)"; fi
+    emit os_version "$(sw_vers -productVersion 2>/dev/null)"
+    emit memory "$(($(sysctl -n hw.memsize 2>/dev/null || echo 0) / 1024))"
+    emit wired_limit "$(sysctl -n iogpu.wired_limit_mb 2>/dev/null)"
+    if command -v rdma_ctl >/dev/null 2>&1; then emit rdma "$(rdma_ctl status 2>&1 | head -n 1)"; fi
 else
-    say os_version "$(getconf GNU_LIBC_VERSION 2>/dev/null | awk '{ print $2 }')"
-    say memory "$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo 2>/dev/null)"
-    say available "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo 2>/dev/null)"
-    for device in /dev/nvidiactl /dev/nvidia0; do if test -e "$device"; then say device "$device"; fi; done
-    if command -v lspci >/dev/null 2>&1 && lspci -d 10de: 2>/dev/null | grep -q .; then say device pci; fi
+    emit os_version "$(getconf GNU_LIBC_VERSION 2>/dev/null | awk '{ print $2 }')"
+    emit memory "$(awk '/^MemTotal:/ { print $2 }' /proc/meminfo 2>/dev/null)"
+    emit available "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo 2>/dev/null)"
+    for device in /dev/nvidiactl /dev/nvidia0; do if test -e "$device"; then emit device "$device"; fi; done
+    if command -v lspci >/dev/null 2>&1 && lspci -d 10de: 2>/dev/null | grep -q .; then emit device pci; fi
     if command -v nvidia-smi >/dev/null 2>&1; then
-        say smi "$(command -v nvidia-smi)"
+        emit smi "$(command -v nvidia-smi)"
         shown=$(timeout 10 nvidia-smi $NVIDIA_SMI_ARGUMENTS 2>&1)
         code=$?
-        if [ $code -ne 0 ]; then say smi_failed "$code" "$(printf '%s' "$shown" | head -n 2)"
-        else printf '%s\n' "$shown" | while IFS= read -r line; do say gpu "$line"; done; fi
+        if [ $code -ne 0 ]; then emit smi_failed "$code" "$(printf '%s' "$shown" | head -n 2)"
+        else printf '%s\n' "$shown" | while IFS= read -r line; do emit gpu "$line"; done; fi
     fi
 fi
 
@@ -47,14 +47,14 @@ print("%d.%d.%d" % sys.version_info[:3], int(bool(u.find_spec("ensurepip") and u
 try_python() { # path, 1 if hosts.toml names it
     test -x "$1" && about=$("$1" -I -c "$about_python" 2>/dev/null </dev/null) || return 1
     version=${about%% *} rest=${about#* }
-    say python "$2" "$version" "${rest%% *}" "${rest#* }"
+    emit python "$2" "$version" "${rest%% *}" "${rest#* }"
 }
 
 if [ -n "$configured" ]; then
     case $configured in
         '~/'*) configured=$HOME/${configured#??} ;;
     esac
-    try_python "$configured" 1 || say no_python "$configured"
+    try_python "$configured" 1 || emit no_python "$configured"
 fi
 seen=
 saved=$IFS
@@ -77,7 +77,7 @@ for folder in $PATH "$HOME/.local/bin"; do
 done
 for folder in $PATH "$HOME/.local/bin" "$HOME/.cargo/bin"; do
     if test -x "$folder/uv"; then
-        say uv "$folder/uv" "$("$folder/uv" --version 2>/dev/null | awk '{ print $2 }')"
+        emit uv "$folder/uv" "$("$folder/uv" --version 2>/dev/null | awk '{ print $2 }')"
         break
     fi
 done
@@ -92,66 +92,66 @@ if test -d /run/systemd/system && command -v systemctl >/dev/null 2>&1; then
     if XDG_RUNTIME_DIR=/run/user/$(id -u) systemctl --user show-environment >/dev/null 2>&1; then usable=1; fi
     linger=0
     if test -e "/var/lib/systemd/linger/$user"; then linger=1; fi
-    say systemd "$version" "$usable" "$linger"
+    emit systemd "$version" "$usable" "$linger"
 fi
 if test -f "$unit"; then
     enabled=0
     if test -L "$HOME/.config/systemd/user/default.target.wants/disagg-$host.service"; then enabled=1; fi
-    say installed systemd "$(digest "$unit")" "$enabled"
+    emit installed systemd "$(digest "$unit")" "$enabled"
 fi
 if command -v launchctl >/dev/null 2>&1; then
     without_password=0
     if sudo -n true 2>/dev/null; then without_password=1; fi
-    say launchd "$without_password"
+    emit launchd "$without_password"
 fi
 for name in "$host" "$host.wired-limit"; do
     plist=/Library/LaunchDaemons/disagg.$name.plist
-    if test -f "$plist"; then say installed "launchd:$name" "$(digest "$plist")" 1; fi
+    if test -f "$plist"; then emit installed "launchd:$name" "$(digest "$plist")" 1; fi
 done
 
-if test -f "$mine/supervisor.json"; then say installed process '' 1; fi
+if test -f "$mine/supervisor.json"; then emit installed process '' 1; fi
 
 # What is deployed
 
-if test -d "$mine"; then say deployed 1; fi
-say_server "$host"
+if test -d "$mine"; then emit deployed 1; fi
+emit_server "$host"
 for release in "$root"/hosts/*/releases/*; do
     if test -d "$release"; then
         owner=${release%/releases/*} name=${release##*/}
-        say release "${owner##*/}" "$name" "$(cat "$release/environment" 2>/dev/null)"
-        if [ "$owner" = "$mine" ] && [ "$(content "$release")" != "$name" ]; then say damaged "$name"; fi
+        emit release "${owner##*/}" "$name" "$(cat "$release/environment" 2>/dev/null)"
+        if [ "$owner" = "$mine" ] && [ "$(content "$release")" != "$name" ]; then emit damaged "$name"; fi
     fi
 done
 for environment in "$root"/envs/*; do
     if test -d "$environment"; then
         complete=0
         if test -f "$environment/.complete" && test -x "$environment/bin/python"; then complete=1; fi
-        say environment "${environment##*/}" "$complete"
+        emit environment "${environment##*/}" "$complete"
     fi
 done
 for model in "$root"/models/carried/*; do
-    if test -d "$model"; then say carried "${model##*/}"; fi
+    if test -d "$model"; then emit carried "${model##*/}"; fi
 done
 for leftover in "$mine"/incoming "$mine"/releases/.[!.]* "$mine"/.[!.]*; do
-    if test -e "$leftover" || test -L "$leftover"; then say leftover "${leftover#"$mine"/}"; fi
+    if test -e "$leftover" || test -L "$leftover"; then emit leftover "${leftover#"$mine"/}"; fi
 done
 for lock in "$root"/hosts/*/lock; do
-    if test -d "$lock" && [ "$lock" != "$mine/lock" ]; then say others_deploy 1; fi
+    if test -d "$lock" && [ "$lock" != "$mine/lock" ]; then emit others_deploy 1; fi
 done
 
 # Its server's version and log, listening ports
 
 version=$(sed -n 's/^VERSION = "\(.*\)"/\1/p' "$mine/current/disagg/version.py" 2>/dev/null)
-if [ -n "$version" ]; then say version "$version"; fi
+if [ -n "$version" ]; then emit version "$version"; fi
 if test -f "$mine/logs/server.log"; then
     denied=$(tail -c 200000 "$mine/logs/server.log" | grep -c -e 'Errno 65' -e 'errno 65')
-    if [ "$denied" -gt 0 ]; then say errno_65 "$denied"; fi
+    if [ "$denied" -gt 0 ]; then emit errno_65 "$denied"; fi
 fi
 if [ $# -gt 0 ]; then
     if command -v ss >/dev/null 2>&1; then listening=$(ss -Hltn 2>/dev/null | awk '{ print $4 }')
     else listening=$(netstat -an -p tcp 2>/dev/null | awk '/LISTEN/ { print $4 }'); fi
     for port in "$@"; do
-        if printf '%s\n' "$listening" | grep -q "[.:]$port\$"; then say listening "$port"; fi
+        if printf '%s\n' "$listening" | grep -q "[.:]$port\$"; then emit listening "$port"; fi
     done
 fi
-say end
+emit end

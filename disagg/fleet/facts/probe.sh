@@ -7,7 +7,7 @@ tab=$(printf '\t')
 newline='
 '
 
-say() { # kind, fields: one line
+emit() { # kind, fields: one line
     kind=$1
     shift
     printf '%s' "$kind"
@@ -35,19 +35,19 @@ runs() { # host, pid, a word of its command line: whether it is a process of thi
     return 1
 }
 
-say_server() { # host: its releases, its token, its server
+emit_server() { # host: its releases, its token, its server
     for link in current previous; do
         if test -L "$HOME/.disagg/hosts/$1/$link"; then
-            say "$link" "$(basename "$(readlink "$HOME/.disagg/hosts/$1/$link")")"
+            emit "$link" "$(basename "$(readlink "$HOME/.disagg/hosts/$1/$link")")"
         fi
     done
     token=$HOME/.disagg/hosts/$1/token
-    if test -f "$token"; then say token "$(digest "$token")" "$(ls -ld "$token" 2>/dev/null | cut -c1-10)"; fi
+    if test -f "$token"; then emit token "$(digest "$token")" "$(ls -ld "$token" 2>/dev/null | cut -c1-10)"; fi
     if test -f "$HOME/.disagg/hosts/$1/serving"; then
         read -r pid release <"$HOME/.disagg/hosts/$1/serving"
         alive=0
         if runs "$1" "$pid" ""; then alive=1; fi
-        say serving "$pid" "$release" "$alive"
+        emit serving "$pid" "$release" "$alive"
     fi
 }
 

@@ -5,8 +5,8 @@ host=$1
 shift
 mine=$HOME/.disagg/hosts/$host
 
-say home "$HOME"
-say_server "$host"
+emit home "$HOME"
+emit_server "$host"
 
 # The service managers that have a definition of this host: whether the service is active, how often it was restarted
 
@@ -15,7 +15,7 @@ if test -f "$mine/supervisor.json"; then
     restarts=$(sed -n 's/.*"restarts": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
     active=0
     if [ -n "$pid" ] && runs "$host" "$pid" supervise; then active=1; fi
-    say manager process "$active" "${restarts:-0}"
+    emit manager process "$active" "${restarts:-0}"
 fi
 if test -f "$HOME/.config/systemd/user/disagg-$host.service"; then
     XDG_RUNTIME_DIR=/run/user/$(id -u)
@@ -25,12 +25,12 @@ if test -f "$HOME/.config/systemd/user/disagg-$host.service"; then
         *ActiveState=active* | *ActiveState=activating* | *ActiveState=reloading*) active=1 ;;
         *) active=0 ;;
     esac
-    say manager systemd "$active" "$(printf '%s\n' "$shown" | sed -n 's/^NRestarts=//p')"
+    emit manager systemd "$active" "$(printf '%s\n' "$shown" | sed -n 's/^NRestarts=//p')"
 fi
 if test -f "/Library/LaunchDaemons/disagg.$host.plist"; then
     active=0
     shown=$(launchctl print "system/disagg.$host" 2>/dev/null) && active=1
-    say manager launchd "$active" "$(printf '%s\n' "$shown" | sed -n 's/^[[:space:]]*runs = //p')"
+    emit manager launchd "$active" "$(printf '%s\n' "$shown" | sed -n 's/^[[:space:]]*runs = //p')"
 fi
 
 # The programs that listen on its ports
@@ -39,15 +39,15 @@ for port in "$@"; do
     if command -v ss >/dev/null 2>&1; then
         line=$(ss -Hltnp "sport = :$port" 2>/dev/null | head -n 1)
         [ -n "$line" ] || continue
-        say port "$port" "$(printf '%s\n' "$line" | sed -n 's/.*(("\([^"]*\)",pid=\([0-9]*\).*/\2/p')" \
+        emit port "$port" "$(printf '%s\n' "$line" | sed -n 's/.*(("\([^"]*\)",pid=\([0-9]*\).*/\2/p')" \
             "$(printf '%s\n' "$line" | sed -n 's/.*(("\([^"]*\)",pid=.*/\1/p')"
     elif command -v lsof >/dev/null 2>&1; then
         line=$(lsof -nP -iTCP:"$port" -sTCP:LISTEN -Fpc 2>/dev/null)
         if [ -n "$line" ]; then
-            say port "$port" "$(printf '%s\n' "$line" | sed -n 's/^p//p' | head -n 1)" \
+            emit port "$port" "$(printf '%s\n' "$line" | sed -n 's/^p//p' | head -n 1)" \
                 "$(printf '%s\n' "$line" | sed -n 's/^c//p' | head -n 1)"
         elif netstat -an -p tcp 2>/dev/null | grep LISTEN | grep -q "[.:]$port[[:space:]]"; then
-            say port "$port" "" ""
+            emit port "$port" "" ""
         fi
     fi
 done
@@ -57,4 +57,4 @@ if test -f "$mine/logs/server.log"; then
         printf 'log%s%s\n' "$tab" "$line"
     done
 fi
-say end
+emit end

@@ -173,7 +173,7 @@ def run_json(argv: Sequence[str], environment: Mapping[str, str], timeout_s: flo
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        raise FleetError(f"no result after {timeout_s:g} s", "give it longer: --timeout SECONDS") from None
+        raise FleetError(f"no result after {timeout_s:g} s", "allow more time: --timeout SECONDS") from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
