@@ -114,7 +114,7 @@ def test_a_model_that_the_machine_could_not_hold_is_refused() -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(UsageError, match="unknown model shape"):
         SimulatedPrefillEngine("shape:nothing", 4096, OPTIONS, "dgx-spark")
-    with pytest.raises(UsageError, match="no device"):
+    with pytest.raises(UsageError, match="unknown device"):
         SimulatedPrefillEngine("shape:qwen3-8b", 4096, OPTIONS, "nothing")
 
 
