@@ -150,7 +150,7 @@ class ModelError(DisaggError):
 
 
 class PreflightRefused(ModelError):
-    """transformers and mlx-lm disagree about the model, and the difference cannot be mended."""
+    """transformers and mlx-lm disagree about the model, and disagg cannot patch the difference."""
 
 
 class HandoffError(DisaggError):
@@ -191,7 +191,7 @@ class ServerUnavailable(DisaggError):
 
 
 class ServerSilent(ServerUnavailable):
-    """A server takes connections but did not say anything in time: asking it again would only wait again."""
+    """A server accepts connections and sent nothing in time. It is not tried again: that would only cost the same wait."""
 
 
 class FleetError(DisaggError):

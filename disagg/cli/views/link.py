@@ -16,7 +16,7 @@ from disagg.fleet.link.judge import worst
 
 
 def links_view(surveyed: Sequence[LinkSurvey]) -> RenderableType:
-    """The table; under it the links that have more to say than that they are well."""
+    """The table; below it the findings of links that are not well."""
     parts: list[RenderableType] = [_table(surveyed), Text()]
     for one in surveyed:
         if any(finding.level != "ok" for finding in one.findings):

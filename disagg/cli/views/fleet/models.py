@@ -35,7 +35,7 @@ def inventories_view(inventories: Sequence[ModelInventory], errors: Mapping[str,
 
 
 def _shown(inventory: ModelInventory) -> str:
-    """A carried model's folder has a name that says nothing."""
+    """The name of a carried model's folder is a hash, so its hosts.toml name is shown."""
     return "carried by disagg deploy" if inventory.required.carried else inventory.required.source
 
 
