@@ -131,7 +131,7 @@ class Overloaded(DisaggError):
 
 
 class Cancelled(DisaggError):
-    """The caller went away or interrupted."""
+    """The caller disconnected, or interrupted the request."""
 
     exit_code = 130
     http_status = 499
@@ -180,7 +180,7 @@ class IntegrityError(HandoffError):
 
 
 class PeerLost(HandoffError):
-    """The KV peer could not be reached, fell silent or closed."""
+    """The KV peer could not be reached, stopped sending, or closed the connection."""
 
 
 class ServerUnavailable(DisaggError):
@@ -191,7 +191,7 @@ class ServerUnavailable(DisaggError):
 
 
 class ServerSilent(ServerUnavailable):
-    """A server accepts connections and sent nothing in time. It is not tried again: that would only cost the same wait."""
+    """A server accepts connections and sent nothing in time. It is not tried again: that would take as long again."""
 
 
 class FleetError(DisaggError):
@@ -199,7 +199,7 @@ class FleetError(DisaggError):
 
 
 class PortInUse(FleetError):
-    """Another process already listens where a server should."""
+    """Another process listens on a server's port."""
 
 
 class StartFailed(FleetError):

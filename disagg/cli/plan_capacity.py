@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.completion import complete_device
-from disagg.cli.context import settings, stdout
+from disagg.cli.context import print_json, settings, stdout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,8 +44,6 @@ def plan_capacity(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Predict the hand-off against each machine alone, for the fleet of hosts.toml or for other machines."""
-    import json
-
     from disagg.cli.views.capacity import capacity_view
     from disagg.planning.capacity import Traffic
     from disagg.planning.link import Link
@@ -54,7 +52,7 @@ def plan_capacity(
     link = Link(link_gbps, link_latency_ms / 1e3)
     results = _assess(settings(context), model or (), link, traffic, (prefill_device, decode_device))
     if as_json:
-        typer.echo(json.dumps({"predicted": True, "results": [result.to_json() for result in results]}, indent=2))
+        print_json({"predicted": True, "results": [result.to_json() for result in results]})
         return
     console = stdout()
     for result in results:

@@ -221,8 +221,8 @@ class Service(ABC, Generic[Engine]):
             self.count(completed=1)
         else:
             self.count(failed=1)
-            self._last_error = _last_error(error)
-            logs.info("request_failed", **self._last_error.to_json())
+            last = self._last_error = _last_error(error)
+            logs.info("request_failed", code=last.code, message=last.message, hint=last.hint)
 
 
 AnyService = Service[Any]

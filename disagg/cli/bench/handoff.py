@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from disagg.cli.completion import complete_host, complete_shape
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.context import print_json, settings, stderr, stdout
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def handoff(
         **figures.to_json(),
     }
     if as_json:
-        typer.echo(json.dumps(report, indent=2))
+        print_json(report)
     else:
         from disagg.cli.views.handoff import handoff_view
 
@@ -106,7 +105,6 @@ def _place(fleet: Fleet | None, name: str | None, end: str) -> EndPlace:
 
 
 def _host(fleet: Fleet, name: str | None) -> Host:
-
     return fleet.select([name or ""])[0]
 
 

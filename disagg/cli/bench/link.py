@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from disagg.cli.completion import complete_host
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.context import print_json, settings, stderr, stdout
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -42,7 +41,7 @@ def link(
     code = exit_code(surveyed)
     if as_json:
         links = [one.to_json() for one in surveyed]
-        typer.echo(json.dumps({"fleet": fleet.name, "ok": code == 0, "links": links}, indent=2))
+        print_json({"fleet": fleet.name, "ok": code == 0, "links": links})
     else:
         from disagg.cli.views.link import links_view
 
@@ -51,5 +50,4 @@ def link(
 
 
 def _host(fleet: Fleet, name: str | None) -> Host | None:
-
     return None if name is None else fleet.select([name])[0]

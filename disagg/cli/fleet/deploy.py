@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from disagg.cli.completion import complete_model
-from disagg.cli.context import confirm, note_if_interrupted, print_json, settings, stderr, stdout
+from disagg.cli.context import confirm, error_console, note_if_interrupted, print_json, settings, stderr, stdout
 from disagg.cli.options import AsJson, Hosts, RoleName, Yes
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _INTERRUPTED: Final = {
     "rollback": "some hosts may have gone back, others not; `disagg plan` shows what would bring each one forward",
     "uninstall": "what is not removed yet is still there; `disagg uninstall` goes on from here",
 }
-BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take a host's lock from whoever holds it.")]
+BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take over a host's lock that another command holds.")]
 
 
 def plan(
@@ -57,7 +57,7 @@ def deploy(
         bool,
         typer.Option(
             "--keep-going/--all-or-nothing",
-            help="Where a host cannot be deployed: deploy the others, or change nothing anywhere.",
+            help="If one host cannot be deployed: deploy the others, or change nothing on any.",
         ),
     ] = True,
     break_lock: BreakLock = False,
@@ -65,7 +65,7 @@ def deploy(
 ) -> None:
     """Bring this disagg, its environment and its settings to the hosts. Running servers are not restarted.
 
-    A host that has all of it already is left untouched. Where something fails, the host keeps its current release,
+    A host that has all of it already is left untouched. If something fails, the host keeps its current release,
     and the next run goes on.
     """
     fleet = settings(context).fleet()
@@ -158,7 +158,7 @@ def _run(
     keep_going: bool = True,
     break_lock: bool = False,
 ) -> list[DeployResult]:
-    """Plan and carry out, with progress on stderr. `question`: the verb to ask with, where there is a terminal."""
+    """Plan and carry out, with progress on stderr. question: the verb to ask with on a terminal; None asks nothing."""
     from disagg.cli.views.fleet.deploy import Progress, plan_view
     from disagg.cli.views.units import counted
     from disagg.fleet.deploy.deployment import Deployment
@@ -172,9 +172,10 @@ def _run(
             if not changing or (not keep_going and any(not report.ok for report in planned)):
                 return planned
             if question is not None and sys.stdin.isatty():
-                stderr().print(plan_view(planned))
-                if not confirm(f"{question} on {len(changing)} of {counted(len(hosts), 'host')}?", stderr()):
-                    stderr().print("nothing was changed")
+                console = error_console()  # a question is shown with --quiet too
+                console.print(plan_view(planned))
+                if not confirm(f"{question} on {len(changing)} of {counted(len(hosts), 'host')}?", console):
+                    console.print("nothing was changed")
                     raise typer.Exit(1)
         with note_if_interrupted(_INTERRUPTED[why]), progress:
             return deployment.carry_out(planned, break_lock)

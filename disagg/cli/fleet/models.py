@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.completion import complete_model
-from disagg.cli.context import confirm, print_json, settings, stderr, stdout
+from disagg.cli.context import confirm, error_console, print_json, settings, stderr, stdout
 from disagg.cli.options import AsJson, Command, CommandGroup, Hosts, Yes
 
 if TYPE_CHECKING:
@@ -105,9 +105,10 @@ def rm(
         there = (one for one in inventories if one.host in wanted)
         by_name = {one.host.name: one for one in there if removable(one) or one.model.state != "absent"}
         if by_name and not yes:
-            stderr().print(inventories_view([*by_name.values()], {}))
-            if not confirm(f"Remove from {counted(len(by_name), 'host')}?", stderr()):
-                stderr().print("nothing was removed")
+            console = error_console()  # a question is shown with --quiet too
+            console.print(inventories_view([*by_name.values()], {}))
+            if not confirm(f"Remove from {counted(len(by_name), 'host')}?", console):
+                console.print("nothing was removed")
                 raise typer.Exit(1)
         going = [one.host for one in by_name.values()]
         outcomes = each(going, lambda where: remove(these.machine(where), by_name[where.name]))
