@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from disagg.api.base import Contract
-from disagg.api.events import ERROR, EVENTS, Event
+from disagg.api.base import Contract, InvalidValue
+from disagg.api.events import ERROR, EVENTS, ErrorAnswer, Event
 from disagg.config import Host
 from disagg.errors import DisaggError, Overloaded, ProtocolError, ServerSilent, ServerUnavailable
 
@@ -134,16 +134,13 @@ def _raise_for(response: httpx.Response, content: bytes, host: Host) -> None:
     if response.status_code == httpx.codes.OK:
         return
     try:
-        body = json.loads(content)["error"]
-        valid = isinstance(body, dict) and {"code", "message", "hint"} <= body.keys()
-    except (ValueError, KeyError, TypeError):
-        valid = False
-    if not valid:
+        described = ErrorAnswer.from_bytes(content).error
+    except InvalidValue:
         raise ServerUnavailable(
             f"{host.name} ({host.url}) answered HTTP {response.status_code}, not as a disagg server does",
             "check the port in hosts.toml",
-        )
-    error = DisaggError.from_json(body)
+        ) from None
+    error = DisaggError.from_json(described.to_json())
     after = response.headers.get("retry-after", "")
     if isinstance(error, Overloaded) and after.isdecimal():
         error.retry_after_s = int(after)

@@ -10,6 +10,9 @@ from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.model.text import TextStream
 from disagg.servers.feed import Step
 
+LEAST_LOGPROB = -9999.0
+"""Sent for a token of probability 0: JSON has no infinity."""
+
 
 @dataclass(slots=True)
 class Answer:
@@ -35,7 +38,7 @@ class Answer:
             self.timing, self.last_at = step.timing, step.at
             self.first_at = self.first_at or step.at
             for token in step.tokens:
-                tokens.append(TokenLogprob(token.id, token.logprob, token.top))
+                tokens.append(_logprob(token))
                 pieces.append(self._text(token))
                 if self.finish_reason:
                     break
@@ -53,3 +56,8 @@ class Answer:
             text += self.text.finish()
             self.finish_reason = "stop" if self.text.stopped else token.finish
         return text
+
+
+def _logprob(token: Token) -> TokenLogprob:
+    top = tuple((id, max(logprob, LEAST_LOGPROB)) for id, logprob in token.top)
+    return TokenLogprob(token.id, max(token.logprob, LEAST_LOGPROB), top)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from disagg.api.events import FinishReason, TokenLogprob
+from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.servers.answer import Answer
@@ -49,3 +49,11 @@ def test_text_that_may_begin_a_stop_string_is_held_until_it_is_certain() -> None
 def test_the_end_of_an_answer_releases_text_that_was_held() -> None:
     one = answer("cd")
     assert one.add(steps("abc", "length")).text == "abc" and one.finish_reason == "length"
+
+
+def test_a_token_of_probability_0_reaches_the_caller_as_a_number() -> None:
+    one = answer()
+    never = Token(ord("a"), float("-inf"), top=((ord("b"), float("-inf")), (ord("c"), -0.5)))
+    event = one.add([Step((never,), DecodeTiming(), 1.0)])
+    assert TokensEvent.from_bytes(event.to_bytes()) == event
+    assert event.tokens == (TokenLogprob(ord("a"), -9999.0, ((ord("b"), -9999.0), (ord("c"), -0.5))),)
