@@ -202,7 +202,7 @@ def _body(model: str, prompt: Mapping[str, Any], options: GenerateOptions) -> Ge
     if isinstance(stop := fields["sampling"].get("stop"), str):
         fields["sampling"]["stop"] = [stop]
     if "timeout" in options:
-        fields["deadline_s"] = options["timeout"]
+        fields["deadline_s"] = _as_json(options["timeout"])
     try:
         body = GenerateBody.from_json(fields)
         msgspec.json.encode(body)
@@ -214,5 +214,7 @@ def _body(model: str, prompt: Mapping[str, Any], options: GenerateOptions) -> Ge
 
 
 def _as_json(value: object) -> object:
-    """Any sequence as a list; what is neither is left to validation."""
+    """Any sequence as a list and any kind of float, such as numpy's, as a float. Validation does the rest."""
+    if isinstance(value, float):
+        return float(value)
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value

@@ -158,6 +158,9 @@ def _failures(host: Host) -> Iterator[None]:
         raise ServerSilent(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`") from error
     except (httpx.HTTPError, httpx.StreamError) as error:
         raise ServerUnavailable(f"lost the connection to {host.name}: {error}", "run `disagg status`") from error
+    except msgspec.ValidationError as error:
+        message = f"{host.name} ({host.url}) sent an event that this version of disagg cannot read: {error}"
+        raise ServerUnavailable(message, "deploy the same version of disagg everywhere") from error
     except (json.JSONDecodeError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise _unreadable(host) from error
 

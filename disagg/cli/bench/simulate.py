@@ -1,4 +1,4 @@
-"""The fleet that `disagg bench --simulate` loads: the hosts of one model, turn_results on this machine."""
+"""The fleet that `disagg bench --simulate` loads: the hosts of one model, simulated on this machine."""
 
 from __future__ import annotations
 

@@ -172,13 +172,18 @@ def _bare(answer: Any) -> bool:
 
 def _unreadable(blank: HostStatus, host: Host, answer: Mapping[str, Any], error: InvalidValue) -> HostStatus:
     """The state of a server whose answer does not fit the types of this version."""
-    version = answer.get("version")
+    version, code = answer.get("version"), answer.get("code")
+    other = ""
     if isinstance(version, str) and version not in ("", VERSION):
+        other = f"disagg {version}, whose answers disagg {VERSION} cannot read"
+    elif isinstance(code, str) and code not in ("", code_hash()):
+        other = "other code of disagg, whose answers the code here cannot read"
+    if other:
         return replace(
             blank,
             state="failed",
-            version=version,
-            why=f"it runs disagg {version}, whose answers disagg {VERSION} cannot read ({error})",
+            version=version if isinstance(version, str) else None,
+            why=f"it runs {other} ({error})",
             hint="put the same disagg on all hosts: disagg deploy && disagg restart",
         )
     return replace(
