@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from disagg.api.requests import DEFAULT_DEADLINE_S
 from disagg.api.status import Health
 from disagg.bench import datasets, energy, load
 from disagg.bench.plan import MAX_REQUESTS, Load, Plan, Point
@@ -50,7 +51,7 @@ class BenchSpec:
     burstiness: float = 1.0
     seed: int = 0
     max_duration: float | None = None
-    timeout: float = 600.0
+    timeout: float = DEFAULT_DEADLINE_S
     limits: Mapping[str, float] = field(default_factory=dict)
     watts: Mapping[str, float] = field(default_factory=dict)
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from disagg.api.sampling import MAX_TOKENS
 from disagg.bench.plan import MAX_REQUESTS
 from disagg.config.messages import fault
 from disagg.errors import ConfigError, UsageError
 
 BLOCK_TOKENS = 512  # of one hash id in a Mooncake trace
 MAX_FILE_BYTES = 1 << 30
-MAX_TOKENS = 1 << 20  # of one request, as the servers accept
 
 T = TypeVar("T")
 

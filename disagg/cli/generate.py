@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from disagg.api.requests import MAX_DEADLINE_S
+from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
 from disagg.api.sampling import Sampling
 from disagg.cli.completion import complete_model
 from disagg.cli.context import error_console, print_error, print_json, settings, stderr, stdout
@@ -76,7 +76,7 @@ def generate(
     logprobs: Annotated[int | None, sampling_option("logprobs")] = _DEFAULTS.logprobs,
     timeout: Annotated[
         float, typer.Option(metavar="S", help=f"Seconds until the answer must be complete, at most {MAX_DEADLINE_S:g}.")
-    ] = 600.0,
+    ] = DEFAULT_DEADLINE_S,
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt with one or several models: text to stdout, metrics to stderr."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from disagg.api.requests import MAX_DEADLINE_S
+from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
 from disagg.cli.bench.arguments import (
     numbers,
     pairs,
@@ -109,7 +109,7 @@ def load(
     ] = None,
     timeout: Annotated[
         float, typer.Option(min=0.1, max=MAX_DEADLINE_S, metavar="S", help="Seconds per request.")
-    ] = 600.0,
+    ] = DEFAULT_DEADLINE_S,
     goodput: Annotated[
         list[str] | None, typer.Option(metavar="NAME:MS ...", help="Limits of a good request: ttft, tpot, itl, e2el.")
     ] = None,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from disagg.config import Fleet
-from disagg.errors import DisaggError, FleetError, PortInUse
+from disagg.errors import DisaggError, FleetError, PortInUse, UsageError
 from disagg.fleet.lifecycle import fleet_servers, ports
 from disagg.fleet.lifecycle.fleet_servers import OnProgress, ServerResult
 from disagg.fleet.lifecycle.state import State
@@ -42,8 +42,13 @@ def temporary_fleet(
     program, such as a second demo, took a port between the check and the server's own bind.
     timeout_s, slow_hint: for the servers to become healthy, and the hint of the error if they do not in time.
     note: called with a line about moved ports. ending: the context in which the servers are stopped.
-    Raises the first host's error if not all hosts become healthy.
+    Raises UsageError if a host is not local, and the first host's error if not all hosts become healthy.
     """
+    if remote := [host.name for host in fleet.hosts.values() if not host.local]:
+        raise UsageError(
+            f"{fleet.path}: {', '.join(remote)} would be started and stopped over SSH",
+            'give a file in which every host has connector = "local"',
+        )
     with tempfile.TemporaryDirectory(prefix="disagg-fleet-") as name:
         folder = Path(name)
         copy = fleet
