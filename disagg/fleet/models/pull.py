@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -251,19 +251,19 @@ class Models:
     ) -> PullResult:
         what = f"copy {task.source} from {source_host.host.name}"
         on_progress(task.host, what, "")
-        source = self.connect(source_host.host)  # a connection for this copy only: closing it ends the server
-        there = stored_models(source, source_host.python, source_host.host, [task.source])[task.source]
 
         def progress(done: int, total: int) -> None:
             on_progress(task.host, what, f"{done / max(1, total):.0%} of {total >> 20} MiB")
 
-        copied = copy(
-            CopyEnd(source_host.host, source, source_host.python),
-            CopyEnd(task.host, self.machine(task.host), inventory.python),
-            there,
-            inventory.model.root or task.source,
-            progress,
-        )
+        with closing(self.connect(source_host.host)) as source:  # for this copy only: closing it ends the server
+            there = stored_models(source, source_host.python, source_host.host, [task.source])[task.source]
+            copied = copy(
+                CopyEnd(source_host.host, source, source_host.python),
+                CopyEnd(task.host, self.machine(task.host), inventory.python),
+                there,
+                inventory.model.root or task.source,
+                progress,
+            )
         return PullResult(task.host, task.source, "copied", copied.bytes, source_host=source_host.host.name)
 
 
