@@ -17,11 +17,8 @@ from disagg.bench.plan import Load, Plan, Speed, Turn, expected_seconds, turns
 from disagg.bench.records import ALONE, WRONG_COUNT, Mode, Record, TurnResult
 from disagg.bench.workloads import Item, Workload
 from disagg.errors import DisaggError
-from disagg.inference.stream import AsyncStream
+from disagg.inference.several import OpenStream
 from disagg.inference.types import Completion
-
-Stream = Callable[..., AsyncStream]
-"""AsyncClient.stream, or a replacement in tests."""
 
 PROBE_TOKENS = 8
 """Output tokens of the requests that `estimate` sends."""
@@ -60,7 +57,7 @@ class RunMonitor:
 
 
 async def run(
-    stream: Stream, model: str, plan: Plan, workload: Workload, monitor: RunMonitor, *, timeout: float
+    stream: OpenStream, model: str, plan: Plan, workload: Workload, monitor: RunMonitor, *, timeout: float
 ) -> list[TurnResult]:
     """Run the turns in order. Returns those that began; the last may be incomplete. `timeout`: seconds per request."""
     began, turn_results = time.monotonic(), list[TurnResult]()
@@ -80,7 +77,7 @@ async def run(
 
 
 async def estimate(
-    stream: Stream, model: str, plan: Plan, workload: Workload, monitor: RunMonitor, *, timeout: float
+    stream: OpenStream, model: str, plan: Plan, workload: Workload, monitor: RunMonitor, *, timeout: float
 ) -> float | None:
     """About how many seconds the run will take, from short requests at its smallest point. None if one of them fails
     or the run is stopped."""
@@ -91,7 +88,7 @@ async def estimate(
 
 
 async def _speeds(
-    stream: Stream, model: str, plan: Plan, workload: Workload, timeout: float
+    stream: OpenStream, model: str, plan: Plan, workload: Workload, timeout: float
 ) -> dict[Mode, Speed] | None:
     """The second of two requests per mode; the first one warms the servers up."""
     point, speeds = min(plan.points, key=lambda point: point.work), dict[Mode, Speed]()
@@ -111,7 +108,7 @@ async def _speeds(
 class _RequestSender:
     """Sends one request and returns its Record."""
 
-    stream: Stream
+    stream: OpenStream
     model: str
     mode: Mode
     timeout: float

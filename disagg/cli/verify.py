@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,19 +9,11 @@ import typer
 
 from disagg.cli.completion import complete_model
 from disagg.cli.context import print_json, settings, stderr, stdout
-from disagg.cli.options import AsJson
+from disagg.cli.options import AsJson, DTypeName
 from disagg.errors import DisaggError
 
 if TYPE_CHECKING:
     from disagg.cli.context import Settings
-
-
-class DTypeName(StrEnum):
-    """disagg.config.DType as a choice on the command line."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 def verify(

@@ -12,7 +12,7 @@ from disagg.errors import DisaggError
 from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Completion
 
-Stream = Callable[..., AsyncStream]
+OpenStream = Callable[..., AsyncStream]
 """AsyncClient.stream, or what behaves like it."""
 
 
@@ -49,7 +49,7 @@ def ignore(answer: Answer, text: str) -> None:
 
 
 async def ask(
-    stream: Stream,
+    stream: OpenStream,
     answers: Sequence[Answer],
     request: Mapping[str, Any],
     arrived: Callable[[Answer, str], None] = ignore,
@@ -70,7 +70,7 @@ async def ask(
 
 
 async def _ask_one(
-    stream: Stream, answer: Answer, request: Mapping[str, Any], arrived: Callable[[Answer, str], None]
+    stream: OpenStream, answer: Answer, request: Mapping[str, Any], arrived: Callable[[Answer, str], None]
 ) -> None:
     began = time.monotonic()
     try:

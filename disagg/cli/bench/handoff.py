@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from disagg.cli.completion import complete_host, complete_shape
 from disagg.cli.context import print_json, settings, stderr, stdout
+from disagg.cli.options import DTypeName
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
     from disagg.fleet.link.handoff import EndPlace
     from disagg.planning.shapes import ModelShape
-
-
-class DTypeName(StrEnum):
-    """disagg.config.DType as a choice on the command line."""
-
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float32 = "float32"
 
 
 def handoff(
@@ -46,7 +38,7 @@ def handoff(
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Prompt tokens of one hand-off.")] = 8192,
-    dtype: Annotated[DTypeName, typer.Option(help="Of the KV.")] = DTypeName.bfloat16,
+    dtype: Annotated[DTypeName, typer.Option(help="Of the KV.")] = DTypeName.BFLOAT16,
     device: Annotated[str, typer.Option(help="Where the prefill host holds it: auto, cpu, cuda, mps.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Of each way, taken in turn; one more warms up.")] = 5,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 900.0,
