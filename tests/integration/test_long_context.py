@@ -1,4 +1,4 @@
-"""YaRN with `truncate: false` at 6,000 prompt tokens: where a stock mlx-lm goes wrong and the mend must hold."""
+"""YaRN with `truncate: false` at 6,000 prompt tokens: unpatched mlx-lm gives wrong tokens, the patch the right ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deployments carried out on a real file system, broken off at every step, and mended by the next run."""
+"""Deployments carried out on a real file system, interrupted at every step, and completed by the next run."""
 
 from __future__ import annotations
 
