@@ -76,7 +76,9 @@ class TokenFeed:
         self._handover.flush()
 
     def receive(self, item: Step | Exception) -> None:
-        """On the event loop."""
+        """On the event loop. Nothing is received after an error: a slow reader must not outlast the deadline."""
+        if self._error is not None:
+            return
         if isinstance(item, Exception):
             self._error = item
         else:
