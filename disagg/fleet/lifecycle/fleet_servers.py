@@ -310,8 +310,8 @@ class FleetServers:
         fleet = state.folder.name
         try:
             with state.locked("stop"):
-                names = [name for name in state.recorded_hosts() if recorded_pid(state, name) is not None]
-                return [self._stop_recorded(state, name, f"{name} of {fleet}") for name in names]
+                results = [self._stop_recorded(state, name, f"{name} of {fleet}") for name in state.recorded_hosts()]
+                return [result for result in results if result.outcome != "not running"]
         except DisaggError as error:
             return [ServerResult(f"fleet {fleet}", "failed", error=error)]
 

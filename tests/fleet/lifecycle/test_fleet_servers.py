@@ -170,6 +170,22 @@ def test_stop_all_ends_the_servers_of_other_fleets_on_this_machine(farm: Farm, t
     assert outcomes(farm.lifecycle.stop(everything=True)) == {"a": "not running", "b": "not running"}
 
 
+def test_a_damaged_record_of_another_fleet_does_not_keep_its_other_servers_running(farm: Farm, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Farm(tmp_path / "other")
+    other.state = State.of(other.fleet, tmp_path / "state")
+    other.lifecycle.state = other.state
+    other.lifecycle.start(["b"])
+    record = other.state.folder / "a.pid"
+    record.write_text("{")
+    name = other.state.folder.name
+    *_, damaged, stopped = farm.lifecycle.stop(everything=True)
+    assert (damaged.host, damaged.outcome) == (f"a of {name}", "failed")
+    assert f"{record} is damaged" in present(damaged.error).message
+    assert (stopped.host, stopped.outcome) == (f"b of {name}", "stopped")
+    assert other.state.recorded_hosts() == ["a"]
+
+
 def test_stop_all_reports_another_fleet_that_is_busy(farm: Farm, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = Farm(tmp_path / "other")
