@@ -53,10 +53,12 @@ def listening(
         yield _first(machine, news, start_timeout)
         patience = end_timeout
     finally:
-        thread.join(patience)
-        if thread.is_alive():
-            machine.close()
-            thread.join(_KILL_S)
+        try:
+            thread.join(patience)
+        finally:  # also if the wait is interrupted
+            if thread.is_alive():
+                machine.close()
+                thread.join(_KILL_S)
 
 
 def _first(machine: Machine, news: SimpleQueue[int | BaseException], timeout: float) -> int:

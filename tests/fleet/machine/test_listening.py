@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,24 @@ def test_it_is_killed_at_once_if_the_block_raises(machine: LocalMachine) -> None
 
     with pytest.raises(ZeroDivisionError), listening(machine, run, start_timeout=30, end_timeout=60):
         raise ZeroDivisionError
+    wait_until(lambda: not running("sleep(6437)"))
+
+
+def test_an_interruption_of_the_wait_for_its_end_kills_it(
+    machine: LocalMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class InterruptedThread(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            if timeout == 60:
+                raise KeyboardInterrupt
+            super().join(timeout)
+
+    def run(on_line: OnLine) -> None:
+        machine.run([sys.executable, "-c", ENDLESS], on_line=on_line, timeout=60)
+
+    monkeypatch.setattr("disagg.fleet.machine.listening.Thread", InterruptedThread)
+    with pytest.raises(KeyboardInterrupt), listening(machine, run, start_timeout=30, end_timeout=60) as port:
+        assert greeting(port) == b"hello"
     wait_until(lambda: not running("sleep(6437)"))
 
 
