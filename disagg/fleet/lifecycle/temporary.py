@@ -41,7 +41,8 @@ def temporary_fleet(
     move: which ports are replaced by free ones. Unless it is "none", the start is tried again on other ports if another
     program, such as a second demo, took a port between the check and the server's own bind.
     timeout_s, slow_hint: for the servers to become healthy, and the hint of the error if they do not in time.
-    note: called with a line about moved ports. ending: the context in which the servers are stopped.
+    note: called with a line about moved ports, and about each server that did not end. ending: the context in which the
+    servers are stopped.
     Raises UsageError if a host is not local, and the first host's error if not all hosts become healthy.
     """
     if remote := [host.name for host in fleet.hosts.values() if not host.local]:
@@ -66,7 +67,9 @@ def temporary_fleet(
                     return
             finally:
                 with ending():
-                    servers.stop()
+                    for result in servers.stop():
+                        if result.error is not None:  # the state folder, with its record, is about to be deleted
+                            note(f"{result.host} was not stopped: {result.error}")
             if move == "none" or not tries_left or not _lost_a_port(copy, error):
                 raise error
             note("another program took a port meanwhile; trying again on other ports")

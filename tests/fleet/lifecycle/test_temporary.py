@@ -68,6 +68,23 @@ def test_an_exception_in_the_block_stops_the_servers(farm: Farm) -> None:
     assert all(record and local.identity(record.pid) is None for record in records)
 
 
+def test_a_server_that_does_not_end_is_noted(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, pids, end = list[str](), list[int](), local.end
+
+    def survive(pid: int, expected: str, grace_s: float) -> bool:
+        end(pid, expected, grace_s)
+        pids.append(pid)
+        if len(pids) == 1:
+            raise FleetError(f"process {pid} did not end after SIGKILL", "it hangs in the kernel")
+        return True
+
+    monkeypatch.setattr(local, "end", survive)
+    with temporary_fleet(farm.fleet, note=notes.append) as (fleet, state):
+        names = {record.pid: record.host for record in map(state.recorded, fleet.hosts) if record}
+    pid = pids[0]
+    assert notes == [f"{names[pid]} was not stopped: process {pid} did not end after SIGKILL (it hangs in the kernel)"]
+
+
 def test_taken_ports_are_replaced_and_named(farm: Farm) -> None:
     taken, notes = farm.fleet.hosts["a"].port, list[str]()
     with (
