@@ -113,7 +113,8 @@ def exit_code(statuses: Sequence[HostStatus]) -> int:
 
 
 def _poll_all(hosts: Sequence[Host], token: str | None, state: State, timeout_s: float) -> list[HostStatus]:
-    """All at once. A host that hangs beyond every timeout, as a name look-up may, counts as silent."""
+    """All at once. A host that hangs beyond every timeout, as a name look-up may, is silent if a process of it that was
+    started on this machine runs, else unreachable."""
 
     def status(outcome: Outcome[HostStatus]) -> HostStatus:
         if outcome.timed_out:
