@@ -16,7 +16,7 @@ from disagg.cli.options import Hosts, RoleName
 if TYPE_CHECKING:
     from disagg.config import Host
     from disagg.fleet.machine.base import CommandResult
-    from disagg.fleet.machine.fan_out import Outcome
+    from disagg.fleet.machine.fan_out import HostOutcome
 
 
 def ssh(
@@ -78,7 +78,7 @@ def _chosen(context: typer.Context, names: Sequence[str] | None, role: str | Non
     return settings(context).fleet().select(names or (), role=role)
 
 
-def _finish(outcomes: Sequence[Outcome[CommandResult]]) -> None:
+def _finish(outcomes: Sequence[HostOutcome[CommandResult]]) -> None:
     """Print the failures on stderr and exit with their code."""
     codes = set()
     for one in outcomes:

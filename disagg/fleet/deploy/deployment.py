@@ -20,7 +20,7 @@ from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.facts.layout import Layout
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
-from disagg.fleet.machine.fan_out import Outcome, each
+from disagg.fleet.machine.fan_out import HostOutcome, each
 
 Planner = Callable[[Host, HostFacts], Plan]
 """Makes a host's plan from its facts."""
@@ -156,7 +156,7 @@ class Deployment:
             return self._machines[host.name]
 
 
-def _reported(outcome: Outcome[DeployResult]) -> DeployResult:
+def _reported(outcome: HostOutcome[DeployResult]) -> DeployResult:
     if outcome.value is not None:
         return replace(outcome.value, seconds=outcome.seconds)
     return DeployResult(outcome.host.name, "failed", seconds=outcome.seconds, error=outcome.error)

@@ -19,7 +19,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.link import Bounds, Link, LinkEnd, judge, kv_pairs, measure_all
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
-from disagg.fleet.machine.fan_out import Outcome, each
+from disagg.fleet.machine.fan_out import HostOutcome, each
 
 OnStep = Callable[[str], None]
 """Called with what is examined next."""
@@ -153,7 +153,7 @@ def _links(
 
 
 def _host(
-    fleet: Fleet, outcome: Outcome[HostReadings], statuses: dict[str, HostStatus], token: str | None
+    fleet: Fleet, outcome: HostOutcome[HostReadings], statuses: dict[str, HostStatus], token: str | None
 ) -> HostFindings:
     host = outcome.host
     if outcome.value is None:

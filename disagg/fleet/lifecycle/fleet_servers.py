@@ -27,7 +27,9 @@ from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 
-Outcome = Literal["started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left"]
+ServerOutcome = Literal[
+    "started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left"
+]
 """left: not touched, because an earlier host of its model did not come back."""
 
 GRACE_S = 30.0
@@ -42,7 +44,7 @@ class ServerResult:
     """The outcome on one host. error: set if the outcome is failed or slow."""
 
     host: str
-    outcome: Outcome
+    outcome: ServerOutcome
     seconds: float = 0.0
     error: DisaggError | None = None
 
@@ -235,7 +237,7 @@ class FleetServers:
         server.start()
         return ServerResult(server.host.name, "restarted")
 
-    def _launch(self, server: Server, outcome: Outcome, timeout_s: float) -> ServerResult:
+    def _launch(self, server: Server, outcome: ServerOutcome, timeout_s: float) -> ServerResult:
         self.report(server.host.name, "starting")
         try:
             server.start()
@@ -249,7 +251,7 @@ class FleetServers:
             server.stop()
         return result
 
-    def _until_healthy(self, server: Server, outcome: Outcome, timeout_s: float) -> ServerResult:
+    def _until_healthy(self, server: Server, outcome: ServerOutcome, timeout_s: float) -> ServerResult:
         began = time.monotonic()
         status = self._await_health(server, began + timeout_s)
         host, seconds = server.host, time.monotonic() - began
@@ -289,7 +291,7 @@ class FleetServers:
         if running:
             self.report(server.host.name, "stopping")
         killed = server.stop()
-        outcome: Outcome = "killed" if killed else "stopped" if running else "not running"
+        outcome: ServerOutcome = "killed" if killed else "stopped" if running else "not running"
         return ServerResult(server.host.name, outcome, time.monotonic() - began if running else 0.0)
 
     # Servers of no host of this fleet
@@ -302,7 +304,7 @@ class FleetServers:
             killed = end_recorded(state, name, self.grace_s)
         except DisaggError as error:
             return ServerResult(shown, "failed", time.monotonic() - began, error)
-        outcome: Outcome = "killed" if killed else "stopped" if running else "not running"
+        outcome: ServerOutcome = "killed" if killed else "stopped" if running else "not running"
         return ServerResult(shown, outcome, time.monotonic() - began if running else 0.0)
 
     def _stop_other_fleet(self, state: State) -> list[ServerResult]:

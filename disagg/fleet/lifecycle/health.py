@@ -34,7 +34,7 @@ from disagg.errors import FleetError
 from disagg.fleet.lifecycle.http_get import ReplyTimeout, get
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
-from disagg.fleet.machine.fan_out import Outcome, each
+from disagg.fleet.machine.fan_out import HostOutcome, each
 from disagg.version import VERSION, code_hash
 
 HealthState = Literal[
@@ -116,7 +116,7 @@ def _poll_all(hosts: Sequence[Host], token: str | None, state: State, timeout_s:
     """All at once. A host that hangs beyond every timeout, as a name look-up may, is silent if a process of it that was
     started on this machine runs, else unreachable."""
 
-    def status(outcome: Outcome[HostStatus]) -> HostStatus:
+    def status(outcome: HostOutcome[HostStatus]) -> HostStatus:
         if outcome.timed_out:
             return _without_answer(_blank(outcome.host), outcome.host, state, TimeoutError(), timeout_s)
         if outcome.value is None:

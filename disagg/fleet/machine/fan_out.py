@@ -25,7 +25,7 @@ _CLEANUP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[T]):
+class HostOutcome(Generic[T]):
     """The result of an action on one host: `value`, or else `error`. timed_out: the action has not ended."""
 
     host: Host
@@ -41,7 +41,7 @@ class Outcome(Generic[T]):
 
 def each(
     hosts: Sequence[Host], action: Callable[[Host], T], limit: int = 16, *, timeout: float | None = None
-) -> list[Outcome[T]]:
+) -> list[HostOutcome[T]]:
     """Run the action for every host, at most `limit` at the same time; outcomes in the hosts' order.
 
     A DisaggError ends its own host only. Ctrl-C interrupts the commands that machines run, with Cancelled, and is
@@ -69,7 +69,7 @@ def each(
     # Daemon threads: one that hangs in the kernel must not keep an interrupted command from exiting.
     for number in range(len(hosts) if timeout is not None else min(limit, len(hosts))):
         Thread(target=work, name=f"host {number}", daemon=True).start()
-    gathered: dict[int, Outcome[T] | BaseException] = {}
+    gathered: dict[int, HostOutcome[T] | BaseException] = {}
     try:
         _gather(len(hosts), ended, gathered, None if timeout is None else time.monotonic() + timeout)
     except BaseException:
@@ -82,7 +82,7 @@ def each(
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-    return [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
+    return [outcome for outcome in outcomes if isinstance(outcome, HostOutcome)]
 
 
 @contextmanager
@@ -113,29 +113,29 @@ def in_background(hosts: Sequence[Host], action: Callable[[Host], None]) -> Iter
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-_Ended = SimpleQueue[tuple[int, Outcome[T] | BaseException]]
+_Ended = SimpleQueue[tuple[int, HostOutcome[T] | BaseException]]
 
 
-def _outcome(host: Host, action: Callable[[Host], T], stop: Event) -> Outcome[T] | BaseException:
+def _outcome(host: Host, action: Callable[[Host], T], stop: Event) -> HostOutcome[T] | BaseException:
     began = time.monotonic()
     try:
         if stop.is_set():
             raise Cancelled(f"{host.name}: interrupted before it began")
         value = action(host)
-        return Outcome(host, time.monotonic() - began, value=value)
+        return HostOutcome(host, time.monotonic() - began, value=value)
     except DisaggError as error:
-        return Outcome(host, time.monotonic() - began, error=error)
+        return HostOutcome(host, time.monotonic() - began, error=error)
     except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
         return error
 
 
-def _late(host: Host, timeout: float) -> Outcome[T]:
+def _late(host: Host, timeout: float) -> HostOutcome[T]:
     error = HostUnreachable(f"{host.name}: no answer within {timeout:.1f} s", "disagg doctor")
-    return Outcome(host, timeout, error=error, timed_out=True)
+    return HostOutcome(host, timeout, error=error, timed_out=True)
 
 
 def _gather(
-    count: int, ended: _Ended[T], gathered: dict[int, Outcome[T] | BaseException], deadline: float | None
+    count: int, ended: _Ended[T], gathered: dict[int, HostOutcome[T] | BaseException], deadline: float | None
 ) -> None:
     """Take what has ended, until all have or the deadline has passed."""
     while len(gathered) < count:

@@ -26,7 +26,7 @@ from disagg.errors import DisaggError, PortInUse, StartFailed
 from disagg.fleet.lifecycle.fleet_servers import ServerResult
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.lifecycle.logs import Line
-from disagg.fleet.machine.fan_out import Outcome
+from disagg.fleet.machine.fan_out import HostOutcome
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.pull import ModelInventory
 from disagg.fleet.models.sources import RequiredModel
@@ -305,7 +305,9 @@ def test_log_lines_show_time_host_event_fields_and_traceback() -> None:
 
 def test_removed_models_are_told_with_the_way_back() -> None:
     gone = [
-        Outcome(Host(name, "10.0.0.1", ("decode",), "m", EngineOptions("mlx"), 8001, kv_port=9001), 0.1, value=1 << 20)
+        HostOutcome(
+            Host(name, "10.0.0.1", ("decode",), "m", EngineOptions("mlx"), 8001, kv_port=9001), 0.1, value=1 << 20
+        )
         for name in ("a", "b")
     ]
     text = " ".join(shown(removed_view(gone, {}, ["a"])).split())

@@ -12,7 +12,7 @@ from rich.text import Text
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.units import seconds, size
 from disagg.errors import DisaggError
-from disagg.fleet.machine.fan_out import Outcome
+from disagg.fleet.machine.fan_out import HostOutcome
 from disagg.fleet.models.pull import ModelInventory, PullResult
 
 _STATES = {"complete": "green", "partial": "yellow", "absent": "dim"}
@@ -53,7 +53,7 @@ def pulled_view(done: Sequence[PullResult], errors: Mapping[str, DisaggError]) -
 
 
 def removed_view(
-    outcomes: Sequence[Outcome[int]], errors: Mapping[str, DisaggError], carried: Collection[str] = ()
+    outcomes: Sequence[HostOutcome[int]], errors: Mapping[str, DisaggError], carried: Collection[str] = ()
 ) -> RenderableType:
     """One line per host: the bytes freed; then the command that restores it.
 
