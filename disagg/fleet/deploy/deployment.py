@@ -17,7 +17,7 @@ from disagg.fleet.deploy.lock import locked
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.facts.host import HostFacts, read_host_facts
-from disagg.fleet.facts.layout import Layout
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
@@ -99,7 +99,7 @@ class Deployment:
     report: OnStep = ignore
     connect: Callable[[Host], Machine] = machine_for
     _machines: dict[str, Machine] = field(default_factory=dict)
-    _homes: dict[str, Layout] = field(default_factory=dict)
+    _homes: dict[str, HostPaths] = field(default_factory=dict)
     _guard: Lock = field(default_factory=Lock)
 
     def __enter__(self) -> Deployment:
@@ -146,7 +146,7 @@ class Deployment:
 
     def _plan(self, host: Host) -> Plan:
         facts = read_host_facts(self._machine(host), host)
-        self._homes[host.name] = facts.layout
+        self._homes[host.name] = facts.paths
         return self.planner(host, facts)
 
     def _machine(self, host: Host) -> Machine:

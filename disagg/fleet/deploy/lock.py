@@ -18,7 +18,7 @@ from threading import Event
 from typing import Final
 
 from disagg.errors import CommandFailed, DisaggError, HostLocked, HostUnreachable
-from disagg.fleet.facts.layout import Layout
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.interruption import interrupted_by
@@ -91,37 +91,37 @@ class Holder:
 
 
 @contextmanager
-def locked(machine: Machine, layout: Layout, why: str, break_lock: bool = False) -> Iterator[None]:
+def locked(machine: Machine, paths: HostPaths, why: str, break_lock: bool = False) -> Iterator[None]:
     """Hold the host's lock. Raises HostLocked, which names the holder; `break_lock` takes it from any holder."""
     own = json.dumps(asdict(Holder.this_process(why)))
-    _acquire(machine, layout, own, "*" if break_lock else "")
+    _acquire(machine, paths, own, "*" if break_lock else "")
     try:
         yield
     except BaseException as error:
         try:
-            _release(machine, layout, own)
+            _release(machine, paths, own)
         except DisaggError as other:  # the first error matters; the next run takes the lock over
             error.add_note(f"the lock was not released: {other.message}")
         raise
-    _release(machine, layout, own)
+    _release(machine, paths, own)
 
 
-def _acquire(machine: Machine, layout: Layout, own: str, take_over: str) -> None:
-    result = machine.run([layout.lock, own, take_over], script=_ACQUIRE, timeout=_SMALL_S)
+def _acquire(machine: Machine, paths: HostPaths, own: str, take_over: str) -> None:
+    result = machine.run([paths.lock, own, take_over], script=_ACQUIRE, timeout=_SMALL_S)
     if result.ok:
         return
     if result.code != _HELD:
         words = last_lines(result.stderr, 3) or f"exit code {result.code}"
         raise CommandFailed(
             f"{machine.name}: cannot lock it: {words}",
-            f"is {layout.folder} writable there?",
+            f"is {paths.folder} writable there?",
             exit_status=result.code,
             stdout=result.stdout,
         )
     text = result.stdout.strip()
     holder = Holder.parse(text)
     if holder is not None and holder.ended and not take_over:
-        _acquire(machine, layout, own, text)
+        _acquire(machine, paths, own, text)
         return
     described = str(holder) if holder is not None else "its holder file is unreadable"
     raise HostLocked(
@@ -130,8 +130,8 @@ def _acquire(machine: Machine, layout: Layout, own: str, take_over: str) -> None
     )
 
 
-def _release(machine: Machine, layout: Layout, own: str) -> None:
+def _release(machine: Machine, paths: HostPaths, own: str) -> None:
     with interrupted_by(Event()):  # release it even if this thread is interrupted
-        result = machine.run([layout.lock, own], script=_RELEASE, timeout=_SMALL_S)
+        result = machine.run([paths.lock, own], script=_RELEASE, timeout=_SMALL_S)
     if not result.ok:
         raise HostUnreachable(f"{machine.name}: the lock could not be released: {last_lines(result.stderr, 3)}")

@@ -11,7 +11,7 @@ from typing import Final
 from disagg.config import Fleet, Host
 from disagg.config.addresses import PACKAGE
 from disagg.fleet.deploy.steps import Refusal
-from disagg.fleet.facts.layout import Layout
+from disagg.fleet.facts.paths import HostPaths
 
 LARGEST_CARRIED: Final = 256 << 20
 
@@ -29,12 +29,12 @@ class ModelSource:
         return {path.relative_to(self.folder).as_posix(): path for path in _files(self.folder)} if self.folder else {}
 
 
-def source(fleet: Fleet, host: Host, layout: Layout) -> ModelSource | Refusal:
+def source(fleet: Fleet, host: Host, paths: HostPaths) -> ModelSource | Refusal:
     """Where the host reads its model from; a Refusal if the folder to copy is missing or too large."""
     model, engine = fleet.models[host.model], host.engine.name
     written = model.written.get(engine, model.sources[engine])
     if written.startswith("~/"):
-        return ModelSource(layout.home.rstrip("/") + written[1:])
+        return ModelSource(paths.home.rstrip("/") + written[1:])
     if not carried(fleet, host):
         return ModelSource(written)
     folder = Path(model.sources[engine])
@@ -45,7 +45,7 @@ def source(fleet: Fleet, host: Host, layout: Layout) -> ModelSource | Refusal:
     if (size := sum(path.stat().st_size for path in files)) > LARGEST_CARRIED:
         return Refusal(f"the model folder {folder} has {size >> 20} MiB, more than deploying copies", where)
     name = f"{re.sub('[^A-Za-z0-9._-]', '-', folder.name)}-{_digest(folder, files)}"
-    return ModelSource(layout.carried(name), name, folder)
+    return ModelSource(paths.carried(name), name, folder)
 
 
 def carried(fleet: Fleet, host: Host) -> bool:

@@ -17,7 +17,7 @@ from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY, UNINSTALL
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.facts.layout import HASH
+from disagg.fleet.facts.paths import HASH
 from disagg.fleet.services import command, launchd, systemd
 from disagg.fleet.services.base import is_plain
 
@@ -73,14 +73,14 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
         hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
         action = RunScript(remove.script, remove.argv, 90.0)
         hint = hint if manager == "launchd" else ""
-        steps.append(Step("service", what, facts.layout.folder, "not installed", action, hint))
+        steps.append(Step("service", what, facts.paths.folder, "not installed", action, hint))
     if facts.folder or (models and facts.carried):
         kept = {release.environment for release in facts.releases if release.host != host.name}
         free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]
-        gone = [facts.layout.environment(name) for name in free]
-        argv = (facts.layout.root, host.name, "1" if models else "0", *gone)
-        what = f"remove {facts.layout.folder} and its environments" + (", and the models" if models else "")
-        steps.append(Step("remove", what, facts.layout.folder, "no folder", RunScript(UNINSTALL, argv, 600.0)))
+        gone = [facts.paths.environment(name) for name in free]
+        argv = (facts.paths.root, host.name, "1" if models else "0", *gone)
+        what = f"remove {facts.paths.folder} and its environments" + (", and the models" if models else "")
+        steps.append(Step("remove", what, facts.paths.folder, "no folder", RunScript(UNINSTALL, argv, 600.0)))
     return Plan(host.name, "", tuple(steps))
 
 
@@ -147,7 +147,7 @@ def _room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
     if need > facts.disk_free:
         yield Refusal(
             f"{facts.home} has {_gib(facts.disk_free)} free, and this needs about {_gib(need)}",
-            f"make room, or see what is large: du -sh {facts.layout.root}/*",
+            f"make room, or see what is large: du -sh {facts.paths.root}/*",
         )
 
 
@@ -184,11 +184,11 @@ def _steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
 
 
 def _prepare(facts: HostFacts) -> Step:
-    layout = facts.layout
-    leftovers = tuple(f"{layout.folder}/{name}" for name in facts.leftovers)
+    paths = facts.paths
+    leftovers = tuple(f"{paths.folder}/{name}" for name in facts.leftovers)
     what = "remove what an interrupted deployment left" if leftovers else "make folders"
-    argv = (layout.root, layout.folder, *leftovers)
-    return Step("prepare", what, layout.folder, "folders, no leftovers", RunScript(PREPARE, argv))
+    argv = (paths.root, paths.folder, *leftovers)
+    return Step("prepare", what, paths.folder, "folders, no leftovers", RunScript(PREPARE, argv))
 
 
 def _preparation(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
@@ -206,14 +206,14 @@ def _preparation(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
 
 
 def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
-    layout = facts.layout
-    spec, target = f"{layout.incoming}/spec", layout.environment(environment.hash)
+    paths = facts.paths
+    spec, target = f"{paths.incoming}/spec", paths.environment(environment.hash)
     wheels = f" and {len(environment.wheels)} wheels" if environment.wheels else ""
     yield Step("requirements", f"send requirements{wheels}", spec, "environment", PutTree(spec, environment.files))
     python = environment.python.path if environment.python is not None else environment.version
     tool = "uv" if environment.uv else "pip"
     argv = (
-        f"{layout.incoming}/environment",
+        f"{paths.incoming}/environment",
         target,
         spec,
         python,
@@ -233,25 +233,25 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
 
 
 def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
-    layout, name = facts.layout, desired.source.name
+    paths, name = facts.paths, desired.source.name
     if name and name not in facts.carried:
-        place, target = f"{layout.incoming}/model", layout.carried(name)
+        place, target = f"{paths.incoming}/model", paths.carried(name)
         files = desired.source.files
         yield Step("model", f"send the model {name}", place, "carried", PutTree(place, files))
         yield Step("adopt", f"move the model {name} into place", target, "carried", RunScript(ADOPT, (place, target)))
     token = hashlib.sha256(desired.token).hexdigest()
     if (facts.token_digest, facts.token_mode) != (token, "-rw-------"):
-        write = WriteFile(layout.token, desired.token, 0o600)
-        yield Step("token", "write the fleet's token", layout.token, "token_digest", write)
+        write = WriteFile(paths.token, desired.token, 0o600)
+        yield Step("token", "write the fleet's token", paths.token, "token_digest", write)
     if desired.hash not in facts.whole_releases:
-        target = layout.release(desired.hash)
+        target = paths.release(desired.hash)
         put = PutTree(target, desired.files)
         yield Step("release", f"send release {desired.hash}", target, "releases", put)
 
 
 def _check(desired: TargetState, facts: HostFacts) -> Step:
-    release = facts.layout.release(desired.hash)
-    python = f"{facts.layout.environment(desired.environment.hash)}/bin/python"
+    release = facts.paths.release(desired.hash)
+    python = f"{facts.paths.environment(desired.environment.hash)}/bin/python"
     modules = [module for role in desired.host.roles for module in _MODULES.get(role, ())]
     action = RunScript(CHECK, (python, release, desired.host.name, *modules))
     hint = f"install what is missing into its environment: {python} -m pip install ..."
@@ -263,13 +263,13 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     unit = facts.installed.get("systemd")
     if desired.host.service != "systemd" and unit is not None and unit.enabled:
         disable = RunScript(systemd.DISABLE, (systemd.unit_name(desired.host.name),))
-        path = facts.layout.systemd_unit
+        path = facts.paths.systemd_unit
         yield Step("retire", "disable its start at boot by systemd", path, "not enabled", disable)
     missing = _missing_definitions(desired, facts)
     if not missing:
         return
     if desired.host.service == "launchd":
-        script = f"{facts.layout.release(desired.hash)}/service/install"
+        script = f"{facts.paths.release(desired.hash)}/service/install"
         path = ", ".join(path for _, path in missing)
         hint = f"run this, then deploy again: ssh -t {desired.host.address} \"sudo sh '{script}'\""
         install = RunScript(INSTALL_DAEMONS, (script,))
@@ -295,15 +295,15 @@ def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[s
 
 
 def _switch(facts: HostFacts, release: str, environment: str, what: str) -> Step:
-    python = f"{facts.layout.environment(environment)}/bin/python"
-    action = RunScript(SWITCH, (python, facts.layout.folder, release))
-    return Step("switch", what, facts.layout.current, "current", action)
+    python = f"{facts.paths.environment(environment)}/bin/python"
+    action = RunScript(SWITCH, (python, facts.paths.folder, release))
+    return Step("switch", what, facts.paths.current, "current", action)
 
 
 def _tidy(facts: HostFacts, surplus: list[str]) -> Step:
     what = f"remove {len(surplus)} old releases and environments" if surplus else "remove temporary files"
-    argv = (facts.layout.incoming, *surplus)
-    return Step("tidy", what, facts.layout.root, "releases", RunScript(TIDY, argv, 600.0))
+    argv = (facts.paths.incoming, *surplus)
+    return Step("tidy", what, facts.paths.root, "releases", RunScript(TIDY, argv, 600.0))
 
 
 def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
@@ -315,13 +315,13 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
         kept.add(facts.serving.release)
     for hash in sorted(facts.own_releases - kept):
         if HASH.fullmatch(hash):
-            yield facts.layout.release(hash)
+            yield facts.paths.release(hash)
     used = {release.environment for release in facts.releases if release.host != facts.host or release.hash in kept}
     if facts.others_deploy:  # an environment may be for the other host
         return
     for hash in sorted(facts.environments.keys() - used - {desired.environment.hash}):
         if HASH.fullmatch(hash):
-            yield facts.layout.environment(hash)
+            yield facts.paths.environment(hash)
 
 
 # What the service needs afterwards

@@ -16,7 +16,7 @@ from disagg.fleet.deploy.models import ModelSource, source
 from disagg.fleet.deploy.requirements import PackageRequirements, installed_requirements
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.facts.layout import Layout
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.services import definitions, launchd
 from disagg.fleet.services.base import Definition
 from disagg.version import ROOT, source_files
@@ -83,26 +83,26 @@ class TargetState:
 def target_state(installation: Installation, host: Host, facts: HostFacts) -> TargetState | Refusal:
     """Target state computed from facts, or a Refusal."""
     made = environment(host, installation.fleet.deploy, facts, installation.requirements)
-    model_source = source(installation.fleet, host, facts.layout)
+    model_source = source(installation.fleet, host, facts.paths)
     if isinstance(made, Refusal):
         return made
     if isinstance(model_source, Refusal):
         return model_source
     defined = definitions(host, facts)
-    files = {**installation.package, **_own_files(installation.fleet, host, facts.layout, made, model_source)}
+    files = {**installation.package, **_own_files(installation.fleet, host, facts.paths, made, model_source)}
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
     return TargetState(host, made, model_source, files, digest(files), f"{installation.token}\n".encode(), defined)
 
 
 def _own_files(
-    fleet: Fleet, host: Host, layout: Layout, environment: Environment, source: ModelSource
+    fleet: Fleet, host: Host, paths: HostPaths, environment: Environment, source: ModelSource
 ) -> dict[str, bytes]:
-    python = f"{layout.environment(environment.hash)}/bin/python"
+    python = f"{paths.environment(environment.hash)}/bin/python"
     texts = {
         "hosts.toml": fleet_file(fleet, host, source),
-        "run": run_script(layout, host.name, python),
+        "run": run_script(paths, host.name, python),
         # For every service manager: a supervisor from before hosts.toml named another one must still be stopped.
-        "supervise": _SUPERVISE.format(python=shlex.quote(python), folder=shlex.quote(layout.folder)),
+        "supervise": _SUPERVISE.format(python=shlex.quote(python), folder=shlex.quote(paths.folder)),
         "environment": f"{environment.hash}\n",
     }
     if host.service == "launchd":
@@ -110,10 +110,10 @@ def _own_files(
     return {name: text.encode() for name, text in texts.items()}
 
 
-def run_script(layout: Layout, host: str, python: str) -> str:
+def run_script(paths: HostPaths, host: str, python: str) -> str:
     """The script that serves a host. It runs the release it is part of, whichever link it is called by."""
     return _RUN.format(
-        folder=shlex.quote(layout.folder), python=shlex.quote(python), host=shlex.quote(host), log_limit=LOG_LIMIT
+        folder=shlex.quote(paths.folder), python=shlex.quote(python), host=shlex.quote(host), log_limit=LOG_LIMIT
     )
 
 

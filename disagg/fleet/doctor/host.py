@@ -121,7 +121,7 @@ def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
     if not facts.token_digest:
         yield fault("token", "the fleet's token is not there", deploy)
     elif facts.token_mode != "-rw-------":
-        path = facts.layout.token
+        path = facts.paths.token
         yield fault(
             "token",
             f"others can read {path} ({facts.token_mode})",

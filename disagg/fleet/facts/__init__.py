@@ -6,6 +6,6 @@ hardware  memory, GPUs and clock of a host
 server    server.sh: the host's server, its service manager, ports and log
 route     route.sh: the network interface that leads to an address
 python    a Python on the host, and small programs run with it
-layout    where files lie on a host
+paths     where files lie on a host
 findings  the result of a check, with a hint
 """

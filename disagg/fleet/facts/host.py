@@ -10,7 +10,7 @@ from typing import Final
 from disagg import nvidia
 from disagg.config import Host
 from disagg.fleet.facts.hardware import HardwareFacts, parse_hardware
-from disagg.fleet.facts.layout import Layout
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.probe import ProbeOutput, kib, number, run_probe
 from disagg.fleet.machine.base import Machine
 
@@ -100,8 +100,8 @@ class HostFacts:
     listening: tuple[int, ...] = ()
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.home, self.host)
+    def paths(self) -> HostPaths:
+        return HostPaths(self.home, self.host)
 
     @property
     def sys_platform(self) -> str:

@@ -39,7 +39,7 @@ def python_on(host: Host, facts: HostFacts) -> str | None:
 def deployed_python(facts: HostFacts) -> str | None:
     """The python of the current release's environment; None if nothing complete is deployed."""
     environment = facts.environment_of(facts.current) if facts.current else ""
-    return f"{facts.layout.environment(environment)}/bin/python" if facts.environments.get(environment) else None
+    return f"{facts.paths.environment(environment)}/bin/python" if facts.environments.get(environment) else None
 
 
 def run_program(

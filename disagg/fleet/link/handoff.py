@@ -56,7 +56,7 @@ def on_host(host: Host) -> EndPlace:
     python = deployed_python(facts)
     if python is None or facts.current is None:
         raise FleetError(f"{host.name}: nothing is deployed there", f"disagg deploy --host {host.name}")
-    release = {"PYTHONPATH": facts.layout.release(facts.current)}
+    release = {"PYTHONPATH": facts.paths.release(facts.current)}
     return EndPlace(reached, (python, "-P", "-m"), release, host.kv_address)
 
 

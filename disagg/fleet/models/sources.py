@@ -33,7 +33,7 @@ def required_model(fleet: Fleet, host: Host, facts: HostFacts) -> RequiredModel:
         return RequiredModel(host, written)
     if host.local:
         return RequiredModel(host, model.sources[engine])
-    found = source(fleet, host, facts.layout)
+    found = source(fleet, host, facts.paths)
     if isinstance(found, Refusal):
         return RequiredModel(host, model.sources[engine], carried=True)
     return RequiredModel(host, found.text, carried=bool(found.name))

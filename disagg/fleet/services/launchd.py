@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.facts.layout import Layout
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.services.base import Command, Definition, Verb
 
 FOLDER: Final = "/Library/LaunchDaemons"
@@ -59,7 +59,7 @@ _COMMANDS: Final[dict[Verb, str]] = {
 
 
 def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
-    files = [_definition(host.name, server_plist(host.name, facts.layout, facts.user))]
+    files = [_definition(host.name, server_plist(host.name, facts.paths, facts.user))]
     if host.wired_limit_mb is not None:
         name = f"{host.name}.wired-limit"
         files.append(_definition(name, wired_limit_plist(name, host.wired_limit_mb)))
@@ -78,16 +78,16 @@ def plist_path(name: str) -> str:
     return f"{FOLDER}/{label(name)}.plist"
 
 
-def server_plist(host: str, layout: Layout, user: str) -> bytes:
+def server_plist(host: str, paths: HostPaths, user: str) -> bytes:
     """The daemon that runs a host's server as `user`, and restarts it."""
     return _plist(
         {
             "Label": label(host),
-            "ProgramArguments": ["/bin/sh", f"{layout.current}/run"],
+            "ProgramArguments": ["/bin/sh", f"{paths.current}/run"],
             "UserName": user,
-            "WorkingDirectory": layout.folder,
+            "WorkingDirectory": paths.folder,
             "EnvironmentVariables": {
-                "HOME": layout.home,
+                "HOME": paths.home,
                 "USER": user,
                 "LANG": "en_US.UTF-8",
                 "PATH": "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
@@ -98,8 +98,8 @@ def server_plist(host: str, layout: Layout, user: str) -> bytes:
             "ExitTimeOut": 30,
             "ProcessType": "Interactive",  # else macOS may run it on the efficiency cores
             "SoftResourceLimits": {"NumberOfFiles": 8192},  # the default is 256
-            "StandardOutPath": f"{layout.logs}/launchd.log",
-            "StandardErrorPath": f"{layout.logs}/launchd.log",
+            "StandardOutPath": f"{paths.logs}/launchd.log",
+            "StandardErrorPath": f"{paths.logs}/launchd.log",
         }
     )
 

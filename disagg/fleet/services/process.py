@@ -23,4 +23,4 @@ def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
 
 
 def command(facts: HostFacts, verb: Verb) -> Command:
-    return Command(_SCRIPT, (facts.layout.folder, "stop" if verb == "remove" else verb))
+    return Command(_SCRIPT, (facts.paths.folder, "stop" if verb == "remove" else verb))

@@ -36,8 +36,8 @@ LINGER: Final = 'loginctl enable-linger "$1" || exec sudo -n loginctl enable-lin
 
 def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
     version = facts.systemd.version if facts.systemd else 0
-    content = unit(host.name, f"{facts.layout.current}/run", version).encode()
-    return (Definition("systemd", facts.layout.systemd_unit, content),)
+    content = unit(host.name, f"{facts.paths.current}/run", version).encode()
+    return (Definition("systemd", facts.paths.systemd_unit, content),)
 
 
 def unit_name(host: str) -> str:
@@ -73,5 +73,5 @@ def quoted(text: str) -> str:
 
 
 def command(facts: HostFacts, verb: Verb) -> Command:
-    argv = (unit_name(facts.host), facts.layout.systemd_unit) if verb == "remove" else (unit_name(facts.host),)
+    argv = (unit_name(facts.host), facts.paths.systemd_unit) if verb == "remove" else (unit_name(facts.host),)
     return Command(_CTL + _COMMANDS[verb], argv)

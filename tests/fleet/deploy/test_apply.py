@@ -282,8 +282,8 @@ def test_the_lock_of_another_machine_stays_until_it_is_broken(site: Site) -> Non
 
 
 def test_a_lock_is_given_back_also_after_an_interruption(site: Site) -> None:
-    layout = site.facts().layout
-    with pytest.raises(Cancelled), locked(LocalMachine("spark"), layout, "deploy"):
+    paths = site.facts().paths
+    with pytest.raises(Cancelled), locked(LocalMachine("spark"), paths, "deploy"):
         assert (site.own / "lock/holder").exists()
         raise Cancelled("interrupted")
     assert not (site.own / "lock").exists()

@@ -22,7 +22,7 @@ from disagg.fleet.deploy.release import (
     target_state,
 )
 from disagg.fleet.deploy.steps import Refusal
-from disagg.fleet.facts.layout import Layout
+from disagg.fleet.facts.paths import HostPaths
 from tests.fleet.facts.fixture_facts import NEEDS, facts, fleet, here, spark, studio, wanted
 from tests.values import of_type
 
@@ -89,62 +89,64 @@ def test_a_hosts_own_file_loads_and_names_the_model_as_it_is_there(tmp_path: Pat
 )
 def test_a_model_that_is_there_is_read_from_there(written: str, text: str) -> None:
     model = Model("qwen", {"transformers": "/resolved/here"}, 1, (), {"transformers": written})
-    assert source(replace(fleet(), models={"qwen": model}), spark(), Layout("/home/nvidia", "h")) == ModelSource(text)
+    assert source(replace(fleet(), models={"qwen": model}), spark(), HostPaths("/home/nvidia", "h")) == ModelSource(
+        text
+    )
 
 
 def test_a_model_folder_beside_hosts_toml_is_carried_under_the_name_of_its_content(tmp_path: Path) -> None:
     model = Model("qwen", {"transformers": str(tmp_path / "my model")}, 1, (), {"transformers": "./my model"})
     of: Fleet = replace(fleet(), models={"qwen": model})
-    layout = Layout("/home/nvidia", "h")
-    refusal = source(of, spark(), layout)
+    paths = HostPaths("/home/nvidia", "h")
+    refusal = source(of, spark(), paths)
     assert isinstance(refusal, Refusal) and "there is no model folder" in refusal.cause
     (tmp_path / "my model/sub").mkdir(parents=True)
     (tmp_path / "my model/sub/a.bin").write_bytes(b"1")
-    first = source(of, spark(), layout)
+    first = source(of, spark(), paths)
     assert isinstance(first, ModelSource) and first.text == f"/home/nvidia/.disagg/models/carried/{first.name}"
     assert list(first.files) == ["sub/a.bin"]
     (tmp_path / "my model/sub/a.bin").write_bytes(b"2")
-    second = source(of, spark(), layout)
+    second = source(of, spark(), paths)
     assert isinstance(second, ModelSource) and second.name != first.name
     with (tmp_path / "my model/big.bin").open("wb") as big:
         big.truncate(300 << 20)
-    refusal = source(of, spark(), layout)
+    refusal = source(of, spark(), paths)
     assert isinstance(refusal, Refusal) and "300 MiB, more than deploying copies" in refusal.cause
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_run_script_serves_from_folders_of_any_name_and_runs_nothing_else(tmp_path: Path, name: str) -> None:
     home = tmp_path / name
-    layout = Layout(str(home), "h")
-    release = Path(layout.release("1" * 16))
+    paths = HostPaths(str(home), "h")
+    release = Path(paths.release("1" * 16))
     release.mkdir(parents=True)
-    Path(layout.logs).mkdir()
+    Path(paths.logs).mkdir()
     python = home / "python"
     python.write_text(
         f'#!/bin/sh\nprintf \'%s\\n\' "$@" "$PYTHONPATH" "$DISAGG_TOKEN_FILE" >{shlex.quote(str(home))}/said\n'
     )
     python.chmod(0o755)
-    (release / "run").write_text(run_script(layout, "h", str(python)))
-    Path(layout.current).symlink_to(f"releases/{'1' * 16}")
-    subprocess.run(["/bin/sh", f"{layout.current}/run"], check=True, cwd=tmp_path, timeout=20)
+    (release / "run").write_text(run_script(paths, "h", str(python)))
+    Path(paths.current).symlink_to(f"releases/{'1' * 16}")
+    subprocess.run(["/bin/sh", f"{paths.current}/run"], check=True, cwd=tmp_path, timeout=20)
     argv = ["-P", "-u", "-m", "disagg.servers", "--config", f"{release}/hosts.toml", "--host", "h"]
-    assert (home / "said").read_text().split("\n")[:-1] == [*argv, str(release), layout.token]
-    line = json.loads(Path(layout.logs, "server.log").read_text())
+    assert (home / "said").read_text().split("\n")[:-1] == [*argv, str(release), paths.token]
+    line = json.loads(Path(paths.logs, "server.log").read_text())
     assert (line["event"], line["release"]) == ("starting", "1" * 16)
-    assert Path(layout.folder, "serving").read_text().split()[1] == "1" * 16
+    assert Path(paths.folder, "serving").read_text().split()[1] == "1" * 16
     assert not list(tmp_path.rglob("owned"))
 
 
 def test_a_long_log_is_put_aside_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("disagg.fleet.deploy.release.LOG_LIMIT", 10)
-    layout = Layout(str(tmp_path), "h")
-    release = Path(layout.release("1" * 16))
+    paths = HostPaths(str(tmp_path), "h")
+    release = Path(paths.release("1" * 16))
     release.mkdir(parents=True)
-    Path(layout.logs).mkdir()
-    (release / "run").write_text(run_script(layout, "h", "/bin/true"))
+    Path(paths.logs).mkdir()
+    (release / "run").write_text(run_script(paths, "h", "/bin/true"))
     for _ in range(2):
         subprocess.run(["/bin/sh", str(release / "run")], check=True, timeout=20)
-    logs = sorted(path.name for path in Path(layout.logs).iterdir())
+    logs = sorted(path.name for path in Path(paths.logs).iterdir())
     assert logs == ["server.log", "server.log.1"]
 
 

@@ -21,7 +21,7 @@ from disagg.config import Fleet
 from disagg.errors import ConfigError, HostUnreachable, PortInUse, StartFailed
 from disagg.fleet.deploy.release import run_script
 from disagg.fleet.facts.host import read_host_facts
-from disagg.fleet.facts.layout import Layout
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.lifecycle.base import start_failed
 from disagg.fleet.lifecycle.fleet_servers import FleetServers, ServerResult, exit_code
@@ -54,12 +54,12 @@ class Yard:
 
     def deploy(self, name: str, behaviour: str = "serve", release: str = "a" * 16) -> None:
         host, own = self.fleet.hosts[name], self.own(name)
-        layout = Layout(str(self.home), name)
+        paths = HostPaths(str(self.home), name)
         folder = own / "releases" / release
         folder.mkdir(parents=True)
         (own / "logs").mkdir(exist_ok=True)
         (own / "token").write_text(self.state.token() + "\n")
-        script = run_script(layout, name, sys.executable)
+        script = run_script(paths, name, sys.executable)
         fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour, f"{own}/"]
         (folder / "run").write_text(script[: script.rindex("exec ")] + f"unset PYTHONPATH\nexec {shlex.join(fake)}\n")
         start = f'exec {sys.executable} {supervise.__file__} "$1" {shlex.quote(str(own))}\n'

@@ -12,7 +12,7 @@ import pytest
 
 from disagg.config import EngineOptions, Host
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.facts.layout import Layout
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.services import Verb, command, definitions
 from disagg.fleet.services.launchd import INSTALL, server_plist
 
@@ -43,7 +43,7 @@ def test_without_a_limit_there_is_no_second_daemon() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_paths_of_any_name_come_back_as_they_were(name: str) -> None:
-    said = plistlib.loads(server_plist("h", Layout(f"/Users/{name}", "h"), name))
+    said = plistlib.loads(server_plist("h", HostPaths(f"/Users/{name}", "h"), name))
     assert said["ProgramArguments"][1] == f"/Users/{name}/.disagg/hosts/h/current/run"
     assert said["UserName"] == name
 

@@ -24,7 +24,7 @@ HASH = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class HostPaths:
     """Absolute paths on one host. home: of its user."""
 
     home: str
