@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.model.text import TextStream
+from disagg.errors import ModelError
 from disagg.servers.feed import Step
 
 LEAST_LOGPROB = -9999.0
@@ -31,7 +33,7 @@ class Answer:
 
     def add(self, steps: Sequence[Step]) -> TokensEvent:
         """One event for these steps. Sets `finish_reason` at the last token or a stop string; later tokens are
-        dropped."""
+        dropped. Raises ModelError if a probability is NaN."""
         pieces: list[str] = []
         tokens: list[TokenLogprob] = []
         for step in steps:
@@ -59,5 +61,15 @@ class Answer:
 
 
 def _logprob(token: Token) -> TokenLogprob:
-    top = tuple((id, max(logprob, LEAST_LOGPROB)) for id, logprob in token.top)
-    return TokenLogprob(token.id, max(token.logprob, LEAST_LOGPROB), top)
+    top = tuple((id, _finite(logprob)) for id, logprob in token.top)
+    return TokenLogprob(token.id, _finite(token.logprob), top)
+
+
+def _finite(logprob: float) -> float:
+    """The number as JSON can hold it. Raises ModelError if it is NaN, which callers would read as a broken event."""
+    if math.isnan(logprob):
+        raise ModelError(
+            "the model computed a NaN probability: its weights or its dtype are wrong",
+            "use another dtype, or check the weights with `disagg verify`",
+        )
+    return max(logprob, LEAST_LOGPROB)

@@ -9,6 +9,7 @@ import pytest
 from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.simulated.model import ByteTokenizer
+from disagg.errors import ModelError
 from disagg.servers.answer import Answer
 from disagg.servers.feed import Step
 
@@ -57,3 +58,9 @@ def test_a_token_of_probability_0_reaches_the_caller_as_a_number() -> None:
     event = one.add([Step((never,), DecodeTiming(), 1.0)])
     assert TokensEvent.from_bytes(event.to_bytes()) == event
     assert event.tokens == (TokenLogprob(ord("a"), -9999.0, ((ord("b"), -9999.0), (ord("c"), -0.5))),)
+
+
+@pytest.mark.parametrize("token", [Token(1, float("nan")), Token(1, -0.5, top=((1, -0.5), (2, float("nan"))))])
+def test_a_nan_probability_ends_the_request_with_an_error(token: Token) -> None:
+    with pytest.raises(ModelError, match="NaN probability"):
+        answer().add([Step((token,), DecodeTiming(), 1.0)])
