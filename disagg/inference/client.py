@@ -70,7 +70,7 @@ class AsyncClient:
 
         A host that does not answer is not an error here: the request that needs it reports it.
         """
-        self._require_open()
+        http.require_open(self._http)
         names = {self.fleet.model(model).name for model in models} or self.fleet.models.keys()
         hosts = [host for host in self.fleet.hosts.values() if host.model in names]
 
@@ -105,7 +105,7 @@ class AsyncClient:
         **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
         """Send the request; its answer can be read while it arrives. Raises RequestError if it is not valid."""
-        self._require_open()
+        http.require_open(self._http)
         return AsyncStream(self._perform(model, prompt, messages, tokens, options))
 
     def _perform(
@@ -129,10 +129,6 @@ class AsyncClient:
         """Close all connections."""
         await self._http.aclose()
 
-    def _require_open(self) -> None:
-        if self._http.is_closed:
-            raise RequestError("this client is closed", "make a new one, or send requests inside its `with` block")
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -152,7 +148,7 @@ class Client:
 
     def connect(self, *models: str) -> None:
         """Open connections to the hosts of these models, or of all; see AsyncClient.connect."""
-        self._async._require_open()
+        http.require_open(self._async._http)
         self._portal.call(self._async.connect, *models)
 
     def generate(
@@ -180,7 +176,7 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Stream:
         """Send the request; its answer can be read while it arrives. See AsyncClient.stream."""
-        self._async._require_open()
+        http.require_open(self._async._http)
         return Stream(self._portal, self._async._perform(model, prompt, messages, tokens, options))
 
     def close(self) -> None:

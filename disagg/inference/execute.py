@@ -128,6 +128,7 @@ async def _first_success(http: httpx.AsyncClient, request: Request, deliver: Del
             failure = Failure(attempt, "prefill", failed.error)
         except DisaggError as error:
             failure = Failure(attempt, "decode" if attempt.decode else "prefill", error)
+        calls.require_open(http)  # closing the client under a request looks like a lost connection
         if not failure.retryable:
             raise failure.error
         failures.append(failure)

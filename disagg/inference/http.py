@@ -15,7 +15,7 @@ import msgspec
 from disagg.api.base import Contract, InvalidValue
 from disagg.api.events import ERROR, EVENTS, ErrorAnswer, Event
 from disagg.config import Host
-from disagg.errors import DisaggError, Overloaded, ProtocolError, ServerSilent, ServerUnavailable
+from disagg.errors import DisaggError, Overloaded, ProtocolError, RequestError, ServerSilent, ServerUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 30.0  # servers send a comment every 10 s in which they send nothing else
@@ -57,6 +57,12 @@ def client(token: str) -> httpx.AsyncClient:
     )
 
 
+def require_open(http: httpx.AsyncClient) -> None:
+    """Raise RequestError if the client has been closed."""
+    if http.is_closed:
+        raise RequestError("this client is closed", "make a new one, or send requests inside its `with` block")
+
+
 async def get(http: httpx.AsyncClient, host: Host, path: str, *, timeout: float) -> dict[str, Any]:
     """GET a JSON object. Raises the server's own error, or ServerUnavailable."""
     limits = httpx.Timeout(timeout, connect=CONNECT_TIMEOUT_S)
@@ -79,6 +85,7 @@ async def closing_event(http: httpx.AsyncClient, call: Call, kind: type[T]) -> T
 @asynccontextmanager
 async def events(http: httpx.AsyncClient, call: Call) -> AsyncIterator[AsyncGenerator[Event, None]]:
     """POST and read the answer as server-sent events. Leaving the block ends the request on the server."""
+    require_open(http)
     with _failures(call.host):
         async with http.stream(
             "POST",
@@ -157,7 +164,8 @@ def _failures(host: Host) -> Iterator[None]:
     except httpx.TimeoutException as error:
         raise ServerSilent(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`") from error
     except (httpx.HTTPError, httpx.StreamError) as error:
-        raise ServerUnavailable(f"lost the connection to {host.name}: {error}", "run `disagg status`") from error
+        reason = f": {error}" if str(error) else ""
+        raise ServerUnavailable(f"lost the connection to {host.name}{reason}", "run `disagg status`") from error
     except msgspec.ValidationError as error:
         message = f"{host.name} ({host.url}) sent an event that this version of disagg cannot read: {error}"
         raise ServerUnavailable(message, "deploy the same version of disagg everywhere") from error

@@ -267,6 +267,18 @@ def test_a_closed_client_says_what_to_do(tiny_fleet: RunningFleet) -> None:
             call()
 
 
+@pytest.mark.parametrize("chunks", [0, 1])
+async def test_closing_the_client_under_a_stream_says_so(tiny_fleet: RunningFleet, chunks: int) -> None:
+    client = AsyncClient(tiny_fleet.fleet, token=TOKEN)
+    async with client.stream("tiny", PROMPT, max_tokens=400) as stream:
+        for _ in range(chunks):
+            await anext(stream)
+        await client.aclose()
+        with pytest.raises(RequestError, match="this client is closed"):
+            async for _ in stream:
+                pass
+
+
 def test_without_a_path_the_client_searches_as_the_command_line_does(
     tiny_fleet: RunningFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
