@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from disagg.api.base import Contract
 
@@ -25,6 +25,17 @@ class PreflightFinding(Contract, frozen=True):
     detail: str = ""
 
 
+class ModelFingerprint(Contract, frozen=True):
+    """What must be equal on both hosts of a hand-off. rope, tokenizer, chat_template and special_tokens are hashes."""
+
+    architecture: str
+    vocab_size: int
+    rope: str
+    tokenizer: str
+    chat_template: str
+    special_tokens: str
+
+
 class Health(Liveness, frozen=True, kw_only=True):
     """GET /health with the fleet's token.
 
@@ -44,7 +55,7 @@ class Health(Liveness, frozen=True, kw_only=True):
     config: str = ""
     release: str | None = None
     versions: Mapping[str, str] = {}
-    fingerprint: Mapping[str, Any] | None = None
+    fingerprint: ModelFingerprint | None = None
     preflight: tuple[PreflightFinding, ...] = ()
     uptime_s: float = 0.0
     pid: int = 0

@@ -130,7 +130,7 @@ async def _read_server(client: httpx.AsyncClient, host: Host, role: str) -> Serv
         simulated=health.simulated,
         versions={"disagg": health.version, **health.versions},
     )
-    return ServerUnderTest(measured, int(health.fingerprint["vocab_size"]))
+    return ServerUnderTest(measured, health.fingerprint.vocab_size)
 
 
 def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[Plan, Workload, int]:

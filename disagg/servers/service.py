@@ -18,7 +18,7 @@ from msgspec import structs
 from disagg.api.events import Event
 from disagg.api.requests import Messages, PromptBody
 from disagg.api.sampling import Sampling
-from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, Role, Status
+from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, ModelFingerprint, Role, Status
 from disagg.config import Fleet, Host, Model, served_digest
 from disagg.engines.base import DecodeEngine, EngineInfo, PrefillEngine
 from disagg.errors import (
@@ -148,7 +148,7 @@ class Service(ABC, Generic[Engine]):
             config=served_digest(self.fleet, self.host),
             release=os.environ.get(RELEASE_VARIABLE) or None,
             versions=info.versions if info else {},
-            fingerprint=info.fingerprint.to_json() if info else None,
+            fingerprint=ModelFingerprint(**info.fingerprint.to_json()) if info else None,
             preflight=info.preflight if info else (),
             uptime_s=round(time.monotonic() - self._started, 3),
             pid=os.getpid(),

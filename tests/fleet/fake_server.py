@@ -39,7 +39,14 @@ health_body = {
     "release": None,
     "version": "0.0.1" if behaviour == "older" else "0.1.0",
     "versions": {"fake": "1"},
-    "fingerprint": {"architecture": "fake"},
+    "fingerprint": {
+        "architecture": "fake",
+        "vocab_size": 1000,
+        "rope": "r1",
+        "tokenizer": "t1",
+        "chat_template": "c1",
+        "special_tokens": "s1",
+    },
     "preflight": [],
     "pid": os.getpid(),
 }

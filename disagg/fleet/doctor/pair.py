@@ -31,9 +31,9 @@ def same_model(prefill: HostReadings, decode: HostReadings, statuses: Mapping[st
     model, names = prefill.host.model, f"{prefill.host.name} and {decode.host.name}"
     pull = f"disagg models rm '{model}' && disagg models pull '{model}'"
     marks = [statuses[one.host.name].fingerprint if one.host.name in statuses else None for one in (prefill, decode)]
-    if all(isinstance(mark, Mapping) and mark for mark in marks):
-        first, second = (dict(mark) for mark in marks if isinstance(mark, Mapping))
-        if differing := sorted(key for key in first | second if first.get(key) != second.get(key)):
+    if marks[0] is not None and marks[1] is not None:
+        first, second = marks[0].to_json(), marks[1].to_json()
+        if differing := sorted(name for name in first if first[name] != second[name]):
             yield fault("model", f"{names} serve different models: {', '.join(differing)} differ", pull)
         else:
             yield ok("model", "the same fingerprint on both servers")

@@ -28,7 +28,7 @@ from typing import Any, Literal
 import msgspec
 
 from disagg.api.base import InvalidValue
-from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, PreflightFinding, Status
+from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, ModelFingerprint, PreflightFinding, Status
 from disagg.config import Fleet, Host, served_digest
 from disagg.errors import FleetError
 from disagg.fleet.lifecycle.http_get import ReplyTimeout, get
@@ -63,7 +63,7 @@ class HostStatus:
     backend: str | None = None
     version: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    fingerprint: Mapping[str, Any] | None = None
+    fingerprint: ModelFingerprint | None = None
     preflight: tuple[PreflightFinding, ...] = ()
     uptime_s: float | None = None
     pid: int | None = None

@@ -4,14 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from disagg.api.status import ModelFingerprint
 from disagg.fleet.doctor.pair import clocks, hides, same_model, versions
 from disagg.fleet.facts.hardware import Clock
 from disagg.fleet.link import Link, NetworkPath
 from disagg.planning.kv import kv_bytes_per_token
 from tests.fleet.doctor.patients import CONFIG, FLEET, mac, spark, status
 
-MARK = {"architecture": "qwen3_moe", "tokenizer": "t1", "rope": "r1"}
+MARK = ModelFingerprint("qwen3_moe", 151936, "r1", "t1", "c1", "s1")
 
 
 def servers(first: Any, second: Any) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def held(seen: Any, **changes: Any) -> Any:
 
 def test_running_servers_decide_whether_both_ends_hold_the_same_model() -> None:
     assert model(statuses=servers(MARK, MARK)) == [("ok", "the same fingerprint on both servers")]
-    ((level, text),) = model(statuses=servers(MARK, MARK | {"tokenizer": "t2"}))
+    ((level, text),) = model(statuses=servers(MARK, structs.replace(MARK, tokenizer="t2")))
     assert level == "fault" and text.endswith("serve different models: tokenizer differ")
 
 
