@@ -10,13 +10,17 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from disagg.config import Host
 from disagg.errors import CommandFailed, FleetError
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.output import last_lines
+
+T = TypeVar("T")
 
 OLDEST: Final = (3, 8)
 _RUN: Final = """\
@@ -61,15 +65,29 @@ def run_program(
     return result
 
 
-def json_line(result: CommandResult, machine: Machine) -> dict[str, Any]:
-    """The JSON object in the last line of a program's output. Raises FleetError if there is none."""
-    lines = result.stdout.strip().splitlines()
+def last_json(result: CommandResult, machine: Machine, kind: type[T]) -> T:
+    """The last line of a program's output, a `kind` as JSON. Raises FleetError if it is not."""
     try:
-        body = json.loads(lines[-1]) if lines else None
+        return _converted(result.stdout, kind)
+    except msgspec.ValidationError as error:
+        raise FleetError(f"{machine.name}: a program printed malformed JSON: {error}", _hint(machine)) from None
     except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise FleetError(
-            f"{machine.name}: a program printed no JSON", f"check that python works there: disagg ssh {machine.name}"
-        )
-    return body
+        raise FleetError(f"{machine.name}: a program printed no JSON", _hint(machine)) from None
+
+
+def json_or_none(output: str, kind: type[T]) -> T | None:
+    """The last line of this output, a `kind` as JSON; None if it is not."""
+    try:
+        return _converted(output, kind)
+    except ValueError:
+        return None
+
+
+def _converted(output: str, kind: type[T]) -> T:
+    """Raises ValueError if the last line is not JSON, and its subclass ValidationError if it does not fit `kind`."""
+    # Not msgspec's decoder: it refuses the NaN and Infinity that Python's json prints, as a model's config may have.
+    return msgspec.convert(json.loads(output.strip().rpartition("\n")[2]), kind)
+
+
+def _hint(machine: Machine) -> str:
+    return f"check that python works there: disagg ssh {machine.name}"

@@ -13,16 +13,17 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from disagg.api.base import InvalidValue
+from disagg.api.base import Contract
 from disagg.api.handoff import ENVIRONMENT_VARIABLE, EndTask, HandoffFigures, HandoffSpec
 from disagg.config import Host
 from disagg.errors import DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
-from disagg.fleet.facts.python import deployed_python
+from disagg.fleet.facts.python import deployed_python, json_or_none, last_json
 from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.listening import OnLine, listening
 from disagg.fleet.machine.local import LocalMachine
+from disagg.fleet.machine.output import last_lines
 from disagg.fleet.machine.process import python_command
 
 MODULE: Final = "disagg.bench.handoff"
@@ -70,35 +71,26 @@ def measure_handoff(sender: EndPlace, receiver: EndPlace, spec: HandoffSpec, tim
         start_timeout=limit,
         end_timeout=limit,
     ) as port:
-        figures = _run(sender, "send", structs.replace(task, port=port), limit)
-    try:
-        return HandoffFigures.from_json(figures)
-    except InvalidValue as error:
-        raise FleetError(f"{sender.machine.name} printed malformed figures: {error}", "deploy it again") from error
+        result = _run(sender, "send", structs.replace(task, port=port), limit)
+    return last_json(result, sender.machine, HandoffFigures)
 
 
-def _run(place: EndPlace, end: str, task: EndTask, timeout: float, on_line: OnLine | None = None) -> dict[str, Any]:
+def _run(place: EndPlace, end: str, task: EndTask, timeout: float, on_line: OnLine | None = None) -> CommandResult:
     environment = {**place.environment, ENVIRONMENT_VARIABLE: json.dumps(task.to_json())}
     argv = [*place.argv, MODULE, end]
     result = place.machine.run(argv, environment=environment, timeout=timeout, on_line=on_line)
-    return _last_object(place.machine, result)
-
-
-def _last_object(machine: Machine, result: CommandResult) -> dict[str, Any]:
-    """The last line of the output as JSON; raises the error in it."""
-    lines = result.stdout.strip().splitlines()
-    try:
-        body = json.loads(lines[-1]) if lines else None
-    except ValueError:
-        body = None
-    if isinstance(body, dict) and isinstance(body.get("error"), dict):
-        error = DisaggError.from_json(body["error"])
-        error.message = f"{machine.name}: {error.message}"
+    if failure := json_or_none(result.stdout, _EndFailure):
+        error = DisaggError.from_json(failure.error)
+        error.message = f"{place.machine.name}: {error.message}"
         raise error
-    if not result.ok or not isinstance(body, dict):
-        output = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:] or [f"exit code {result.code}"]
+    if not result.ok:
+        output = last_lines(result.stderr.strip() or result.stdout, 1) or f"exit code {result.code}"
         raise FleetError(
-            f"{machine.name}: the hand-off benchmark ended early: {output[0]}",
+            f"{place.machine.name}: the hand-off benchmark ended early: {output}",
             "is torch (prefill) or mlx (decode) installed there?",
         )
-    return body
+    return result
+
+
+class _EndFailure(Contract, frozen=True):
+    error: dict[str, Any]

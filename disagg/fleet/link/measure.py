@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from disagg.api.base import Contract
 from disagg.config import Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError, PeerLost
-from disagg.fleet.facts.python import json_line, run_program
+from disagg.fleet.facts.python import json_or_none, last_json, run_program
 from disagg.fleet.facts.route import NetworkPath, read_path
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.fan_out import each
@@ -95,12 +95,12 @@ def measure(sender: LinkEnd, receiver: LinkEnd, bounds: Bounds = Bounds()) -> Li
             start_timeout=limit,
             end_timeout=limit,
         ) as port:
-            counted = _send(sender, target, port, token, bounds)
+            sent = _send(sender, target, port, token, bounds)
     except CommandFailed as error:
         failure = _explained(error, sender.host, receiver.host)
         return Link(sender.host.name, receiver.host.name, target, path, error=failure)
     names = (sender.host.name, receiver.host.name, target, path)
-    return Link(*names, counted["bytes"], counted["seconds"], counted["latency"])
+    return Link(*names, sent.bytes, sent.seconds, sent.latency)
 
 
 def measure_all(
@@ -153,7 +153,7 @@ def _receive(receiver: LinkEnd, target: str, token: str, bounds: Bounds, on_line
     )
 
 
-def _send(sender: LinkEnd, target: str, port: int, token: str, bounds: Bounds) -> dict[str, Any]:
+def _send(sender: LinkEnd, target: str, port: int, token: str, bounds: Bounds) -> _Sent:
     result = run_program(
         sender.machine,
         sender.python,
@@ -162,33 +162,46 @@ def _send(sender: LinkEnd, target: str, port: int, token: str, bounds: Bounds) -
         environment={"DISAGG_LINK_TOKEN": token},
         timeout=6 * bounds.seconds + _SLACK_S,
     )
-    return json_line(result, sender.machine)
+    return last_json(result, sender.machine, _Sent)
+
+
+class _Sent(Contract, frozen=True):
+    """What the receiver counted, and the seconds until the connection was made."""
+
+    bytes: int
+    seconds: float
+    latency: float
+
+
+class _NetworkFailure(Contract, frozen=True):
+    """errno: of the machine on which the probe failed."""
+
+    error: str
+    errno: int | None
+    timeout: bool
 
 
 def _explained(error: CommandFailed, sender: Host, receiver: Host) -> DisaggError:
     """The error that the probe printed, with a hint."""
-    printed: dict[str, Any] = {}
-    if error.exit_status == 3:
-        lines = error.stdout.strip().splitlines()
-        printed = json.loads(lines[-1]) if lines else {}
-    if "error" not in printed:
+    failure = json_or_none(error.stdout, _NetworkFailure)
+    if failure is None:
         return error
-    number, words, target = printed.get("errno"), printed["error"], receiver.kv_address
+    target = receiver.kv_address
     if error.message.startswith(f"{receiver.name}:"):
         return FleetError(
-            f"{receiver.name}: cannot listen on {target}: {words}",
+            f"{receiver.name}: cannot listen on {target}: {failure.error}",
             f"is that one of its addresses? correct data_address: disagg exec --host {receiver.name} -- ip addr",
         )
     ping = f"disagg exec --host {sender.name} -- ping -c 3 {target}"
-    if printed.get("timeout"):
+    if failure.timeout:
         return PeerLost(
             f"{sender.name} cannot reach {receiver.name} at {target}: no answer: link down, or a firewall drops it",
             f"{ping}; if that works, let {sender.address} in through the firewall of {receiver.name}",
         )
-    if number == _MAC_DENIED:
+    if failure.errno == _MAC_DENIED:
         return PeerLost(
             f"{sender.name} cannot reach {receiver.name} at {target}: errno 65, no route to host: macOS' Local Network "
             "Privacy denies it, or the link is down",
             f"{ping}; if that works: System Settings > Privacy & Security > Local Network",
         )
-    return PeerLost(f"{sender.name} cannot reach {receiver.name} at {target}: {words}", ping)
+    return PeerLost(f"{sender.name} cannot reach {receiver.name} at {target}: {failure.error}", ping)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from disagg.api.base import Contract
 from disagg.config import Host
 from disagg.errors import CommandFailed, FleetError
-from disagg.fleet.facts.python import run_program
+from disagg.fleet.facts.python import json_or_none, last_json, run_program
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.listening import OnLine, listening
-from disagg.fleet.models.inventory import StoredModel
+from disagg.fleet.models.inventory import ProgramFailure, StoredModel
 
 SERVE: Final = Path(__file__).with_name("serve_program.py")
 FETCH: Final = Path(__file__).with_name("fetch_program.py")
@@ -65,17 +65,16 @@ def _serve(source: CopyEnd, held: StoredModel, token: str, on_line: OnLine) -> N
     try:
         run_program(source.machine, source.python, SERVE, argv, environment=secret, timeout=_LONGEST_S, on_line=on_line)
     except CommandFailed as error:
-        reason = _fields(error.stdout.strip().rpartition("\n")[2]).get("error")
-        if not reason:
+        failure = json_or_none(error.stdout, ProgramFailure)
+        if failure is None:
             raise
-        raise FleetError(f"{source.host.name}: cannot serve the model: {reason}") from error
+        raise FleetError(f"{source.host.name}: cannot serve the model: {failure.error}") from error
 
 
 def _fetch(source: CopyEnd, target: CopyEnd, argv: Sequence[str], token: str, on_bytes: OnBytes) -> CopyResult:
     def on_line(line: str) -> None:
-        fields = _fields(line)
-        if "done" in fields:
-            on_bytes(int(fields["done"]), int(fields["total"]))
+        if progress := json_or_none(line, _Progress):
+            on_bytes(progress.done, progress.total)
 
     secret = {"DISAGG_COPY_TOKEN": token}
     try:
@@ -84,26 +83,32 @@ def _fetch(source: CopyEnd, target: CopyEnd, argv: Sequence[str], token: str, on
         )
     except CommandFailed as error:
         raise _explained(error, source.host, target.host) from error
-    fields = _fields(result.stdout.strip().rpartition("\n")[2])
-    return CopyResult(int(fields.get("copied", 0)), int(fields.get("resumed", 0)), int(fields.get("repaired", 0)))
+    fetched = last_json(result, target.machine, _Fetched)
+    return CopyResult(fetched.copied, fetched.resumed, fetched.repaired)
 
 
 def _explained(error: CommandFailed, source: Host, target: Host) -> FleetError:
-    output = error.stdout.strip()
-    words = _fields(output.rpartition("\n")[2]).get("error")
-    if not words:
+    failure = json_or_none(error.stdout, ProgramFailure)
+    if failure is None:
         return error
     return CommandFailed(
-        f"{target.name}: copying from {source.name} ({source.kv_address}) failed: {words}",
+        f"{target.name}: copying from {source.name} ({source.kv_address}) failed: {failure.error}",
         "files that arrived are kept: run the same command again to resume",
         exit_status=error.exit_status,
         stdout=error.stdout,
     )
 
 
-def _fields(line: str) -> Mapping[str, Any]:
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}
+class _Progress(Contract, frozen=True):
+    """Printed by the fetching program every half second. Both are bytes."""
+
+    done: int
+    total: int
+
+
+class _Fetched(Contract, frozen=True):
+    """Printed by the fetching program at its end; see CopyResult."""
+
+    copied: int
+    resumed: int
+    repaired: int

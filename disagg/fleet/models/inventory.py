@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
+import msgspec
+
+from disagg.api.base import Contract
 from disagg.config import Host
-from disagg.fleet.facts.python import json_line, run_program
+from disagg.fleet.facts.python import last_json, run_program
 from disagg.fleet.machine.base import Machine
 
 PROGRAM: Final = Path(__file__).with_name("inventory_program.py")
@@ -64,21 +67,44 @@ def cache_of(host: Host) -> str:
 def stored_models(machine: Machine, python: str, host: Host, sources: Sequence[str]) -> dict[str, StoredModel]:
     """The host's models for these sources (hub ids and absolute paths), by source."""
     argv = ("look", cache_of(host), json.dumps(list(sources)))
-    body = json_line(run_program(machine, python, PROGRAM, argv, timeout=120.0), machine)
-    return {source: _stored_model(source, body.get(source) or {}) for source in sources}
+    result = run_program(machine, python, PROGRAM, argv, timeout=120.0)
+    printed = last_json(result, machine, dict[str, _Printed])
+    return {
+        source: _stored_model(source, printed[source]) if source in printed else StoredModel(source, "absent")
+        for source in sources
+    }
 
 
-def _stored_model(source: str, body: Mapping[str, Any]) -> StoredModel:
-    state: Presence = next((one for one in get_args(Presence) if one == body.get("state")), "absent")
+class ProgramFailure(Contract, frozen=True):
+    """The last line of a program of this package that failed."""
+
+    error: str
+
+
+class _Printed(Contract, frozen=True):
+    """What the program prints about a source; see StoredModel. config and digests: only if there is a folder."""
+
+    state: Presence
+    bytes: int
+    folder: str
+    root: str
+    revision: str
+    missing: tuple[str, ...]
+    why: str
+    config: dict[str, Any] = msgspec.field(default_factory=dict)
+    digests: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def _stored_model(source: str, printed: _Printed) -> StoredModel:
     return StoredModel(
         source,
-        state,
-        int(body.get("bytes") or 0),
-        str(body.get("folder") or ""),
-        str(body.get("root") or ""),
-        str(body.get("revision") or ""),
-        tuple(map(str, body.get("missing_files") or ())),
-        str(body.get("why") or ""),
-        body.get("config") or {},
-        body.get("digests") or {},
+        printed.state,
+        printed.bytes,
+        printed.folder,
+        printed.root,
+        printed.revision,
+        printed.missing,
+        printed.why,
+        printed.config,
+        printed.digests,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -14,12 +13,12 @@ from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
-from disagg.fleet.facts.python import deployed_python, python_on, run_program
+from disagg.fleet.facts.python import deployed_python, json_or_none, python_on, run_program
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.models.copy import CopyEnd, copy
-from disagg.fleet.models.inventory import StoredModel, cache_of, stored_models
+from disagg.fleet.models.inventory import ProgramFailure, StoredModel, cache_of, stored_models
 from disagg.fleet.models.sources import RequiredModel, required_model
 
 HUB: Final = Path(__file__).with_name("hub_program.py")
@@ -268,13 +267,10 @@ class Models:
 
 
 def _hub_error(error: CommandFailed, host: Host, source: str) -> FleetError:
-    last = error.stdout.strip().rpartition("\n")[2]
-    try:
-        words = json.loads(last)["error"]
-    except (ValueError, KeyError, TypeError):
-        words = error.message
+    failure = json_or_none(error.stdout, ProgramFailure)
+    reason = failure.error if failure else error.message
     return CommandFailed(
-        f"{host.name}: {source} cannot be downloaded from the hub: {words}",
+        f"{host.name}: {source} cannot be downloaded from the hub: {reason}",
         "HF_TOKEN for a model behind a gate, HF_ENDPOINT for a mirror; or put the model on any host of the fleet and "
         "pull again: it is then copied from there. Files that arrived are kept",
         exit_status=error.exit_status,

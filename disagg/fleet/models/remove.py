@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from disagg.errors import FleetError
-from disagg.fleet.facts.python import json_line, run_program
+from disagg.fleet.facts.python import last_json, run_program
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.models.inventory import PROGRAM, cache_of
 from disagg.fleet.models.pull import ModelInventory
@@ -31,4 +31,4 @@ def remove(machine: Machine, inventory: ModelInventory) -> int:
         )
     argv = ("remove", cache_of(host), json.dumps([source]))
     result = run_program(machine, inventory.python, PROGRAM, argv, timeout=600.0)
-    return int(json_line(result, machine).get(source) or 0)
+    return last_json(result, machine, dict[str, int]).get(source, 0)
