@@ -43,6 +43,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if fast_only and _below_tests(collection_path) in SLOW_PATHS else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist's own hook, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark slow tests, and group them for pytest-xdist: the files that share a fleet in one process, first.
 

@@ -32,7 +32,8 @@ def measured(bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ca
 def test_every_kv_link_is_a_row_within_80_columns(measured: Callable[..., tuple[int, str]]) -> None:
     code, out = measured()
     assert code == 0 and max(map(len, out.splitlines())) <= 80
-    rows = [line.split() for line in out.splitlines() if line.startswith("dgx-")]
+    # A finding about a link, which a busy machine makes slow, begins "dgx-spark-1 → ".
+    rows = [line.split() for line in out.splitlines() if line.startswith("dgx-") and "→" not in line]
     assert [row[:4] for row in rows] == [
         ["dgx-spark-1", "mac-studio-2", "eth0", "10"],
         ["dgx-spark-2", "mac-studio-1", "eth0", "10"],
@@ -79,7 +80,8 @@ def test_a_link_that_is_cut_where_kv_goes_is_a_fault_and_hides_no_other(
 def test_a_host_that_does_not_answer_is_exit_code_4(bed: Bed, measured: Callable[..., tuple[int, str]]) -> None:
     with bed.cut("mac-studio-2"):
         code, out = measured()
-    assert code == 4 and "✘ fault" in out and "ssh: mac-studio-2" in out and "✔ ok" in out
+    assert code == 4 and "✘ fault" in out and "ssh: mac-studio-2" in out
+    assert "dgx-spark-2 mac-studio-1 eth0" in " ".join(out.split()), "the other link was measured"
 
 
 def test_any_two_hosts_can_be_measured_and_it_says_where_no_kv_goes(measured: Callable[..., tuple[int, str]]) -> None:
