@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -50,6 +50,7 @@ def handoff(
     servers are needed. The same processes also move the same bytes over a bare socket and as base64 in JSON.
     """
     from disagg.api.handoff import HandoffSpec
+    from disagg.cli.views.handoff import HandoffReport, handoff_view
     from disagg.fleet.link.handoff import measure_handoff
 
     if (sender is None) != (receiver is None):
@@ -73,20 +74,18 @@ def handoff(
         finally:
             for end in ends:
                 end.machine.close()
-    report: dict[str, Any] = {
-        "from": sender or "this machine",
-        "to": receiver or "this machine",
-        "address": ends[1].address,
-        "shape": size.name,
-        "tokens": tokens,
-        "dtype": dtype.value,
-        **figures.to_json(),
-    }
+    report = HandoffReport(
+        sender=sender or "this machine",
+        receiver=receiver or "this machine",
+        address=ends[1].address,
+        shape=size.name,
+        tokens=tokens,
+        dtype=dtype.value,
+        figures=figures,
+    )
     if as_json:
-        print_json(report)
+        print_json(report.to_json())
     else:
-        from disagg.cli.views.handoff import handoff_view
-
         stdout().print(handoff_view(report))
 
 
