@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
 from disagg.api.base import Contract
+from disagg.api.names import WireForm
 from disagg.api.requests import KVAddress
 from disagg.errors import DisaggError
 
@@ -78,7 +79,7 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     timing: Timing
     fallback: str = ""
     simulated: bool = False
-    kv_wire: str | None = None
+    kv_wire: WireForm | None = None
 
 
 class ShippedEvent(Contract, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class ShippedEvent(Contract, frozen=True, kw_only=True):
     prompt_tokens: int
     computed_tokens: int
     kv_bytes: int
-    kv_wire: str
+    kv_wire: WireForm
     tokenise_s: float
     queue_s: float
     compute_s: float

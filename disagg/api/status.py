@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 from disagg.api.base import Contract
+from disagg.api.names import Role
 
 ServerState = Literal["loading", "ok", "draining", "error"]
-Role = Literal["prefill", "decode"]
 
 
 class Liveness(Contract, frozen=True):

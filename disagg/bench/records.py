@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from disagg.config import Role
+from disagg.api.names import Role
 from disagg.inference.metrics import Metrics
 from disagg.inference.route import Alone
 

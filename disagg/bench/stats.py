@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from disagg.api.names import AS_IS
 from disagg.bench.records import Record
-from disagg.inference.metrics import AS_IS, Metrics, TTFTParts
+from disagg.inference.metrics import Metrics, TTFTParts
 
 PERCENTILES = (50, 90, 95, 99)
 LIMITS = ("ttft", "tpot", "itl", "e2el")

@@ -28,7 +28,6 @@ from disagg.config.schema import (
     Installer,
     KVWire,
     Model,
-    Role,
     ServiceManager,
 )
 from disagg.config.validate import load
@@ -44,7 +43,6 @@ __all__ = [
     "Installer",
     "KVWire",
     "Model",
-    "Role",
     "ServiceManager",
     "load",
     "served_digest",

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
+from disagg.api.names import Role
 from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_hub_id, is_name, is_user, same_machine
 from disagg.config.messages import nearest, printable, toml_key
-from disagg.config.schema import Connector, DType, EngineName, EngineOptions, Host, KVWire, Model, Role, ServiceManager
+from disagg.config.schema import Connector, DType, EngineName, EngineOptions, Host, KVWire, Model, ServiceManager
 from disagg.config.table import Table
 from disagg.planning.devices import DEVICES as HARDWARE
 

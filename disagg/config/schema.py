@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from disagg.api.names import Role
 from disagg.config.messages import nearest, one_of, printable
 from disagg.errors import UnknownModel, UsageError
 
-Role = Literal["prefill", "decode"]
 EngineName = Literal["transformers", "mlx", "simulated"]
 Connector = Literal["ssh", "local"]
 ServiceManager = Literal["systemd", "launchd", "process"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from disagg.api.events import FinishReason
+from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.api.status import PreflightFinding
 from disagg.engines.model.profile import ModelProfile
@@ -19,7 +20,6 @@ from disagg.kv.blocks import Block
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire import AS_IS, WireForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-AS_IS = "as-is"
+from disagg.api.names import WireForm
+
 Method = Literal["disaggregated", "decode-alone", "prefill-alone", "fallback"]
 
 
@@ -65,7 +66,7 @@ class Metrics:
     exposed_transfer: float
     kv_bytes: int
     decode_computed_tokens: int
-    kv_wire: str | None = None
+    kv_wire: WireForm | None = None
     simulated: bool = False
 
     def to_json(self) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from disagg.api.names import AS_IS, WireForm
 from disagg.errors import IntegrityError, ProtocolError
 from disagg.kv.arena import Arena, Buffer
 from disagg.kv.frames import Frame, Kind, Totals
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire import AS_IS, WireForm, plane_bytes
+from disagg.kv.wire import plane_bytes
 
 
 class Assembly:

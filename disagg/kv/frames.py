@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from disagg.api.names import AS_IS, WireForm
 from disagg.errors import DisaggError, ProtocolError, clipped
 from disagg.kv.blocks import Block, StateBlock
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
-from disagg.kv.wire import AS_IS, WIRE_FORMS, WireForm, plane_bytes
+from disagg.kv.wire import WIRE_FORMS, plane_bytes
 
 MAGIC = b"DISAGG"
 VERSION = 2

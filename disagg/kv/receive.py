@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from disagg.api.names import WireForm
 from disagg.errors import Cancelled, DisaggError, FleetError, HandoffError, Overloaded, PeerLost, PortInUse
 from disagg.kv import frames
 from disagg.kv.arena import Arenas
@@ -23,7 +24,6 @@ from disagg.kv.assemble import Assembly
 from disagg.kv.channel import Channel
 from disagg.kv.received import Placement, ReceivedKV, ReceiveTiming
 from disagg.kv.tickets import Slot, Tickets
-from disagg.kv.wire import WireForm
 
 __all__ = ["KVServer", "ReceiveLimits", "ReceivedKV"]
 

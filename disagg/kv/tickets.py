@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from disagg.api.names import AS_IS, WireForm
 from disagg.errors import (
     Cancelled,
     DisaggError,
@@ -29,7 +30,6 @@ from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.frames import Header
 from disagg.kv.layout import Layout
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire import AS_IS, WireForm
 
 TICKET_BYTES = 32
 KEEP_SHARE = 4

@@ -7,13 +7,11 @@ not divide into groups, and the tensors of ``state`` layers, are always sent as-
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
-WireForm = Literal["as-is", "int8-g64"]
+from disagg.api.names import INT8, WireForm
 
 WIRE_FORMS: Final[tuple[WireForm, ...]] = get_args(WireForm)
-AS_IS: Final = "as-is"
-INT8: Final = "int8-g64"
 GROUP: Final = 64
 BITS: Final = 8
 

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from disagg.api.events import DoneEvent, Event, ShippedEvent
+from disagg.api.names import WireForm
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
 from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host
@@ -23,7 +24,6 @@ from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.kv.send import SendLimits, Transfer
-from disagg.kv.wire import WireForm
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer

@@ -16,9 +16,10 @@ import psutil
 from msgspec import structs
 
 from disagg.api.events import Event
+from disagg.api.names import Role
 from disagg.api.requests import Messages, PromptBody
 from disagg.api.sampling import Sampling
-from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, ModelFingerprint, Role, Status
+from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, ModelFingerprint, Status
 from disagg.config import Fleet, Host, Model, served_digest
 from disagg.engines.base import DecodeEngine, EngineInfo, PrefillEngine
 from disagg.errors import (

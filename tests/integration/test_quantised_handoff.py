@@ -16,6 +16,7 @@ import numpy
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.config import EngineOptions
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.engine import MLXDecodeEngine
@@ -28,7 +29,7 @@ from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from disagg.kv.tickets import Expected, Tickets
-from disagg.kv.wire import AS_IS, BITS, GROUP, INT8, WIRE_FORMS, WireForm
+from disagg.kv.wire import BITS, GROUP, WIRE_FORMS
 from tests import tiny_models
 from tests.fleets import RunningFleet, running, write_hosts
 from tests.simulated import CONFIG, write_simulated

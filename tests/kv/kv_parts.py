@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 
+from disagg.api.names import AS_IS, WireForm
 from disagg.errors import DisaggError
 from disagg.kv import frames
 from disagg.kv.blocks import Block, KVBlock, StateBlock
@@ -21,7 +22,7 @@ from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Expected, Slot, Tickets
-from disagg.kv.wire import AS_IS, WireForm, plane_bytes
+from disagg.kv.wire import plane_bytes
 
 FINGERPRINT = Fingerprint("tiny", 1000, "rope-1", "tokenizer-1", "template-1", "special-1")
 PATIENCE_S = 10.0

@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
+from disagg.api.names import INT8
 from disagg.errors import IntegrityError, ProtocolError
 from disagg.kv.arena import Arenas
 from disagg.kv.assemble import Assembly
 from disagg.kv.frames import Frame, Kind, Totals
 from disagg.kv.received import Placement, ReceivedKV
-from disagg.kv.wire import INT8
 from tests.kv.kv_parts import Cache, Parts, groups_layout, mixed_layout, parts_of
 
 CACHE = Cache.random(mixed_layout(), 10)

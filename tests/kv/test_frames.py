@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
+from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import DisaggError, LayoutMismatch, Overloaded, ProtocolError
 from disagg.kv import frames
 from disagg.kv.blocks import KVBlock, StateBlock
-from disagg.kv.wire import AS_IS, INT8, WireForm
 from tests.kv.kv_parts import FINGERPRINT, Cache, groups_layout, mixed_layout
 
 HEADER = frames.Header("ticket", "request", FINGERPRINT, mixed_layout(), "ab" * 32, tokens=9, start=2, wire=INT8)

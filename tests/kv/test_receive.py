@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import (
     Cancelled,
     DisaggError,
@@ -30,7 +31,6 @@ from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Tickets
-from disagg.kv.wire import AS_IS, INT8, WireForm
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import (
     FINGERPRINT,

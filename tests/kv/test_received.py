@@ -2,9 +2,10 @@ from itertools import pairwise
 
 import pytest
 
+from disagg.api.names import WireForm
 from disagg.kv.layout import Layout
 from disagg.kv.received import ALIGNMENT, Placement
-from disagg.kv.wire import WIRE_FORMS, WireForm
+from disagg.kv.wire import WIRE_FORMS
 from tests.kv.kv_parts import Cache, groups_layout, mixed_layout
 
 

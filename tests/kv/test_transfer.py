@@ -9,12 +9,12 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from disagg.api.names import INT8
 from disagg.errors import Cancelled, PeerLost, TicketRefused
 from disagg.kv.frames import Header
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.wire import INT8
 from tests.kv.kv_parts import PATIENCE_S, WINDOW, Cache, Receiver, groups_layout, header_for, mixed_layout, until
 
 

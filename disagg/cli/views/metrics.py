@@ -12,8 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disagg.api.names import AS_IS
 from disagg.cli.views.units import duration_steps, seconds, size, speed
-from disagg.inference.metrics import AS_IS, Metrics, TTFTParts
+from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Completion
 
 NOTES = """\

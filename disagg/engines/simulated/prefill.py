@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy
 
+from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, PrefillTiming, Token
@@ -17,7 +18,7 @@ from disagg.engines.simulated.model import sleep_until
 from disagg.errors import Cancelled
 from disagg.kv.blocks import Block, KVBlock
 from disagg.kv.layout import Layout
-from disagg.kv.wire import AS_IS, WireForm, plane_bytes
+from disagg.kv.wire import plane_bytes
 from disagg.planning.decode import step
 from disagg.planning.prefill import Emission
 

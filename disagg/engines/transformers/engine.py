@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, PrefillTiming, Token
@@ -23,7 +24,6 @@ from disagg.engines.transformers.profile import measure
 from disagg.engines.transformers.sampling import Sampler
 from disagg.errors import Cancelled, ModelError
 from disagg.kv.blocks import Block
-from disagg.kv.wire import AS_IS, WireForm
 
 
 def _never() -> bool:

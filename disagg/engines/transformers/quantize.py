@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from disagg.kv.wire import GROUP, WireForm, is_quantised
+from disagg.api.names import WireForm
+from disagg.kv.wire import GROUP, is_quantised
 
 LEVELS = 255
 SMALLEST_SCALE = 1e-7

@@ -13,12 +13,12 @@ import psutil
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
+from disagg.api.names import INT8
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.errors import LayoutMismatch
 from disagg.kv.arena import Arenas
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.received import Placement, ReceivedKV
-from disagg.kv.wire import INT8
 from tests.received import received
 from tests.values import present
 

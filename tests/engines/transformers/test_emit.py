@@ -7,11 +7,11 @@ import gc
 import pytest
 import torch
 
+from disagg.api.names import INT8
 from disagg.engines.transformers.emit import RowEmitter, head_views, plane_views
 from disagg.engines.transformers.quantize import filled_planes
 from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
-from disagg.kv.wire import INT8
 
 CPU = torch.device("cpu")
 

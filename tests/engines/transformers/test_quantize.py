@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.engines.transformers.quantize import PIECE, filled_planes
-from disagg.kv.wire import AS_IS, BITS, GROUP, INT8, WireForm
+from disagg.kv.wire import BITS, GROUP
 
 DTYPES = ("float32", "bfloat16", "float16")
 Array = np.ndarray

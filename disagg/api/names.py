@@ -1,0 +1,13 @@
+"""Names that several contracts, hosts.toml and the KV transfer share. Imports nothing, so that the command line can
+complete arguments without msgspec."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Role = Literal["prefill", "decode"]
+"""What a host does."""
+WireForm = Literal["as-is", "int8-g64"]
+"""The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.kv.wire."""
+AS_IS: Final = "as-is"
+INT8: Final = "int8-g64"
