@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, FleetError, HostUnreachable
 from disagg.fleet.facts.hardware import Clock, read_clock
 from disagg.fleet.facts.host import HostFacts, read_host_facts
-from disagg.fleet.facts.python import python_on
+from disagg.fleet.facts.python import last_json, python_on, run_program
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.models.inventory import StoredModel, stored_models
 from disagg.fleet.models.sources import RequiredModel, required_model
 
-_REACH: Final = """\
-import json, socket, sys
-results = {}
-for place in sys.argv[1:]:
-    address, _, port = place.rpartition(" ")
-    try:
-        socket.create_connection((address, int(port)), timeout=3).close()
-        results[place] = 0
-    except OSError as error:
-        results[place] = error.errno or -1
-print(json.dumps(results))
-"""
+REACH: Final = Path(__file__).with_name("reach_program.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +64,5 @@ def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Hos
 def _reach(machine: Machine, python: str, peers: Sequence[Host]) -> dict[str, int]:
     """Connect from this host to its peers' sshd, which listens whether or not they serve."""
     places = [f"{peer.address} {peer.ssh_port or 22}" for peer in peers]
-    result = machine.run([python, "-I", "-c", _REACH, *places], timeout=5.0 + 4 * len(places))
-    try:
-        results = json.loads(result.stdout)
-    except ValueError as error:
-        raise FleetError(f"{machine.name}: the connection probe printed no JSON") from error
-    return {str(place): int(number) for place, number in results.items()}
+    result = run_program(machine, python, REACH, places, timeout=5.0 + 4 * len(places))
+    return last_json(result, machine, dict[str, int])
