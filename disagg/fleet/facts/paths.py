@@ -25,7 +25,7 @@ HASH = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class HostPaths:
-    """Absolute paths on one host. home: of its user."""
+    """Paths on one host. home: of its user; or "~" or "$HOME", for a program there that expands it."""
 
     home: str
     host: str
@@ -35,9 +35,14 @@ class HostPaths:
         return f"{self.home.rstrip('/')}/.disagg"
 
     @property
+    def hosts(self) -> str:
+        """A folder per host: several hosts may be one machine."""
+        return f"{self.root}/hosts"
+
+    @property
     def folder(self) -> str:
         """Everything of this host except environments and models."""
-        return f"{self.root}/hosts/{self.host}"
+        return f"{self.hosts}/{self.host}"
 
     @property
     def current(self) -> str:
@@ -54,6 +59,10 @@ class HostPaths:
     @property
     def logs(self) -> str:
         return f"{self.folder}/logs"
+
+    @property
+    def server_log(self) -> str:
+        return f"{self.logs}/server.log"
 
     @property
     def lock(self) -> str:

@@ -11,6 +11,7 @@ from disagg.config import Host, ServiceManager
 from disagg.errors import CommandFailed, FleetError, PortInUse, StartFailed
 from disagg.fleet import services
 from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
 from disagg.fleet.lifecycle.base import LAST_LINES, ProcessState, start_failed
 from disagg.fleet.machine import interruption
@@ -37,9 +38,10 @@ while kill -0 "$1" 2>/dev/null; do
     sleep 0.2
 done
 """
-_HOSTS: Final = (
-    'cd "$HOME/.disagg/hosts" 2>/dev/null || exit 0\nfor one in *; do if test -d "$one"; then echo "$one"; fi; done\n'
-)
+_HOSTS: Final = f"""\
+cd "{HostPaths("$HOME", "").hosts}" 2>/dev/null || exit 0
+for one in *; do if test -d "$one"; then echo "$one"; fi; done
+"""
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from disagg.config import Host
 from disagg.errors import Cancelled, DisaggError, FleetError
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.lifecycle.loglines import entry
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
@@ -223,7 +224,7 @@ class _Follower:
 def _path(host: Host, state: State) -> str:
     if host.local:
         return str(state.log_file(host.name))
-    return f"~/.disagg/hosts/{host.name}/logs/server.log"
+    return HostPaths("~", host.name).server_log
 
 
 def _seconds(stamp: Any) -> float | None:
