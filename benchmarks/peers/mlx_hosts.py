@@ -19,8 +19,8 @@ from benchmarks.peers.answers import Answer, Events, post_all, read_disagg, read
 from disagg import AsyncClient
 from disagg.config import Fleet, load
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
-from disagg.fleet.lifecycle.ports import free_ports
 from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.temporary.ports import free_ports
 
 START_S = 120.0
 # The variables that disagg's own servers set for `threads = 1` before they import a framework.

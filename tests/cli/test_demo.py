@@ -18,8 +18,9 @@ import pytest
 import disagg
 from disagg.config import Fleet, load
 from disagg.errors import ServerUnavailable
-from disagg.fleet.lifecycle import fleet_servers, ports
+from disagg.fleet.lifecycle import fleet_servers
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
+from disagg.fleet.lifecycle.temporary import ports
 from disagg.fleet.machine import process as local
 from disagg.inference import client
 from tests.cli.answers import FakeClient

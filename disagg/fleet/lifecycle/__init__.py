@@ -5,6 +5,5 @@ base           the Server interface; local: a process of this machine; deployed:
 health         every server's state by HTTP; http_get: one GET; diagnose: why a host is down, over SSH
 logs           all hosts' logs in one stream; loglines: what a log line contains
 state          the state folder: token, process records, logs, lock
-temporary      a fleet on this machine for as long as a block runs; ports: the same fleet on other ports
-simulated      the same fleet with simulated hosts
+temporary      a room: a fleet on this machine for as long as a block runs
 """

@@ -10,9 +10,10 @@ from typing import Final, Literal, NamedTuple
 
 from disagg.config import Fleet
 from disagg.errors import DisaggError, FleetError, PortInUse, UsageError
-from disagg.fleet.lifecycle import fleet_servers, ports
+from disagg.fleet.lifecycle import fleet_servers
 from disagg.fleet.lifecycle.fleet_servers import OnProgress, ServerResult
 from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.temporary import ports
 
 GRACE_S: Final = 5.0
 _MORE_TRIES: Final = 2  # on other ports, after another program took one

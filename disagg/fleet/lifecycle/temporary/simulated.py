@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from disagg.config import Deploy, EngineOptions, Fleet, Host, Model
 from disagg.fleet.lifecycle.fleet_servers import OnProgress
-from disagg.fleet.lifecycle.temporary import RunningFleet, temporary_fleet
+from disagg.fleet.lifecycle.temporary.running import RunningFleet, temporary_fleet
 from disagg.planning.sizing import hardware_of, size_source
 
 ADDRESS = "127.0.0.1"

@@ -8,8 +8,8 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import UsageError
-from disagg.fleet.lifecycle.ports import with_free_ports
-from disagg.fleet.lifecycle.simulated import Devices, running_simulated, simulated_fleet
+from disagg.fleet.lifecycle.temporary.ports import with_free_ports
+from disagg.fleet.lifecycle.temporary.simulated import Devices, running_simulated, simulated_fleet
 from disagg.fleet.machine import process as local
 from disagg.inference.client import Client
 from tests.simulated import write_simulated
