@@ -10,7 +10,8 @@ from disagg.cli.context import Settings, note_if_interrupted, settings, stderr, 
 from disagg.cli.options import Hosts
 
 if TYPE_CHECKING:
-    from disagg.fleet.lifecycle.fleet_servers import FleetServers, ServerResult
+    from disagg.fleet.lifecycle.base import ServerResult
+    from disagg.fleet.lifecycle.fleet_servers import FleetServers
 
 Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait for the servers to be healthy.")]
 

@@ -1,6 +1,7 @@
 """Servers: start, stop, restart, watch.
 
 fleet_servers  starts, stops and restarts the servers of many hosts
+other_servers  stops servers that no host of this fleet stands for
 base           the Server interface; local: a process of this machine; deployed: a server under a service manager
 health         every server's state by HTTP; http_get: one GET; diagnose: why a host is down, over SSH
 logs           all hosts' logs in one stream; loglines: what a log line contains

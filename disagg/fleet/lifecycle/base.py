@@ -1,4 +1,4 @@
-"""The interface of one host's server that `disagg start | stop | restart` use.
+"""The interface of one host's server that `disagg start | stop | restart` use, and their result on one host.
 
 `local` spawns the server on this machine from this installation; `deployed` uses the service manager of the machine
 that disagg was deployed to. Order, waiting for health and results are the same for both: `fleet_servers`.
@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from disagg.config import Host
-from disagg.errors import StartFailed
+from disagg.errors import DisaggError, StartFailed
 from disagg.fleet.lifecycle.loglines import last_error, last_plain_line, since_start
 
 LAST_LINES = 50
+
+ServerOutcome = Literal[
+    "started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left"
+]
+"""left: not touched, because an earlier host of its model did not come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,20 @@ class ProcessState:
     pid: int | None = None
     stale: str = ""
     earlier_release: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerResult:
+    """The outcome on one host. error: set if the outcome is failed or slow."""
+
+    host: str
+    outcome: ServerOutcome
+    seconds: float = 0.0
+    error: DisaggError | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and self.outcome != "left"
 
 
 class Server(Protocol):

@@ -13,44 +13,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Literal
 
 from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, StartFailed
-from disagg.fleet.lifecycle.base import Server
-from disagg.fleet.lifecycle.deployed import DeployedServer, hosts_there, stop_there
+from disagg.fleet.lifecycle.base import Server, ServerOutcome, ServerResult
+from disagg.fleet.lifecycle.deployed import DeployedServer
 from disagg.fleet.lifecycle.health import HostStatus, poll_host
-from disagg.fleet.lifecycle.local import Argv, LocalServer, end_recorded, recorded_pid, server_argv
+from disagg.fleet.lifecycle.local import Argv, LocalServer, server_argv
+from disagg.fleet.lifecycle.other_servers import stop_other_fleet, stop_other_hosts, stop_recorded
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 
-ServerOutcome = Literal[
-    "started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left"
-]
-"""left: not touched, because an earlier host of its model did not come back."""
-
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
 
 _UNDECIDED = ("loading", "silent", "draining")
 _UNSEEN = ("not running", "unreachable")
-
-
-@dataclass(frozen=True, slots=True)
-class ServerResult:
-    """The outcome on one host. error: set if the outcome is failed or slow."""
-
-    host: str
-    outcome: ServerOutcome
-    seconds: float = 0.0
-    error: DisaggError | None = None
-
-    @property
-    def ok(self) -> bool:
-        return self.error is None and self.outcome != "left"
 
 
 OnProgress = Callable[[str, str], None]
@@ -105,7 +86,7 @@ class FleetServers:
         hosts = self.fleet.select(names)
         other_fleets = self.state.others() if everything and any(host.local for host in hosts) else []
         return self._stop_own(hosts, names, everything) + [
-            result for state in other_fleets for result in self._stop_other_fleet(state)
+            result for state in other_fleets for result in stop_other_fleet(state, self.grace_s)
         ]
 
     def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], everything: bool) -> list[ServerResult]:
@@ -115,8 +96,8 @@ class FleetServers:
             results = self._all(hosts, self._stop)
             if not names:
                 removed = [name for name in self.state.recorded_hosts() if name not in self.fleet.hosts]
-                results += [self._stop_recorded(self.state, name, name) for name in removed]
-            return results + (self._stop_other_hosts(hosts) if everything else [])
+                results += [stop_recorded(self.state, name, name, self.grace_s) for name in removed]
+            return results + (stop_other_hosts(self.fleet, hosts, self.connect) if everything else [])
 
     def restart(self, names: Sequence[str] = (), timeout_s: float = 300.0, at_once: bool = False) -> list[ServerResult]:
         """Stop and start every named host, one after the other within a model (at_once: all at the same time). Each has
@@ -293,52 +274,6 @@ class FleetServers:
         killed = server.stop()
         outcome: ServerOutcome = "killed" if killed else "stopped" if running else "not running"
         return ServerResult(server.host.name, outcome, time.monotonic() - began if running else 0.0)
-
-    # Servers of no host of this fleet
-
-    def _stop_recorded(self, state: State, name: str, shown: str) -> ServerResult:
-        """Stop a local server by its record alone; `shown` is its name in the result."""
-        began = time.monotonic()
-        try:
-            running = recorded_pid(state, name) is not None
-            killed = end_recorded(state, name, self.grace_s)
-        except DisaggError as error:
-            return ServerResult(shown, "failed", time.monotonic() - began, error)
-        outcome: ServerOutcome = "killed" if killed else "stopped" if running else "not running"
-        return ServerResult(shown, outcome, time.monotonic() - began if running else 0.0)
-
-    def _stop_other_fleet(self, state: State) -> list[ServerResult]:
-        """Stop the local servers of another fleet of this user."""
-        fleet = state.folder.name
-        try:
-            with state.locked("stop"):
-                results = [self._stop_recorded(state, name, f"{name} of {fleet}") for name in state.recorded_hosts()]
-                return [result for result in results if result.outcome != "not running"]
-        except DisaggError as error:
-            return [ServerResult(f"fleet {fleet}", "failed", error=error)]
-
-    def _stop_other_hosts(self, hosts: Sequence[Host]) -> list[ServerResult]:
-        """Stop what else is deployed on these machines."""
-
-        def stop(host: Host) -> list[ServerResult]:
-            machine = self.connect(host)
-            try:
-                names = [name for name in hosts_there(machine) if name not in self.fleet.hosts]
-                return [self._stop_other_host(machine, name, host) for name in names]
-            finally:
-                machine.close()
-
-        outcomes = each([host for host in hosts if not host.local], stop)
-        # A machine that does not answer has a failed result of its own already.
-        return [result for outcome in outcomes for result in outcome.value or ()]
-
-    def _stop_other_host(self, machine: Machine, name: str, host: Host) -> ServerResult:
-        began, shown = time.monotonic(), f"{name} on {host.name}"
-        try:
-            stop_there(machine, name)
-        except DisaggError as error:
-            return ServerResult(shown, "failed", time.monotonic() - began, error)
-        return ServerResult(shown, "stopped", time.monotonic() - began)
 
 
 def _with_rollback(hint: str, host: Host) -> str:

@@ -23,7 +23,7 @@ from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.config import EngineOptions, Host
 from disagg.demo.comparison import Comparison
 from disagg.errors import DisaggError, PortInUse, StartFailed
-from disagg.fleet.lifecycle.fleet_servers import ServerResult
+from disagg.fleet.lifecycle.base import ServerResult
 from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.lifecycle.logs import Line
 from disagg.fleet.machine.fan_out import HostOutcome

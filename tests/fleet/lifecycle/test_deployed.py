@@ -23,8 +23,8 @@ from disagg.fleet.deploy.release import run_script
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
-from disagg.fleet.lifecycle.base import start_failed
-from disagg.fleet.lifecycle.fleet_servers import FleetServers, ServerResult, exit_code
+from disagg.fleet.lifecycle.base import ServerResult, start_failed
+from disagg.fleet.lifecycle.fleet_servers import FleetServers, exit_code
 from disagg.fleet.lifecycle.health import poll
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.base import Machine

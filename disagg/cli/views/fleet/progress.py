@@ -16,7 +16,7 @@ from disagg.cli.views.fleet.logs import raw_line
 from disagg.cli.views.fleet.together import error_views
 from disagg.cli.views.units import counted, seconds
 from disagg.errors import DisaggError, StartFailed
-from disagg.fleet.lifecycle.fleet_servers import ServerResult
+from disagg.fleet.lifecycle.base import ServerResult
 
 _STYLE = {
     **dict.fromkeys(("started", "restarted", "unchanged", "stopped"), "green"),

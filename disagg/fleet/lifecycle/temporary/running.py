@@ -11,7 +11,8 @@ from typing import Final, Literal, NamedTuple
 from disagg.config import Fleet
 from disagg.errors import DisaggError, FleetError, PortInUse, UsageError
 from disagg.fleet.lifecycle import fleet_servers
-from disagg.fleet.lifecycle.fleet_servers import OnProgress, ServerResult
+from disagg.fleet.lifecycle.base import ServerResult
+from disagg.fleet.lifecycle.fleet_servers import OnProgress
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.temporary import ports
 

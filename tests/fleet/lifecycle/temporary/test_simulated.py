@@ -14,7 +14,7 @@ from disagg.fleet.machine import process as local
 from disagg.inference.client import Client
 from tests.simulated import write_simulated
 
-SHIPPED = Path(__file__).parents[3] / "hosts.toml"
+SHIPPED = Path(__file__).parents[4] / "hosts.toml"
 
 
 def test_the_shipped_fleet_is_simulated_host_by_host(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""Stop the servers of disagg that no host of this hosts.toml stands for.
+
+These are local servers of hosts that were removed from hosts.toml, servers of this user's other fleets on this machine,
+and hosts that are deployed on the same machines under other names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from disagg.config import Fleet, Host
+from disagg.errors import DisaggError
+from disagg.fleet.lifecycle.base import ServerOutcome, ServerResult
+from disagg.fleet.lifecycle.deployed import hosts_there, stop_there
+from disagg.fleet.lifecycle.local import end_recorded, recorded_pid
+from disagg.fleet.lifecycle.state import State
+from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.fan_out import each
+
+
+def stop_recorded(state: State, name: str, shown: str, grace_s: float) -> ServerResult:
+    """Stop a local server by its record alone. shown: its name in the result. A DisaggError becomes a failed result."""
+    began = time.monotonic()
+    try:
+        running = recorded_pid(state, name) is not None
+        killed = end_recorded(state, name, grace_s)
+    except DisaggError as error:
+        return ServerResult(shown, "failed", time.monotonic() - began, error)
+    outcome: ServerOutcome = "killed" if killed else "stopped" if running else "not running"
+    return ServerResult(shown, outcome, time.monotonic() - began if running else 0.0)
+
+
+def stop_other_fleet(state: State, grace_s: float) -> list[ServerResult]:
+    """Stop the local servers of another fleet of this user; results of those that ran, or that failed to stop."""
+    fleet = state.folder.name
+    try:
+        with state.locked("stop"):
+            results = [stop_recorded(state, name, f"{name} of {fleet}", grace_s) for name in state.recorded_hosts()]
+            return [result for result in results if result.outcome != "not running"]
+    except DisaggError as error:
+        return [ServerResult(f"fleet {fleet}", "failed", error=error)]
+
+
+def stop_other_hosts(fleet: Fleet, hosts: Sequence[Host], connect: Callable[[Host], Machine]) -> list[ServerResult]:
+    """Stop what is deployed on these hosts' machines under names that the fleet does not have."""
+
+    def stop(host: Host) -> list[ServerResult]:
+        with closing(connect(host)) as machine:
+            names = [name for name in hosts_there(machine) if name not in fleet.hosts]
+            return [_stop_other_host(machine, name, host) for name in names]
+
+    outcomes = each([host for host in hosts if not host.local], stop)
+    # A machine that does not answer has a failed result of its own already.
+    return [result for outcome in outcomes for result in outcome.value or ()]
+
+
+def _stop_other_host(machine: Machine, name: str, host: Host) -> ServerResult:
+    began, shown = time.monotonic(), f"{name} on {host.name}"
+    try:
+        stop_there(machine, name)
+    except DisaggError as error:
+        return ServerResult(shown, "failed", time.monotonic() - began, error)
+    return ServerResult(shown, "stopped", time.monotonic() - began)
