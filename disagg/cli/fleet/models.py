@@ -15,7 +15,8 @@ from disagg.cli.options import AsJson, Command, CommandGroup, Hosts, Yes
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
     from disagg.errors import DisaggError
-    from disagg.fleet.models.pull import ModelInventory, Models
+    from disagg.fleet.models.plan import ModelInventory
+    from disagg.fleet.models.pull import Models
 
 models = typer.Typer(
     name="models",

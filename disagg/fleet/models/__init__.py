@@ -3,7 +3,8 @@
 inventory           which models a host has, complete or partial, and what identifies them
 inventory_program   reads that; runs on the hosts, never imported
 sources             the model that each host requires
-pull                plans downloads and copies (pure), and carries them out
+plan                plans downloads and copies; pure
+pull                carries the plan out
 copy                one model from a host to another over HTTP, every file by its SHA-256
 serve_program       the sending end of a copy, fetch_program the receiving end; run on the hosts, never imported
 hub_program         downloads from the hub; runs on a host in its deployed environment

@@ -8,7 +8,7 @@ from disagg.errors import FleetError
 from disagg.fleet.facts.python import last_json, run_program
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.models.inventory import PROGRAM, cache_of
-from disagg.fleet.models.pull import ModelInventory
+from disagg.fleet.models.plan import ModelInventory
 
 
 def removable(inventory: ModelInventory) -> bool:

@@ -28,7 +28,7 @@ from disagg.fleet.lifecycle.health import HostStatus
 from disagg.fleet.lifecycle.logs import Line
 from disagg.fleet.machine.fan_out import HostOutcome
 from disagg.fleet.models.inventory import StoredModel
-from disagg.fleet.models.pull import ModelInventory
+from disagg.fleet.models.plan import ModelInventory
 from disagg.fleet.models.sources import RequiredModel
 from disagg.inference.metrics import TTFTParts
 from disagg.inference.several import Answer

@@ -13,7 +13,8 @@ from disagg.cli.views.errors import error_view
 from disagg.cli.views.units import seconds, size
 from disagg.errors import DisaggError
 from disagg.fleet.machine.fan_out import HostOutcome
-from disagg.fleet.models.pull import ModelInventory, PullResult
+from disagg.fleet.models.plan import ModelInventory
+from disagg.fleet.models.pull import PullResult
 
 _STATES = {"complete": "green", "partial": "yellow", "absent": "dim"}
 _RESULTS = {"there": "dim", "downloaded": "green", "copied": "green", "failed": "bold red"}
