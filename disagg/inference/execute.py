@@ -52,7 +52,7 @@ class PrefillFailed(Exception):
         self.error = error
 
 
-class Outcome(NamedTuple):
+class AttemptOutcome(NamedTuple):
     """How a successful attempt ended. `shipped`: the prefill host's figures of a hand-off, if they arrived."""
 
     done: DoneEvent
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Answer:
+class _ArrivingAnswer:
     """One attempt's answer while it arrives."""
 
     trace: Trace
@@ -91,7 +91,7 @@ class _Answer:
             self.deliver(Chunk(event.text, event.tokens, now))
         return event if isinstance(event, DoneEvent) else None
 
-    def completion(self, outcome: Outcome) -> Completion:
+    def completion(self, outcome: AttemptOutcome) -> Completion:
         done = outcome.done
         warnings = list(outcome.warnings)
         if done.fallback:
@@ -121,7 +121,7 @@ async def _first_success(http: httpx.AsyncClient, request: Request, deliver: Del
     began = request.called
     for attempt in remaining(attempts(request.route, request.policy), failures):
         log.debug("attempt: %s", attempt)
-        answer = _Answer(Trace(attempt, request.route.model, request.called, began), deliver)
+        answer = _ArrivingAnswer(Trace(attempt, request.route.model, request.called, began), deliver)
         try:
             return answer.completion(await _perform(http, attempt, request.body, answer, failures))
         except PrefillFailed as failed:
@@ -139,8 +139,8 @@ async def _first_success(http: httpx.AsyncClient, request: Request, deliver: Del
 
 
 async def _perform(
-    http: httpx.AsyncClient, attempt: Attempt, body: GenerateBody, answer: _Answer, failures: Sequence[Failure]
-) -> Outcome:
+    http: httpx.AsyncClient, attempt: Attempt, body: GenerateBody, answer: _ArrivingAnswer, failures: Sequence[Failure]
+) -> AttemptOutcome:
     if attempt.decode and attempt.prefill:
         return await _hand_off(http, attempt.decode, attempt.prefill, body, answer)
     host = attempt.decode or attempt.prefill
@@ -148,11 +148,11 @@ async def _perform(
     done = await _generate(http, host, body, answer)
     reasons = [failure.error for failure in failures if failure.side == "prefill"]
     if attempt.method != "fallback" or not reasons:
-        return Outcome(done)
-    return Outcome(done, warnings=(f"{FALLBACK_WARNING}: {reasons[-1]}",))
+        return AttemptOutcome(done)
+    return AttemptOutcome(done, warnings=(f"{FALLBACK_WARNING}: {reasons[-1]}",))
 
 
-async def _generate(http: httpx.AsyncClient, host: Host, body: GenerateBody, answer: _Answer) -> DoneEvent:
+async def _generate(http: httpx.AsyncClient, host: Host, body: GenerateBody, answer: _ArrivingAnswer) -> DoneEvent:
     """The whole request on one host."""
     call = calls.Call(host, "/generate", body, _new_request_id())
     async with calls.events(http, call) as events:
@@ -161,8 +161,8 @@ async def _generate(http: httpx.AsyncClient, host: Host, body: GenerateBody, ans
 
 
 async def _hand_off(
-    http: httpx.AsyncClient, decode: Host, prefill: Host, body: GenerateBody, answer: _Answer
-) -> Outcome:
+    http: httpx.AsyncClient, decode: Host, prefill: Host, body: GenerateBody, answer: _ArrivingAnswer
+) -> AttemptOutcome:
     """The prompt on one host, the answer on another. Raises PrefillFailed if the KV does not arrive."""
     call = calls.Call(decode, "/decode", DecodeBody(**msgspec.structs.asdict(body)), _new_request_id())
     async with calls.events(http, call) as events:
@@ -176,7 +176,7 @@ async def _hand_off(
             done = answer.take(await _first_tokens(events, shipping))
             answer.trace.ordered = order.written
             done = done or await answer.read(events)
-            return Outcome(done) if done.fallback else await _with_figures(done, shipping, prefill)
+            return AttemptOutcome(done) if done.fallback else await _with_figures(done, shipping, prefill)
         finally:
             shipping.cancel()
             await asyncio.wait((shipping,))
@@ -210,13 +210,13 @@ async def _first_tokens(events: AsyncIterator[Event], shipping: asyncio.Future[S
         await asyncio.wait((upcoming,))
 
 
-async def _with_figures(done: DoneEvent, shipping: asyncio.Future[ShippedEvent], prefill: Host) -> Outcome:
+async def _with_figures(done: DoneEvent, shipping: asyncio.Future[ShippedEvent], prefill: Host) -> AttemptOutcome:
     """The outcome with the prefill host's figures. Missing ones are a warning, not a failure."""
     await asyncio.wait((shipping,), timeout=FIGURES_S)
     if shipping.done() and (error := _exception(shipping)) is None:
-        return Outcome(done, shipping.result())
+        return AttemptOutcome(done, shipping.result())
     reason = str(error) if shipping.done() else "it did not answer in time"
-    return Outcome(done, warnings=(f"the figures of {prefill.name} are missing: {reason}",))
+    return AttemptOutcome(done, warnings=(f"the figures of {prefill.name} are missing: {reason}",))
 
 
 def _exception(future: asyncio.Future[ShippedEvent]) -> BaseException | None:

@@ -13,9 +13,11 @@ from disagg.inference.metrics import Metrics, TTFTParts
 class Trace:
     """The caller's times of one attempt, by time.monotonic(); 0 until they are known.
 
+    A hand-off is two requests: the first, to the decode host, is written at `requested`; the second, to the prefill
+    host, at `ordered`, which stays 0 if one host does everything.
+
     called: the caller asked for the answer. began: the attempt began; later than `called` if others failed before it.
-    requested: the request to the answering host was about to be written. slot: its slot event arrived.
-    ordered: the request to the prefill host was about to be written.
+    requested, ordered: the body of the request was about to be written. slot: the slot event of the first arrived.
     """
 
     attempt: Attempt
