@@ -162,7 +162,7 @@ def test_the_program_is_the_entry_point_that_catches_it() -> None:
 
 def test_help_texts_are_filled_and_name_arguments_as_the_usage_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("deploy", "--help") == 0
-    assert "the host keeps its current release, and the next run goes on" in capsys.readouterr().out
+    assert "host keeps its current release, and the next run goes on" in capsys.readouterr().out
     for command, usage in (
         (["ssh"], "disagg ssh [OPTIONS] {HOST} [CMD]..."),
         (["exec"], "disagg exec [OPTIONS] {CMD}..."),
