@@ -14,7 +14,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.fleet.together import error_views, host_options
+from disagg.cli.views.errors import error_views
+from disagg.cli.views.fleet.together import host_options
 from disagg.cli.views.stream import printable
 from disagg.cli.views.units import counted, seconds, size
 from disagg.fleet.deploy.apply import StepProgress

@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from disagg.cli.views.errors import error_views
 from disagg.cli.views.fleet.logs import raw_line
-from disagg.cli.views.fleet.together import error_views
 from disagg.cli.views.units import counted, seconds
 from disagg.errors import DisaggError, StartFailed
 from disagg.fleet.lifecycle.base import ServerResult

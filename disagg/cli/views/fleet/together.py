@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-
-from rich.console import RenderableType
-from rich.text import Text
-
-from disagg.cli.views.errors import error_view
-from disagg.errors import DisaggError
 
 _HOSTS = "\0"
 
@@ -47,15 +41,3 @@ def host_options(hosts: Collection[str], whole: Collection[str]) -> str:
 
 def _for(hint: str, hosts: Collection[str], whole: Collection[str]) -> str:
     return hint.replace(_HOSTS, host_options(hosts, whole))
-
-
-def error_views(errors: Iterable[tuple[str, DisaggError]], whole: Collection[str]) -> Iterator[RenderableType]:
-    """An empty line and the error, for each error of a host; those of several hosts that are the same, once."""
-    listed = list(errors)
-    originals = dict(listed)
-    for shared in together(((host, error.message, error.hint) for host, error in listed), whole):
-        yield Text()
-        if len(shared.hosts) == 1:
-            yield error_view(originals[shared.hosts[0]])
-        else:
-            yield error_view(DisaggError(f"{host_names(shared.hosts, whole)}: {shared.cause}", shared.hint))
