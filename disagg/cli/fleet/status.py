@@ -13,7 +13,7 @@ from disagg.cli.options import AsJson, Hosts
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from disagg.fleet.lifecycle.health import HostStatus
+    from disagg.fleet.lifecycle.host_status import HostStatus
 
     Poll = Callable[[], list[HostStatus]]
 

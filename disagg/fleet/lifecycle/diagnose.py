@@ -14,7 +14,7 @@ from typing import Final
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
-from disagg.fleet.lifecycle.health import HostStatus
+from disagg.fleet.lifecycle.host_status import HostStatus
 from disagg.fleet.lifecycle.loglines import (
     last_error,
     last_plain_line,

@@ -1,17 +1,6 @@
 """The state of every server, from its /health and /status over HTTP, all hosts at once, each with a deadline.
 
-    healthy       serves
-    loading       runs, the model is not ready yet
-    silent        its process runs, but does not answer in time
-    draining      finishes its requests, then ends
-    failed        runs but cannot serve, or ended by itself
-    unauthorised  does not accept this fleet's token
-    foreign       another program, or another host's server, answers on its port
-    not running   the machine answers, nothing listens there
-    unreachable   the machine does not answer
-
-Every state but healthy has a reason and a hint; a healthy host may have a remark there. For hosts reached by SSH,
-`diagnose` adds what HTTP cannot show.
+For hosts reached by SSH, `diagnose` adds what HTTP cannot show.
 """
 
 from __future__ import annotations
@@ -22,72 +11,23 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
-import msgspec
-
 from disagg.api.base import InvalidValue
-from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, ModelFingerprint, PreflightFinding, Status
-from disagg.config import Fleet, Host, served_digest
+from disagg.api.status import Health, Status
+from disagg.config import Fleet, Host
 from disagg.errors import FleetError
+from disagg.fleet.lifecycle.comparison import flag_differing, with_remarks
+from disagg.fleet.lifecycle.host_status import HostStatus
 from disagg.fleet.lifecycle.http_get import ReplyTimeout, get
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.fan_out import HostOutcome, each
 from disagg.version import VERSION, code_hash
 
-HealthState = Literal[
-    "healthy", "loading", "silent", "draining", "failed", "unauthorised", "foreign", "not running", "unreachable"
-]
 TIMEOUT_S = 3.0
 _SLACK_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class HostStatus:
-    """One server as seen from this machine. Bytes, seconds; None if unknown.
-
-    why, hint: of the state; for a healthy host a remark, usually empty. The fields from `backend` to `last_error` are
-    those of `disagg.api.status.Status`. supervised: after what its service manager restarts it. restarts: how often it
-    did.
-    """
-
-    host: str
-    roles: tuple[str, ...]
-    model: str
-    url: str
-    state: HealthState
-    why: str = ""
-    hint: str = ""
-    backend: str | None = None
-    version: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    fingerprint: ModelFingerprint | None = None
-    preflight: tuple[PreflightFinding, ...] = ()
-    uptime_s: float | None = None
-    pid: int | None = None
-    queue: int | None = None
-    running: int | None = None
-    kv_bytes: int | None = None
-    memory: Memory | None = None
-    device: DeviceUse = field(default_factory=DeviceUse)
-    counters: Counters | None = None
-    simulated: bool = False
-    code: str | None = None
-    config: str | None = None
-    release: str | None = None
-    last_error: LastError | None = None
-    supervised: Literal["", "crash", "crash, reboot"] = ""
-    restarts: int | None = None
-
-    @property
-    def ok(self) -> bool:
-        return self.state == "healthy"
-
-    def to_json(self) -> dict[str, Any]:
-        body: dict[str, Any] = msgspec.to_builtins(self)
-        return body
 
 
 def poll(
@@ -97,7 +37,7 @@ def poll(
 
     token: None if this machine has none; servers then report only that they are up."""
     hosts = fleet.select(names)
-    return _with_remarks(fleet, _flag_differing(_poll_all(hosts, token, state, timeout_s)))
+    return with_remarks(fleet, flag_differing(_poll_all(hosts, token, state, timeout_s)))
 
 
 def poll_host(host: Host, token: str, state: State, timeout_s: float = TIMEOUT_S) -> HostStatus:
@@ -308,39 +248,3 @@ def _supervised(host: Host) -> Literal["", "crash", "crash, reboot"]:
 
 def _log(host: Host, state: State) -> str:
     return str(state.log_file(host.name)) if host.local else f"disagg logs --host {host.name}"
-
-
-def _flag_differing(statuses: Sequence[HostStatus]) -> list[HostStatus]:
-    """Mark healthy hosts of one model as failed if they have different revisions of it or of disagg: a decode host
-    would refuse the other's KV."""
-    first: dict[str, HostStatus] = {}
-
-    def judged(status: HostStatus) -> HostStatus:
-        reference = first.setdefault(status.model, status) if status.ok else status
-        differing = [what for what in ("version", "fingerprint") if getattr(status, what) != getattr(reference, what)]
-        if not differing:
-            return status
-        why = f"its {' and '.join(differing)} of {status.model} differs from {reference.host}'s"
-        hint = "put the same disagg and the same revision of the model on both hosts: disagg deploy && disagg restart"
-        return replace(status, state="failed", why=why, hint=hint)
-
-    return [judged(status) for status in statuses]
-
-
-def _with_remarks(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
-    """Add a remark to healthy servers that run other code or settings than those of this checkout and hosts.toml."""
-
-    def remarked(status: HostStatus) -> HostStatus:
-        if not status.ok:
-            return status
-        host = fleet.hosts[status.host]
-        deployed = not host.local
-        parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
-        other = [what for there, here, what in parts if there and there != here]
-        if not other:
-            return status
-        why = f"it runs with other {' and other '.join(other)} than here"
-        restart = _start_command(host, "restart")
-        return replace(status, why=why, hint=f"disagg deploy --host {host.name} && {restart}" if deployed else restart)
-
-    return [remarked(status) for status in statuses]

@@ -15,7 +15,7 @@ from disagg.config import EngineOptions, Fleet, Host
 from disagg.errors import Cancelled, HostUnreachable
 from disagg.fleet.facts.server import Holder, ServerFacts
 from disagg.fleet.lifecycle.diagnose import diagnose, explained
-from disagg.fleet.lifecycle.health import HostStatus
+from disagg.fleet.lifecycle.host_status import HostStatus
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 

@@ -1,0 +1,74 @@
+"""The status of one server: its health, and what it reported.
+
+    healthy       serves
+    loading       runs, the model is not ready yet
+    silent        its process runs, but does not answer in time
+    draining      finishes its requests, then ends
+    failed        runs but cannot serve, or ended by itself
+    unauthorised  does not accept this fleet's token
+    foreign       another program, or another host's server, answers on its port
+    not running   the machine answers, nothing listens there
+    unreachable   the machine does not answer
+
+Every state but healthy has a reason and a hint; a healthy host may have a remark there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from disagg.api.status import Counters, DeviceUse, LastError, Memory, ModelFingerprint, PreflightFinding
+
+HealthState = Literal[
+    "healthy", "loading", "silent", "draining", "failed", "unauthorised", "foreign", "not running", "unreachable"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """One server as seen from this machine. Bytes, seconds; None if unknown.
+
+    why, hint: of the state; for a healthy host a remark, usually empty. The fields from `backend` to `last_error` are
+    those of `disagg.api.status.Status`. supervised: after what its service manager restarts it. restarts: how often it
+    did.
+    """
+
+    host: str
+    roles: tuple[str, ...]
+    model: str
+    url: str
+    state: HealthState
+    why: str = ""
+    hint: str = ""
+    backend: str | None = None
+    version: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: ModelFingerprint | None = None
+    preflight: tuple[PreflightFinding, ...] = ()
+    uptime_s: float | None = None
+    pid: int | None = None
+    queue: int | None = None
+    running: int | None = None
+    kv_bytes: int | None = None
+    memory: Memory | None = None
+    device: DeviceUse = field(default_factory=DeviceUse)
+    counters: Counters | None = None
+    simulated: bool = False
+    code: str | None = None
+    config: str | None = None
+    release: str | None = None
+    last_error: LastError | None = None
+    supervised: Literal["", "crash", "crash, reboot"] = ""
+    restarts: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "healthy"
+
+    def to_json(self) -> dict[str, Any]:
+        body: dict[str, Any] = msgspec.to_builtins(self)
+        return body
