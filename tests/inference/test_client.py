@@ -126,7 +126,7 @@ def test_closing_a_stream_early_cancels_the_request(tiny_fleet: RunningFleet) ->
         stream = client.stream("tiny", PROMPT, max_tokens=1000)
         assert isinstance(next(stream), Chunk)
         stream.close()
-        wait_until(lambda: tiny_fleet.status("tiny-decode")["running"] == 0, 1, "the request to end on its host")
+        wait_until(lambda: tiny_fleet.status("tiny-decode")["running"] == 0, 20, "the request to end on its host")
 
 
 def test_a_stop_string_ends_the_answer_right_before_it(tiny_fleet: RunningFleet) -> None:

@@ -180,4 +180,4 @@ def test_a_full_queue_answers_503_with_retry_after(tiny_fleet: RunningFleet) -> 
     assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["code"] == "Overloaded"
-    wait_until(lambda: tiny_fleet.status("tiny-decode")["queue"] == 0, 1, "the abandoned slots to be freed")
+    wait_until(lambda: tiny_fleet.status("tiny-decode")["queue"] == 0, 20, "the abandoned slots to be freed")

@@ -50,7 +50,7 @@ def test_a_deadline_holds_while_another_prompt_has_the_compute_thread(tiny_fleet
         assert not idle(tiny_fleet, "tiny-prefill"), "the first one still runs"
     assert refused.status_code == httpx.codes.GATEWAY_TIMEOUT
     assert refused.json()["error"]["code"] == "DeadlineExceeded"
-    wait_until(lambda: idle(tiny_fleet, "tiny-prefill"), 2, "the abandoned request to end")
+    wait_until(lambda: idle(tiny_fleet, "tiny-prefill"), 20, "the abandoned request to end")
 
 
 def test_two_requests_under_one_request_id_both_get_their_answer(tiny_fleet: RunningFleet) -> None:
@@ -66,8 +66,8 @@ def test_two_requests_under_one_request_id_both_get_their_answer(tiny_fleet: Run
         thread.start()
     for thread in threads:
         thread.join()
-    assert [answer.count("event: tokens") for answer in answers] == [30] * 4
-    assert all("event: done" in answer for answer in answers)
+    # Not the events are counted: the tokens of steps that come together are one event.
+    assert [answer.count('"completion_tokens":30,') for answer in answers] == [1] * 4
 
 
 def test_kv_in_use_is_bounded_for_prompts_computed_here_too(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_kv_in_use_is_bounded_for_prompts_computed_here_too(tmp_path: Path) -> N
         with fleet.http("tiny-decode") as http:
             refused = http.post("/generate", json=LONG)
             small = http.post("/generate", json={**LONG, "sampling": {"max_tokens": 2}})
-        wait_until(lambda: idle(fleet, "tiny-decode"), 1, "both to end")
+        wait_until(lambda: idle(fleet, "tiny-decode"), 20, "both to end")
     assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
     assert "no room for" in refused.json()["error"]["message"]
     assert "event: done" in small.text
@@ -103,6 +103,6 @@ def test_ctrl_c_in_the_synchronous_client_ends_the_request_on_its_host(tiny_flee
         while (line := user.stdout.readline()) == "chunk\n":
             pass
         assert line == "interrupted\n", user.stderr and user.stderr.read()
-        wait_until(lambda: idle(tiny_fleet, "tiny-decode"), 2, "the request to end while its caller lives on")
+        wait_until(lambda: idle(tiny_fleet, "tiny-decode"), 20, "the request to end while its caller lives on")
         _, error = user.communicate("\n", timeout=20)
     assert error == ""

@@ -92,7 +92,7 @@ def test_sigterm_lets_a_running_answer_finish_and_refuses_new_ones(tmp_path: Pat
         stopping = threading.Thread(target=lambda: codes.append(fleet.stop("m-decode")))
         stopping.start()
         with fleet.http("m-decode") as http:
-            wait_until(lambda: refuses(http), 5, "the server to stop accepting")
+            wait_until(lambda: refuses(http), 20, "the server to stop accepting")
         for _ in stream:
             pass
         stopping.join()
