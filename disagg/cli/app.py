@@ -153,18 +153,8 @@ def _report_json(error: DisaggError, arguments: Sequence[str]) -> None:
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether this command line asks for JSON on stdout. `disagg bench --json FILE` writes a file, unless it is `-`."""
-    words = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    if "--json" not in words:
-        return "--json=-" in words
-    takes_file = _command(words) == "bench" and not {"link", "handoff"} & set(words)
-    return not takes_file or words[words.index("--json") + 1 :][:1] == ["-"]
-
-
-def _command(words: Sequence[str]) -> str:
-    """The first word that is neither an option nor the value of --config."""
-    values = {number + 1 for number, word in enumerate(words) if word == "--config"}
-    return next((word for number, word in enumerate(words) if not word.startswith("-") and number not in values), "")
+    """Whether this command line asks for JSON on stdout."""
+    return "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
 
 
 def _discard_stdout() -> None:

@@ -196,7 +196,8 @@ def test_config_is_read_before_and_after_the_command(words: list[str], capsys: p
         (["nonsense", "--json"], "UsageError", "no such command 'nonsense'"),
         (["generate", "--json", "--top-p", "0", "x"], "UsageError", "--top-p: over 0, at most 1 (got 0.0)"),
         (["generate", "--json", "--temperature", "11", "x"], "UsageError", "--temperature: 0 to 10 (got 11.0)"),
-        (["bench", "--json", "-", "--config", "nope.toml"], "ConfigError", "there is no nope.toml"),
+        (["bench", "--json", "--config", "nope.toml"], "ConfigError", "there is no nope.toml"),
+        (["bench", "--json", "--nonsense"], "UsageError", "no such option: --nonsense"),
     ],
 )
 def test_json_prints_one_object_for_errors_too(
@@ -210,7 +211,7 @@ def test_json_prints_one_object_for_errors_too(
 
 
 def test_without_json_an_error_prints_nothing_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("bench", "--json", "figures.json", "--config", "nope.toml") == 2
+    assert run("bench", "--output", "figures.json", "--config", "nope.toml") == 2
     assert capsys.readouterr().out == ""
     assert not app.wants_json(["exec", "--", "tool", "--json"])
 

@@ -54,7 +54,9 @@ def _given(context: typer.Context, name: str) -> bool:
 
 
 def refuse_subcommand(context: typer.Context, option: str, path: Path | None) -> None:
-    """Raise UsageError if an option took the name of a subcommand as its FILE: `bench --json link`."""
+    """Raise UsageError if an option took a subcommand or another option as its FILE: `bench --output link`."""
+    if str(path).startswith("-"):
+        raise UsageError(f"{option} {path}: not the name of a file", f"{option} FILE; ./{path} for this name")
     commands = getattr(context.command, "commands", {})
     if str(path) in commands:
         raise UsageError(
@@ -89,15 +91,15 @@ def pairs(option: str, words: Sequence[str] | None, known: Sequence[str]) -> dic
     return values
 
 
-def require_two_files(json_file: Path | None, report: Path | None) -> None:
+def require_two_files(output: Path | None, report: Path | None) -> None:
     """Raise UsageError if one would overwrite the other."""
-    if json_file is not None and report is not None and json_file.absolute() == report.absolute():
-        raise UsageError(f"--json and --report both name {report}", "give each a file of its own")
+    if output is not None and report is not None and output.absolute() == report.absolute():
+        raise UsageError(f"--output and --report both name {report}", "give each a file of its own")
 
 
 def require_writable(path: Path | None) -> None:
     """Raise UsageError if this file cannot be written: before the run, not after it."""
-    if path is None or str(path) == "-":
+    if path is None:
         return
     target = path if path.exists() else path.absolute().parent
     if path.is_dir() or not os.access(target, os.W_OK):

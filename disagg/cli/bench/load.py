@@ -21,7 +21,8 @@ from disagg.cli.bench.arguments import (
     require_writable,
 )
 from disagg.cli.completion import complete_device, complete_model
-from disagg.cli.context import settings, stderr, stdout
+from disagg.cli.context import print_json, settings, stderr, stdout
+from disagg.cli.options import AsJson
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
@@ -119,9 +120,8 @@ def load(
             metavar="ROLE=W ...", help="Power of the prefill and the decode machine, if it cannot be measured."
         ),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON; - is stdout.")
-    ] = None,
+    as_json: AsJson = False,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures as JSON to a file.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with plots.")] = None,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Simulate the fleet on this machine: real servers, predicted times.")
@@ -173,13 +173,13 @@ def load(
         limits=pairs("--goodput", goodput, LIMITS),
         watts=pairs("--watts", watts, ("prefill", "decode")),
     )
-    for option, path in (("--json", json_file), ("--report", report)):
+    for option, path in (("--output", output), ("--report", report)):
         refuse_subcommand(context, option, path)
         require_writable(path)
-    require_two_files(json_file, report)
+    require_two_files(output, report)
     with _served(fleet, spec.model, simulate, (prefill_device, decode_device)) as (served, token):
         result, signalled = _run(served, spec, token)
-    _show(result, json_file, report)
+    _show(result, as_json, output, report)
     if signalled:
         raise typer.Exit(128 + signalled)
     if any(not cell.figures["completed"] for cell in result.cells):
@@ -244,18 +244,20 @@ def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
         signal.signal(number, handler)
 
 
-def _show(result: BenchResult, json_file: Path | None, report: Path | None) -> None:
+def _show(result: BenchResult, as_json: bool, output: Path | None, report: Path | None) -> None:
+    """Print the result, as tables or as JSON, and write the files."""
     import json
 
     from disagg.cli.views.bench import result_view
 
-    body = json.dumps(result.to_json(), indent=2) + "\n"
-    files = dict[Path, str]()
-    if str(json_file) == "-":
-        typer.echo(body, nl=False)
+    body = result.to_json()
+    if as_json:
+        print_json(body)
     else:
         stdout().print(result_view(result))
-        files |= {json_file: body} if json_file else {}
+    files = dict[Path, str]()
+    if output is not None:
+        files[output] = json.dumps(body, indent=2) + "\n"
     if report is not None:
         from disagg.bench.report import page
 

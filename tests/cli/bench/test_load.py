@@ -70,7 +70,7 @@ def test_tables_and_verdict_go_to_stdout_and_progress_to_stderr(
 def test_json_to_stdout_is_one_object_and_nothing_else(
     bench: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench(*SMALL, "--mode", "decode-alone", "--json", "-") == 0
+    assert bench(*SMALL, "--mode", "decode-alone", "--json") == 0
     body = json.loads(capsys.readouterr().out)
     assert [(one["mode"], one["completed"]) for one in body["results"]] == [("decode-alone", 2)] * 2
 
@@ -79,7 +79,7 @@ def test_files_are_written_beside_the_tables(
     bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = ["--goodput", "ttft:60000", "tpot:60000", "--watts", "prefill=240", "decode=180"]
-    assert bench(*SMALL, *pairs, "--json", tmp_path / "r.json", "--report", tmp_path / "r.html") == 0
+    assert bench(*SMALL, *pairs, "--output", tmp_path / "r.json", "--report", tmp_path / "r.html") == 0
     body = json.loads((tmp_path / "r.json").read_text())
     assert body["goodput_limits_ms"] == {"ttft": 60000, "tpot": 60000}
     assert all(one["request_goodput"] == one["request_throughput"] > 0 for one in body["results"])
@@ -91,7 +91,7 @@ def test_files_are_written_beside_the_tables(
 
 def test_ctrl_c_keeps_the_partial_result(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     process = started(
-        "--prompt-tokens", "16,1000", "--output-tokens", "3,900", "-n", "5", "--json", str(tmp_path / "r.json")
+        "--prompt-tokens", "16,1000", "--output-tokens", "3,900", "-n", "5", "--output", str(tmp_path / "r.json")
     )
     # The third point is the first with long answers: by then both short ones are whole.
     wait_until(lambda: "output 900" in (tmp_path / "stderr").read_text(), 60, "the third point")
@@ -106,7 +106,7 @@ def test_ctrl_c_keeps_the_partial_result(started: Callable[..., subprocess.Popen
 
 
 def test_sigterm_keeps_the_partial_result_too(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    process = started("--prompt-tokens", "1000", "--output-tokens", "900", "--json", "-")
+    process = started("--prompt-tokens", "1000", "--output-tokens", "900", "--json")
     wait_until(lambda: "measuring" in (tmp_path / "stderr").read_text(), 60, "the run to begin")
     process.terminate()
     out, _ = process.communicate(timeout=30)
@@ -130,9 +130,10 @@ def test_where_a_mode_completes_nothing_the_exit_code_is_1(
         (["--goodput", "ttft"], "--goodput ttft: not understood"),
         (["--goodput", "speed:5"], "--goodput speed:5: not understood"),
         (["--watts", "gateway=5"], "--watts gateway=5: not understood"),
-        (["--json", "/no/such/folder/r.json"], "cannot write /no/such/folder/r.json"),
+        (["--output", "/no/such/folder/r.json"], "cannot write /no/such/folder/r.json"),
         (["--report", "/"], "cannot write /"),
-        (["--json", "one", "--report", "./one"], "--json and --report both name one"),
+        (["--output", "--report"], "--output --report: not the name of a file"),
+        (["--output", "one", "--report", "./one"], "--output and --report both name one"),
         (["--workload", "mooncake"], "--workload mooncake needs a file"),
         (["--workload", "sharegpt", "-f", "/no/such"], "cannot read /no/such"),
         (["--prompt-tokens", "4090"], "over the model's context of 4,096 tokens"),
@@ -151,7 +152,7 @@ def test_a_file_that_cannot_be_written_in_the_end_does_not_cost_the_other(
     bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = Path("/dev/full")
-    assert bench("--prompt-tokens", "16", "-n", "1", "--json", full, "--report", tmp_path / "r.html") == 2
+    assert bench("--prompt-tokens", "16", "-n", "1", "--output", full, "--report", tmp_path / "r.html") == 2
     assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
     assert "</html>" in (tmp_path / "r.html").read_text()
 
@@ -201,6 +202,6 @@ def test_a_subcommand_is_not_taken_for_the_name_of_a_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DISAGG_CONFIG", str(tiny_fleet.fleet.path))
-    with pytest.raises(UsageError, match="--json measure: this is also the name of a command"):
-        group(["--json", "measure"], standalone_mode=False)
+    with pytest.raises(UsageError, match="--output measure: this is also the name of a command"):
+        group(["--output", "measure"], standalone_mode=False)
     assert not (tmp_path / "measure").exists()

@@ -68,7 +68,7 @@ def started(temporary: Path, tmp_path: Path) -> Iterator[Callable[..., subproces
 def test_the_shipped_fleet_is_played_here_and_everything_says_so(
     temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = ["--json", tmp_path / "r.json", "--report", tmp_path / "r.html"]
+    files = ["--output", tmp_path / "r.json", "--report", tmp_path / "r.html"]
     assert run("--config", HOSTS_TOML, "bench", "--simulate", "-m", "qwen", *SMALL, *files) == 0
     out, err = capsys.readouterr()
     body, page = json.loads((tmp_path / "r.json").read_text()), (tmp_path / "r.html").read_text()
@@ -84,7 +84,7 @@ def test_the_shipped_fleet_is_played_here_and_everything_says_so(
 
 
 def test_other_machines_may_be_played(temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    devices = ["--prefill-device", "dgx-spark", "--decode-device", "m3-ultra", "--mode", "disaggregated", "--json", "-"]
+    devices = ["--prefill-device", "dgx-spark", "--decode-device", "m3-ultra", "--mode", "disaggregated", "--json"]
     assert run("--config", write_simulated(tmp_path), "bench", "--simulate", *SMALL, *devices) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["simulated_machines"] == {"m-decode": "m3-ultra", "m-prefill": "dgx-spark"}
@@ -101,7 +101,7 @@ def test_other_machines_may_be_played(temporary: Path, tmp_path: Path, capsys: p
 def test_an_interruption_ends_the_servers_however_often_it_comes(
     signals: Any, code: int, started: Callable[..., subprocess.Popen[str]], temporary: Path, tmp_path: Path
 ) -> None:
-    process = started(*LONG, "--json", "-")
+    process = started(*LONG, "--json")
     wait_until(lambda: "simulated: measuring" in (tmp_path / "stderr").read_text(), 60, "the run to begin")
     assert len(servers(temporary)) == 2
     process.send_signal(signals[0])
