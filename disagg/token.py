@@ -32,7 +32,13 @@ def token_path(fleet: Fleet) -> Path:
 
 def fleet_token(fleet: Fleet) -> str:
     """The fleet's token. Raises ConfigError if there is none."""
-    return read_token(token_path(fleet))
+    path = token_path(fleet)
+    if not (path.exists() or os.environ.get(TOKEN_FILE_VARIABLE) or fleet.token_file):
+        raise ConfigError(
+            f"this fleet was never deployed or started here: its token file {path} does not exist",
+            "run `disagg start` or `disagg deploy`; on a second machine copy the file, or set token_file",
+        )
+    return read_token(path)
 
 
 def read_token(path: Path) -> str:

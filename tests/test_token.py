@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from disagg.config import load
 from disagg.errors import ConfigError
-from disagg.token import read_token
+from disagg.token import TOKEN_FILE_VARIABLE, fleet_token, read_token
+from tests.cli.commandline import write_fleet
 
 TOKEN = "s3cret-s3cret-s3cret"
 
@@ -30,3 +32,13 @@ def test_a_token_that_other_users_can_reach_is_refused_with_the_command_that_men
     with pytest.raises(ConfigError) as caught:
         read_token(path)
     assert caught.value.hint == f"chmod 600 {path}"
+
+
+def test_a_fleet_that_was_never_started_here_is_the_stated_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv(TOKEN_FILE_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match="this fleet was never deployed or started here") as caught:
+        fleet_token(load(write_fleet(tmp_path)))
+    assert "`disagg start`" in caught.value.hint

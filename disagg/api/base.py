@@ -12,6 +12,7 @@ import msgspec
 from disagg.errors import ProtocolError
 
 _MAX_QUOTED_CHARS = 60
+_MAX_NAMED = 1e12
 
 
 class InvalidValue(ValueError):
@@ -68,6 +69,16 @@ class Bounds:
     maximum: float | None = None
     exclusive_minimum: bool = False
     description: str = ""
+
+    @property
+    def text(self) -> str:
+        """`0 to 10`, `over 0, at most 1`, `at least 0`; empty without bounds. Leaves out a bound of 64-bit integers."""
+        low, high = self.minimum, self.maximum
+        if low is None:
+            return ""
+        if high is None or high > _MAX_NAMED:
+            return f"{'over' if self.exclusive_minimum else 'at least'} {low:g}"
+        return f"over {low:g}, at most {high:,.10g}" if self.exclusive_minimum else f"{low:g} to {high:,.10g}"
 
 
 def bounds(kind: type[Contract], field: str) -> Bounds:

@@ -15,7 +15,7 @@ import typer
 
 from disagg.cli import bench, demo, generate, init, plan_capacity, verify
 from disagg.cli.completion import VARIABLE, names_with_colons
-from disagg.cli.context import Output, print_error, print_json
+from disagg.cli.context import Output, note_interrupt, print_error, print_json
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, trust
 from disagg.cli.options import Command, CommandGroup
 from disagg.cli.signals import terminating
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command line and exit with 0 or the error's exit code. An error is one message on stderr."""
     # A second Ctrl-C interrupts asyncio's clean-up, which would log the tasks it cancels with their tracebacks.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    Output.quiet = Output.printed_json = False
+    Output.quiet = Output.printed_json = Output.noted_interrupt = False
     with terminating():
         sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
 
@@ -97,6 +97,7 @@ def _run(arguments: Sequence[str]) -> int:
     except DisaggError as error:
         return _report(error, arguments)
     except KeyboardInterrupt:
+        note_interrupt("interrupted")
         _report_json(Cancelled("interrupted"), arguments)
         return _INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does

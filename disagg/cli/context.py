@@ -44,10 +44,12 @@ def settings(context: typer.Context) -> Settings:
 
 
 class Output:
-    """State of one command's output. `quiet`: nothing but errors on stderr. `printed_json`: stdout has its object."""
+    """State of one command's output. `quiet`: nothing but errors on stderr. `printed_json`: stdout has its object.
+    `noted_interrupt`: stderr has a line about the Ctrl-C."""
 
     quiet = False
     printed_json = False
+    noted_interrupt = False
 
 
 class _Stdout(Console):
@@ -92,8 +94,15 @@ def note_if_interrupted(state: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        error_console().print(f"interrupted: {state}")
+        note_interrupt(f"interrupted: {state}")
         raise
+
+
+def note_interrupt(text: str) -> None:
+    """Print on stderr that Ctrl-C ended the command; only the first call of a command prints."""
+    if not Output.noted_interrupt:
+        Output.noted_interrupt = True
+        error_console().print(text, style="bold")
 
 
 def confirm(question: str, console: Console) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import error_console, print_json, settings, stderr, stdout
+from disagg.cli.context import note_interrupt, print_json, settings, stderr, stdout
 from disagg.cli.generate import read_prompt
 from disagg.cli.options import AsJson, sampling_option
 from disagg.cli.signals import uninterrupted
@@ -81,7 +81,7 @@ def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, live
         try:
             return asyncio.run(compare(running, prompt, max_tokens, shown, note))
         except KeyboardInterrupt:
-            error_console().print("interrupted; stopping the servers", style="bold")
+            note_interrupt("interrupted; stopping the servers")
             raise
 
 

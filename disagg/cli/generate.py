@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
 from disagg.api.sampling import Sampling
 from disagg.cli.completion import complete_model
-from disagg.cli.context import error_console, print_error, print_json, settings, stderr, stdout
+from disagg.cli.context import error_console, note_interrupt, print_error, print_json, settings, stderr, stdout
 from disagg.cli.options import AsJson, sampling_option
 from disagg.errors import Cancelled, DisaggError, RequestError, UnknownModel, UsageError
 
@@ -126,6 +127,10 @@ def parse_words(fleet: Fleet, words: Sequence[str], named: Sequence[str], *, has
     """
     rest = list(words)
     piped = not sys.stdin.isatty()
+    if not named and len(rest) == 2 and is_model(fleet, rest[1]) and not is_model(fleet, rest[0]):
+        raise UsageError(
+            f"{rest[0]} is not a model", f"the model comes first: disagg generate {shlex.join(rest[::-1])}"
+        )
     if not named and rest and (len(rest) == 2 or ((has_file or piped) and is_model(fleet, rest[0]))):
         named = [rest.pop(0)]
     if not named and len(rest) == 1 and is_model(fleet, rest[0]):
@@ -158,7 +163,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         elif prompt == "-":
             source, text = "stdin", sys.stdin.buffer.read().decode("utf-8")
         else:
-            source, text = "PROMPT", prompt or ""
+            source, text = "", prompt or ""
     except OSError as error:
         raise UsageError(f"cannot read the prompt from {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -166,7 +171,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
             f"the prompt from {file or 'stdin'} is not UTF-8: {error.reason} at byte {error.start}"
         ) from error
     if not text.strip():
-        raise UsageError(f"the prompt from {source} is empty", _EXAMPLE)
+        raise UsageError(f"the prompt{f' from {source}' if source else ''} is empty", _EXAMPLE)
     return text
 
 
@@ -204,7 +209,7 @@ def _run(fleet: Fleet, models: Sequence[str], request: dict[str, Any], as_json: 
             if answer.completion is None and answer.error is None:
                 answer.error = Cancelled("interrupted before the answer was complete")
         _finish(view, answers, as_json)
-        error_console().print("interrupted", style="bold")
+        note_interrupt("interrupted")
         raise
     _finish(view, answers, as_json)
     _raise_errors(answers)

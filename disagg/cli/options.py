@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -14,8 +14,6 @@ from disagg.api.base import Bounds, bounds
 from disagg.api.sampling import Sampling
 from disagg.cli.completion import complete_host, complete_role
 from disagg.cli.context import Output, settings
-
-_MAX_NAMED: Final = 1e12
 
 Hosts = Annotated[
     list[str] | None,
@@ -102,21 +100,11 @@ def sampling_option(field: str, metavar: str = "N") -> Any:
     def check(value: Any) -> Any:
         values = value if isinstance(value, list) else [] if value is None else [value]
         if any(not _within(one, limits) for one in values):
-            raise typer.BadParameter(f"{range_text(limits)} (got {value})")
+            raise typer.BadParameter(f"{limits.text} (got {value})")
         return value
 
-    range_note = f" {range_text(limits).capitalize()}." if range_text(limits) else ""
+    range_note = f" {limits.text.capitalize()}." if limits.text else ""
     return typer.Option(metavar=metavar, help=limits.description + range_note, callback=check)
-
-
-def range_text(limits: Bounds) -> str:
-    """`0 to 10`, `over 0, at most 1`, `at least 0`; empty without bounds. A bound of 64-bit integers is not named."""
-    low, high = limits.minimum, limits.maximum
-    if low is None:
-        return ""
-    if high is None or high > _MAX_NAMED:
-        return f"{'over' if limits.exclusive_minimum else 'at least'} {low:g}"
-    return f"over {low:g}, at most {high:,.10g}" if limits.exclusive_minimum else f"{low:g} to {high:,.10g}"
 
 
 def _within(value: float, limits: Bounds) -> bool:

@@ -134,7 +134,9 @@ class Fleet:
             f"{model.name} ({', '.join(model.aliases)})" if model.aliases else model.name
             for model in self.models.values()
         )
-        raise UnknownModel(f'no model "{printable(name)}" in this fleet: it has {there}', nearest(name, known))
+        raise UnknownModel(
+            f'no model "{printable(name)}" in this fleet: it has {there}', nearest(name, known) or one_of(known)
+        )
 
     def serving(self, model: str, role: Role) -> list[Host]:
         """The hosts that serve this model (by canonical name) in this role, in file order; may be empty."""

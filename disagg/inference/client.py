@@ -18,8 +18,9 @@ from typing import Any, Self, TypedDict, Unpack
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from disagg.api.base import InvalidValue
+from disagg.api.base import InvalidValue, bounds
 from disagg.api.requests import GenerateBody, Messages
+from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host, load
 from disagg.config.search import find_hosts_file
 from disagg.errors import DisaggError, RequestError
@@ -203,10 +204,24 @@ def _body(model: str, prompt: Mapping[str, Any], options: GenerateOptions) -> Ge
         body = GenerateBody.from_json(fields)
         msgspec.json.encode(body)
     except InvalidValue as error:
-        raise RequestError(str(error).removeprefix("sampling.").replace("deadline_s:", "timeout:", 1)) from None
+        message = str(error).removeprefix("sampling.").replace("deadline_s:", "timeout:", 1)
+        raise RequestError(message, _option_hint(message)) from None
     except UnicodeEncodeError as error:  # such as a file name that a shell passed on
         raise RequestError(f"the request holds text that is not Unicode: {error.reason}") from None
     return body
+
+
+def _option_hint(message: str) -> str:
+    """The range of the option that the message of a validation error begins with; all names if it is unknown."""
+    option, _, reason = message.partition(": ")
+    known = GenerateOptions.__annotations__
+    if reason == "unknown field":
+        return f"the options are {', '.join(known)}"
+    if option not in (*Sampling.__struct_fields__, "timeout"):
+        return ""
+    kind, field = (GenerateBody, "deadline_s") if option == "timeout" else (Sampling, option)
+    text = bounds(kind, field).text
+    return f"{option}: {text}" if text else ""
 
 
 def _as_json(value: object) -> object:

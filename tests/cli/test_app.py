@@ -224,7 +224,8 @@ def test_an_interruption_with_json_is_an_object_too(
 
     monkeypatch.setattr(app, "invoke", interrupted)
     assert run("status", "--json") == 130
-    assert json.loads(capsys.readouterr().out)["error"]["code"] == "Cancelled"
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["code"] == "Cancelled" and err == "interrupted\n"
 
 
 def test_help_states_the_ranges_and_defaults_that_the_servers_apply(capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,6 +128,14 @@ def test_an_unknown_model_lists_those_there_are(two: Path, capsys: pytest.Captur
     assert "tiny" in err and "other" in err and FakeClient.requests == []
 
 
+def test_a_prompt_before_the_model_is_an_error_with_the_right_order(
+    two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", two, "generate", "to be", "tiny") == 2
+    err = capsys.readouterr().err
+    assert "error: to be is not a model\n hint: the model comes first: disagg generate tiny 'to be'" in err
+
+
 def test_the_prompt_comes_from_a_file_or_stdin_as_it_is(
     one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +152,7 @@ def test_the_prompt_comes_from_a_file_or_stdin_as_it_is(
         (b"", ["-"], "the prompt from stdin is empty"),
         (b"\n", ["-"], "the prompt from stdin is empty"),
         (b"\xff", ["-"], "the prompt from stdin is not UTF-8"),
-        (b"", [""], "the prompt from PROMPT is empty"),
+        (b"", [""], "the prompt is empty"),
         (b"", [], "the prompt from stdin is empty"),
         (b"", ["x", "-f", "y"], "there are two prompts"),
         (b"", ["-f", "/no/such/file"], "cannot read the prompt from /no/such/file: No such file or directory"),

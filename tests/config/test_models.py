@@ -143,10 +143,10 @@ def test_an_unknown_model_is_answered_with_those_there_are_and_the_nearest(fleet
     assert caught.value.hint == 'did you mean "qwen:30b"?'
 
 
-def test_an_unknown_model_that_is_near_none_has_no_hint(fleet: Fleet) -> None:
+def test_the_hint_for_an_unknown_model_that_is_near_none_lists_all(fleet: Fleet) -> None:
     with pytest.raises(UnknownModel) as caught:
         fleet.model("\x1b[2J" + "z" * 5000)
-    assert caught.value.hint == ""
+    assert caught.value.hint == 'one of "qwen:30b", "qwen", "plain"'
     assert "\x1b" not in caught.value.message
     assert len(caught.value.message) < 200
 

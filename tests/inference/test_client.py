@@ -200,21 +200,23 @@ def test_several_clients_in_one_process_do_not_disturb_each_other(tiny_fleet: Ru
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "message", "hint"),
     [
-        ({"alone": "gpu"}, "'gpu'"),
-        ({"temperature": float("nan")}, r"temperature: .* \(got nan\)"),
-        ({"temperature": 11}, r"temperature: .* <= 10.0 \(got 11\)"),
-        ({"timeout": 0}, r"timeout: .* > 0.0 \(got 0\)"),
-        ({"tokens": [1]}, "exactly one of prompt, messages and tokens"),
-        ({"stop": ["\ud800"]}, "not Unicode"),
+        ({"alone": "gpu"}, "'gpu'", ""),
+        ({"temperature": float("nan")}, r"temperature: .* \(got nan\)", "temperature: 0 to 10"),
+        ({"temperature": 11}, r"temperature: .* <= 10.0 \(got 11\)", "temperature: 0 to 10"),
+        ({"timeout": 0}, r"timeout: .* > 0.0 \(got 0\)", "timeout: over 0, at most 86,400"),
+        ({"bogus": 0}, "bogus: unknown field", "the options are max_tokens, "),
+        ({"tokens": [1]}, "exactly one of prompt, messages and tokens", ""),
+        ({"stop": ["\ud800"]}, "not Unicode", ""),
     ],
 )
 def test_values_out_of_bounds_are_refused_before_anything_is_sent(
-    tiny_fleet: RunningFleet, options: dict[str, object], message: str
+    tiny_fleet: RunningFleet, options: dict[str, object], message: str, hint: str
 ) -> None:
-    with tiny_fleet.client() as client, pytest.raises(RequestError, match=message):
+    with tiny_fleet.client() as client, pytest.raises(RequestError, match=message) as caught:
         client.generate("tiny", PROMPT, **options)  # type: ignore[arg-type]
+    assert caught.value.hint.startswith(hint) and bool(caught.value.hint) == bool(hint)
 
 
 def test_one_stop_string_may_be_given_as_it_is(tiny_fleet: RunningFleet) -> None:

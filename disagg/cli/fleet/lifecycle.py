@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import Settings, note_if_interrupted, settings, stderr, stdout
+from disagg.cli.context import Settings, error_console, note_if_interrupted, settings, stderr, stdout
 from disagg.cli.options import Hosts
 
 if TYPE_CHECKING:
@@ -69,8 +69,10 @@ def _lifecycle(chosen: Settings) -> FleetServers:
 
 
 def _finish(lifecycle: FleetServers, results: list[ServerResult]) -> None:
-    from disagg.cli.views.fleet.progress import results_view
+    from disagg.cli.views.fleet.progress import failures_view, results_table
     from disagg.fleet.lifecycle.fleet_servers import exit_code
 
-    stdout().print(results_view(results, tuple(lifecycle.fleet.hosts)))
+    stdout().print(results_table(results))
+    if failures := failures_view(results, tuple(lifecycle.fleet.hosts)):
+        error_console().print(failures)
     raise typer.Exit(exit_code(results))

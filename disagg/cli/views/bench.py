@@ -26,10 +26,12 @@ MODE_STYLE = {"disaggregated": "bold green", "decode-alone": "blue", "prefill-al
 _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
 _HEADERS = {
     "failed_attempts": "failed",
-    "exposed_transfer": "exposed",
+    "prefill": "pre-\nfill",
+    "exposed_transfer": "ex-\nposed",
+    "ingest": "in-\ngest",
     "first_step": "first\nstep",
     "network": "net-\nwork",
-    "tokenise": "token.",
+    "tokenise": "toke-\nnise",
 }
 _LATENCIES = {
     "TTFT\np50": "median_ttft_ms",
@@ -182,7 +184,7 @@ def _where_ttft_went(result: BenchResult, family: Sequence[Cell]) -> list[Render
         return []
     means = [cell.figures["mean_ttft_parts_ms"] for cell in cells]
     names = [name for name in PART_NAMES if any(parts[name] for parts in means)]
-    table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in names), "hidden")
+    table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in names), "hid-\nden")
     for cell, parts in zip(cells, means, strict=True):
         hidden = Text(_bare_ms(cell.figures["mean_hidden_transfer_ms"]), "dim")
         ttft = _bare_ms(cell.figures["mean_ttft_ms"])

@@ -61,7 +61,7 @@ def _cells(forecast: Forecast) -> list[str]:
 
 
 def _findings(capacity: Capacity) -> Iterator[str]:
-    setup, whole = capacity.setup, capacity.disaggregated
+    setup, traffic, whole = capacity.setup, capacity.traffic, capacity.disaggregated
     yield (
         f"disaggregated: {capacity.speedup_over_decode:.2f} x the speed of {setup.decode_device.name} alone, "
         f"{capacity.speedup_over_prefill:.2f} x that of {setup.prefill_device.name} alone"
@@ -82,7 +82,11 @@ def _findings(capacity: Capacity) -> Iterator[str]:
         f"{served.requests_per_s:.2f} requests/s, bound by {served.bound}"
     )
     if capacity.over_context:
-        yield f"would be refused: over the context of {capacity.context:,} tokens"
+        longest = traffic.prompt_tokens + traffic.output_tokens
+        yield (
+            f"these requests would be refused: prompt + answer are {longest:,} tokens, over the context of "
+            f"{capacity.context:,}; lower --prompt-tokens or --output-tokens"
+        )
     for machine in capacity.crowded:
         yield f"does not fit into the memory of {machine}"
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+from itertools import zip_longest
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -58,10 +62,18 @@ def next_steps() -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(style="bold cyan", overflow="fold")
-    relative = os.path.relpath(HOSTS_FILE)
-    path = relative if len(relative) < len(str(HOSTS_FILE)) and not relative.startswith("..") else str(HOSTS_FILE)
-    grid.add_row("next: keep these servers", f"export DISAGG_CONFIG={path}")
-    grid.add_row("", "disagg start")
+    commands = [f"export DISAGG_CONFIG={_short(HOSTS_FILE)}", "disagg start"]
+    activate = Path(sys.prefix, "bin", "activate")
+    if shutil.which("disagg") is None and activate.exists():
+        commands.insert(0, f"source {_short(activate)}")
+    for title, command in zip_longest(["next: keep these servers"], commands, fillvalue=""):
+        grid.add_row(title, command)
     grid.add_row("      ask one model", 'disagg generate qwen "class Stack:"')
     grid.add_row("      your own machines", "disagg init")
     return grid
+
+
+def _short(path: Path) -> str:
+    """The path relative to the current folder if it lies in it and is shorter so."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(str(path)) and not relative.startswith("..") else str(path)

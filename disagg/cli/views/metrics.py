@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disagg.api.names import AS_IS
-from disagg.cli.views.units import duration_steps, seconds, size, speed
+from disagg.cli.views.units import counted, duration_steps, seconds, size, speed
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Completion
 
@@ -69,8 +69,8 @@ def model_panel(completion: Completion) -> Panel:
     grid.add_column(justify="right", style="bold")
     grid.add_column(justify="right", style="bold")
     grid.add_column(style="dim", overflow="fold")
-    tokens = f"{metrics.completion_tokens} tokens"
-    prompt = f"{metrics.prompt_tokens} tokens"
+    tokens = counted(metrics.completion_tokens, "token")
+    prompt = counted(metrics.prompt_tokens, "token")
     grid.add_row("prefill", seconds(metrics.prefill_time), speed(metrics.prefill_speed), _at(prompt, metrics, True))
     grid.add_row("decode", seconds(metrics.decode_time), speed(metrics.decode_speed), _at(tokens, metrics, False))
     grid.add_row("total", seconds(metrics.total_time), "", f"finished by {completion.finish_reason}")

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.views.units import speed
+from disagg.cli.views.units import counted, speed
 from disagg.inference.several import Answer
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -162,8 +162,9 @@ def _footer(answer: Answer) -> str:
         return answer.error.message
     if answer.completion is not None:
         metrics = answer.completion.metrics
-        return f"{metrics.completion_tokens} tokens · {speed(metrics.decode_speed)} · {answer.completion.finish_reason}"
-    return f"{answer.tokens} tokens" if answer.tokens else "waiting for the first token"
+        tokens, rate = counted(metrics.completion_tokens, "token"), speed(metrics.decode_speed)
+        return f"{tokens} · {rate} · {answer.completion.finish_reason}"
+    return counted(answer.tokens, "token") if answer.tokens else "waiting for the first token"
 
 
 class _Tail:

@@ -98,9 +98,9 @@ def test_a_host_that_fails_to_start_exits_1_and_the_other_is_reported(
 ) -> None:
     behaviour["decode-1"] = "crash"
     assert run("--config", config, "start") == 1
-    out = capsys.readouterr().out
-    assert "prefill-1   started" in out and "decode-1    failed" in out
-    assert "error: decode-1 did not start: no weights in /models/x" in out and "hint: fetch them" in out
+    out, err = capsys.readouterr()
+    assert "prefill-1   started" in out and "decode-1    failed" in out and "error:" not in out
+    assert "error: decode-1 did not start: no weights in /models/x" in err and "hint: fetch them" in err
 
 
 def test_start_on_hosts_before_any_deployment_says_that_deploying_makes_the_token(

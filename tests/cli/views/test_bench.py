@@ -41,7 +41,7 @@ def test_the_parts_of_ttft_are_whole_where_an_attempt_failed_too() -> None:
     records = (record(0.335, prompt=32768, ttft_parts=parts),)
     cells = gather(plan((point(32768),)), [TurnResult(0, "disaggregated", False, 0.0, 1.0, records)], Power(), {})
     text = shown(BenchResult("test", "tiny", "random", "today", plan((point(32768),)), cells, judge(cells)))
-    assert "failed" in text and "prefill" in text and "…" not in text
+    assert "failed" in text and "hid-" in text and "…" not in text
     (row,) = [line for line in text.splitlines() if "300 " in line]
     assert row.split()[2:] == ["11.0", "0.6", "0.9", "300", "3.9", "18.5"]
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import io
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
 
 from disagg.api.status import DeviceUse, LastError, Memory
 from disagg.cli.views import units
-from disagg.cli.views.demo import comparison_panel
+from disagg.cli.views.demo import comparison_panel, next_steps
 from disagg.cli.views.errors import error_view
 from disagg.cli.views.fleet.health import health_panel, health_view, status_line, watch_view
 from disagg.cli.views.fleet.logs import LogView
 from disagg.cli.views.fleet.models import inventories_view, removed_view
-from disagg.cli.views.fleet.progress import Progress, results_view
+from disagg.cli.views.fleet.progress import Progress, failures_view, results_table
 from disagg.cli.views.metrics import footnote, metrics_view, model_panel, ttft_view
 from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.config import EngineOptions, Host
@@ -128,8 +129,8 @@ def test_a_watched_fleet_says_when_it_was_looked_at() -> None:
 def test_failed_starts_with_the_same_cause_are_told_once() -> None:
     errors = [DisaggError(f"{name}: nothing is deployed there", f"disagg deploy --host {name}") for name in "ab"]
     results = [ServerResult(name, "failed", 0.1, error) for name, error in zip("ab", errors, strict=True)]
-    assert shown(results_view(results, "ab")).endswith(
-        "\n\nerror: all hosts: nothing is deployed there\n hint: disagg deploy\n"
+    assert shown(failures_view(results, "ab")).endswith(
+        "\nerror: all hosts: nothing is deployed there\n hint: disagg deploy\n"
     )
 
 
@@ -218,7 +219,9 @@ def test_markup_and_control_characters_of_a_model_do_nothing() -> None:
 
 def test_results_and_errors_show_the_remedy() -> None:
     error = PortInUse("port 1 is in use by python (pid 2)", "stop it")
-    text = shown(results_view([ServerResult("a", "started", 3.2), ServerResult("b", "failed", 1, error)]))
+    results = [ServerResult("a", "started", 3.2), ServerResult("b", "failed", 1, error)]
+    text = shown(Group(results_table(results), failures_view(results) or ""))
+    assert failures_view(results[:1]) is None
     assert "3.20 s" in text and "error: port 1 is in use by python (pid 2)\n hint: stop it" in text
     assert shown(error_view(DisaggError("just this"))) == "error: just this\n"
 
@@ -281,9 +284,8 @@ def test_a_failed_start_shows_the_end_of_its_log_above_the_error() -> None:
         '{"time": "2026-01-01T00:00:00.000Z", "level": "error", "event": "start_failed", "message": "no"}',
         "boom\x1b[2J",
     )
-    text = shown(results_view([ServerResult("spark", "failed", 1.0, error), ServerResult("other", "left")]))
+    text = shown(failures_view([ServerResult("spark", "failed", 1.0, error), ServerResult("other", "left")]))
     assert "the last 2 lines of spark's log:\n  start_failed message=no\n  boom\ufffd[2J\nerror: spark did not" in text
-    assert "left" in text
 
 
 def test_log_lines_show_time_host_event_fields_and_traceback() -> None:
@@ -323,3 +325,17 @@ def test_in_a_narrow_terminal_the_hosts_of_models_keep_their_names() -> None:
         RequiredModel(host, source), {source: StoredModel(source, "complete", 3 << 30, revision="0123456789")}
     )
     assert "mac-studio-1 " in shown(inventories_view([inventory], {}), 50)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_next_steps_of_the_demo_activate_the_environment_unless_disagg_is_in_path(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    activate = tmp_path / "bin" / "activate"
+    activate.parent.mkdir()
+    activate.touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/disagg" if there else None)
+    first = shown(next_steps(), 200).splitlines()[0]
+    assert ("source bin/activate" in first) != there

@@ -42,8 +42,8 @@ class Progress:
                     self._console.print(Text.assemble((f"{host}: ", "bold"), (f"{doing}{end}", "dim")))
 
 
-def results_view(results: Sequence[ServerResult], whole: Collection[str] = ()) -> RenderableType:
-    """One row per host, then each failure with the end of its log and its hint. `whole`: all names of the fleet."""
+def results_table(results: Sequence[ServerResult]) -> Table:
+    """One row per host."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("host", style="bold", overflow="fold")
     table.add_column("outcome")
@@ -52,10 +52,15 @@ def results_view(results: Sequence[ServerResult], whole: Collection[str] = ()) -
         style = "red" if result.outcome == "failed" else _STYLE.get(result.outcome, "dim")
         took = seconds(result.seconds) if result.seconds else "–"
         table.add_row(result.host, Text(result.outcome, style), took)
+    return table
+
+
+def failures_view(results: Sequence[ServerResult], whole: Collection[str] = ()) -> RenderableType | None:
+    """Each failure with the end of its log and its hint; None if nothing failed. `whole`: all names of the fleet."""
     failed = [(result.host, result.error) for result in results if result.error is not None]
     silent = [one for one in failed if not _log(one[1])]
     logged = [part for host, error in failed if _log(error) for part in _with_log(host, error, whole)]
-    return Group(table, *logged, *error_views(silent, whole))
+    return Group(*logged, *error_views(silent, whole)) if failed else None
 
 
 def _log(error: DisaggError) -> Sequence[str]:
