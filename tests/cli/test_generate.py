@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,31 @@ def test_a_terminal_gets_panels_and_no_control_characters(
         shown = os.read(reader, 100_000).decode()
     os.close(reader)
     assert "╭─" in shown and "other" in shown and "\x1b]0;title" not in shown
+
+
+def test_the_panels_keep_the_terminal_from_echoing_ctrl_c_and_restore_it() -> None:
+    script = """
+import sys, termios
+from disagg.cli.context import stdout
+from disagg.cli.views.stream import Panels
+from disagg.inference.several import Answer
+
+def echoes():
+    return bool(termios.tcgetattr(1)[3] & termios.ECHOCTL)
+
+before = echoes()
+with Panels([Answer("a"), Answer("b")], "p", stdout()):
+    during = echoes()
+sys.exit(0 if (before, during, echoes()) == (True, False, True) else 1)
+"""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", script])
+    with suppress(OSError):  # Linux ends a terminal without readers this way
+        while os.read(terminal, 100_000):
+            pass
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("models", [["-m", "tiny"], ["-m", "tiny", "-m", "other"], ["-m", "tiny", "--json"]])

@@ -83,10 +83,8 @@ def _findings(capacity: Capacity) -> Iterator[str]:
     )
     if capacity.over_context:
         longest = traffic.prompt_tokens + traffic.output_tokens
-        yield (
-            f"these requests would be refused: prompt + answer are {longest:,} tokens, over the context of "
-            f"{capacity.context:,}; lower --prompt-tokens or --output-tokens"
-        )
+        yield f"refused: prompt + answer, {longest:,} tokens, exceed the context of {capacity.context:,};"
+        yield "lower --prompt-tokens or --output-tokens"
     for machine in capacity.crowded:
         yield f"does not fit into the memory of {machine}"
 

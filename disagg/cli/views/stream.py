@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Sequence
+import termios
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -21,6 +24,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIDE_BY_SIDE: Final = 50  # columns of a panel
 _LIVE_LINES: Final = 24
 _FRAMES_PER_S: Final = 12
+_LOCAL_MODES: Final = 3  # the index in the attributes of termios
 # While a frame is drawn, the thread that reads the sockets waits at most this long for the interpreter, not 5 ms.
 _SWITCH_INTERVAL_S: Final = 0.0005
 
@@ -88,19 +92,49 @@ class Panels(AnswersView):
         self._prompt, self._console = prompt, console
         view = LiveView(prompt, answers)
         self._live = Live(view, console=console, refresh_per_second=_FRAMES_PER_S, transient=True)
-        self._switch_interval = sys.getswitchinterval()
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        self._live.start()
+        with ExitStack() as stack:
+            stack.enter_context(_no_echo_of_control_characters(self._console))
+            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            stack.callback(self._live.stop)
+            self._live.start()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
-        sys.setswitchinterval(self._switch_interval)
+        self._stack.close()
 
     def finish(self) -> None:
         self._console.print(final_view(self._prompt, self.answers, self._console.width))
+
+
+@contextmanager
+def _no_echo_of_control_characters(console: Console) -> Iterator[None]:
+    """Keep the terminal from printing ^C, which would move the cursor to the next row and leave a line of the panels.
+
+    Does nothing in the background, where a change of the terminal would stop the program.
+    """
+    try:
+        terminal = console.file.fileno()
+        before = termios.tcgetattr(terminal)
+        foreground = os.tcgetpgrp(terminal) == os.getpgrp()
+    except (OSError, ValueError, termios.error):
+        foreground = False
+    if not foreground:
+        yield
+        return
+    modes = before.copy()
+    modes[_LOCAL_MODES] &= ~termios.ECHOCTL
+    termios.tcsetattr(terminal, termios.TCSANOW, modes)
+    try:
+        yield
+    finally:
+        with suppress(OSError, termios.error):
+            if os.tcgetpgrp(terminal) == os.getpgrp():
+                termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def _write(text: str) -> None:
