@@ -160,7 +160,10 @@ def _failures(host: Host) -> Iterator[None]:
     try:
         yield
     except httpx.ConnectError as error:
-        raise ServerUnavailable(f"no server answers at {host.url} ({host.name})", "run `disagg status`") from error
+        raise ServerUnavailable(
+            f"no server answers at {host.url} ({host.name})",
+            "run `disagg status`; `disagg start` starts what is stopped",
+        ) from error
     except httpx.TimeoutException as error:
         raise ServerSilent(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`") from error
     except (httpx.HTTPError, httpx.StreamError) as error:
