@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 
 # Tests run in one process per core, at most four: most of their time is servers that start.
-PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-fast lint format clean
 

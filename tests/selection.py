@@ -1,4 +1,4 @@
-"""Which tests are slow, and which of them run in one process. A pytest plugin, loaded by tests/conftest.py.
+"""Which tests are slow, and in which order files run. A pytest plugin, loaded by tests/conftest.py.
 
 A test is slow if it uses a fixture or lies at a path named here, or starts servers with tests.fleets: nobody marks
 tests by hand. `make test-fast` does not even import the slow paths, and so neither torch nor mlx.
@@ -43,18 +43,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if fast_only and _below_tests(collection_path) in SLOW_PATHS else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist's own hook, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow tests, and group them for pytest-xdist: the files that share a fleet in one process, first.
+    """Mark slow tests, and sort: the files that share a fleet first, then slow files, then fast ones.
 
-    Slow files are handed out before fast ones, so that no process is left with a long one at the end.
+    pytest-xdist hands out whole files in this order (`--dist loadfile`), so that no process is left with a long one at
+    the end. Its groups (`--dist loadgroup`) are not used: marks that a plugin adds reach it too late.
     """
     sharing = {item.path for item in items if SERVER_FIXTURES & _fixtures(item)}
     for item in items:
         marks = _marks(item, sharing)
         for name in marks:
             item.add_marker(name)
-        item.add_marker(pytest.mark.xdist_group("tiny_fleet" if item.path in sharing else _below_tests(item.path)))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in sharing, item.path not in slow))
 
