@@ -152,7 +152,7 @@ def test_a_changed_hosts_toml_is_told_of_and_a_restart_picks_the_new_release_up(
         remark = fleet.status()[DECODE]
         assert "other hosts.toml" in remark["why"] and remark["hint"].startswith(f"disagg deploy --host {DECODE} && ")
         fleet.run("deploy", "--yes", "--host", DECODE)
-        refused = fleet.run("start", "--host", DECODE, code=1).stdout
+        refused = printed_by(fleet.run("start", "--host", DECODE, code=1))
         assert "still runs release" in refused and f"disagg restart --host {DECODE}" in refused
         assert "restarted" in fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S).stdout
         healthy = fleet.status(0, "--host", DECODE)[DECODE]
@@ -166,7 +166,7 @@ def test_a_service_that_crashes_at_start_is_reported_with_its_log_and_not_left_c
     content = model.read_text()
     model.write_text("{ broken")
     try:
-        failed = fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S, code=1).stdout
+        failed = printed_by(fleet.run("restart", "--host", DECODE, "--timeout", PATIENCE_S, code=1))
         assert (
             f"{DECODE} did not start" in failed and "lines of mac-studio-2's log" in failed and "start_failed" in failed
         )
@@ -175,6 +175,11 @@ def test_a_service_that_crashes_at_start_is_reported_with_its_log_and_not_left_c
         wait_until(lambda: not any(map(serving, fleet.bed.hosts[DECODE].command_lines())), 20, "nothing to run there")
     finally:
         model.write_text(content)
+
+
+def printed_by(done: subprocess.CompletedProcess[str]) -> str:
+    """The table on stdout, then the errors on stderr."""
+    return done.stdout + done.stderr
 
 
 def test_a_port_that_another_program_has_is_named_with_the_program(fleet: Operator) -> None:
@@ -197,7 +202,7 @@ def test_a_port_that_another_program_has_is_named_with_the_program(fleet: Operat
     with subprocess.Popen([*inside, *listener], start_new_session=True) as other:
         try:
             wait_until(lambda: _listens(host.address, 8000), 20, "the other program to listen")
-            refused = " ".join(fleet.run("start", "--host", PREFILL, code=1).stdout.split())
+            refused = " ".join(printed_by(fleet.run("start", "--host", PREFILL, code=1)).split())
             assert "port 8000 there is in use by python3 (pid " in refused
             status = fleet.status(3, "--host", PREFILL, "--timeout", 4)[PREFILL]
             assert status["state"] == "foreign" and "python3 (pid" in status["why"]
@@ -214,7 +219,7 @@ def _listens(address: str, port: int) -> bool:
 
 
 def test_a_server_that_never_becomes_healthy_is_slow_and_left_running(fleet: Operator) -> None:
-    slow = fleet.run("start", "--host", PREFILL, "--timeout", 0, code=3).stdout
+    slow = printed_by(fleet.run("start", "--host", PREFILL, "--timeout", 0, code=3))
     assert "slow" in slow and "it was left running" in " ".join(slow.split())
     loading = fleet.status(3, "--host", PREFILL)[PREFILL]
     assert loading["state"] in ("loading", "silent") and loading["pid"] and loading["why"]
