@@ -1,10 +1,10 @@
 """The server-sent events of an answer.
 
-POST /decode    slot, tokens..., done
+POST /decode    slot or local, tokens..., done
 POST /generate  tokens..., done
 POST /prefill   shipped
 
-Each stream may end with `error` instead.
+`progress` may come at any time; each stream may end with `error` instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TokenLogprob(Contract, frozen=True):
 
 class SlotEvent(Contract, frozen=True, kw_only=True):
     """The decode host is ready for the KV of all prompt tokens but the last: deliver it to `kv` with this one-time
-    ticket. held_tokens: tokens of this prompt whose KV the host already has."""
+    ticket. held_tokens: of its first tokens, those whose KV the host already has and which are not to be sent."""
 
     event: ClassVar[str] = "slot"
     request_id: str
@@ -39,6 +39,26 @@ class SlotEvent(Contract, frozen=True, kw_only=True):
     kv: KVAddress
     prompt_tokens: int
     held_tokens: int = 0
+
+
+class LocalEvent(Contract, frozen=True, kw_only=True):
+    """The decode host computes the rest of the prompt itself: no prefill host is needed. held_tokens: see SlotEvent.
+    reason: why it does, e.g. "12 tokens: 0.02 s here, 0.31 s on a prefill host"."""
+
+    event: ClassVar[str] = "local"
+    request_id: str
+    prompt_tokens: int
+    held_tokens: int
+    reason: str
+
+
+class ProgressEvent(Contract, frozen=True, kw_only=True):
+    """Sent while there is nothing else to send. phase: what the request is doing. beats: counts up whenever the
+    host's engine has finished a piece of work, for any request; if it does not change, the engine is stuck."""
+
+    event: ClassVar[str] = "progress"
+    phase: str
+    beats: int
 
 
 class TokensEvent(Contract, frozen=True):
@@ -68,8 +88,9 @@ class Timing(Contract, frozen=True):
 
 class DoneEvent(Contract, frozen=True, kw_only=True):
     """The end of an answer. computed_prompt_tokens: prompt tokens that this host ran through the model. fallback: why
-    the prompt was recomputed here, empty if it was not. kv_wire: the form in which KV arrived, None if none did.
-    simulated: no model ran, the times are predicted."""
+    the prompt was recomputed here, empty if it was not. local: why its rest was computed here without asking a prefill
+    host, empty if one was asked. held_tokens: prompt tokens whose KV the host had from earlier requests. kv_wire: the
+    form in which KV arrived, None if none did. simulated: no model ran, the times are predicted."""
 
     event: ClassVar[str] = "done"
     finish_reason: FinishReason
@@ -78,6 +99,8 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     computed_prompt_tokens: int
     timing: Timing
     fallback: str = ""
+    local: str = ""
+    held_tokens: int = 0
     simulated: bool = False
     kv_wire: WireForm | None = None
 
@@ -86,7 +109,7 @@ class ShippedEvent(Contract, frozen=True, kw_only=True):
     """The decode host has acknowledged every byte of the KV. Durations in seconds on the prefill host's clock.
 
     hidden_transfer_s: bytes moved while the prompt was computed. exposed_transfer_s: end of compute -> acknowledgement.
-    kv_bytes: as sent, in the form `kv_wire`.
+    kv_bytes: as sent, in the form `kv_wire`. held_tokens: prompt tokens whose KV this host had from earlier requests.
     """
 
     event: ClassVar[str] = "shipped"
@@ -99,6 +122,7 @@ class ShippedEvent(Contract, frozen=True, kw_only=True):
     compute_s: float
     hidden_transfer_s: float
     exposed_transfer_s: float
+    held_tokens: int = 0
 
 
 class ErrorEvent(Contract, frozen=True):
@@ -121,8 +145,8 @@ class ErrorAnswer(Contract, frozen=True):
     error: ErrorEvent
 
 
-Event = SlotEvent | TokensEvent | DoneEvent | ShippedEvent
-EVENTS: Final[Mapping[str, type[SlotEvent | TokensEvent | DoneEvent | ShippedEvent]]] = {
-    kind.event: kind for kind in (SlotEvent, TokensEvent, DoneEvent, ShippedEvent)
+Event = SlotEvent | LocalEvent | ProgressEvent | TokensEvent | DoneEvent | ShippedEvent
+EVENTS: Final[Mapping[str, type[Event]]] = {
+    kind.event: kind for kind in (SlotEvent, LocalEvent, ProgressEvent, TokensEvent, DoneEvent, ShippedEvent)
 }
 """The type of each event but `error`, by its name on the wire."""

@@ -1,4 +1,4 @@
-"""The bodies of POST /generate, POST /decode and POST /prefill."""
+"""The bodies of POST /generate, POST /decode, POST /prefill and POST /lease."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from disagg.api.sampling import MAX_TOKENS, Sampling
 MAX_MESSAGES = 4096
 MAX_DEADLINE_S = 86400.0
 DEFAULT_DEADLINE_S = 600.0
+MAX_LEASE_S = 600.0
+MAX_LEASES = 4096  # request ids in one POST /lease
 
 Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Messages = Sequence[Mapping[str, str]]
 
@@ -34,14 +37,21 @@ class KVAddress(Contract, frozen=True, forbid_unknown_fields=True):
 
 
 class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all requests have: the model, exactly one of prompt, messages and tokens, and the seconds until the request
-    must have ended."""
+    """What all requests have: the model, and exactly one of prompt, messages and tokens.
+
+    answer_tokens: the answer's first tokens, if a host that failed has generated them: the request goes on after them.
+    deadline_s: seconds until the request must have ended. lease_s: seconds after which it ends unless POST /lease
+    names it; None: it lasts as long as its connection. cache_salt: only requests with the same salt share held KV.
+    """
 
     model: str
     prompt: str | None = None
     messages: Annotated[tuple[ChatMessage, ...], Meta(max_length=MAX_MESSAGES)] | None = None
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_TOKENS)] | None = None
+    answer_tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_TOKENS)] = ()
     deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)] = DEFAULT_DEADLINE_S
+    lease_s: Annotated[float, Meta(gt=0, le=MAX_LEASE_S)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=128)] = ""
 
     def __post_init__(self) -> None:
         if sum(value is not None for value in (self.prompt, self.messages, self.tokens)) != 1:
@@ -61,14 +71,34 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=
     sampling: Sampling = field(default_factory=Sampling)
 
 
+class PrefillOffer(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the caller knows about the prefill host that it would ask, so that the decode host can decide whether to
+    compute the rest of the prompt itself. wait_s: expected wait in its queue. tokens_s: measured prefill speed.
+    link_bytes_s: measured rate of the link between the two hosts, None if unknown."""
+
+    wait_s: Annotated[float, Meta(ge=0, le=MAX_DEADLINE_S)] = 0.0
+    tokens_s: Annotated[float, Meta(gt=0, le=1e9)]
+    link_bytes_s: Annotated[float, Meta(gt=0, le=1e13)] | None = None
+
+
 class DecodeBody(GenerateBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /decode. `kv_failure`: what the decode host does if the KV does not arrive whole."""
+    """POST /decode. `kv_failure`: what the decode host does if the KV does not arrive whole. `prefill`: the prefill
+    host that the caller would ask; None: the decode host waits for KV however short the rest of the prompt is."""
 
     kv_failure: Literal["fail", "recompute"] = "fail"
+    prefill: PrefillOffer | None = None
 
 
 class PrefillBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /prefill. `deliver` and `ticket`: as the decode host's slot event stated them."""
+    """POST /prefill. `deliver` and `ticket`: as the decode host's slot event stated them. `start`: its `held_tokens`,
+    the first token whose KV is sent."""
 
     deliver: KVAddress
     ticket: Annotated[str, Meta(min_length=8, max_length=128)]
+    start: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+
+
+class LeaseBody(Contract, frozen=True, forbid_unknown_fields=True):
+    """POST /lease: extend the leases of these requests by their own `lease_s`, from now on."""
+
+    request_ids: Annotated[tuple[RequestId, ...], Meta(max_length=MAX_LEASES)]

@@ -1,4 +1,4 @@
-"""The answers of GET /health and GET /status."""
+"""The answers of GET /health, GET /load, GET /status and POST /lease."""
 
 from __future__ import annotations
 
@@ -8,13 +8,44 @@ from typing import Literal
 from disagg.api.base import Contract
 from disagg.api.names import Role
 
-ServerState = Literal["loading", "ok", "draining", "error"]
+ServerState = Literal["loading", "ok", "draining", "stalled", "error"]
 
 
 class Liveness(Contract, frozen=True):
-    """GET /health without the fleet's token. "error": the engine has stopped."""
+    """GET /health without the fleet's token. "stalled": the engine has work and makes no progress. "error": the engine
+    has stopped. Both are sent with HTTP status 503."""
 
     status: ServerState
+
+
+class Load(Liveness, frozen=True, kw_only=True):
+    """GET /load: what routing needs, cheap enough to be read every second.
+
+    boot_id: random, new at every start of the server. beats: see ProgressEvent. queue, running: requests. queue_tokens:
+    prompt tokens that are not computed yet. kv_bytes: reserved by requests; kv_limit: the bound on them.
+    kv_held_bytes: of finished conversations, given up if a request needs the room. prefill_tokens_s, decode_tokens_s:
+    measured lately, None if not measured; decode_tokens_s is that of one request. links: rate in bytes/s of recent
+    transfers from this host, by "address:port" of the decode host.
+    """
+
+    boot_id: str
+    beats: int = 0
+    queue: int = 0
+    running: int = 0
+    running_limit: int = 1
+    queue_tokens: int = 0
+    kv_bytes: int = 0
+    kv_limit: int = 0
+    kv_held_bytes: int = 0
+    prefill_tokens_s: float | None = None
+    decode_tokens_s: float | None = None
+    links: Mapping[str, float] = {}
+
+
+class LeaseAnswer(Contract, frozen=True):
+    """POST /lease: the requests that this host does not have any more."""
+
+    unknown: tuple[str, ...] = ()
 
 
 class PreflightFinding(Contract, frozen=True):
@@ -40,7 +71,7 @@ class Health(Liveness, frozen=True, kw_only=True):
     """GET /health with the fleet's token.
 
     backend: framework and device, None until the engine has loaded. code: hash of the disagg code that runs. config:
-    hash of what the host's hosts.toml says about it. release: the deployed release, None if it runs from an
+    hash of what the host's hosts.toml says about it. boot_id: random, new at every start. release: the deployed release, None if it runs from an
     installation. versions: of the engine's packages.
     """
 
@@ -57,6 +88,7 @@ class Health(Liveness, frozen=True, kw_only=True):
     versions: Mapping[str, str] = {}
     fingerprint: ModelFingerprint | None = None
     preflight: tuple[PreflightFinding, ...] = ()
+    boot_id: str = ""
     uptime_s: float = 0.0
     pid: int = 0
 
@@ -101,11 +133,13 @@ class LastError(Contract, frozen=True):
 
 
 class Status(Health, frozen=True, kw_only=True):
-    """GET /status: health, load, memory and counters. kv_bytes: KV that the host holds now."""
+    """GET /status: health, load, memory and counters. kv_bytes: KV of requests that the host holds now. kv_held_bytes:
+    KV of finished conversations, kept for their next turns."""
 
     queue: int
     running: int
     kv_bytes: int
+    kv_held_bytes: int = 0
     memory: Memory
     device: DeviceUse
     counters: Counters
