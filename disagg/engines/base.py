@@ -53,7 +53,8 @@ class DecodeTiming:
     submitted -> started: waiting for the engine's thread, at most one step of the batch and other requests' ingest.
     started -> ingested: building caches from the received KV; close to 0 without KV.
     ingested -> first_token: its first step, together with the rest of the batch and a chunk of other requests' prompts.
-    computed_prompt_tokens: prompt tokens that this host ran through the model (1 after a hand-off, else all).
+    computed_prompt_tokens: prompt tokens that this host ran through the model: 1 after a hand-off, else all that were
+    not held.
     """
 
     submitted: float = 0.0
@@ -63,14 +64,33 @@ class DecodeTiming:
     computed_prompt_tokens: int = 0
 
 
+class HeldKV(Protocol):
+    """KV of a prompt's first `tokens` tokens, kept from a finished request. It is not given up before `release`."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    def release(self) -> None:
+        """Let the engine give it up. Safe to call twice, and from any thread."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
-    """One request to a DecodeEngine. tokens: the whole prompt. kv: KV of tokens[:-1], or None to compute alone."""
+    """One request to a DecodeEngine.
+
+    tokens: the prompt, and the first `answered` tokens of the answer if it goes on after them; they count in
+    sampling.max_tokens. held: from `find_held` for these tokens and this salt. kv: KV of tokens [held.tokens or 0,
+    len(tokens) - 1); None: the engine computes what is not held. salt: only requests with the same salt share held KV.
+    """
 
     id: str
     tokens: Sequence[int]
     sampling: Sampling
     kv: ReceivedKV | None = None
+    held: HeldKV | None = None
+    answered: int = 0
+    salt: str = ""
 
 
 class Listener(Protocol):
@@ -138,7 +158,12 @@ class PrefillEngine(Protocol):
 
 
 class DecodeEngine(Protocol):
-    """Turns KV into tokens with continuous batching, on a thread of its own."""
+    """Turns KV into tokens with continuous batching, on a thread of its own.
+
+    on_beat: called on that thread after each piece of work: a step, a chunk of a prompt, a command. It must not block.
+    """
+
+    on_beat: Callable[[], None]
 
     @property
     def info(self) -> EngineInfo: ...
@@ -157,7 +182,24 @@ class DecodeEngine(Protocol):
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request; its tokens go to the listener. ModelError if the engine is no longer alive.
 
-        After the first token the engine does not read `request.kv` any more, so its memory may be reused."""
+        After the first token the engine reads neither `request.kv`, so that its memory may be reused, nor
+        `request.held`, so that it may be released. The KV of a request that ends is held before its last token is
+        delivered."""
+        ...
+
+    def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
+        """The longest held KV that a request with these tokens and this salt can go on from, shorter than `tokens`;
+        None if there is none. Release it in any case. Callable from any thread."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of held KV; not part of `kv_bytes`."""
+        ...
+
+    def give_up_held(self, nbytes: int) -> None:
+        """Drop at least `nbytes` of held KV, the least recently used first, if so much is not in use by a request.
+        Callable from any thread."""
         ...
 
     def after_step(self, call: Callable[[], None]) -> None:

@@ -31,13 +31,15 @@ _MAX_CACHE_BYTES = 1 << 30
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request in the engine. lock: held during calls to the listener. open: the listener may be called."""
+    """One request in the engine. answered: how many of `tokens` belong to the answer. lock: held during calls to the
+    listener. open: the listener may be called."""
 
     id: str
     tokens: list[int]
     sampling: Sampling
     kv: ReceivedKV | None  # until the caches are built
     listener: Listener
+    answered: int = 0
     timing: DecodeTiming = field(default_factory=DecodeTiming)
     lock: threading.RLock = field(default_factory=threading.RLock)
     open: bool = True
@@ -86,7 +88,7 @@ class Batch:
         job.penalty = mlx_sampling.repetition_penalty(job.sampling)
         (job.uid,) = self._generator.insert(
             [job.tokens[-1:] if handed_over else job.tokens],
-            max_tokens=[job.sampling.max_tokens],
+            max_tokens=[job.sampling.max_tokens - job.answered],
             caches=[caches],
             all_tokens=[job.tokens[:-1] if handed_over else []],  # a copy, to which the generator appends
             samplers=[mlx_sampling.sampler(job.sampling)],
@@ -147,7 +149,7 @@ class Batch:
 
 def row(job: Job) -> Row:
     """The job as `grouping` counts it: with its whole prompt, and the longest answer that it may have."""
-    return Row(len(job.tokens) + job.written, job.sampling.max_tokens - job.written)
+    return Row(len(job.tokens) + job.written, job.sampling.max_tokens - job.answered - job.written)
 
 
 def bound_memory() -> None:

@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, EngineInfo, Listener
+from disagg.engines.base import DecodeRequest, EngineInfo, HeldKV, Listener
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.batch import Job
@@ -81,7 +81,7 @@ class MLXDecodeEngine:
         mlx_sampling.validate(request.sampling)
         if request.kv is not None:
             self._require_fitting(request.kv, len(request.tokens) - 1)
-        job = Job(request.id, list(request.tokens), request.sampling, request.kv, listener)
+        job = Job(request.id, list(request.tokens), request.sampling, request.kv, listener, answered=request.answered)
         job.timing.submitted = time.monotonic()
         self._loop.submit(job)
 
@@ -89,9 +89,30 @@ class MLXDecodeEngine:
         """See DecodeEngine. If `call` raises, the requests of the batch fail, since their tokens are not delivered."""
         self._loop.after_step = call
 
+    @property
+    def on_beat(self) -> Callable[[], None]:
+        """See DecodeEngine."""
+        return self._loop.on_beat
+
+    @on_beat.setter
+    def on_beat(self, call: Callable[[], None]) -> None:
+        self._loop.on_beat = call
+
     def cancel(self, request_id: str) -> None:
         """See DecodeEngine."""
         self._loop.cancel(request_id)
+
+    def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
+        """See DecodeEngine."""
+        return None
+
+    @property
+    def held_bytes(self) -> int:
+        """See DecodeEngine."""
+        return 0
+
+    def give_up_held(self, nbytes: int) -> None:
+        """See DecodeEngine."""
 
     def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
         """See DecodeEngine. Runs between two steps of the batch."""

@@ -56,6 +56,7 @@ class Loop:
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
         self.after_step: Callable[[], None] = lambda: None  # called after each step, with no lock held
+        self.on_beat: Callable[[], None] = lambda: None  # called after each command and step, with no lock held
         self._wake = threading.Condition()
         self._commands: deque[_Command] = deque()  # bounded: at most two per job, and one per waiting caller
         self._jobs: dict[str, Job] = {}
@@ -198,10 +199,12 @@ class Loop:
         """Run this many commands and take one step."""
         for _ in range(commands):
             self._run_command()
+            self.on_beat()
         if commands:
             self._update_counters()
         if len(self._batch):
             self._step()
+            self.on_beat()
         if not len(self._batch):
             release_memory()
 

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from disagg.config import EngineOptions
-from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, Listener, Token
+from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, HeldKV, Listener, Token
 from disagg.engines.model.text import PromptTokenizer
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.model import sleep_until
@@ -50,6 +51,7 @@ class SimulatedDecodeEngine:
     """See base.DecodeEngine. hardware: the simulated machine. source: see simulated_model.load."""
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions, hardware: str) -> None:
+        self.on_beat: Callable[[], None] = lambda: None
         self._model = simulated_model.load(source, context, options, hardware)
         self._wake = threading.Condition()
         self._jobs: dict[str, _Job] = {}
@@ -97,7 +99,8 @@ class SimulatedDecodeEngine:
             if request.kv.tokens != len(request.tokens) - 1:
                 raise LayoutMismatch(f"the KV covers {request.kv.tokens} of {len(request.tokens)} prompt tokens")
         timing = DecodeTiming(submitted=time.monotonic())
-        answer = self._model.answer(request.tokens, request.sampling)
+        prompt = request.tokens[: len(request.tokens) - request.answered]
+        answer = islice(self._model.answer(prompt, request.sampling), request.answered, None)
         job = _Job(request, listener, answer, timing, request.kv)
         with self._wake:
             if self._closed:
@@ -121,6 +124,18 @@ class SimulatedDecodeEngine:
             with job.lock:  # waits for a call to the listener that has already begun
                 job.open = False
 
+    def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
+        """See DecodeEngine."""
+        return None
+
+    @property
+    def held_bytes(self) -> int:
+        """See DecodeEngine."""
+        return 0
+
+    def give_up_held(self, nbytes: int) -> None:
+        """See DecodeEngine."""
+
     def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
         """Raises ModelError: there are none."""
         raise simulated_model.no_logits()
@@ -140,12 +155,14 @@ class SimulatedDecodeEngine:
             busy_until = max(busy_until, jobs[0].timing.submitted)
             for job in jobs:
                 busy_until = self._prepare(job, busy_until)
+                self.on_beat()
             if decoding := [job for job in jobs if not job.chunks]:
                 busy_until += self._step_s(decoding)
                 sleep_until(busy_until)
                 for job in decoding:
                     self._deliver(job)
                 self._after_step()
+                self.on_beat()
         self._fail_all()
 
     def _next_batch(self) -> list[_Job]:
