@@ -71,8 +71,8 @@ class Health(Liveness, frozen=True, kw_only=True):
     """GET /health with the fleet's token.
 
     backend: framework and device, None until the engine has loaded. code: hash of the disagg code that runs. config:
-    hash of what the host's hosts.toml says about it. boot_id: random, new at every start. release: the deployed release, None if it runs from an
-    installation. versions: of the engine's packages.
+    hash of what the host's hosts.toml says about it. boot_id: random, new at every start. release: the deployed
+    release, None if it runs from an installation. versions: of the engine's packages.
     """
 
     model: str

@@ -15,6 +15,7 @@ class Admission:
     """
 
     def __init__(self, running_limit: int, queue_limit: int) -> None:
+        self.running_limit = running_limit
         self._turns = asyncio.Semaphore(running_limit)
         self._limit = running_limit + queue_limit
         self._admitted = 0

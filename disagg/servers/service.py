@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -19,7 +20,18 @@ from disagg.api.events import Event
 from disagg.api.names import Role
 from disagg.api.requests import Messages, PromptBody
 from disagg.api.sampling import Sampling
-from disagg.api.status import Counters, DeviceUse, Health, LastError, Memory, ModelFingerprint, Status
+from disagg.api.status import (
+    Counters,
+    DeviceUse,
+    Health,
+    LastError,
+    LeaseAnswer,
+    Load,
+    Memory,
+    ModelFingerprint,
+    ServerState,
+    Status,
+)
 from disagg.config import Fleet, Host, Model, served_digest
 from disagg.engines.base import DecodeEngine, EngineInfo, PrefillEngine
 from disagg.errors import (
@@ -30,13 +42,21 @@ from disagg.errors import (
     ServerUnavailable,
     UnknownModel,
 )
+from disagg.servers import caller as callers
 from disagg.servers import logs
 from disagg.servers.admission import Admission
+from disagg.servers.caller import Caller
+from disagg.servers.leases import Leases
+from disagg.servers.progress import Progress
 from disagg.servers.request import ActiveRequest
 from disagg.version import VERSION, code_hash
 
 RELEASE_VARIABLE = "DISAGG_RELEASE"
 """Names the deployed release that a server runs; not set if it runs from an installation."""
+COMPUTING = frozenset({"computing the prompt", "generating"})
+"""Phases in which the engine works on a request."""
+COMPUTED = frozenset({"sending KV", "generating"})
+"""Phases in which a request's prompt is computed."""
 SHORT_TEXT = 2048  # characters, which are tokenised without a thread
 
 T = TypeVar("T")
@@ -67,6 +87,10 @@ class Service(ABC, Generic[Engine]):
         self._counters = Counters()
         self._last_error: LastError | None = None
         self._started = time.monotonic()
+        self.boot_id = secrets.token_hex(8)
+        self.progress = Progress()
+        self.active: dict[str, Caller] = {}  # of every request from its arrival to its end, by the request's key
+        self.leases = Leases()
 
     @property
     def model(self) -> Model:
@@ -92,7 +116,43 @@ class Service(ABC, Generic[Engine]):
     @property
     @abstractmethod
     def kv_bytes(self) -> int:
-        """KV that the host holds now."""
+        """KV of requests that the host holds now."""
+
+    @property
+    def kv_limit(self) -> int:
+        """The bound on `kv_bytes`; 0 if there is none."""
+        return 0
+
+    @property
+    def kv_held_bytes(self) -> int:
+        """KV of finished requests, given up if a request needs the room."""
+        return 0
+
+    @property
+    def queue_tokens(self) -> int:
+        """Prompt tokens of admitted requests that are not computed yet."""
+        requests = [caller.request for caller in self.active.values() if caller.phase not in COMPUTED]
+        return sum(len(request.tokens) for request in requests if request is not None)
+
+    @property
+    def prefill_tokens_s(self) -> float | None:
+        """Prompt tokens per second, as measured lately."""
+        return None
+
+    @property
+    def decode_tokens_s(self) -> float | None:
+        """Answer tokens per second of one request, as measured lately."""
+        return None
+
+    @property
+    def links(self) -> Mapping[str, float]:
+        """Bytes/s of recent transfers from this host, by "address:port" of the decode host."""
+        return {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine has work, so that it must make progress."""
+        return any(caller.phase in COMPUTING for caller in self.active.values())
 
     @abstractmethod
     async def load(self) -> None:
@@ -116,6 +176,8 @@ class Service(ABC, Generic[Engine]):
         self._require_ready(body.model)
         arrived = time.monotonic()
         request = ActiveRequest(request_id, sampling, arrived, arrived + body.deadline_s)
+        caller = callers.current.get() or Caller()
+        self._enter(request, caller, body.lease_s)
         error: BaseException | None = None
         try:
             with request.cleanup:
@@ -125,7 +187,9 @@ class Service(ABC, Generic[Engine]):
             error = failure
             raise
         finally:
-            self._count_end(request, error)
+            del self.active[request.key]
+            self.leases.drop(request.key)
+            self._count_end(request, caller.error or error)
 
     def count(self, **added: int) -> None:
         """Add to counters, by their names."""
@@ -133,11 +197,40 @@ class Service(ABC, Generic[Engine]):
             self._counters, **{name: getattr(self._counters, name) + more for name, more in added.items()}
         )
 
+    def extend_leases(self, request_ids: Collection[str]) -> LeaseAnswer:
+        """POST /lease."""
+        self.leases.extend(request_ids, time.monotonic())
+        here = {caller.request.id for caller in self.active.values() if caller.request is not None}
+        return LeaseAnswer(tuple(one for one in request_ids if one not in here))
+
+    def load_figures(self) -> Load:
+        """The answer of GET /load."""
+        return Load(
+            status=self.health_state,
+            boot_id=self.boot_id,
+            beats=self.progress.beats,
+            queue=self._admission.queued,
+            running=self._admission.running,
+            running_limit=self._admission.running_limit,
+            queue_tokens=self.queue_tokens,
+            kv_bytes=self.kv_bytes,
+            kv_limit=self.kv_limit,
+            kv_held_bytes=self.kv_held_bytes,
+            prefill_tokens_s=self.prefill_tokens_s,
+            decode_tokens_s=self.decode_tokens_s,
+            links=self.links,
+        )
+
+    @property
+    def health_state(self) -> ServerState:
+        """What GET /health says."""
+        return self.state if self.engine_alive else "error"
+
     def health(self) -> Health:
         """The answer of GET /health to a caller with the fleet's token."""
         info = self.info
         return Health(
-            status=self.state if self.engine_alive else "error",
+            status=self.health_state,
             model=self.model.name,
             role=self.role,
             host=self.host.name,
@@ -151,6 +244,7 @@ class Service(ABC, Generic[Engine]):
             versions=info.versions if info else {},
             fingerprint=ModelFingerprint(**info.fingerprint.to_json()) if info else None,
             preflight=info.preflight if info else (),
+            boot_id=self.boot_id,
             uptime_s=round(time.monotonic() - self._started, 3),
             pid=os.getpid(),
         )
@@ -163,6 +257,7 @@ class Service(ABC, Generic[Engine]):
             queue=self._admission.queued,
             running=self._admission.running,
             kv_bytes=self.kv_bytes,
+            kv_held_bytes=self.kv_held_bytes,
             memory=Memory(
                 total=memory.total,
                 available=memory.available,
@@ -173,6 +268,15 @@ class Service(ABC, Generic[Engine]):
             counters=self._counters,
             last_error=self._last_error,
         )
+
+    def _enter(self, request: ActiveRequest, caller: Caller, lease_s: float | None) -> None:
+        caller.request = request
+        self.active[request.key] = caller
+        if lease_s is not None:
+            late = Cancelled(
+                f"its caller did not extend its lease of {lease_s:g} s", "POST /lease, several times in it"
+            )
+            self.leases.take(request.key, request.id, lease_s, request.arrived, lambda: caller.end(late))
 
     def _require_ready(self, model: str) -> None:
         """Refuse work while loading or draining, and for a model that is not served here."""
@@ -215,7 +319,8 @@ class Service(ABC, Generic[Engine]):
         if isinstance(error, asyncio.CancelledError | GeneratorExit | Cancelled):
             self.count(cancelled=admitted)
             seconds = round(time.monotonic() - request.arrived, 3)
-            logs.info("request_cancelled", request_id=request.id, phase=request.phase, seconds=seconds)
+            reason = {"reason": error.message} if isinstance(error, Cancelled) else {}
+            logs.info("request_cancelled", request_id=request.id, phase=request.phase, seconds=seconds, **reason)
         elif not admitted:
             return
         elif error is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,9 @@ from disagg.api.requests import DecodeBody, GenerateBody, PromptBody
 from disagg.api.sampling import Sampling
 from disagg.config import load
 from disagg.engines.base import Token
-from disagg.errors import ContextLengthExceeded, Overloaded, UnknownModel
+from disagg.errors import Cancelled, ContextLengthExceeded, Overloaded, UnknownModel
+from disagg.servers import caller as callers
+from disagg.servers.caller import Caller
 from disagg.servers.run import make_service
 from disagg.servers.service import AnyService
 from tests.simulated import write_simulated
@@ -115,3 +118,30 @@ async def test_a_draining_server_refuses_work(decode: AnyService) -> None:
     with pytest.raises(Overloaded, match="m-decode is draining"):
         await anext(answer(decode, "/generate", GenerateBody(model="m", prompt="x")))
     assert decode.health().status == "draining"
+
+
+async def test_a_request_whose_lease_is_not_extended_ends_as_cancelled(decode: AnyService) -> None:
+    caller = Caller()
+    reset = callers.current.set(caller)
+    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello", lease_s=5.0))
+    await anext(events)
+    callers.current.reset(reset)
+    assert decode.extend_leases(["the-request", "another"]).unknown == ("another",)
+    decode.leases.expire(time.monotonic() + 4.0)
+    assert caller.error is None
+    decode.leases.expire(time.monotonic() + 6.0)
+    assert isinstance(caller.error, Cancelled) and "lease" in caller.error.message
+    await events.aclose()
+    assert decode.status().counters.cancelled == 1 and idle(decode)
+    assert decode.extend_leases(["the-request"]).unknown == ("the-request",)
+
+
+async def test_load_states_what_routing_needs(decode: AnyService) -> None:
+    before = decode.load_figures()
+    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello"))
+    await anext(events)
+    load = decode.load_figures()
+    assert (load.status, load.boot_id, load.queue + load.running) == ("ok", decode.health().boot_id, 1)
+    assert load.queue_tokens > 0 == before.queue_tokens and load.running_limit > 0
+    await events.aclose()
+    assert decode.load_figures() == before

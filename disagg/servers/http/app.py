@@ -7,22 +7,24 @@ import hmac
 import re
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from disagg.api.base import Contract, InvalidValue
 from disagg.api.events import ErrorAnswer, ErrorEvent
-from disagg.api.requests import PromptBody
+from disagg.api.requests import MAX_LEASES, LeaseBody, PromptBody
 from disagg.api.status import Liveness
-from disagg.errors import BodyTooLarge, DisaggError, Overloaded, RequestError, Unauthorized
+from disagg.errors import BodyTooLarge, Cancelled, DisaggError, Overloaded, RequestError, Unauthorized
 from disagg.servers import gpu, logs
 from disagg.servers.http.sse import INTERNAL_ERROR, EventStream, read_body
-from disagg.servers.service import AnyService, Body, Endpoint
+from disagg.servers.service import AnyService, Endpoint
 
 BODY_S = 60.0  # for a whole request body to arrive
 MIN_BODY_LIMIT = 1 << 20
@@ -30,6 +32,7 @@ BODY_BYTES_PER_TOKEN = 64  # of context: several times what any tokenizer's aver
 REQUEST_ID = "X-Request-Id"
 _REQUEST_ID_KEY = "disagg.request_id"  # in the ASGI scope
 
+Received = TypeVar("Received", bound=Contract)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -37,8 +40,10 @@ def build(service: AnyService, token: str) -> ASGIApp:
     """The ASGI application of one server."""
     routes = [
         Route("/health", _health(service, token), methods=["GET"]),
+        Route("/load", _load(service), methods=["GET"]),
         Route("/status", _status(service), methods=["GET"]),
-        *(Route(one.path, _post(one, service.model.context), methods=["POST"]) for one in service.endpoints()),
+        Route("/lease", _lease(service), methods=["POST"]),
+        *(Route(one.path, _post(one, service), methods=["POST"]) for one in service.endpoints()),
     ]
     handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}
     return Gate(Starlette(routes=routes, exception_handlers=handlers), token)
@@ -65,7 +70,8 @@ class Gate:
                 )
                 await error_response(error)(scope, receive, send)
                 return
-            await self._app(scope, receive, send)
+            with suppress(Exception):  # Starlette raises it again after _on_bug, which has logged and answered it
+                await self._app(scope, receive, send)
         finally:
             logs.request_id.reset(reset)
 
@@ -76,7 +82,7 @@ def authorized(request: Request, token: str) -> bool:
     return hmac.compare_digest(given.encode(), token.encode())
 
 
-def parse(kind: type[Body], data: bytes) -> Body:
+def parse(kind: type[Received], data: bytes) -> Received:
     """The validated body. Raises a RequestError of one line that names the first bad field."""
     try:
         return kind.from_bytes(data)
@@ -96,24 +102,38 @@ def _json(body: Contract, status: int = 200, headers: dict[str, str] | None = No
     return Response(body.to_bytes(), status, headers, "application/json")
 
 
-def _post(endpoint: Endpoint[PromptBody], context: int) -> Handler:
-    """A POST endpoint that answers with the events of the service. `context`, in tokens, bounds the body's size."""
-    limit = max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context)
+def _post(endpoint: Endpoint[PromptBody], service: AnyService) -> Handler:
+    """A POST endpoint that answers with the events of the service. The model's context bounds the body's size."""
+    limit = max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * service.model.context)
+    hint = f"shorten the prompt: {service.model.context} tokens of context cannot need more"
 
     async def post(request: Request) -> Response:
-        try:
-            data = await read_body(request, limit, BODY_S)
-        except TimeoutError:
-            raise RequestError(f"the request body did not arrive within {BODY_S:g} s", "send it at once") from None
-        if data is None:
-            raise BodyTooLarge(
-                f"the request body is over {limit} bytes, more than {context} tokens of context can need",
-                "shorten the prompt",
-            )
-        events = endpoint.events(parse(endpoint.body, data), request.scope[_REQUEST_ID_KEY])
-        return EventStream(events, error_response)
+        body = parse(endpoint.body, await _body(request, limit, hint))
+        events = endpoint.events(body, request.scope[_REQUEST_ID_KEY])
+        return EventStream(events, error_response, lambda: service.progress.beats)
 
     return post
+
+
+def _lease(service: AnyService) -> Handler:
+    async def lease(request: Request) -> Response:
+        hint = f"name at most {MAX_LEASES} requests at a time"
+        return _json(service.extend_leases(parse(LeaseBody, await _body(request, MIN_BODY_LIMIT, hint)).request_ids))
+
+    return lease
+
+
+async def _body(request: Request, limit: int, hint: str) -> bytes:
+    """The whole body. Raises BodyTooLarge with this hint, and RequestError if it does not arrive in time."""
+    try:
+        data = await read_body(request, limit, BODY_S)
+    except TimeoutError:
+        raise RequestError(f"the request body did not arrive within {BODY_S:g} s", "send it at once") from None
+    except ClientDisconnect:
+        raise Cancelled("the caller disconnected before its request body had arrived") from None
+    if data is None:
+        raise BodyTooLarge(f"the request body is over {limit} bytes", hint)
+    return data
 
 
 def _request_id(request: Request) -> str:
@@ -124,9 +144,21 @@ def _request_id(request: Request) -> str:
 def _health(service: AnyService, token: str) -> Handler:
     async def health(request: Request) -> Response:
         body = service.health()
-        return _json(body if authorized(request, token) else Liveness(body.status))
+        return _json(body if authorized(request, token) else Liveness(body.status), _http_status(body))
 
     return health
+
+
+def _load(service: AnyService) -> Handler:
+    async def load(_: Request) -> Response:
+        body = service.load_figures()
+        return _json(body, _http_status(body))
+
+    return load
+
+
+def _http_status(body: Liveness) -> int:
+    return 503 if body.status in ("stalled", "error") else 200
 
 
 def _status(service: AnyService) -> Handler:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import logging
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from disagg.api.events import EVENTS, ErrorEvent, Event
+from disagg.api.events import EVENTS, ErrorEvent, Event, ProgressEvent
 from disagg.errors import Cancelled, DisaggError
+from disagg.servers import caller as callers
 from disagg.servers import logs
+from disagg.servers.caller import Caller
 
-KEEPALIVE_S = 10.0
+PROGRESS_S = 1.0  # without another event, a progress event is sent
 STALL_S = 60.0  # a caller that reads nothing for this long counts as disconnected
+CLEANUP_S = 5.0  # a request that has not released what it holds by then does so without its stream waiting for it
 INTERNAL_ERROR = DisaggError("internal error in the server", "its log has the traceback")
-T = TypeVar("T")
 
 _FIRST_LINE = {kind: f"event: {kind.event}\ndata: ".encode() for kind in (*EVENTS.values(), ErrorEvent)}
 _to_json = msgspec.json.Encoder().encode
+_still_ending: set[asyncio.Task[None]] = set()
 
 
 def encode(event: Event | ErrorEvent) -> bytes:
@@ -31,40 +34,55 @@ def encode(event: Event | ErrorEvent) -> bytes:
 
 
 class EventStream(Response):
-    """Streams events; a comment line if KEEPALIVE_S pass without one.
+    """Streams events; a progress event if PROGRESS_S pass without one.
 
-    The response starts with its first event or comment. An error before that is answered by `on_error`, with the
-    error's HTTP status; a later one is the last event. If the caller disconnects or stops reading, the generator is
-    cancelled, and its `finally` blocks run at once.
+    The response starts with its first event. An error before that is answered by `on_error`, with the error's HTTP
+    status; a later one is the last event. If the caller disconnects or stops reading, the generator is cancelled, and
+    its `finally` blocks run at once. If the service ends the request, the caller gets its error without waiting for
+    them: the engine that they wait for may be stuck.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[Event, None], on_error: Callable[[DisaggError], ASGIApp]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[Event, None],
+        on_error: Callable[[DisaggError], ASGIApp],
+        beats: Callable[[], int] = lambda: 0,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store"})
         self._events = events
         self._on_error = on_error
+        self._beats = beats
+        self._caller = Caller()
         self._started = False
-        self._quiet = True  # nothing was sent since the keep-alive timer was set
+        self._quiet = True  # nothing was sent since the timer of progress events was set
         self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(Cancelled):
-            await until_disconnect(receive, self._write(scope, receive, send))
+        callers.current.set(self._caller)  # the tasks below inherit it
+        writing = asyncio.ensure_future(self._write(scope, receive, send))
+        others = asyncio.ensure_future(_disconnected(receive)), asyncio.ensure_future(self._progress(send))
+        try:
+            await asyncio.wait((writing, *others, self._caller.ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in others:
+                task.cancel()
+            ended = await _ended(writing)
+        if (error := self._caller.error) is not None and (not ended or writing.cancelled()):
+            await self._end(error, scope, receive, send)
+        elif ended and not writing.cancelled():
+            with suppress(Cancelled):
+                writing.result()
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
-        keep_alive = asyncio.ensure_future(self._keep_alive(send))
-        try:
-            async with aclosing(self._events):
-                while (event := await self._next()) is not None:
-                    if isinstance(event, DisaggError) and not self._started:
-                        await self._on_error(event)(scope, receive, send)
-                        return
-                    self._quiet = False
-                    await self._send(send, encode(ErrorEvent.of(event) if isinstance(event, DisaggError) else event))
-        finally:
-            keep_alive.cancel()
-            await asyncio.wait((keep_alive,))
+        async with aclosing(self._events):
+            while (event := await self._next()) is not None:
+                if isinstance(event, DisaggError) and not self._started:
+                    await self._on_error(event)(scope, receive, send)
+                    return
+                self._quiet = False
+                await self._send(send, encode(ErrorEvent.of(event) if isinstance(event, DisaggError) else event))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self) -> Event | DisaggError | None:
@@ -77,12 +95,22 @@ class EventStream(Response):
             logs.log.error("internal_error", exc_info=error)
             return INTERNAL_ERROR
 
-    async def _keep_alive(self, send: Send) -> None:
+    async def _progress(self, send: Send) -> None:
         while True:
             self._quiet = True
-            await asyncio.sleep(KEEPALIVE_S)
+            await asyncio.sleep(PROGRESS_S)
             if self._quiet:
-                await self._send(send, b": waiting\n\n")
+                await self._send(send, encode(ProgressEvent(phase=self._caller.phase, beats=self._beats())))
+
+    async def _end(self, error: DisaggError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the error for which the service has ended the request."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLEANUP_S):
+                if not self._started:
+                    await self._on_error(error)(scope, receive, send)
+                    return
+                await self._send(send, encode(ErrorEvent.of(error)))
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, body: bytes) -> None:
         try:
@@ -96,19 +124,23 @@ class EventStream(Response):
             raise Cancelled(f"the caller read nothing for {STALL_S:g} s") from None
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`. If the caller disconnects first, cancel it and raise Cancelled."""
-    task = asyncio.ensure_future(work)
-    disconnect = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Cancelled("the caller disconnected")
-        return task.result()
-    finally:
-        for unfinished in (task, disconnect):
-            unfinished.cancel()
-        await asyncio.wait((task, disconnect))
+async def _ended(task: asyncio.Task[None]) -> bool:
+    """Cancel the task unless it has ended, and wait up to CLEANUP_S. False if it still runs: it releases what it holds
+    when it can."""
+    task.cancel()
+    await asyncio.wait((task,), timeout=CLEANUP_S)
+    if task.done():
+        return True
+    logs.event(logging.WARNING, "request_stuck", seconds=CLEANUP_S)
+    _still_ending.add(task)
+    task.add_done_callback(_forget)
+    return False
+
+
+def _forget(task: asyncio.Task[None]) -> None:
+    _still_ending.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logs.event(logging.INFO, "request_ended_late", reason=repr(error))
 
 
 async def _disconnected(receive: Receive) -> None:

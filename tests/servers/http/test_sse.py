@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from disagg.api.events import ErrorEvent, Event, TokenLogprob, TokensEvent
-from disagg.errors import DisaggError, Overloaded
+from disagg.api.events import ErrorEvent, Event, ProgressEvent, TokenLogprob, TokensEvent
+from disagg.errors import DisaggError, Overloaded, ServerUnavailable
+from disagg.servers import caller as callers
 from disagg.servers.http import sse
 from disagg.servers.http.app import error_response
 from disagg.servers.http.sse import EventStream, encode
+from tests.values import present
 
 EVENT = TokensEvent("a\nb", (TokenLogprob(7, -0.25),))
 
@@ -116,11 +118,40 @@ async def test_a_caller_that_reads_nothing_ends_the_generator(monkeypatch: pytes
     assert ended == ["ended"]
 
 
-async def test_a_comment_is_sent_while_no_event_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.001)
+async def test_a_progress_event_is_sent_while_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "PROGRESS_S", 0.001)
     connection, ended = Connection(), list[str]()
-    running = asyncio.ensure_future(connection.run(endless(ended)))
-    while b": waiting\n\n" not in connection.body:
+    stream = EventStream(endless(ended), error_response, lambda: 42)
+    running = asyncio.ensure_future(stream({"type": "http"}, connection.receive, connection.send))
+    while b"event: progress\ndata: " not in connection.body:
         await asyncio.sleep(0.001)
     connection.disconnect.set()
     await running
+    data = connection.body.partition(b"event: progress\ndata: ")[2].splitlines()[0]
+    assert ProgressEvent.from_bytes(data) == ProgressEvent(phase="arriving", beats=42)
+
+
+async def stuck(release: asyncio.Event, started: bool) -> AsyncGenerator[Event, None]:
+    """A request whose release waits for a stuck engine."""
+    caller = present(callers.current.get())
+    try:
+        if started:
+            yield EVENT
+        asyncio.get_running_loop().call_soon(caller.end, ServerUnavailable("the engine is stuck"))
+        await asyncio.Event().wait()
+    finally:
+        await release.wait()
+
+
+@pytest.mark.parametrize("started", [True, False])
+async def test_a_request_that_the_service_ends_is_answered_though_its_engine_is_stuck(
+    monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    monkeypatch.setattr(sse, "CLEANUP_S", 0.05)
+    connection, release = Connection(), asyncio.Event()
+    await connection.run(stuck(release, started))
+    assert connection.status == (200 if started else 502)
+    assert b"the engine is stuck" in connection.body and not connection.sent[-1].get("more_body")
+    release.set()
+    while sse._still_ending:
+        await asyncio.sleep(0)
