@@ -12,6 +12,8 @@ from msgspec import Meta
 from disagg.api.base import Contract
 
 MAX_TOKENS = 1 << 20
+LEAST_TEMPERATURE = 1e-4
+"""Lower temperatures count as 0: at this one a token is drawn only if its logit lies within 0.003 of the highest."""
 
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -20,7 +22,7 @@ class Sampling(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sampling parameters of one request. The defaults are greedy."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS, description="The longest answer, in tokens.")] = 256
-    temperature: Annotated[float, Meta(ge=0, le=10, description="0 always takes the likeliest token.")] = 0.0
+    temperature: Annotated[float, Meta(ge=0, le=10, description="Under 0.0001 always takes the likeliest token.")] = 0.0
     top_p: Annotated[float, Meta(gt=0, le=1, description="Sample from this share of the probability.")] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1 << 20, description="Sample from this many tokens; 0: all.")] = 0
     min_p: Annotated[float, Meta(ge=0, le=1, description="Least probability, relative to the likeliest token.")] = 0.0
@@ -31,3 +33,8 @@ class Sampling(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ()
     logprobs: Annotated[int, Meta(ge=0, le=20, description="Likeliest alternatives to report per token.")] | None = None
     ignore_eos: Annotated[bool, Meta(description="Go on to max_tokens (benchmarks).")] = False
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token is the likeliest one; else tokens are drawn."""
+        return self.temperature < LEAST_TEMPERATURE

@@ -1,14 +1,13 @@
 """Samplers and log-probabilities for mlx, per request, in transformers' order:
 
 repetition penalty, temperature, top-k, top-p, min-p, draw. mlx-lm's own samplers filter before the temperature and
-share one global random state, so that requests in a batch change each other's draws; here every request has a random
-key of its own.
+share one global random state, so that requests in a batch change each other's draws; here every draw depends on its
+request's seed and its number only. `engines/transformers/sampling.py` does the same in torch, step for step.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from disagg.api.base import InvalidValue
 from disagg.api.sampling import Sampling
+from disagg.engines.model import draw
 from disagg.errors import RequestError
 
 Sampler = Callable[[Any], Any]  # log-probabilities [n, vocab] -> token ids [n]
@@ -37,9 +37,10 @@ def greedy(logprobs: Any) -> Any:
     return mx.argmax(logprobs, axis=-1)
 
 
-def sampler(sampling: Sampling) -> Sampler:
-    """A sampler for one request; stateful unless greedy: call it exactly once per token."""
-    return greedy if sampling.temperature == 0.0 else _Draw(sampling)
+def sampler(sampling: Sampling, answered: int = 0) -> Sampler:
+    """A sampler for one request, of whose answer `answered` tokens are given; stateful unless greedy: call it exactly
+    once per token."""
+    return greedy if sampling.greedy else _Draw(sampling, answered)
 
 
 def repetition_penalty(sampling: Sampling) -> RepetitionPenalty | None:
@@ -48,18 +49,38 @@ def repetition_penalty(sampling: Sampling) -> RepetitionPenalty | None:
 
 
 class _Draw:
-    """Draws from the filtered distribution. The n-th token depends only on the seed, n and the logits."""
+    """Draws from the filtered distribution; see disagg.engines.model.draw."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, answered: int) -> None:
         self._sampling = sampling
-        self._key = mx.random.key(secrets.randbits(63) if sampling.seed is None else sampling.seed % (1 << 63))
+        self._seed = draw.new_seed() if sampling.seed is None else sampling.seed
+        self._position = answered
 
     def __call__(self, logprobs: Any) -> Any:
-        self._key, key = mx.random.split(self._key)
-        logits = logprobs.astype(mx.float32) * (1.0 / self._sampling.temperature)
-        for keep in (_top_k, _top_p, _min_p):
-            logits = keep(logits, self._sampling)
-        return mx.random.categorical(logits, key=key)
+        number = draw.uniform(self._seed, self._position)
+        self._position += 1
+        return choose(filtered(logprobs, self._sampling), number)
+
+
+def filtered(logits: Any, sampling: Sampling) -> Any:
+    """Logits or log-probabilities [n, vocab] at the temperature, in float32, -inf for tokens that are filtered out."""
+    logits = logits.astype(mx.float32) / sampling.temperature
+    for keep in (_top_k, _top_p, _min_p):
+        logits = keep(logits, sampling)
+    return logits
+
+
+def choose(logits: Any, number: float) -> Any:
+    """The tokens [n] that a random number in [0, 1) draws from logits [n, vocab]."""
+    sums = mx.cumsum(_weights(logits), axis=-1)
+    total = sums[..., -1:]
+    target = mx.minimum((total.astype(mx.float32) * number).astype(mx.int32), total - 1)
+    return mx.argmax(sums > target, axis=-1)
+
+
+def _weights(logits: Any) -> Any:
+    """Probabilities as integers, int32; their sum is draw.SCALE but for rounding."""
+    return mx.round(mx.softmax(logits, axis=-1, precise=True) * draw.SCALE).astype(mx.int32)
 
 
 def _top_k(logits: Any, sampling: Sampling) -> Any:
@@ -71,12 +92,14 @@ def _top_k(logits: Any, sampling: Sampling) -> Any:
 
 
 def _top_p(logits: Any, sampling: Sampling) -> Any:
-    """Keep the fewest likeliest tokens whose probabilities reach top_p."""
+    """Keep the fewest likeliest tokens whose probabilities reach top_p, and those as likely as the last of them."""
     if sampling.top_p >= 1.0:
         return logits
     ordered = -mx.sort(-logits, axis=-1)
-    before = mx.cumsum(mx.softmax(ordered, axis=-1), axis=-1, inclusive=False)
-    threshold = mx.min(mx.where(before < sampling.top_p, ordered, mx.inf), axis=-1, keepdims=True)
+    weights = _weights(ordered)
+    sums = mx.cumsum(weights, axis=-1)
+    limit = mx.maximum((sums[..., -1:].astype(mx.float32) * sampling.top_p).astype(mx.int32), 1)
+    threshold = mx.min(mx.where(sums - weights < limit, ordered, mx.inf), axis=-1, keepdims=True)
     return mx.where(logits < threshold, -mx.inf, logits)
 
 

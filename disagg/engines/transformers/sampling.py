@@ -1,35 +1,32 @@
-"""Choose the next token from logits with transformers' own processors, one set per request."""
+"""Choose the next token from logits, per request, in transformers' order:
+
+repetition penalty, temperature, top-k, top-p, min-p, draw. `engines/mlx/sampling.py` does the same in mlx, step for step, so that
+both draw the same tokens.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from disagg.api.sampling import Sampling
 from disagg.engines.base import Token
+from disagg.engines.model import draw
 
 
 class Sampler:
-    """Chooses the tokens of one request. The repetition penalty applies to tokens of the prompt and the answer."""
+    """Chooses the tokens of one request. tokens: of the prompt and of the answer's beginning, to which the repetition
+    penalty applies. answered: how many of them belong to the answer."""
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
+    def __init__(self, sampling: Sampling, tokens: Sequence[int], answered: int = 0) -> None:
         self._sampling = sampling
-        self._processors = _processors(sampling)
-        self._generator = torch.Generator()
-        if sampling.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(sampling.seed)
-        self._seen = torch.tensor([list(prompt)], dtype=torch.long)
+        self._seed = draw.new_seed() if sampling.seed is None else sampling.seed
+        self._position = answered
+        self._penalty = _penalty(sampling)
+        self._seen = torch.tensor([list(tokens)], dtype=torch.long)
 
     def next(self, logits: torch.Tensor) -> Token:
         """logits: [vocab], any device and dtype. Reported log-probabilities are the model's, before any processor."""
@@ -37,17 +34,15 @@ class Sampler:
             return self._choose(logits.to("cpu", torch.float32))
 
     def _choose(self, raw: torch.Tensor) -> Token:
-        scores = self._processors(self._seen, raw[None])[0] if self._processors else raw
-        if self._sampling.temperature == 0:
+        scores = raw if self._penalty is None else self._penalty(self._seen, raw[None])[0]
+        if self._sampling.greedy:
             token = int(scores.argmax())
         else:
-            token = int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
-        self._seen = torch.cat([self._seen, torch.tensor([[token]])], dim=1) if self._penalises else self._seen
+            token = choose(filtered(scores, self._sampling), draw.uniform(self._seed, self._position))
+        self._position += 1
+        if self._penalty is not None:
+            self._seen = torch.cat([self._seen, torch.tensor([[token]])], dim=1)
         return self._report(token, raw.log_softmax(-1))
-
-    @property
-    def _penalises(self) -> bool:
-        return self._sampling.repetition_penalty != 1.0
 
     def _report(self, token: int, logprobs: torch.Tensor) -> Token:
         top = logprobs.topk(min(self._sampling.logprobs or 0, logprobs.shape[0]))
@@ -55,19 +50,53 @@ class Sampler:
         return Token(token, float(logprobs[token]), pairs)
 
 
-def _processors(sampling: Sampling) -> LogitsProcessorList:
-    """The processors, in the order in which transformers' `generate` applies them."""
-    chosen = LogitsProcessorList()
-    if sampling.repetition_penalty != 1.0:
-        chosen.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
-    if sampling.temperature == 0:
-        return chosen
-    if sampling.temperature != 1.0:
-        chosen.append(TemperatureLogitsWarper(float(sampling.temperature)))
-    if sampling.top_k > 0:
-        chosen.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1.0:
-        chosen.append(TopPLogitsWarper(sampling.top_p))
-    if sampling.min_p > 0.0:
-        chosen.append(MinPLogitsWarper(sampling.min_p))
-    return chosen
+def filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Logits [vocab] at the temperature, -inf for tokens that are filtered out."""
+    logits = logits / sampling.temperature
+    for keep in (_top_k, _top_p, _min_p):
+        logits = keep(logits, sampling)
+    return logits
+
+
+def choose(logits: torch.Tensor, number: float) -> int:
+    """The token that a random number in [0, 1) draws from logits [vocab]."""
+    sums = _weights(logits).cumsum(-1)
+    total = sums[-1]
+    target = torch.minimum((total.float() * number).long(), total - 1)
+    return int(torch.searchsorted(sums, target, right=True))
+
+
+def _weights(logits: torch.Tensor) -> torch.Tensor:
+    """Probabilities as integers; their sum is draw.SCALE but for rounding."""
+    return (logits.softmax(-1) * draw.SCALE).round().long()
+
+
+def _top_k(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    if not 0 < sampling.top_k < logits.shape[-1]:
+        return logits
+    threshold = logits.topk(sampling.top_k).values[-1]
+    return logits.masked_fill(logits < threshold, -math.inf)
+
+
+def _top_p(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Keep the fewest likeliest tokens whose probabilities reach top_p, and those as likely as the last of them."""
+    if sampling.top_p >= 1.0:
+        return logits
+    ordered = logits.sort(descending=True).values
+    weights = _weights(ordered)
+    sums = weights.cumsum(-1)
+    limit = (sums[-1].float() * sampling.top_p).long().clamp(min=1)
+    threshold = ordered[sums - weights < limit].min()
+    return logits.masked_fill(logits < threshold, -math.inf)
+
+
+def _min_p(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Keep tokens at least min_p times as likely as the likeliest."""
+    if sampling.min_p <= 0.0:
+        return logits
+    return logits.masked_fill(logits < logits.max() + math.log(sampling.min_p), -math.inf)
+
+
+def _penalty(sampling: Sampling) -> RepetitionPenaltyLogitsProcessor | None:
+    penalty = float(sampling.repetition_penalty)
+    return RepetitionPenaltyLogitsProcessor(penalty) if penalty != 1.0 else None
