@@ -5,6 +5,7 @@ wire                 the forms in which KV crosses the network: as-is or quantis
 blocks               KV in the sender's memory: rows of one layer
 frames               the wire format: values to bytes and back
 channel              a socket with timeouts; send and receive: the two ends of a transfer
+outbox, sent         the blocks that wait to be sent; what a finished transfer took
 tickets              one-time tickets for transfers, and the budget of received KV
 arena                memory to receive into; assemble: the place of each frame in it
 received             a complete KV cache in the receiver's memory

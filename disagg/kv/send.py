@@ -1,13 +1,11 @@
-"""The sending end of a transfer: the compute thread queues blocks, a sender thread sends them."""
+"""The sending end of a transfer: the compute thread queues blocks, a sender thread connects and sends them."""
 
 from __future__ import annotations
 
 import contextlib
-import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -16,88 +14,48 @@ from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, Protoc
 from disagg.kv import frames
 from disagg.kv.blocks import Block
 from disagg.kv.channel import Channel, OnPiece
+from disagg.kv.outbox import FramedBlock, Outbox
+from disagg.kv.sent import Span, TransferResult
 
 SEND_BUFFER_BYTES = 4 << 20
 POLL_S = 0.2  # interval between checks for a reply or the deadline while there is nothing to send
 STOP_S = 5.0  # how long abort() waits for the sender thread
 WAITED_S = 1e-4  # shorter pauses do not count: the socket's buffers keep the link busy for longer
-BEHIND_SHARE = 0.8  # of the bytes: more than a link that keeps up with the computation ever sends without a pause
-RATED_BYTES = 64 << 20  # for a rate: many times both ends' socket buffers, whose bytes are sent but not delivered
 
 
 @dataclass(frozen=True, slots=True)
 class SendLimits:
-    """Bounds on waiting, in seconds. answer_s: for the receiver's reply to the header. idle_s: without any progress,
-    including a wait for room in the queue. queue_blocks: the most blocks that may be queued."""
+    """Bounds on waiting, in seconds; the transfer's deadline bounds the whole. connect_s: for the connection. answer_s:
+    for the receiver's reply to the header. stall_s: while bytes wait to be sent and the receiver takes none, or until
+    it acknowledges the last one. max_queued_bytes: the most that may wait to be sent."""
 
-    connect_s: float = 5.0
-    answer_s: float = 10.0
-    idle_s: float = 30.0
-    queue_blocks: int = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The sending of one frame: time.monotonic() before and after, and its payload bytes."""
-
-    began: float
-    ended: float
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TransferResult:
-    """An acknowledged transfer. Times are time.monotonic() on the sending host.
-
-    backlog: the spans from this index on were sent without waiting for KV between them.
-    """
-
-    acknowledged: float
-    spans: tuple[Span, ...]
-    backlog: int = 0
-
-    @property
-    def payload_bytes(self) -> int:
-        return sum(span.nbytes for span in self.spans)
-
-    @property
-    def fell_behind(self) -> bool:
-        """Whether nearly all of it was sent without waiting for KV: the computation was ahead, and may have been
-        slowed by the link."""
-        return sum(span.nbytes for span in self.spans[self.backlog :]) > BEHIND_SHARE * self.payload_bytes
-
-    @property
-    def link_bytes_s(self) -> float | None:
-        """Bytes per second of the link and the receiver, from the start of the last stretch without a wait for KV to
-        the acknowledgement. None if that stretch is shorter than RATED_BYTES, as it is if the transfer kept up with
-        the computation."""
-        stretch = self.spans[self.backlog :]
-        nbytes = sum(span.nbytes for span in stretch)
-        return nbytes / (self.acknowledged - stretch[0].began) if nbytes >= RATED_BYTES else None
-
-    def hidden_s(self, compute_ended: float) -> float:
-        """Seconds spent sending before the compute ended: the part of the transfer that delays nothing."""
-        return sum(max(0.0, min(span.ended, compute_ended) - span.began) for span in self.spans)
-
-    def exposed_s(self, compute_ended: float) -> float:
-        """Seconds from the end of compute to the acknowledgement: the part of the transfer that the user waits for."""
-        return max(0.0, self.acknowledged - compute_ended)
+    connect_s: float = 3.0
+    answer_s: float = 5.0
+    stall_s: float = 5.0
+    max_queued_bytes: int = 16 << 30
 
 
 class Transfer:
-    """The transfer of one KV cache to a decode host. Call `open`, then `send` for each block, then `finish`.
+    """The transfer of one KV cache to a decode host. Call `send` for each block, then `finish`.
 
+    No call but `finish`, `abort` and `open` waits for the receiver: a thread of the transfer's own connects and sends.
     A failure, including one that the receiver reports, is raised by the next `send` and by `finish`. Leaving the `with`
     block without `finish` aborts. Blocks must stay unchanged until `finish` or `abort` has returned.
     """
 
-    def __init__(self, channel: Channel, header: frames.Header, limits: SendLimits) -> None:
-        self._channel = channel
+    def __init__(
+        self, host: str, port: int, header: frames.Header, *, deadline: float, limits: SendLimits | None = None
+    ) -> None:
+        """Begin to connect. deadline: on time.monotonic(), for the whole transfer."""
+        self._peer = f"decode host {host}:{port}"
+        self._address = (host, port)
         self._layout, self._wire = header.layout, header.wire
-        self._limits = limits
-        self._queue: queue.Queue[_FramedBlock | None] = queue.Queue(limits.queue_blocks)
-        self._failing = threading.Lock()
-        self._failure: DisaggError | None = None
+        self._raw_header = frames.encode_header(header)
+        self._deadline = deadline
+        self._limits = limits or SendLimits()
+        self._outbox = Outbox(self._limits.max_queued_bytes)
+        self._channel: Channel | None = None  # from the moment in which the connection stands
+        self._answered = threading.Event()  # the receiver has accepted the header, or the transfer has failed
         self._result: TransferResult | None = None
         self._digest = frames.new_digest()
         self._spans: list[Span] = []
@@ -109,19 +67,15 @@ class Transfer:
     def open(
         cls, host: str, port: int, header: frames.Header, *, deadline: float, limits: SendLimits | None = None
     ) -> Self:
-        """Connect, send the header and wait for the reply. Raises PeerLost or the error that the receiver replies.
-
-        deadline: on time.monotonic(), for the whole transfer.
-        """
-        limits = limits or SendLimits()
-        channel = _connect(host, port, deadline, limits)
-        try:
-            _send_header(channel, header)
-        except DisaggError:
-            channel.close()
-            raise
-        channel.idle_s = limits.idle_s
-        return cls(channel, header, limits)
+        """Connect and wait until the receiver has accepted the header. Raises PeerLost or the error that it replies."""
+        transfer = cls(host, port, header, deadline=deadline, limits=limits)
+        bounds = transfer._limits
+        if not transfer._answered.wait(bounds.connect_s + bounds.answer_s + STOP_S):
+            transfer._outbox.fail(PeerLost(f"{transfer._peer} did not answer", "check the host and the link to it"))
+        if transfer.failed is not None:
+            transfer.abort()
+            raise transfer.failed
+        return transfer
 
     def __enter__(self) -> Self:
         return self
@@ -129,70 +83,83 @@ class Transfer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.abort()
 
+    @property
+    def queued_bytes(self) -> int:
+        """Payload bytes that wait to be sent. Readable from any thread."""
+        return self._outbox.queued_bytes
+
+    @property
+    def failed(self) -> DisaggError | None:
+        """The error that ended the transfer, None while there is none. Readable from any thread."""
+        return self._outbox.failure
+
     def send(self, block: Block) -> None:
-        """Queue a block. Blocks only while the queue is full; PeerLost if that lasts `idle_s`."""
-        self._put(_FramedBlock(block.wait, frames.frames_of(block, self._layout, self._wire)))
+        """Queue a block; returns at once."""
+        self._outbox.put(FramedBlock(block.wait, frames.frames_of(block, self._layout, self._wire)))
 
     def finish(self) -> TransferResult:
         """Send what is queued and the end frame; returns once the receiver has acknowledged all of it."""
         if self._result is None:
-            self._put(None)
-            self._thread.join(max(0.0, self._channel.deadline - time.monotonic()) + STOP_S)
-        self._raise_failure()
-        if self._result is None:
-            self.abort()
-            raise PeerLost("the KV transfer did not end by its deadline")
-        return self._result
+            self._outbox.end()
+            self._thread.join(max(0.0, self._deadline - time.monotonic()) + STOP_S)
+        if self._result is not None:
+            return self._result
+        self._outbox.fail(PeerLost("the KV transfer did not end by its deadline"))
+        self.abort()
+        assert self.failed is not None
+        raise self.failed
 
     def abort(self) -> None:
         """Close the connection and drop queued blocks. No effect after `finish`."""
         if self._result is None:
-            self._fail(Cancelled("the KV transfer was aborted by its sender"))
-        self._channel.abort()
-        self._thread.join(STOP_S)
-
-    def _put(self, block: _FramedBlock | None) -> None:
-        self._raise_failure()
-        timeout = min(self._limits.idle_s, max(0.0, self._channel.deadline - time.monotonic()))
-        try:
-            self._queue.put(block, timeout=timeout)
-        except queue.Full:
-            self._fail(
-                PeerLost(f"{self._channel.peer} accepted no KV for {timeout:.3g} s", "check it and the link to it")
-            )
-            self._raise_failure()
+            self._outbox.fail(Cancelled("the KV transfer was aborted by its sender"))
+        channel = self._channel
+        if channel is not None:  # a thread that still connects reads no block, and ends by itself
+            channel.abort()
+            self._thread.join(STOP_S)
 
     def _run(self) -> None:
         try:
-            while (block := self._next()) is not None:
-                self._send_block(block)
-            self._result = self._conclude()
+            channel = self._channel = _connect(self._address, self._peer, self._deadline, self._limits)
+            try:
+                if self.failed is not None:  # aborted while it connected; abort() may not have seen the channel
+                    raise self.failed
+                self._result = self._send_all(channel)
+            finally:
+                channel.close()
         except DisaggError as error:
-            self._fail(error)
+            self._outbox.fail(error)
         except Exception as error:  # noqa: BLE001 - Block.wait is the engine's code and may raise anything
-            self._fail(HandoffError(f"the KV could not be read for sending: {error!r}"))
+            self._outbox.fail(HandoffError(f"the KV could not be read for sending: {error!r}"))
         finally:
-            self._channel.close()
-            self._drain()
+            self._answered.set()
 
-    def _next(self) -> _FramedBlock | None:
+    def _send_all(self, channel: Channel) -> TransferResult:
+        _send_header(channel, self._raw_header)
+        channel.idle_s = self._limits.stall_s
+        self._answered.set()
+        while (block := self._next(channel)) is not None:
+            self._send_block(channel, block)
+        return self._conclude(channel)
+
+    def _next(self, channel: Channel) -> FramedBlock | None:
         """The next block to send, None for the end. While there is none, raises if the receiver reports a failure."""
-        with contextlib.suppress(queue.Empty):
-            return self._queue.get_nowait()
+        with contextlib.suppress(TimeoutError):
+            return self._outbox.take(0)
         began = time.monotonic()
         while True:
             try:
-                block = self._queue.get(timeout=POLL_S)
+                block = self._outbox.take(POLL_S)
                 if block is not None or time.monotonic() - began > WAITED_S:
                     self._backlog = len(self._spans)
                 return block
-            except queue.Empty:
-                if self._channel.readable():
-                    raise self._reason() from None
-                if time.monotonic() >= self._channel.deadline:
+            except TimeoutError:
+                if channel.readable():
+                    raise _reason(channel) from None
+                if time.monotonic() >= channel.deadline:
                     raise PeerLost("the KV transfer's deadline passed before all blocks were computed") from None
 
-    def _send_block(self, block: _FramedBlock) -> None:
+    def _send_block(self, channel: Channel, block: FramedBlock) -> None:
         if block.wait is not None:
             began = time.monotonic()
             block.wait()
@@ -200,64 +167,23 @@ class Transfer:
                 self._backlog = len(self._spans)
         for frame, views in block.frames:
             began = time.monotonic()
-            self._write([memoryview(frames.encode_frame(frame)), *views], self._digest.update)
+            _write(channel, [memoryview(frames.encode_frame(frame)), *views], self._digest.update)
             self._spans.append(Span(began, time.monotonic(), frame.length))
+            self._outbox.sent(frame.length)
 
-    def _conclude(self) -> TransferResult:
+    def _conclude(self, channel: Channel) -> TransferResult:
         totals = frames.Totals(len(self._spans), sum(s.nbytes for s in self._spans), self._digest.digest())
-        self._write([memoryview(frames.encode_end(totals))])
-        _read_reply(self._channel)
+        _write(channel, [memoryview(frames.encode_end(totals))])
+        _read_reply(channel)
         return TransferResult(time.monotonic(), tuple(self._spans), self._backlog)
 
-    def _write(self, views: list[memoryview], on_piece: OnPiece | None = None) -> None:
-        try:
-            written = self._channel.write(views, on_piece, stop_on_reply=True)
-        except PeerLost as lost:
-            raise self._reason(lost) from lost
-        if not written:
-            raise self._reason()
 
-    def _reason(self, lost: PeerLost | None = None) -> DisaggError:
-        """Why the transfer ended early: the error that the receiver replied if there is one, else `lost`."""
-        try:
-            if self._channel.readable():
-                _read_reply(self._channel)
-        except PeerLost as no_reply:
-            return lost or no_reply
-        except DisaggError as refusal:
-            return refusal
-        return lost or ProtocolError(f"{self._channel.peer} acknowledged KV that it had not received")
-
-    def _fail(self, error: DisaggError) -> None:
-        with self._failing:  # the first failure is the cause, later ones its consequences
-            self._failure = self._failure or error
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _drain(self) -> None:
-        """Drop queued blocks, which also unblocks a thread that waits for room in the queue."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._queue.get_nowait()
-
-
-@dataclass(frozen=True, slots=True)
-class _FramedBlock:
-    """A queued block: its `wait`, and its frames with their payloads."""
-
-    wait: Callable[[], None] | None
-    frames: list[tuple[frames.Frame, list[memoryview]]]
-
-
-def _connect(host: str, port: int, deadline: float, limits: SendLimits) -> Channel:
-    peer = f"decode host {host}:{port}"
+def _connect(address: tuple[str, int], peer: str, deadline: float, limits: SendLimits) -> Channel:
     timeout = min(limits.connect_s, deadline - time.monotonic())
     if timeout <= 0:
         raise PeerLost(f"the KV transfer's deadline passed before connecting to {peer}")
     try:
-        sock = socket.create_connection((host, port), timeout=timeout)
+        sock = socket.create_connection(address, timeout=timeout)
     except OSError as error:
         raise PeerLost(
             f"cannot connect to {peer}: {error}", "check that it runs and that its KV port is open"
@@ -268,14 +194,35 @@ def _connect(host: str, port: int, deadline: float, limits: SendLimits) -> Chann
     return Channel(sock, peer, deadline=deadline, idle_s=limits.answer_s)
 
 
-def _send_header(channel: Channel, header: frames.Header) -> None:
+def _send_header(channel: Channel, raw: bytes) -> None:
     """Send the header and read the reply; a refusal may arrive before all of the header is sent."""
     try:
-        channel.write([memoryview(frames.encode_header(header))], stop_on_reply=True)
+        channel.write([memoryview(raw)], stop_on_reply=True)
     except PeerLost:
         if not channel.readable():
             raise
     _read_reply(channel)
+
+
+def _write(channel: Channel, views: list[memoryview], on_piece: OnPiece | None = None) -> None:
+    try:
+        written = channel.write(views, on_piece, stop_on_reply=True)
+    except PeerLost as lost:
+        raise _reason(channel, lost) from lost
+    if not written:
+        raise _reason(channel)
+
+
+def _reason(channel: Channel, lost: PeerLost | None = None) -> DisaggError:
+    """Why the transfer ended early: the error that the receiver replied if there is one, else `lost`."""
+    try:
+        if channel.readable():
+            _read_reply(channel)
+    except PeerLost as no_reply:
+        return lost or no_reply
+    except DisaggError as refusal:
+        return refusal
+    return lost or ProtocolError(f"{channel.peer} acknowledged KV that it had not received")
 
 
 def _read_reply(channel: Channel) -> dict[str, Any]:

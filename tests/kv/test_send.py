@@ -1,3 +1,4 @@
+import contextlib
 import socket
 import struct
 import threading
@@ -5,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -22,14 +24,15 @@ from disagg.kv import frames
 from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import SendLimits, Span, Transfer, TransferResult
+from disagg.kv.send import SendLimits, Transfer
+from disagg.kv.sent import Span, TransferResult
 from disagg.kv.tickets import Expected, Slot
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout, until
 
 CACHE = Cache.random(mixed_layout(), 10)
 WIDE = Layout((LayerLayout("full", 1, 1 << 18, 0),), "float32")  # 1 MiB a token: fills every socket buffer
-QUICK = SendLimits(connect_s=1, answer_s=0.3, idle_s=0.3, queue_blocks=2)
+QUICK = SendLimits(connect_s=1, answer_s=0.3, stall_s=0.3)
 
 
 def soon(seconds: float = PATIENCE_S) -> float:
@@ -270,29 +273,102 @@ def test_leaving_without_finish_aborts_and_the_receiver_frees_everything(receive
     receiver.require_serving()
 
 
-def test_abort_frees_a_send_that_waits_for_room() -> None:
-    failures: list[DisaggError] = []
+def send_masses(transfer: Transfer, blocks: int, mass: memoryview) -> None:
+    """Queue blocks of 64 MiB."""
+    for start in range(0, 64 * blocks, 64):
+        transfer.send(KVBlock(0, start, start + 64, [mass], []))
+
+
+def test_send_never_waits_for_a_receiver_that_takes_nothing_and_fails_once_it_stalls() -> None:
     mass = memoryview(bytes(64 << 20))  # more than all socket buffers: the first block never leaves
-    limits = SendLimits(queue_blocks=1)
+    limits = SendLimits(stall_s=1.0)
     with peer(accept) as port:
-        transfer = Transfer.open("127.0.0.1", port, any_header(WIDE, 192), deadline=soon(), limits=limits)
-
-        def send_three() -> None:
-            try:
-                for start in (0, 64, 128):
-                    transfer.send(KVBlock(0, start, start + 64, [mass], []))
-                transfer.send(KVBlock(0, 0, 1, [mass[: 1 << 20]], []))
-            except DisaggError as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=send_three)
-        thread.start()
-        blocks = transfer._queue
-        until(lambda: blocks.unfinished_tasks == 2 and bool(vars(blocks.not_full)["_waiters"]))  # the third one waits
+        transfer = Transfer.open("127.0.0.1", port, any_header(WIDE, 64 * 21), deadline=soon(), limits=limits)
+        began = time.monotonic()
+        send_masses(transfer, 20, mass)
+        assert transfer.failed is None and time.monotonic() - began < limits.stall_s
+        assert transfer.queued_bytes >= 19 * (64 << 20)
+        until(lambda: transfer.failed is not None)
+        assert isinstance(transfer.failed, PeerLost) and "no progress for 1 s" in transfer.failed.message
+        with pytest.raises(PeerLost, match="no progress"):
+            transfer.send(KVBlock(0, 0, 64, [mass], []))
+        assert transfer.queued_bytes == 0
         transfer.abort()
-        thread.join(3)
-        assert not thread.is_alive()
-    assert [type(failure) for failure in failures] == [Cancelled]
+
+
+def test_abort_ends_a_transfer_whose_receiver_takes_nothing() -> None:
+    mass = memoryview(bytes(64 << 20))
+    with peer(accept) as port:
+        limits = SendLimits(stall_s=60)
+        transfer = Transfer.open("127.0.0.1", port, any_header(WIDE, 192), deadline=soon(60), limits=limits)
+        send_masses(transfer, 3, mass)
+        with ends_by_itself():
+            transfer.abort()
+        assert isinstance(transfer.failed, Cancelled) and transfer.queued_bytes == 0
+
+
+def test_more_queued_bytes_than_the_hard_bound_fail_the_transfer() -> None:
+    mass = memoryview(bytes(64 << 20))
+    limits = SendLimits(max_queued_bytes=3 * mass.nbytes)
+    with (
+        peer(accept) as port,
+        Transfer.open("127.0.0.1", port, any_header(WIDE, 256), deadline=soon(), limits=limits) as transfer,
+    ):
+        send_masses(transfer, 3, mass)
+        assert transfer.queued_bytes == 3 * mass.nbytes
+        with pytest.raises(PeerLost, match="201326592 bytes of KV wait to be sent, at most 201326592 may"):
+            transfer.send(wide_block(192))
+        assert isinstance(transfer.failed, PeerLost)
+
+
+def test_bytes_count_as_queued_until_they_are_sent(receiver: Receiver) -> None:
+    slot = receiver.issue(CACHE)
+    with open_to(receiver, slot) as transfer:
+        for block in CACHE.blocks():
+            transfer.send(block)
+        until(lambda: transfer.queued_bytes == 0)
+        transfer.finish()
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV)
+    kv.release()
+
+
+def test_a_host_that_cannot_be_reached_fails_the_transfer_without_holding_up_send() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as others:
+        for _ in range(4):  # the backlog is full, so that a further connection is never established
+            sock = others.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+        limits = SendLimits(connect_s=0.5)
+        began = time.monotonic()
+        port = full.getsockname()[1]
+        transfer = Transfer("127.0.0.1", port, any_header(WIDE, 64), deadline=soon(), limits=limits)
+        transfer.send(wide_block(0))
+        assert time.monotonic() - began < 0.5 and transfer.failed is None
+        with pytest.raises(PeerLost, match="cannot connect"):
+            transfer.finish()
+
+
+def test_a_transfer_aborted_while_it_connects_uses_up_no_ticket(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = receiver.issue(CACHE)
+    aborted = threading.Event()
+    connect = socket.create_connection
+
+    def slow_connect(*args: Any, **kwargs: Any) -> socket.socket:
+        assert aborted.wait(PATIENCE_S)
+        return connect(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "create_connection", slow_connect)
+        transfer = Transfer("127.0.0.1", receiver.server.port, header_for(slot), deadline=soon())
+        transfer.abort()
+        aborted.set()
+        until(lambda: not transfer._thread.is_alive())
+    assert slot.state == "issued"
+    receiver.tickets.revoke(slot.ticket)
+    receiver.require_serving()
 
 
 def test_a_closed_port_is_a_peer_lost_that_names_it() -> None:
