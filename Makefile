@@ -3,8 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-# Tests run in one process per core, at most four: most of their time is servers that start.
-PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Tests run in one process more than there are cores, at most four: many wait for a server or a host.
+PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
+PARALLEL := --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-fast lint format clean
 

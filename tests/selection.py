@@ -31,6 +31,8 @@ SLOW_PATHS = {
     "fleet/lifecycle",
     "fleet/services/test_supervise.py",
     "integration",
+    "planning/test_checkpoint.py",
+    "test_tiny_models.py",
 }
 SERVER_FIXTURES = {"tiny_fleet"}
 BED_FIXTURES = {"bed", "machines"}
