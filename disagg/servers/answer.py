@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
+from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.model.text import TextStream
 from disagg.errors import ModelError
@@ -18,14 +19,34 @@ LEAST_LOGPROB = -9999.0
 
 @dataclass(slots=True)
 class Answer:
-    """One answer as it grows. first_at, last_at: time.monotonic() when the engine had its first and last token."""
+    """One answer as it grows. answered: tokens that it began with. completion_tokens: those included. first_at,
+    last_at: time.monotonic() when the engine had its first and last token."""
 
     text: TextStream
+    answered: int = 0
     completion_tokens: int = 0
     finish_reason: FinishReason | None = None
     timing: DecodeTiming = field(default_factory=DecodeTiming)
     first_at: float = 0.0
     last_at: float = 0.0
+
+    @classmethod
+    def resumed(cls, text: TextStream, given: Sequence[int], sampling: Sampling, eos_ids: Collection[int]) -> Answer:
+        """An answer that begins with the tokens `given`, which another host has sent with their text. It is finished
+        if they are all of it."""
+        answer = cls(text, len(given), len(given))
+        for token in given:
+            text.push(token)
+        if text.stopped or (given and given[-1] in eos_ids and not sampling.ignore_eos):
+            answer.finish_reason = "stop"
+        elif len(given) >= sampling.max_tokens:
+            answer.finish_reason = "length"
+        return answer
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that this host has generated."""
+        return self.completion_tokens - self.answered
 
     @property
     def decode_s(self) -> float:

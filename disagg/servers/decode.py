@@ -89,6 +89,10 @@ class DecodeService(Service[DecodeEngine]):
         """POST /decode: a slot, then the answer from the KV that arrives there. If it does not arrive whole, the
         prompt is computed here, or the request fails, as the caller chose."""
         async with self.admitted(body, request_id, body.sampling) as request:
+            answer = await self._begin_answer(request)
+            if answer.finish_reason is not None:
+                yield self._done(request, answer, 0.0, None, "")
+                return
             arrival: asyncio.Future[ReceivedKV] = asyncio.get_running_loop().create_future()
             yield self._open_slot(request, arrival)
             kv, fallback = None, ""
@@ -99,18 +103,30 @@ class DecodeService(Service[DecodeEngine]):
                 if body.kv_failure == "fail":
                     raise
                 fallback = str(error)
-            async with aclosing(self._answer(request, kv, fallback)) as answer:
-                async for event in answer:
+            async with aclosing(self._answer(request, answer, kv, fallback)) as events:
+                async for event in events:
                     yield event
 
     async def _generate(self, body: GenerateBody, request_id: str) -> AsyncGenerator[Event, None]:
         """POST /generate: the prompt is computed here."""
-        async with (
-            self.admitted(body, request_id, body.sampling) as request,
-            aclosing(self._answer(request, None)) as answer,
-        ):
-            async for event in answer:
-                yield event
+        async with self.admitted(body, request_id, body.sampling) as request:
+            answer = await self._begin_answer(request)
+            if answer.finish_reason is not None:
+                yield self._done(request, answer, 0.0, None, "")
+                return
+            async with aclosing(self._answer(request, answer, None)) as events:
+                async for event in events:
+                    yield event
+
+    async def _begin_answer(self, request: ActiveRequest) -> Answer:
+        """The answer, with the tokens that another host has generated; on a worker thread if there are any, since their
+        text is computed."""
+        text = self.engine.tokenizer.stream(request.sampling.stop)
+        given = request.tokens[request.prompt_tokens :]
+        eos_ids = self.engine.info.eos_ids
+        if not given:
+            return Answer(text)
+        return await asyncio.to_thread(Answer.resumed, text, given, request.sampling, eos_ids)
 
     def _open_slot(self, request: ActiveRequest, arrival: asyncio.Future[ReceivedKV]) -> SlotEvent:
         """Issue the request's ticket; the outcome of its transfer settles `arrival`."""
@@ -132,11 +148,11 @@ class DecodeService(Service[DecodeEngine]):
         request.cleanup.callback(_drop, arrival)
         request.phase, request.slot_sent = "waiting for KV", time.monotonic()
         return SlotEvent(
-            request_id=request.id, ticket=slot.ticket, kv=self._kv_address, prompt_tokens=len(request.tokens)
+            request_id=request.id, ticket=slot.ticket, kv=self._kv_address, prompt_tokens=request.prompt_tokens
         )
 
     async def _answer(
-        self, request: ActiveRequest, kv: ReceivedKV | None, fallback: str = ""
+        self, request: ActiveRequest, answer: Answer, kv: ReceivedKV | None, fallback: str = ""
     ) -> AsyncGenerator[Event, None]:
         """Wait for a place in the batch, run the engine, stream its tokens, end with the figures."""
         ready = time.monotonic()
@@ -148,18 +164,25 @@ class DecodeService(Service[DecodeEngine]):
         request.cleanup.callback(feed.close)
         request.cleanup.callback(self.engine.cancel, request.key)
         request.phase = "generating"
-        self.engine.submit(DecodeRequest(request.key, request.tokens, request.sampling, kv), feed)
-        answer = Answer(self.engine.tokenizer.stream(request.sampling.stop))
+        work = DecodeRequest(request.key, request.tokens, request.sampling, kv, answered=request.answered)
+        self.engine.submit(work, feed)
         while answer.finish_reason is None:
             event = answer.add(await feed.steps())
             if kv is not None:  # from the first token on the engine uses its own copy
                 kv.release(reuse=True)
             yield event
+        yield self._done(request, answer, turn_s, kv, fallback)
+
+    def _done(
+        self, request: ActiveRequest, answer: Answer, turn_s: float, kv: ReceivedKV | None, fallback: str
+    ) -> DoneEvent:
+        """The end of an answer that is finished."""
+        assert answer.finish_reason is not None
         computed = answer.timing.computed_prompt_tokens
-        self.count(completion_tokens=answer.completion_tokens, computed_prompt_tokens=computed)
+        self.count(completion_tokens=answer.generated_tokens, computed_prompt_tokens=computed)
         done = DoneEvent(
             finish_reason=answer.finish_reason,
-            prompt_tokens=len(request.tokens),
+            prompt_tokens=request.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             computed_prompt_tokens=computed,
             timing=request.timing(turn_s, answer.timing, kv.timing.accepted if kv else None, answer.decode_s),
@@ -168,12 +191,12 @@ class DecodeService(Service[DecodeEngine]):
             kv_wire=kv.wire if kv else None,
         )
         logs.info("decoded", **done.to_json())
-        yield done
+        return done
 
     def _reserve(self, request: ActiveRequest, kv: ReceivedKV | None) -> None:
         """Reserve the bytes of the prompt's and the answer's KV until the request ends. Raises Overloaded if there is
         no room. The received buffers are released earlier; their reservation passes to the request."""
-        total = self.engine.info.layout.nbytes(len(request.tokens) + request.sampling.max_tokens)
+        total = self.engine.info.layout.nbytes(request.prompt_tokens + request.sampling.max_tokens)
         if kv is not None and kv.on_release is not None:
             request.cleanup.callback(kv.on_release)
             kv.on_release = None

@@ -24,8 +24,9 @@ class ActiveRequest:
     """A request from its arrival to its end. Times are time.monotonic().
 
     id: the caller's, for logs and the KV transfer. key: unique on this host. tokens: the prompt, empty until it is
-    tokenised. phase: what the request is doing, for the log. cleanup: releases, however the request ends, everything
-    it holds: its place and turn, its ticket, its KV, its row in the batch.
+    tokenised, and the `answered` first tokens of the answer if another host has generated them. phase: what the
+    request is doing, for the log. cleanup: releases, however the request ends, everything it holds: its place and
+    turn, its ticket, its KV, its row in the batch.
     """
 
     id: str
@@ -33,6 +34,7 @@ class ActiveRequest:
     arrived: float
     deadline: float
     tokens: list[int] = field(default_factory=list)
+    answered: int = 0
     tokenised: float = 0.0
     slot_sent: float = 0.0
     phase: Phase = "tokenising"
@@ -46,6 +48,10 @@ class ActiveRequest:
                 return await work
         except TimeoutError:
             raise DeadlineExceeded(f"{not_done} by the request's deadline", "raise the timeout") from None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.tokens) - self.answered
 
     @property
     def tokenise_s(self) -> float:

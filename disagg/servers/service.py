@@ -34,6 +34,7 @@ from disagg.api.status import (
 )
 from disagg.config import Fleet, Host, Model, served_digest
 from disagg.engines.base import DecodeEngine, EngineInfo, PrefillEngine
+from disagg.engines.model.text import check_ids
 from disagg.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -290,11 +291,13 @@ class Service(ABC, Generic[Engine]):
     async def _admit(self, request: ActiveRequest, body: PromptBody) -> None:
         """Take a place, then tokenise: tokenising a long prompt takes seconds, which the queue must bound too."""
         self._admission.take_place(request.cleanup)
-        request.tokens = await request.within_deadline(self._tokenise(body.content), "the prompt was not tokenised")
-        self._require_context(len(request.tokens), request.sampling.max_tokens)
+        prompt = await request.within_deadline(self._tokenise(body.content), "the prompt was not tokenised")
+        answer = check_ids(body.answer_tokens, self.engine.info.profile.vocab_size, "answer_tokens")
+        self._require_context(len(prompt), max(request.sampling.max_tokens, len(answer)))
+        request.tokens, request.answered = prompt + answer, len(answer)
         request.tokenised = time.monotonic()
         request.phase = "queued"
-        self.count(requests=1, prompt_tokens=len(request.tokens))
+        self.count(requests=1, prompt_tokens=request.prompt_tokens)
 
     async def _tokenise(self, content: str | Messages | Sequence[int]) -> list[int]:
         """Token ids of the prompt; long ones on a worker thread, so that other requests are still served."""

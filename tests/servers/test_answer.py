@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
 from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
+from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import ModelError
@@ -64,3 +65,46 @@ def test_a_token_of_probability_0_reaches_the_caller_as_a_number() -> None:
 def test_a_nan_probability_ends_the_request_with_an_error(token: Token) -> None:
     with pytest.raises(ModelError, match="NaN probability"):
         answer().add([Step((token,), DecodeTiming(), 1.0)])
+
+
+def resumed(given: str, sampling: Sampling | None = None, eos_ids: Collection[int] = ()) -> Answer:
+    sampling = sampling or Sampling()
+    stream = ByteTokenizer(256).stream(sampling.stop)
+    return Answer.resumed(stream, [ord(letter) for letter in given], sampling, eos_ids)
+
+
+def test_an_answer_that_goes_on_counts_the_tokens_it_was_given_and_sends_none_of_their_text() -> None:
+    one = resumed("ab")
+    assert one.add(steps("c", "length")).text == "c"
+    assert (one.completion_tokens, one.generated_tokens) == (3, 1)
+
+
+def test_text_that_was_held_when_a_host_failed_is_sent_by_the_next_one() -> None:
+    first, stop = answer("cd"), Sampling(stop=("cd",))
+    assert first.add(steps("abc")).text == "ab"
+    assert resumed("abc", stop).add(steps("x")).text == "cx"
+    ended = resumed("abc", stop)
+    assert ended.add(steps("d")).text == "" and ended.finish_reason == "stop"
+
+
+def test_half_a_character_that_was_given_is_completed_by_the_next_token() -> None:
+    one = Answer.resumed(ByteTokenizer(256).stream(), list("é".encode()[:1]), Sampling(), ())
+    assert one.add([Step((Token("é".encode()[1], -0.5),), DecodeTiming(), 1.0)]).text == "é"
+
+
+@pytest.mark.parametrize(
+    ("given", "sampling", "finish"),
+    [
+        ("ab", Sampling(max_tokens=3), None),
+        ("abc", Sampling(max_tokens=3), "length"),
+        ("abcd", Sampling(max_tokens=3), "length"),
+        ("ab!", Sampling(max_tokens=3), "stop"),
+        ("ab!", Sampling(max_tokens=4, ignore_eos=True), None),
+        ("ab", Sampling(max_tokens=2, stop=("b",)), "stop"),
+        ("ab", Sampling(max_tokens=9, stop=("bc",)), None),
+    ],
+)
+def test_an_answer_that_was_given_whole_is_finished(
+    given: str, sampling: Sampling, finish: FinishReason | None
+) -> None:
+    assert resumed(given, sampling, {ord("!")}).finish_reason == finish

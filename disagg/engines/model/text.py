@@ -143,16 +143,16 @@ class HFTokenizer:
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
 
-def check_ids(ids: Sequence[Any], vocab_size: int) -> list[int]:
+def check_ids(ids: Sequence[Any], vocab_size: int, name: str = "prompt") -> list[int]:
     """The ids as a list. RequestError for a value that is not a token id or lies outside the vocabulary."""
     for index, token in enumerate(ids):
         if not isinstance(token, int) or isinstance(token, bool):
             raise RequestError(
-                f"prompt[{index}] is {type(token).__name__}", "a prompt is text, a list of messages or of token ids"
+                f"{name}[{index}] is {type(token).__name__}", "a prompt is text, a list of messages or of token ids"
             )
         if not 0 <= token < vocab_size:
             raise RequestError(
-                f"prompt[{index}] is token {token}, outside the vocabulary",
+                f"{name}[{index}] is token {token}, outside the vocabulary",
                 f"this model's tokens are 0 to {vocab_size - 1}",
             )
     return list(ids)

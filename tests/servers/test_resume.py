@@ -1,0 +1,83 @@
+"""An answer that goes on after tokens that another host has sent: no token and no text is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.fleets import RunningFleet
+
+PROMPT = "def quicksort(items):\n    if"
+SAMPLINGS: Mapping[str, dict[str, Any]] = {
+    "greedy": {"max_tokens": 24},
+    "sampled": {"max_tokens": 24, "temperature": 0.9, "top_p": 0.9, "seed": 7},
+    "penalised": {"max_tokens": 24, "temperature": 0.8, "repetition_penalty": 1.3, "seed": 8},
+}
+
+
+class Received:
+    """An answer as its caller has it: token ids, text, and the events."""
+
+    def __init__(self, text: str) -> None:
+        lines = iter(text.splitlines())
+        self.events = [(line[7:], json.loads(next(lines)[6:])) for line in lines if line.startswith("event: ")]
+        self.ids = [token["id"] for event in self.tokens for token in event["tokens"]]
+        self.text = "".join(event["text"] for event in self.tokens)
+
+    @property
+    def tokens(self) -> Iterator[dict[str, Any]]:
+        return (body for name, body in self.events if name == "tokens")
+
+    @property
+    def done(self) -> dict[str, Any]:
+        name, body = self.events[-1]
+        assert name == "done", self.events
+        return dict(body)
+
+
+def ask(fleet: RunningFleet, sampling: Mapping[str, Any], given: list[int] | None = None, **more: Any) -> Received:
+    body = {"model": "tiny", "prompt": PROMPT, "sampling": sampling, "answer_tokens": given or [], **more}
+    with fleet.http("tiny-decode") as http:
+        answer = http.post("/generate", json=body)
+        assert answer.status_code == 200, answer.text
+        return Received(answer.text)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_an_answer_goes_on_after_any_of_its_tokens(tiny_fleet: RunningFleet, name: str) -> None:
+    sampling = {**SAMPLINGS[name], "ignore_eos": True}
+    whole = ask(tiny_fleet, sampling)
+    assert len(whole.ids) == 24
+    for count in (1, 7, 23):
+        rest = ask(tiny_fleet, sampling, whole.ids[:count])
+        assert rest.ids == whole.ids[count:]
+        assert whole.text.endswith(rest.text)
+        assert rest.done["completion_tokens"] == 24 and rest.done["finish_reason"] == "length"
+        assert rest.done["prompt_tokens"] == whole.done["prompt_tokens"]
+
+
+def test_an_answer_that_is_whole_already_ends_at_once_without_tokens(tiny_fleet: RunningFleet) -> None:
+    sampling = SAMPLINGS["sampled"]
+    whole = ask(tiny_fleet, {**sampling, "ignore_eos": True})
+    again = ask(tiny_fleet, {**sampling, "ignore_eos": True}, whole.ids)
+    assert [name for name, _ in again.events] == ["done"]
+    assert again.done["completion_tokens"] == 24 and again.done["computed_prompt_tokens"] == 0
+
+
+def test_the_answers_tokens_are_checked_and_named(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.http("tiny-decode") as http:
+        refused = http.post("/generate", json={"model": "tiny", "prompt": PROMPT, "answer_tokens": [1 << 30]})
+    assert refused.status_code == 400
+    assert "answer_tokens[0] is token 1073741824" in refused.json()["error"]["message"]
+
+
+def test_counters_count_only_what_this_host_has_generated(tiny_fleet: RunningFleet) -> None:
+    whole = ask(tiny_fleet, {**SAMPLINGS["greedy"], "ignore_eos": True})
+    before = tiny_fleet.status("tiny-decode")["counters"]
+    ask(tiny_fleet, {**SAMPLINGS["greedy"], "ignore_eos": True}, whole.ids[:20])
+    after = tiny_fleet.status("tiny-decode")["counters"]
+    assert after["completion_tokens"] - before["completion_tokens"] == 4
+    assert after["prompt_tokens"] - before["prompt_tokens"] == whole.done["prompt_tokens"]
