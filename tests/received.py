@@ -17,9 +17,10 @@ def received(
     keys: Sequence[Any],
     values: Sequence[Any],
     states: Sequence[Sequence[Any]] = (),
+    start: int = 0,
 ) -> ReceivedKV:
     """Flat uint8 arrays per layer, each of the size that the layout asks for. keys, values: as they are."""
-    kv = ReceivedKV(layout, tokens, Arenas(allocate).acquire(Placement.of(layout, tokens).nbytes))
+    kv = ReceivedKV(layout, tokens, Arenas(allocate).acquire(Placement.of(layout, tokens, start).nbytes), start)
     pairs = [([plane for (plane,) in mine], given) for mine, given in ((kv.keys, keys), (kv.values, values))]
     for mine, given in (*pairs, *zip(kv.states, states, strict=False)):
         for place, tensor in zip(mine, given, strict=True):

@@ -19,6 +19,7 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, Listener, Token
 from disagg.engines.mlx import sampling as mlx_sampling
 from disagg.engines.mlx.grouping import Row
+from disagg.engines.mlx.held import HeldArrays, Snapshot, covers, snapshot
 from disagg.engines.mlx.sampling import RepetitionPenalty
 from disagg.kv.received import ReceivedKV
 
@@ -31,15 +32,25 @@ _MAX_CACHE_BYTES = 1 << 30
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request in the engine. answered: how many of `tokens` belong to the answer. lock: held during calls to the
-    listener. open: the listener may be called."""
+    """One request in the engine.
+
+    kv, held: until the caches are built. answered: how many of `tokens` belong to the answer. covered: how many
+    tokens' KV the caches contain that it begins with. snapshots: for the KV that is held after its end, see
+    model.held.HeldStore.add. ended: its tokens and caches, taken out of the batch at its end. lock: held during calls
+    to the listener. open: the listener may be called.
+    """
 
     id: str
     tokens: list[int]
     sampling: Sampling
-    kv: ReceivedKV | None  # until the caches are built
+    kv: ReceivedKV | None
     listener: Listener
+    held: HeldArrays | None = None
     answered: int = 0
+    salt: str = ""
+    covered: int = 0
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    ended: tuple[list[int], list[Any]] | None = None
     timing: DecodeTiming = field(default_factory=DecodeTiming)
     lock: threading.RLock = field(default_factory=threading.RLock)
     open: bool = True
@@ -82,28 +93,29 @@ class Batch:
         return int(self._generator.prompt_cache_nbytes) if self._jobs else 0
 
     def insert(self, job: Job, caches: list[Any] | None) -> None:
-        """Add the job at the next step: its last prompt token on top of `caches`, or its whole prompt if there are
-        none."""
-        handed_over = caches is not None
+        """Add the job at the next step: the tokens that `caches` do not cover on top of them."""
         job.penalty = mlx_sampling.repetition_penalty(job.sampling)
         (job.uid,) = self._generator.insert(
-            [job.tokens[-1:] if handed_over else job.tokens],
+            [job.tokens[job.covered :]],
             max_tokens=[job.sampling.max_tokens - job.answered],
             caches=[caches],
-            all_tokens=[job.tokens[:-1] if handed_over else []],  # a copy, to which the generator appends
-            samplers=[mlx_sampling.sampler(job.sampling, job.answered)],
+            all_tokens=[job.tokens[: job.covered]],  # a copy, to which the generator appends
+            samplers=[mlx_sampling.sampler(job.sampling)],
             logits_processors=[[job.penalty] if job.penalty else []],
             stop_sequences=[self._never_stop if job.sampling.ignore_eos else self._stop_at_eos],
         )
         self._jobs[job.uid] = job
-        if not handed_over:
+        if job.covered + 1 < len(job.tokens):
             self._reading.add(job.uid)
 
     def remove(self, job: Job) -> None:
-        """Drop the job at any stage; no effect if it is not in this batch."""
+        """Drop the job at any stage; no effect if it is not in this batch. Sets `job.ended` if it was decoding."""
         if job.uid is not None and self._jobs.pop(job.uid, None) is not None:
             self._reading.discard(job.uid)
-            self._generator.remove([job.uid])
+            taken = self._generator.remove([job.uid], return_prompt_caches=job.written > 0)
+            if job.uid in taken:
+                caches, tokens = taken[job.uid]
+                job.ended = list(tokens), caches
 
     def step(self, chunk_tokens: int) -> list[tuple[Job, Token]]:
         """One token for every decoding job, and a chunk of `chunk_tokens` for every job whose prompt is being
@@ -128,16 +140,26 @@ class Batch:
 
     def _count(self, progress: Any) -> None:
         """Count prompt tokens as the generator reports them: chunk by chunk, then the last one by itself."""
+        job = self._jobs[progress.uid]
         if progress.end_of_prompt:
             self._reading.discard(progress.uid)
-        timing = self._jobs[progress.uid].timing
-        timing.computed_prompt_tokens = (
-            timing.computed_prompt_tokens + 1 if progress.end_of_prompt else progress.progress[0]
-        )
+            job.timing.computed_prompt_tokens += 1
+            return
+        job.timing.computed_prompt_tokens = progress.progress[0]
+        if progress.end_of_segment:
+            self._take_snapshot(job)
+
+    def _take_snapshot(self, job: Job) -> None:
+        """Before the job's last prompt token: only then are its caches by themselves."""
+        caches, tokens = self._generator.extract_cache([job.uid])[job.uid]
+        if covers(caches, len(tokens)) and (taken := snapshot(caches)) is not None:
+            job.snapshots[len(tokens)] = taken
 
     def _token(self, response: Any) -> Token:
         job = self._jobs[response.uid]
         job.written += 1
+        if response.finish_reason:
+            job.ended = list(response.all_tokens), response.prompt_cache
         row = mlx_sampling.read_row(response.logprobs)
         if job.penalty is not None:
             row = mlx_sampling.log_softmax(mlx_sampling.as_float(mlx_sampling.read_row(job.penalty.raw.popleft())))

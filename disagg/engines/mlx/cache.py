@@ -1,8 +1,9 @@
-"""mlx arrays as memory to receive KV into, and mlx-lm caches over received KV.
+"""mlx arrays as memory to receive KV into, and mlx-lm caches over received and held KV.
 
-Nothing is copied: an mlx array exposes its bytes to Python, KV is received straight into them, and a cache is a view of
-them. Only KV that was quantised on the wire is dequantised, into memory of its own. The first step of a request copies
-its caches into the running batch; after that the memory is free.
+Received KV is not copied: an mlx array exposes its bytes to Python, KV is received straight into them, and a cache is a
+view of them. Only KV that was quantised on the wire is dequantised, and rows that follow held ones are joined to them,
+into memory of its own. The first step of a request copies its caches into the running batch; after that the memory is
+free.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
+from disagg.engines.mlx.held import HeldPrefix, Layer, last_rows, segments
 from disagg.errors import LayoutMismatch
 from disagg.kv.layout import LayerLayout
 from disagg.kv.received import ALIGNMENT, ReceivedKV
@@ -45,35 +47,47 @@ def _allocate_here(nbytes: int) -> Any:
     return memory
 
 
-def build(model: Any, kv: ReceivedKV) -> list[Any]:
-    """One evaluated mlx-lm cache per layer, as if the model had computed `kv.tokens` tokens itself.
+def build(model: Any, kv: ReceivedKV | None, held: HeldPrefix | None = None) -> list[Any]:
+    """One evaluated mlx-lm cache per layer, as if the model had computed the tokens of `held` and `kv` itself.
 
-    The caches are views of the arena, which must come from `allocate` and stay unchanged while they are in use. KV that
-    was quantised on the wire is dequantised to the layout's dtype. Without tokens, the model's empty caches are
-    returned. LayoutMismatch if a layer does not fit the model.
+    kv begins where `held` ends. The caches are views of the arena, which must come from `allocate` and stay unchanged
+    while they are in use, and of the held arrays. KV that was quantised on the wire is dequantised to the layout's
+    dtype. Without tokens, the model's empty caches are returned. LayoutMismatch if a layer does not fit the model.
     """
     caches: list[Any] = make_prompt_cache(model)
-    if len(caches) != len(kv.layout.layers):
+    if kv is not None and len(caches) != len(kv.layout.layers):
         raise LayoutMismatch(f"the KV has {len(kv.layout.layers)} layers, the model {len(caches)}")
-    if kv.tokens == 0:
+    tokens = kv.tokens if kv is not None else held.tokens if held is not None else 0
+    if tokens == 0:
         return caches
-    if kv.arena is None:
+    if kv is not None and kv.tokens == kv.start:
+        kv = None
+    if kv is not None and kv.arena is None:
         raise LayoutMismatch("the KV was released before its caches were built")
-    whole = kv.arena.memory
-    for index, (cache, layout) in enumerate(zip(caches, kv.layout.layers, strict=True)):
-        if isinstance(cache, ArraysCache):
-            cache.cache = [
-                _array(whole, place, (1, *state.shape), state.dtype)
-                for place, state in zip(kv.placement.states[index], layout.states, strict=True)
-            ]
-        else:
-            _fill(cache, *_keys_and_values(whole, kv, index, layout), index=index, tokens=kv.tokens)
+    for index, cache in enumerate(caches):
+        received = _received(kv, index, cache) if kv is not None else None
+        _fill(cache, _held(held, index, cache) if held is not None else [], received, index=index, tokens=tokens)
     mx.eval([cache.state for cache in caches])
     return caches
 
 
+def _held(held: HeldPrefix, index: int, cache: Any) -> list[Layer]:
+    """What is held of one layer, in order."""
+    return list(segments(held, index)) if isinstance(cache, KVCache) else [last_rows(held, index)]
+
+
+def _received(kv: ReceivedKV, index: int, cache: Any) -> Layer:
+    """What was received of one layer: keys and values, or the arrays of its state."""
+    layout = kv.layout.layers[index]
+    assert kv.arena is not None, "checked by the caller"
+    if isinstance(cache, ArraysCache):
+        states = zip(kv.placement.states[index], layout.states, strict=True)
+        return tuple(_array(kv.arena.memory, place, (1, *state.shape), state.dtype) for place, state in states)
+    return _keys_and_values(kv.arena.memory, kv, index, layout)
+
+
 def _keys_and_values(whole: Any, kv: ReceivedKV, index: int, layout: LayerLayout) -> tuple[Any, Any]:
-    rows = len(layout.rows(kv.tokens))
+    rows = len(layout.rows(kv.tokens, kv.start))
     keys, values = kv.placement.keys[index], kv.placement.values[index]
     return (
         _tensor(whole, keys, (1, layout.kv_heads, rows, layout.key_dim), kv.layout.dtype),
@@ -91,20 +105,32 @@ def _tensor(whole: Any, planes: tuple[slice, ...], shape: tuple[int, ...], dtype
     return mx.dequantize(packed, scales, biases, group_size=GROUP, bits=BITS)
 
 
-def _fill(cache: Any, keys: Any, values: Any, *, index: int, tokens: int) -> None:
-    rows = keys.shape[2]
+def _fill(cache: Any, held: list[Layer], received: Layer | None, *, index: int, tokens: int) -> None:
+    """Set one layer's cache to what it contains after `tokens` tokens."""
+    parts = [*held, received] if received is not None else held
+    if isinstance(cache, ArraysCache):
+        cache.cache = list(parts[-1])  # a state replaces the one before it
+        return
+    keys, values = (_joined(list(arrays)) for arrays in zip(*parts, strict=True))
     needed = min(tokens, cache.max_size) if isinstance(cache, RotatingKVCache) else tokens
-    if rows != needed:
+    surplus = keys.shape[2] - needed if held else 0
+    if keys.shape[2] - max(0, surplus) != needed:
         raise LayoutMismatch(
-            f"layer {index}: the KV has {rows} of {tokens} tokens, mlx-lm's {type(cache).__name__} needs {needed}"
+            f"layer {index}: the KV has {keys.shape[2]} of {tokens} tokens, "
+            f"mlx-lm's {type(cache).__name__} needs {needed}"
         )
     if isinstance(cache, RotatingKVCache):
-        # In temporal order and filled up to `rows`: the next token is written at index `rows`, or wraps around.
-        cache.state = (keys, values, tokens, cache.keep, cache.max_size, rows)
-    elif isinstance(cache, KVCache):
+        # In temporal order and filled up to `needed`: the next token is written at index `needed`, or wraps around.
+        keys, values = keys[..., surplus:, :], values[..., surplus:, :]
+        cache.state = (keys, values, tokens, cache.keep, cache.max_size, needed)
+    elif isinstance(cache, KVCache) and not surplus:
         cache.state = (keys, values, tokens)
     else:
         raise LayoutMismatch(f"layer {index}: a {type(cache).__name__} cannot be filled from received KV")
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays, axis=2)
 
 
 def _array(whole: Any, place: slice, shape: tuple[int, ...], dtype: str) -> Any:

@@ -22,6 +22,7 @@ from disagg.engines.mlx.batch import Job
 from disagg.engines.mlx.loop import Loop
 from disagg.engines.mlx.patches import PATCHES, Patch
 from disagg.engines.mlx.warm_up import warm_up
+from disagg.engines.model.held import Held
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import LayoutMismatch, ModelError, RequestError
 from disagg.kv.received import ReceivedKV
@@ -74,14 +75,31 @@ class MLXDecodeEngine:
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request. RequestError for invalid sampling values or an id in use, LayoutMismatch if the KV is not
-        this model's or not of tokens[:-1], Overloaded if the engine is full, Cancelled after close, ModelError if the
-        engine's thread has ended."""
+        this model's or not of the tokens that it must cover, Overloaded if the engine is full, Cancelled after close,
+        ModelError if the engine's thread has ended."""
         if not request.tokens:
             raise RequestError("the prompt is empty", "give at least one token")
         mlx_sampling.validate(request.sampling)
+        if request.answered and request.answered >= min(len(request.tokens), request.sampling.max_tokens):
+            raise RequestError(
+                f"{request.answered} tokens of the answer are given: it has at most {request.sampling.max_tokens}",
+                "end the request, its answer is complete",
+            )
+        held = request.held
+        if held is not None and (not isinstance(held, Held) or not 0 < held.tokens < len(request.tokens)):
+            raise LayoutMismatch("the held KV is not of this prompt", "take it from find_held of the same engine")
         if request.kv is not None:
-            self._require_fitting(request.kv, len(request.tokens) - 1)
-        job = Job(request.id, list(request.tokens), request.sampling, request.kv, listener, answered=request.answered)
+            self._require_fitting(request.kv, len(request.tokens) - 1, held.tokens if held is not None else 0)
+        job = Job(
+            request.id,
+            list(request.tokens),
+            request.sampling,
+            request.kv,
+            listener,
+            held=held,
+            answered=request.answered,
+            salt=request.salt,
+        )
         job.timing.submitted = time.monotonic()
         self._loop.submit(job)
 
@@ -104,15 +122,16 @@ class MLXDecodeEngine:
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
         """See DecodeEngine."""
-        return None
+        return self._loop.held.find(tokens, salt)
 
     @property
     def held_bytes(self) -> int:
         """See DecodeEngine."""
-        return 0
+        return self._loop.held.nbytes
 
     def give_up_held(self, nbytes: int) -> None:
         """See DecodeEngine."""
+        self._loop.give_up_held(nbytes)
 
     def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
         """See DecodeEngine. Runs between two steps of the batch."""
@@ -125,17 +144,18 @@ class MLXDecodeEngine:
     def warm_up(self) -> None:
         """See DecodeEngine. One request with KV and one without, so that all kernels are compiled."""
         warm_up(self)
+        self.give_up_held(self.held_bytes)  # the KV of its requests is not that of their tokens
 
     def close(self) -> None:
         """Stop the thread; running requests get Cancelled. Safe to call twice."""
         self._loop.close()
 
-    def _require_fitting(self, kv: ReceivedKV, tokens: int) -> None:
+    def _require_fitting(self, kv: ReceivedKV, tokens: int, start: int = 0) -> None:
         kv.layout.require_same(self._info.layout, mine="the transfer", theirs="the decode engine")
-        if kv.tokens != tokens:
+        if (kv.start, kv.tokens) != (start, tokens):
             raise LayoutMismatch(
-                f"the KV covers {kv.tokens} tokens, but {tokens} are needed",
-                "send the KV of all prompt tokens but the last ones",
+                f"the KV covers tokens [{kv.start}, {kv.tokens}), but [{start}, {tokens}) are needed",
+                "send the KV of all prompt tokens that are not held, but the last ones",
             )
 
 

@@ -17,6 +17,7 @@ from disagg.engines.base import Token
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import grouping
 from disagg.engines.mlx.batch import Batch, Job, row
+from disagg.engines.mlx.held import snapshot
 from disagg.engines.mlx.prepare import Prepared
 
 # Prompts that are computed together share the prompt tokens of one step; each gets at least this many. On the CPU
@@ -60,16 +61,19 @@ class GroupedBatch:
         return waiting + sum(group.nbytes for group in self._groups)
 
     def build(self, job: Job) -> Caches:
-        """The job's received KV as caches, None if it has none. Drops the reference to the received buffers."""
-        if job.kv is None:
+        """The job's received and held KV as caches, None if it has none. Drops its references to both."""
+        if job.kv is None and job.held is None:
             return None
-        caches = mlx_cache.build(self._model, job.kv)
-        job.kv = None
+        caches = mlx_cache.build(self._model, job.kv, job.held.read() if job.held is not None else None)
+        job.covered = len(job.tokens) - 1 if job.kv is not None else job.held.tokens if job.held is not None else 0
+        if 0 < job.covered == len(job.tokens) - 1 and (taken := snapshot(caches)) is not None:
+            job.snapshots[job.covered] = taken
+        job.kv = job.held = None
         return caches
 
     def insert(self, job: Job, caches: Caches) -> None:
-        """Add the job at the next step, or queue it if `max_batch` are running: its last prompt token on top of
-        `caches`, or its whole prompt if there are none."""
+        """Add the job at the next step, or queue it if `max_batch` are running: its tokens that `caches` do not cover,
+        on top of them."""
         if len(self) < self._max_batch:
             self._place(job, caches)
         else:

@@ -27,9 +27,11 @@ from disagg.config import EngineOptions
 from disagg.engines.base import Token
 from disagg.engines.mlx.batch import Job, bound_memory, release_memory
 from disagg.engines.mlx.groups import GroupedBatch
+from disagg.engines.mlx.held import Rows, Snapshot, covers, make_store, rows, snapshot
 from disagg.engines.mlx.load import select_device
 from disagg.engines.mlx.patches import Patch
 from disagg.engines.mlx.prepare import Prepared, prepare
+from disagg.engines.model.held import HeldStore
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, RequestError
 
 _log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class Loop:
         self._wake = threading.Condition()
         self._commands: deque[_Command] = deque()  # bounded: at most two per job, and one per waiting caller
         self._jobs: dict[str, Job] = {}
+        self.held: HeldStore[Rows, Snapshot]  # set once the model is loaded
         self._batch_bytes = 0
         self._steps = 0
         self._serving = False
@@ -119,6 +122,13 @@ class Loop:
             self._post(lambda: future.set_result(function(self._prepared.model)), future.set_exception)
         return future.result()
 
+    def give_up_held(self, nbytes: int) -> None:
+        """Drop held KV. The thread frees its memory, for it owns the arrays."""
+        dropped = self.held.give_up(nbytes)
+        with self._wake:
+            if dropped and not self._closed:
+                self._post(dropped.clear, lambda error: None)
+
     def close(self) -> None:
         with self._wake:
             self._closed = True
@@ -155,6 +165,7 @@ class Loop:
                 prepared = prepare(source, self._options, context=context, device=device, patches=patches)
                 self._prepared = prepared
                 self._batch = self._new_batch()
+                self.held = make_store(prepared.model, self._options.max_kv_bytes)
                 release_memory()
         except Exception as error:  # noqa: BLE001 - raised again by start(), on the caller's thread
             with self._wake:
@@ -234,6 +245,7 @@ class Loop:
         for command in commands:
             command.fail(self._ended())
         self._batch.close()
+        self.held.clear()
 
     def _insert(self, job: Job) -> None:
         try:
@@ -243,11 +255,26 @@ class Loop:
                 job.timing.ingested = time.monotonic()
                 self._batch.insert(job, caches)  # last, so that a failure leaves nothing of the job behind
         finally:
-            job.kv = None
+            job.kv = job.held = None
+
+    def _hold(self, job: Job) -> None:
+        """Keep the KV of a request that was taken out of the batch, for one that begins with the same tokens."""
+        ended, job.ended = job.ended, None
+        if ended is None:
+            return
+        tokens, caches = ended
+        try:
+            if covers(caches, len(tokens)):
+                if (last := snapshot(caches)) is not None:
+                    job.snapshots[len(tokens)] = last
+                self.held.add(tokens, job.salt, lambda start, end: rows(caches, start, end), job.snapshots)
+        except RuntimeError:  # mlx is out of memory: the answer is complete without it
+            _log.warning("the KV of request %s could not be held", job.id, exc_info=True)
 
     def _remove(self, job: Job) -> None:
         try:
             self._batch.remove(job)
+            self._hold(job)
         except Exception as error:  # noqa: BLE001 - a batch that is partly changed would compute wrong answers
             self._rebuild(error)
 
@@ -255,6 +282,8 @@ class Loop:
         generated = self._batch.step()
         finished = [job for job, token in generated if token.finish]
         self._batch.drop_finished(finished)
+        for job in finished:
+            self._hold(job)
         self._steps += 1
         if finished or self._steps % _COUNT_STEPS == 0:
             self._update_counters(finished)

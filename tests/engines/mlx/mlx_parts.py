@@ -128,19 +128,19 @@ class Reference:
         return self.model(torch.tensor([list(tokens)])).logits[0, -last:].float().numpy()
 
     @_no_grad
-    def kv(self, tokens: Sequence[int], layout: Layout) -> ReceivedKV:
-        """KV of all `tokens`, the rows that `layout` keeps."""
-        if not tokens:
+    def kv(self, tokens: Sequence[int], layout: Layout, start: int = 0) -> ReceivedKV:
+        """KV of all `tokens` from `start` on, the rows that `layout` keeps."""
+        if start >= len(tokens):
             empty: list[Any] = [np.zeros(0, dtype=np.uint8) for _ in layout.layers]
-            return received(layout, 0, empty, empty)
+            return received(layout, len(tokens), empty, empty, start=start)
         cache = DynamicCache()  # without a config every layer keeps all its rows
         self.model(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
         keys, values = [], []
         for layer, held in zip(layout.layers, cache.layers, strict=True):
-            rows = layer.rows(len(tokens))
+            rows = layer.rows(len(tokens), start)
             keys.append(_bytes(held.keys, rows))
             values.append(_bytes(held.values, rows))
-        return received(layout, len(tokens), keys, values)
+        return received(layout, len(tokens), keys, values, start=start)
 
 
 def _bytes(tensor: torch.Tensor, rows: range) -> Any:

@@ -438,7 +438,7 @@ def test_a_failing_command_fails_by_itself(engine: MLXDecodeEngine, monkeypatch:
     assert neighbour.result() == expected and engine.alive
 
 
-def raise_bad_cache(*_: Any) -> None:
+def raise_bad_cache(*_: Any, **options: Any) -> None:
     raise RuntimeError("bad cache")
 
 
