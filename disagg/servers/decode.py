@@ -7,6 +7,7 @@ prompt on this host. However a request ends, its ticket, its KV and its place in
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from typing import Any
 
 from disagg.api.events import DoneEvent, Event, SlotEvent
 from disagg.api.requests import DecodeBody, GenerateBody, KVAddress
+from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host
 from disagg.engines.base import DecodeEngine, DecodeRequest
 from disagg.errors import HandoffError
@@ -25,6 +27,7 @@ from disagg.kv.wire import WIRE_FORMS
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer
+from disagg.servers.engine_health import TEST_LIMIT_S
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.request import ActiveRequest
 from disagg.servers.service import Endpoint, Service, on_daemon_thread
@@ -58,12 +61,27 @@ class DecodeService(Service[DecodeEngine]):
         in_use = self._engine.kv_bytes if self._engine else 0
         return max(self._tickets.held_bytes, in_use)  # what is in use is also reserved: a leak of either shows
 
+    @property
+    def busy(self) -> bool:
+        return self._engine is not None and self._engine.running > 0
+
+    async def probe_engine(self) -> None:
+        request = DecodeRequest(f"self-test-{secrets.token_hex(4)}", [0, 0], Sampling(max_tokens=1))
+        feed = TokenFeed(self._handover, time.monotonic() + TEST_LIMIT_S)
+        try:
+            self.engine.submit(request, feed)
+            await feed.steps()
+        finally:
+            self.engine.cancel(request.id)
+            feed.close()
+
     async def load(self) -> None:
         # The KV port is bound before the model loads, so that a port in use is reported at once.
         self._kv_server = KVServer(self._kv_address.host, self._kv_address.port, self._tickets)
         engine = await on_daemon_thread(self._prepare, "load")
         self._handover = Handover()
         engine.after_step(self._handover.flush)
+        engine.on_beat = self.progress.beat
         self._engine = engine
         self.state = "ok"
 

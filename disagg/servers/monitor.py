@@ -3,19 +3,107 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
+from disagg.errors import ServerUnavailable
 from disagg.servers import logs
+from disagg.servers.engine_health import TEST_LIMIT_S
+from disagg.servers.progress import STALLED_S
 from disagg.servers.service import AnyService
+from disagg.servers.watchdog import DEAD_S, STUCK_S, Problem
 
 TICK_S = 1.0
+STOPPED_S = 3.0  # between two ticks: the process was stopped, or its machine slept
 
 
-async def monitor(service: AnyService) -> None:
-    """Tick until cancelled. A tick that fails is logged and does not end the next ones."""
-    while True:
-        await asyncio.sleep(TICK_S)
+class Monitor:
+    """Watches one service. `ticks` counts up while the event loop runs."""
+
+    def __init__(self, service: AnyService) -> None:
+        self.ticks = 0
+        self._service = service
+        self._ticked = time.monotonic()
+        self._testing: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Tick until cancelled. A tick that fails is logged and does not end the next ones."""
         try:
-            service.leases.expire(time.monotonic())
-        except Exception as error:  # noqa: BLE001 - a bug in one check must not end all of them
-            logs.log.error("monitor_failed", exc_info=error)
+            while True:
+                await asyncio.sleep(TICK_S)
+                try:
+                    self.tick(time.monotonic())
+                except Exception as error:  # noqa: BLE001 - a bug in one check must not end all of them
+                    logs.log.error("monitor_failed", exc_info=error)
+        finally:
+            if self._testing is not None:
+                self._testing.cancel()
+
+    def tick(self, now: float) -> None:
+        """One round of checks."""
+        self.ticks += 1
+        service, stopped = self._service, now - self._ticked > STOPPED_S
+        self._ticked = now
+        if stopped:
+            service.progress.excuse(now)
+        service.leases.expire(now)
+        if service.state == "loading":
+            service.progress.excuse(now)
+        else:
+            self._watch_engine(now)
+
+    def _watch_engine(self, now: float) -> None:
+        service = self._service
+        alive = service.engine_alive
+        if not alive:
+            service.engine_health.died()
+        stalled = service.progress.stalled(now, service.busy)
+        if stalled != service.stalled:
+            service.stalled = stalled
+            logs.event(logging.ERROR, "engine_stalled", seconds=STALLED_S) if stalled else logs.info("engine_goes_on")
+        if stalled:
+            self._end_requests(f"the engine of {service.host.name} has made no progress for {STALLED_S:g} s")
+        elif not alive:
+            self._end_requests(f"the engine of {service.host.name} has stopped")
+        busy = bool(service.active) or stalled
+        if self._testing is None and service.engine_health.test_due(now, busy):
+            self._testing = asyncio.ensure_future(self._test_engine())
+
+    def _end_requests(self, message: str) -> None:
+        """Answer all requests with an error: none of them can go on here."""
+        for caller in list(self._service.active.values()):
+            caller.end(ServerUnavailable(message, "ask another host; the server restarts itself"))
+
+    async def _test_engine(self) -> None:
+        """Let the engine compute a token. A failure, or no answer, is its fault until a later test passes."""
+        health = self._service.engine_health
+        error: BaseException | None = None
+        try:
+            async with asyncio.timeout(TEST_LIMIT_S):
+                await self._service.probe_engine()
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the engine does not work
+            error = failure
+        finally:
+            self._testing = None
+        before = health.fault
+        health.tested(error, time.monotonic())
+        if health.fault and not before:
+            logs.log.error("self_test_failed", exc_info=error)
+        elif before and not health.fault:
+            logs.info("self_test_passed", after=before)
+
+
+class Problems:
+    """What is wrong with a service, as another thread sees it: its engine, or an event loop that does not run."""
+
+    def __init__(self, service: AnyService, monitor: Monitor) -> None:
+        self._service, self._monitor = service, monitor
+        self._ticks = -1
+
+    def __call__(self) -> Problem:
+        """Asks neither the engine nor the event loop: both may be stuck."""
+        before, self._ticks = self._ticks, self._monitor.ticks
+        service = self._service
+        if service.state != "loading" and before == self._ticks:
+            return Problem(f"the event loop of {service.host.name} has not run")
+        return Problem(service.problem, DEAD_S if service.engine_health.dead else STUCK_S)

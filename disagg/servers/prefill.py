@@ -56,6 +56,11 @@ class PrefillService(Service[PrefillEngine]):
     def kv_bytes(self) -> int:
         return self._kv_bytes
 
+    async def probe_engine(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._compute:
+            await loop.run_in_executor(self._thread, lambda: self.engine.prefill([0, 0], lambda _: None))
+
     async def load(self) -> None:
         self._engine = await on_daemon_thread(self._prepare, "load")
         self.state = "ok"

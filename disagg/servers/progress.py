@@ -13,14 +13,15 @@ or one layer of a prompt's chunk, which take well under a second."""
 class Progress:
     """Counts the beats of an engine: pieces of work that it has finished, for any request.
 
-    `beat` is called on the engine's thread. `stalled` is called every second from one other thread, which also
-    tells it whether there is work: time without work does not count.
+    `beat` is called on the engine's thread, `stalled` every second from one other thread. Time without work does not
+    count. A stall lasts until the next beat: its requests are ended, so that nothing else would show it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._beats = 0
         self._active_at = time.monotonic()  # of the last beat, or the last moment at which there was no work
+        self._stalled = False
 
     @property
     def beats(self) -> int:
@@ -31,12 +32,15 @@ class Progress:
         with self._lock:
             self._beats += 1
             self._active_at = time.monotonic()
+            self._stalled = False
 
     def stalled(self, now: float, busy: bool) -> bool:
-        """Whether the engine has work and has made no progress for STALLED_S. now: time.monotonic()."""
+        """Whether the engine has had work and made no progress for STALLED_S. now: time.monotonic()."""
         if not busy:
             self.excuse(now)
-        return now - self._active_at > STALLED_S
+        with self._lock:
+            self._stalled = self._stalled or now - self._active_at > STALLED_S
+            return self._stalled
 
     def excuse(self, now: float) -> None:
         """Do not count the time before `now`: there was no work, or the whole process was stopped."""

@@ -21,8 +21,9 @@ from disagg.errors import ConfigError, FleetError, PortInUse
 from disagg.servers import logs
 from disagg.servers.http.app import build
 from disagg.servers.http.protocol import KEEP_ALIVE_S, BoundedProtocol
-from disagg.servers.monitor import monitor
+from disagg.servers.monitor import Monitor, Problems
 from disagg.servers.service import AnyService
+from disagg.servers.watchdog import Watchdog
 from disagg.token import fleet_token
 
 DRAIN_S = 20
@@ -103,10 +104,14 @@ async def _serve(service: AnyService, token: str, listener: socket.socket) -> No
     """Load while the HTTP server runs, so that /health answers "loading". When one ends, stop the other."""
     server = _Server(service, build(service, token))
     loading = asyncio.ensure_future(_load(service, server))
-    monitoring = asyncio.ensure_future(monitor(service))
+    monitor = Monitor(service)
+    monitoring = asyncio.ensure_future(monitor.run())
+    watchdog = Watchdog(Problems(service, monitor))
+    watchdog.start()
     try:
         await server.serve(sockets=[listener])
     finally:
+        watchdog.stop()
         monitoring.cancel()
         loaded = loading.done()
         loading.cancel()

@@ -47,6 +47,7 @@ from disagg.servers import caller as callers
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.caller import Caller
+from disagg.servers.engine_health import EngineHealth
 from disagg.servers.leases import Leases
 from disagg.servers.progress import Progress
 from disagg.servers.request import ActiveRequest
@@ -54,8 +55,6 @@ from disagg.version import VERSION, code_hash
 
 RELEASE_VARIABLE = "DISAGG_RELEASE"
 """Names the deployed release that a server runs; not set if it runs from an installation."""
-COMPUTING = frozenset({"computing the prompt", "generating"})
-"""Phases in which the engine works on a request."""
 COMPUTED = frozenset({"sending KV", "generating"})
 """Phases in which a request's prompt is computed."""
 SHORT_TEXT = 2048  # characters, which are tokenised without a thread
@@ -90,6 +89,8 @@ class Service(ABC, Generic[Engine]):
         self._started = time.monotonic()
         self.boot_id = secrets.token_hex(8)
         self.progress = Progress()
+        self.stalled = False  # set by the monitor
+        self.engine_health = EngineHealth(self._started)
         self.active: dict[str, Caller] = {}  # of every request from its arrival to its end, by the request's key
         self.leases = Leases()
 
@@ -152,8 +153,12 @@ class Service(ABC, Generic[Engine]):
 
     @property
     def busy(self) -> bool:
-        """Whether the engine has work, so that it must make progress."""
-        return any(caller.phase in COMPUTING for caller in self.active.values())
+        """Whether the engine has work, so that its beats must go on. Engines without beats have none."""
+        return False
+
+    @abstractmethod
+    async def probe_engine(self) -> None:
+        """Let the engine compute one token. Raises what the engine raises; the caller sets a limit of time."""
 
     @abstractmethod
     async def load(self) -> None:
@@ -225,7 +230,18 @@ class Service(ABC, Generic[Engine]):
     @property
     def health_state(self) -> ServerState:
         """What GET /health says."""
-        return self.state if self.engine_alive else "error"
+        if not self.engine_alive or self.engine_health.fault:
+            return "error"
+        return "stalled" if self.stalled else self.state
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the loaded engine, "" if nothing is. Asks the engine nothing: it may be stuck."""
+        if self.state == "loading":
+            return ""
+        if fault := self.engine_health.fault:
+            return f"the engine of {self.host.name} does not work: {fault}"
+        return f"the engine of {self.host.name} has made no progress" if self.stalled else ""
 
     def health(self) -> Health:
         """The answer of GET /health to a caller with the fleet's token."""
@@ -283,6 +299,8 @@ class Service(ABC, Generic[Engine]):
         """Refuse work while loading or draining, and for a model that is not served here."""
         if not self.engine_alive:
             raise ServerUnavailable(f"the engine of {self.host.name} has stopped", "see its log, then `disagg restart`")
+        if problem := self.problem:
+            raise ServerUnavailable(problem, "ask another host; this one is tested until it works or is restarted")
         if self.state != "ok":
             raise Overloaded(f"{self.host.name} is {self.state}", "try again in a moment")
         if model != self.model.name and model not in self.model.aliases:
@@ -319,6 +337,8 @@ class Service(ABC, Generic[Engine]):
     def _count_end(self, request: ActiveRequest, error: BaseException | None) -> None:
         """Count and log the end of a request. One that was refused before it was admitted counts as none."""
         admitted = request.tokenised > 0
+        if admitted:
+            self.engine_health.request_ended(error, time.monotonic())
         if isinstance(error, asyncio.CancelledError | GeneratorExit | Cancelled):
             self.count(cancelled=admitted)
             seconds = round(time.monotonic() - request.arrived, 3)

@@ -1,0 +1,155 @@
+"""disagg/servers/monitor.py with simulated engines: stalls, self-tests, engines that fail or die."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disagg.api.requests import DecodeBody, GenerateBody
+from disagg.api.sampling import Sampling
+from disagg.engines.base import Token
+from disagg.errors import ModelError, ServerUnavailable
+from disagg.servers import caller as callers
+from disagg.servers import monitor as module
+from disagg.servers.caller import Caller
+from disagg.servers.engine_health import IDLE_TEST_S
+from disagg.servers.monitor import Monitor, Problems
+from disagg.servers.progress import STALLED_S
+from disagg.servers.service import AnyService
+from disagg.servers.watchdog import DEAD_S
+from tests.servers.test_service import answer, serving
+from tests.values import present
+
+PATIENCE_S = 20.0
+GENERATE = GenerateBody(model="m", prompt="hello", sampling=Sampling(max_tokens=3))
+
+
+@pytest.fixture(params=["m-prefill", "m-decode"])
+async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AnyService]:
+    async with serving(tmp_path, request.param) as one:
+        yield one
+
+
+@pytest.fixture
+async def decode(tmp_path: Path) -> AsyncIterator[AnyService]:
+    async with serving(tmp_path, "m-decode") as one:
+        yield one
+
+
+async def until_tested(monitor: Monitor) -> None:
+    """Wait for the end of the running self-test."""
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait((present(monitor._testing),))
+
+
+async def test_an_idle_engine_proves_that_it_works(service: AnyService) -> None:
+    monitor = Monitor(service)
+    monitor.tick(time.monotonic())
+    assert monitor._testing is None, "it has just been loaded"
+    monitor.tick(time.monotonic() + IDLE_TEST_S)
+    await until_tested(monitor)
+    assert service.health().status == "ok" and service.status().running == 0
+
+
+async def test_an_engine_that_does_not_answer_its_self_test_is_unhealthy_until_it_does(
+    service: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor, probe = Monitor(service), service.probe_engine
+    monkeypatch.setattr(module, "TEST_LIMIT_S", 0.01)
+    monkeypatch.setattr(service, "probe_engine", asyncio.Event().wait)
+    monitor.tick(time.monotonic() + IDLE_TEST_S)
+    await until_tested(monitor)
+    assert service.load_figures().status == "error" and "no answer" in service.problem
+    with pytest.raises(ServerUnavailable, match="does not work"):
+        await anext(answer(service, "/generate", GENERATE))
+    monkeypatch.setattr(service, "probe_engine", probe)
+    monkeypatch.setattr(module, "TEST_LIMIT_S", PATIENCE_S)
+    monitor.tick(time.monotonic() + IDLE_TEST_S)
+    await until_tested(monitor)
+    assert service.load_figures().status == "ok"
+
+
+async def test_a_host_whose_engine_fails_every_request_reports_an_error_until_a_self_test_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(*_: Any, **__: Any) -> Iterator[Token]:
+        raise ModelError("NaN")
+        yield
+
+    async with serving(tmp_path, "m-prefill") as prefill:
+        monkeypatch.setattr(prefill.engine, "generate", generate)
+        for _ in range(3):
+            assert prefill.health().status == "ok"
+            with pytest.raises(ModelError):
+                await anext(answer(prefill, "/generate", GENERATE))
+        assert prefill.health().status == "error"
+        monitor = Monitor(prefill)
+        monitor.tick(time.monotonic())
+        await until_tested(monitor)
+        assert prefill.health().status == "ok"
+
+
+async def test_requests_of_a_stalled_engine_end_with_an_error_and_new_ones_are_refused(
+    decode: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor, caller = Monitor(decode), Caller()
+    reset = callers.current.set(caller)
+    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello"))
+    await anext(events)
+    callers.current.reset(reset)
+    monkeypatch.setattr(type(decode), "busy", True)
+    now = time.monotonic()
+    for second in range(int(STALLED_S) + 2):
+        monitor.tick(now + second)
+    assert isinstance(caller.error, ServerUnavailable) and "no progress for 10 s" in caller.error.message
+    await events.aclose()
+    assert present(decode.status().last_error).code == "ServerUnavailable"
+    assert decode.load_figures().status == "stalled"
+    with pytest.raises(ServerUnavailable, match="no progress"):
+        await anext(answer(decode, "/generate", GENERATE))
+    decode.progress.beat()
+    monkeypatch.setattr(type(decode), "busy", False)
+    monitor.tick(now + STALLED_S + 2)
+    assert decode.load_figures().status == "ok"
+
+
+async def test_a_stopped_process_that_goes_on_is_not_stalled(
+    decode: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = Monitor(decode)
+    monkeypatch.setattr(type(decode), "busy", True)
+    now = time.monotonic()
+    monitor.tick(now)
+    monitor.tick(now + 3600)
+    assert decode.health().status == "ok"
+
+
+async def test_requests_of_a_dead_engine_end_and_the_watchdog_is_told(
+    decode: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor, caller = Monitor(decode), Caller()
+    problems = Problems(decode, monitor)
+    reset = callers.current.set(caller)
+    events = answer(decode, "/decode", DecodeBody(model="m", prompt="hello"))
+    await anext(events)
+    callers.current.reset(reset)
+    monkeypatch.setattr(type(decode), "engine_alive", False)
+    monitor.tick(time.monotonic())
+    assert isinstance(caller.error, ServerUnavailable) and decode.health().status == "error"
+    assert problems() == ("the engine of m-decode does not work: its thread has ended", DEAD_S)
+    await events.aclose()
+
+
+async def test_an_event_loop_that_does_not_run_is_a_problem(decode: AnyService) -> None:
+    monitor = Monitor(decode)
+    problems = Problems(decode, monitor)
+    texts = [problems().text]
+    texts.append(problems().text)
+    monitor.tick(time.monotonic())
+    texts.append(problems().text)
+    assert texts == ["", "the event loop of m-decode has not run", ""]
