@@ -27,8 +27,8 @@ from disagg.kv.wire import WIRE_FORMS
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer
-from disagg.servers.engine_health import TEST_LIMIT_S
 from disagg.servers.feed import Handover, TokenFeed
+from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.request import ActiveRequest
 from disagg.servers.service import Endpoint, Service, on_daemon_thread
 

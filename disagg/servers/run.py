@@ -19,11 +19,11 @@ from disagg.config import Fleet, Host, Model
 from disagg.engines.base import DecodeEngine, PrefillEngine
 from disagg.errors import ConfigError, FleetError, PortInUse
 from disagg.servers import logs
+from disagg.servers.health.monitor import Monitor, Problems
+from disagg.servers.health.watchdog import Watchdog
 from disagg.servers.http.app import build
 from disagg.servers.http.protocol import KEEP_ALIVE_S, BoundedProtocol
-from disagg.servers.monitor import Monitor, Problems
 from disagg.servers.service import AnyService
-from disagg.servers.watchdog import Watchdog
 from disagg.token import fleet_token
 
 DRAIN_S = 20

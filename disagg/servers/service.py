@@ -47,9 +47,9 @@ from disagg.servers import caller as callers
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.caller import Caller
-from disagg.servers.engine_health import EngineHealth
-from disagg.servers.leases import Leases
-from disagg.servers.progress import Progress
+from disagg.servers.health.engine import EngineHealth
+from disagg.servers.health.leases import Leases
+from disagg.servers.health.progress import Progress
 from disagg.servers.request import ActiveRequest
 from disagg.version import VERSION, code_hash
 

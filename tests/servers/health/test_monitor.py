@@ -1,4 +1,4 @@
-"""disagg/servers/monitor.py with simulated engines: stalls, self-tests, engines that fail or die."""
+"""disagg/servers/health/monitor.py with simulated engines: stalls, self-tests, engines that fail or die."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import Token
 from disagg.errors import ModelError, ServerUnavailable
 from disagg.servers import caller as callers
-from disagg.servers import monitor as module
 from disagg.servers.caller import Caller
-from disagg.servers.engine_health import IDLE_TEST_S
-from disagg.servers.monitor import Monitor, Problems
-from disagg.servers.progress import STALLED_S
+from disagg.servers.health import monitor as module
+from disagg.servers.health.engine import IDLE_TEST_S
+from disagg.servers.health.monitor import Monitor, Problems
+from disagg.servers.health.progress import STALLED_S
+from disagg.servers.health.watchdog import DEAD_S
 from disagg.servers.service import AnyService
-from disagg.servers.watchdog import DEAD_S
 from tests.servers.test_service import answer, serving
 from tests.values import present
 

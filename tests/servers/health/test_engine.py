@@ -1,4 +1,4 @@
-"""disagg/servers/engine_health.py: when an engine counts as broken, when it is tested, what makes it well again."""
+"""disagg/servers/health/engine.py: when an engine counts as broken, when it is tested, what makes it well again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from disagg.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded, PeerLost, RequestError
-from disagg.servers.engine_health import FAILURES_IN_A_ROW, FAULT_TEST_S, IDLE_TEST_S, EngineHealth
+from disagg.servers.health.engine import FAILURES_IN_A_ROW, FAULT_TEST_S, IDLE_TEST_S, EngineHealth
 
 NAN, BUG = ModelError("NaN"), ZeroDivisionError()
 

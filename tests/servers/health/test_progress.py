@@ -1,4 +1,4 @@
-"""disagg/servers/progress.py: beats, and when an engine counts as stalled."""
+"""disagg/servers/health/progress.py: beats, and when an engine counts as stalled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from disagg.servers.progress import STALLED_S, Progress
+from disagg.servers.health.progress import STALLED_S, Progress
 
 SHORT, LONG = STALLED_S - 1, STALLED_S + 1
 

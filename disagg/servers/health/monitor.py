@@ -8,10 +8,10 @@ import time
 
 from disagg.errors import ServerUnavailable
 from disagg.servers import logs
-from disagg.servers.engine_health import TEST_LIMIT_S
-from disagg.servers.progress import STALLED_S
+from disagg.servers.health.engine import TEST_LIMIT_S
+from disagg.servers.health.progress import STALLED_S
+from disagg.servers.health.watchdog import DEAD_S, STUCK_S, Problem
 from disagg.servers.service import AnyService
-from disagg.servers.watchdog import DEAD_S, STUCK_S, Problem
 
 TICK_S = 1.0
 STOPPED_S = 3.0  # between two ticks: the process was stopped, or its machine slept

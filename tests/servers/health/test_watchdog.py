@@ -1,4 +1,4 @@
-"""disagg/servers/watchdog.py: when a process ends itself, and what its service manager receives."""
+"""disagg/servers/health/watchdog.py: when a process ends itself, and what its service manager receives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.servers.watchdog import DEAD_S, EXIT_CODE, STUCK_S, TICK_S, Problem, Watchdog, notify
+from disagg.servers.health.watchdog import DEAD_S, EXIT_CODE, STUCK_S, TICK_S, Problem, Watchdog, notify
 
 STUCK, DEAD = Problem("it is stuck"), Problem("it is dead", DEAD_S)
 

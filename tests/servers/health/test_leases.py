@@ -1,8 +1,8 @@
-"""disagg/servers/leases.py: a request that its caller does not name in time ends."""
+"""disagg/servers/health/leases.py: a request that its caller does not name in time ends."""
 
 from __future__ import annotations
 
-from disagg.servers.leases import Leases
+from disagg.servers.health.leases import Leases
 
 
 class Ended(list[str]):
