@@ -22,7 +22,8 @@ from disagg.api.events import ErrorAnswer, ErrorEvent
 from disagg.api.requests import MAX_LEASES, LeaseBody, PromptBody
 from disagg.api.status import Liveness
 from disagg.errors import BodyTooLarge, Cancelled, DisaggError, Overloaded, RequestError, Unauthorized
-from disagg.servers import gpu, logs
+from disagg.servers import logs
+from disagg.servers.health import gpu
 from disagg.servers.http.sse import INTERNAL_ERROR, EventStream, read_body
 from disagg.servers.service import AnyService, Endpoint
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.servers import gpu
+from disagg.servers.health import gpu
 
 IOREG = '+-o AGXAccelerator\n  "PerformanceStatistics" = {"Tiler Utilization %"=3,"Device Utilization %"=42,"x"=1}\n'
 
