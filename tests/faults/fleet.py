@@ -1,0 +1,186 @@
+"""Two prefill and two decode servers of one model, with a proxy before every port."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from disagg.config import Host, load
+from disagg.inference.client import AsyncClient
+from tests.faults import process
+from tests.faults.flow import Fault
+from tests.faults.proxy import Injection, OnCall, Proxy
+from tests.fleets import TOKEN, RunningFleet, free_ports
+
+MODEL = "tiny"
+CONTEXT = 8192
+START_S = 120.0
+QUIET_S = 20.0
+IDLE = {"queue": 0, "running": 0, "kv_bytes": 0}
+
+
+@dataclass(slots=True)
+class FaultFleet:
+    """Servers, and the fleet as its caller sees it: through the proxies. servers: by host name."""
+
+    seen: Path
+    servers: Mapping[str, RunningFleet]
+    proxies: Mapping[str, Proxy]
+    links: Mapping[str, Proxy]
+    broken: set[str] = field(default_factory=set)
+
+    def client(self) -> AsyncClient:
+        """A client that reaches every host through its proxy."""
+        return AsyncClient(load(self.seen), token=TOKEN)
+
+    def direct(self) -> AsyncClient:
+        """A client without proxies before the HTTP ports."""
+        return AsyncClient(load(self.seen.with_name("direct.toml")), token=TOKEN)
+
+    def names(self, role: str = "") -> list[str]:
+        return [name for name in self.servers if name.startswith(role)]
+
+    def host(self, name: str) -> Host:
+        return self.servers[name].fleet.hosts[name]
+
+    def pid(self, name: str) -> int:
+        return self.servers[name].processes[name].pid
+
+    def inject(self, side: str, fault: Fault, on_call: OnCall | None = None) -> Injection:
+        """The fault on the HTTP ports of one role ("prefill", "decode"), or on the KV ports ("kv")."""
+        injection = Injection(fault, on_call)
+        for proxy in self._side(side):
+            proxy.inject(injection)
+        return injection
+
+    def refuse(self, side: str) -> None:
+        """Refuse connections to all ports of a side; see `inject`."""
+        for proxy in self._side(side):
+            proxy.refuse()
+            proxy.reset_all()
+
+    def kill(self, name: str) -> None:
+        self.broken.add(name)
+        process.kill(self.pid(name))
+
+    def freeze(self, name: str) -> None:
+        self.broken.add(name)
+        process.freeze(self.pid(name))
+
+    def heal(self) -> None:
+        """Undo every fault: proxies forward, frozen servers run, killed ones are started again and ready."""
+        for proxy in (*self.proxies.values(), *self.links.values()):
+            proxy.heal()
+        self.restart(*self.broken)
+        self.broken.clear()
+
+    def restart(self, *names: str) -> None:
+        """Kill these servers, start them again and wait until they are ready."""
+        for name in names:
+            process.kill(self.pid(name))
+            self.servers[name].processes.pop(name).wait()
+            self.servers[name].start(self.host(name))
+        for name in names:
+            self.servers[name].wait_ready(self.host(name))
+
+    def held(self) -> dict[str, process.Held]:
+        return {name: process.held(self.pid(name)) for name in self.names()}
+
+    def left_over(self, before: Mapping[str, process.Held]) -> list[str]:
+        """What servers still hold of requests that have ended; empty if they are as idle as `before`."""
+        found = []
+        for name in self.names():
+            status = self.servers[name].status(name)
+            found += [f"{name}: {key} {status[key]}" for key, idle in IDLE.items() if status[key] != idle]
+            now = process.held(self.pid(name))
+            for what in ("sockets", "threads"):
+                if getattr(now, what) > getattr(before[name], what) + SPARE[what]:
+                    found.append(f"{name}: {getattr(now, what)} {what}, {getattr(before[name], what)} before")
+        return found
+
+    def wait_idle(self, before: Mapping[str, process.Held]) -> list[str]:
+        """What is still held after QUIET_S; usually empty at once."""
+        deadline = time.monotonic() + QUIET_S
+        while (found := self.left_over(before)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return found
+
+    def _side(self, side: str) -> Sequence[Proxy]:
+        if side == "kv":
+            return list(self.links.values())
+        return [proxy for name, proxy in self.proxies.items() if name.startswith(side)]
+
+
+SPARE = {"sockets": 2, "threads": 8}
+"""A health check's own connections; threads of pools that grow up to a bound."""
+
+
+@contextmanager
+def running(
+    folder: Path, model: Path, *, prefill: int = 2, decode: int = 2, options: Mapping[str, object] | None = None
+) -> Iterator[FaultFleet]:
+    """The fleet, ready. options: of every [hosts.*] table."""
+    hosts = {
+        f"{role}-{n + 1}": role for role, count in (("prefill", prefill), ("decode", decode)) for n in range(count)
+    }
+    ports = dict(zip(hosts, free_ports(len(hosts)), strict=True))
+    kv_ports = dict(zip((name for name, role in hosts.items() if role == "decode"), free_ports(decode), strict=True))
+    with ExitStack() as stack:
+        proxies = {name: stack.enter_context(Proxy(name, port)) for name, port in ports.items()}
+        links = {name: stack.enter_context(Proxy(f"{name} KV", port)) for name, port in kv_ports.items()}
+        link_ports = {name: link.port for name, link in links.items()}
+        for name, link in links.items():  # the slot event names the KV port: callers learn the proxy's
+            proxies[name].rewrite = (_port_text(kv_ports[name]), _port_text(link.port))
+        files = {
+            "seen": ({name: proxy.port for name, proxy in proxies.items()}, link_ports),
+            "prefill": (ports, link_ports),
+            "direct": (ports, kv_ports),
+        }
+        for file, (http, kv) in files.items():
+            (folder / f"{file}.toml").write_text(_hosts_file(model, hosts, http, kv, options or {}))
+        (folder / "token").write_text(TOKEN)
+        of_role = {"prefill": "prefill", "decode": "direct"}
+        servers = {name: RunningFleet(load(folder / f"{of_role[role]}.toml"), folder) for name, role in hosts.items()}
+        fleet = FaultFleet(folder / "seen.toml", servers, proxies, links)
+        stack.callback(_stop_all, servers)
+        for name, server in servers.items():
+            server.start(fleet.host(name))
+        for name, server in servers.items():
+            server.wait_ready(fleet.host(name))
+        yield fleet
+
+
+def _stop_all(servers: Mapping[str, RunningFleet]) -> None:
+    for name, server in servers.items():
+        if name in server.processes:
+            process.kill(server.processes.pop(name).pid)
+
+
+def _port_text(port: int) -> bytes:
+    return f'"port":{port}'.encode()
+
+
+def _hosts_file(
+    model: Path,
+    hosts: Mapping[str, str],
+    ports: Mapping[str, int],
+    kv_ports: Mapping[str, int],
+    options: Mapping[str, object],
+) -> str:
+    lines = ['[fleet]\nname = "faults"', f'[models."{MODEL}"]\ncontext = {CONTEXT}']
+    lines.append(f'[models."{MODEL}".sources]\ntransformers = "{model}"\nmlx = "{model}"')
+    for name, role in hosts.items():
+        lines.append(f'[hosts.{name}]\naddress = "127.0.0.1"\nport = {ports[name]}\nroles = ["{role}"]')
+        lines.append(f'model = "{MODEL}"\nconnector = "local"\nservice = "process"')
+        lines += [f"{key} = {value}" for key, value in options.items()]
+        if role == "decode":
+            lines.append(f"kv_port = {kv_ports[name]}")
+        engine = "mlx" if role == "decode" else "transformers"
+        chunk = "chunk_tokens = 256" if role == "prefill" else ""
+        lines.append(
+            f'[hosts.{name}.engine]\nname = "{engine}"\ndtype = "float32"\ndevice = "cpu"\nthreads = 1\n{chunk}'
+        )
+    return "\n".join(lines) + "\n"
