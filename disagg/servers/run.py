@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,12 +22,14 @@ from disagg.errors import ConfigError, FleetError, PortInUse
 from disagg.servers import logs
 from disagg.servers.health.monitor import Monitor, Problems
 from disagg.servers.health.watchdog import Watchdog
+from disagg.servers.http.accept import accept
 from disagg.servers.http.app import build
-from disagg.servers.http.protocol import KEEP_ALIVE_S, BoundedProtocol
+from disagg.servers.http.protocol import KEEP_ALIVE_S, BoundedProtocol, free_descriptor
 from disagg.servers.service import AnyService
 from disagg.token import fleet_token
 
-DRAIN_S = 20
+DRAIN_S = 20  # for running requests to finish
+LAST_BYTES_S = 2  # for their last bytes to leave
 BACKLOG = 512
 SWITCH_S = 0.0005  # else an engine's Python code delays the event loop and the KV threads by 5 ms at a time
 
@@ -137,7 +140,10 @@ async def _load(service: AnyService, server: uvicorn.Server) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn; marks the service as draining when it shuts down."""
+    """uvicorn, but connections are accepted by `accept`, and a signal lets running requests finish first.
+
+    Until they have, the server still answers: 503 to new requests, "draining" to health. A second signal ends at once.
+    """
 
     def __init__(self, service: AnyService, app: ASGIApp) -> None:
         super().__init__(
@@ -149,13 +155,13 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                backlog=BACKLOG,
                 h11_max_incomplete_event_size=64 << 10,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=DRAIN_S,
+                timeout_graceful_shutdown=LAST_BYTES_S,
             )
         )
         self._service = service
+        self._tasks: list[asyncio.Task[None]] = []  # accepting, and draining
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -169,6 +175,35 @@ class _Server(uvicorn.Server):
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._service.state == "draining":
+            super().handle_exit(sig, frame)
+        else:
+            self._service.drain()
+            self._tasks.append(asyncio.ensure_future(self._exit_when_idle()))
+
+    async def _exit_when_idle(self) -> None:
+        ends = time.monotonic() + DRAIN_S
+        while self._service.active and time.monotonic() < ends:
+            await asyncio.sleep(0.05)
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        self.servers = []
+        connections = self.server_state.connections
+        for listener in sockets or []:
+            listener.setblocking(False)
+            accepting = accept(listener, self._protocol, lambda: free_descriptor(connections))
+            self._tasks.append(asyncio.ensure_future(accepting))
+        self.started = True
+
+    def _protocol(self) -> BoundedProtocol:
+        return BoundedProtocol(self.config, self.server_state, self.lifespan.state)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.state = "draining"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
         await super().shutdown(sockets)

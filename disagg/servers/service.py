@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import threading
@@ -55,8 +56,14 @@ from disagg.version import VERSION, code_hash
 
 RELEASE_VARIABLE = "DISAGG_RELEASE"
 """Names the deployed release that a server runs; not set if it runs from an installation."""
+UNSTARTED = frozenset({"tokenising", "queued", "waiting for KV"})
 COMPUTED = frozenset({"sending KV", "generating"})
 """Phases in which a request's prompt is computed."""
+MAX_RETRY_AFTER_S = 30
+AFTER_START_S = 5
+"""What a server that loads or drains tells its callers to wait."""
+RECENT = 0.2
+"""The weight of one request in the average of recent ones."""
 SHORT_TEXT = 2048  # characters, which are tokenised without a thread
 
 T = TypeVar("T")
@@ -86,6 +93,7 @@ class Service(ABC, Generic[Engine]):
         self._admission = admission
         self._counters = Counters()
         self._last_error: LastError | None = None
+        self._request_s = 1.0  # how long recent requests took, from arrival to end
         self._started = time.monotonic()
         self.boot_id = secrets.token_hex(8)
         self.progress = Progress()
@@ -202,6 +210,27 @@ class Service(ABC, Generic[Engine]):
         self._counters = structs.replace(
             self._counters, **{name: getattr(self._counters, name) + more for name, more in added.items()}
         )
+
+    def drain(self) -> None:
+        """Take no more requests, refuse those that have not begun, and let the others finish."""
+        self.state = "draining"
+        refusal = Overloaded(f"{self.host.name} is shutting down", "ask another host of the model, or wait for it")
+        for caller in list(self.active.values()):
+            if caller.request is not None and self.unstarted(caller.request):
+                caller.end(refusal)
+
+    def unstarted(self, request: ActiveRequest) -> bool:
+        """Whether no work on this request would be lost if it ended now."""
+        return request.phase in ("tokenising", "waiting for KV") or (
+            request.phase == "queued" and not request.slot_sent
+        )
+
+    @property
+    def retry_after_s(self) -> int:
+        """When a refused caller may find a place, from the queue and the duration of recent requests, 1 to 30 s."""
+        if self.state != "ok":
+            return AFTER_START_S
+        return retry_after(self._admission.queued, self._admission.running_limit, self._request_s)
 
     def extend_leases(self, request_ids: Collection[str]) -> LeaseAnswer:
         """POST /lease."""
@@ -348,6 +377,7 @@ class Service(ABC, Generic[Engine]):
             return
         elif error is None:
             self.count(completed=1)
+            self._request_s += RECENT * (time.monotonic() - request.arrived - self._request_s)
         else:
             self.count(failed=1)
             last = self._last_error = _last_error(error)
@@ -355,6 +385,12 @@ class Service(ABC, Generic[Engine]):
 
 
 AnyService = Service[Any]
+
+
+def retry_after(queued: int, running_limit: int, request_s: float) -> int:
+    """Seconds until the queue has moved on by one place per waiting request, 1 to MAX_RETRY_AFTER_S. request_s: how
+    long a request runs."""
+    return max(1, min(MAX_RETRY_AFTER_S, math.ceil(request_s * queued / running_limit)))
 
 
 async def on_daemon_thread(work: Callable[[], T], name: str) -> T:

@@ -92,21 +92,15 @@ def test_sigterm_lets_a_running_answer_finish_and_refuses_new_ones(tmp_path: Pat
         stopping = threading.Thread(target=lambda: codes.append(fleet.stop("m-decode")))
         stopping.start()
         with fleet.http("m-decode") as http:
-            wait_until(lambda: refuses(http), 20, "the server to stop accepting")
+            wait_until(lambda: http.get("/health").json()["status"] == "draining", 20, "the server to drain")
+            refused = http.post("/generate", json={"model": "m", "prompt": "x"})
         for _ in stream:
             pass
         stopping.join()
     assert len(stream.completion.tokens) == 400
     assert codes == [0]
+    assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE and refused.headers["retry-after"]
     assert '"event": "stopped"' in fleet.log("m-decode")
-
-
-def refuses(http: httpx.Client) -> bool:
-    try:
-        http.get("/health")
-    except httpx.TransportError:
-        return True
-    return False
 
 
 def test_a_fleet_without_its_prefill_host_falls_back_and_says_so(tmp_path: Path, model: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from starlette.applications import Starlette
@@ -24,10 +25,13 @@ from disagg.api.status import Liveness
 from disagg.errors import BodyTooLarge, Cancelled, DisaggError, Overloaded, RequestError, Unauthorized
 from disagg.servers import logs
 from disagg.servers.health import gpu
+from disagg.servers.http.connections import MAX_CONNECTIONS, Connection
+from disagg.servers.http.protocol import CONNECTION
 from disagg.servers.http.sse import INTERNAL_ERROR, EventStream, read_body
 from disagg.servers.service import AnyService, Endpoint
 
 BODY_S = 60.0  # for a whole request body to arrive
+SURPLUS_BODY_S = 2.0
 MIN_BODY_LIMIT = 1 << 20
 BODY_BYTES_PER_TOKEN = 64  # of context: several times what any tokenizer's average token takes, also as JSON
 REQUEST_ID = "X-Request-Id"
@@ -46,35 +50,58 @@ def build(service: AnyService, token: str) -> ASGIApp:
         Route("/lease", _lease(service), methods=["POST"]),
         *(Route(one.path, _post(one, service), methods=["POST"]) for one in service.endpoints()),
     ]
-    handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}
-    return Gate(Starlette(routes=routes, exception_handlers=handlers), token)
+    handlers = {DisaggError: _on_error(service), HTTPException: _on_http_error, Exception: _on_bug}
+    return Gate(Starlette(routes=routes, exception_handlers=handlers), token, lambda: service.retry_after_s)
 
 
 class Gate:
-    """Outermost ASGI layer: sets the request id, and refuses everything but /health without the fleet's token."""
+    """Outermost ASGI layer: sets the request id, and refuses everything but /health without the fleet's token.
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    On a connection for which there was no place it refuses everything but health and load.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, retry_after_s: Callable[[], int]) -> None:
         self._app = app
         self._token = token
+        self._retry_after_s = retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
+        request = Request(scope, receive)
         scope[_REQUEST_ID_KEY] = _request_id(request)
         reset = logs.request_id.set(scope[_REQUEST_ID_KEY])
         try:
-            if scope["path"] != "/health" and not authorized(request, self._token):
-                error = Unauthorized(
-                    "the fleet token is missing or wrong", "send it as 'Authorization: Bearer TOKEN'; see token_file"
-                )
-                await error_response(error)(scope, receive, send)
+            if (refusal := await self._refusal(request)) is not None:
+                await refusal(scope, receive, send)
                 return
             with suppress(Exception):  # Starlette raises it again after _on_bug, which has logged and answered it
                 await self._app(scope, receive, send)
         finally:
             logs.request_id.reset(reset)
+
+    async def _refusal(self, request: Request) -> Response | None:
+        connection: Connection | None = request.scope.get("state", {}).get(CONNECTION)
+        proven = authorized(request, self._token)
+        if connection is not None:
+            connection.proven = connection.proven or proven
+            if connection.surplus and request.scope["path"] not in ("/health", "/load"):
+                return await _no_place(request, self._retry_after_s())
+        if request.scope["path"] == "/health" or proven:
+            return None
+        hint = "send it as 'Authorization: Bearer TOKEN'; see token_file"
+        return error_response(Unauthorized("the fleet token is missing or wrong", hint))
+
+
+async def _no_place(request: Request, retry_after_s: int) -> Response:
+    """503 on a connection that closes after it. The body is read first: else the caller would see a reset."""
+    with suppress(TimeoutError, ClientDisconnect):
+        await read_body(request, MIN_BODY_LIMIT, SURPLUS_BODY_S)
+    full = Overloaded(f"the server has no place for more than {MAX_CONNECTIONS} connections", "try again in a moment")
+    response = error_response(full, retry_after_s=retry_after_s)
+    response.headers["Connection"] = "close"
+    return response
 
 
 def authorized(request: Request, token: str) -> bool:
@@ -91,9 +118,9 @@ def parse(kind: type[Received], data: bytes) -> Received:
         raise RequestError(f"bad request body: {error}", "see docs/http-api.md for the request bodies") from None
 
 
-def error_response(error: DisaggError, status: int | None = None) -> Response:
-    """An error as JSON (ErrorAnswer), with its own HTTP status if no other is given."""
-    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+def error_response(error: DisaggError, status: int | None = None, retry_after_s: int = 1) -> Response:
+    """An error as JSON (ErrorAnswer), with its own HTTP status if no other is given. retry_after_s: for Overloaded."""
+    headers = {"Retry-After": str(max(error.retry_after_s, retry_after_s))} if isinstance(error, Overloaded) else {}
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     return _json(ErrorAnswer(ErrorEvent.of(error)), status or error.http_status, headers)
@@ -111,7 +138,7 @@ def _post(endpoint: Endpoint[PromptBody], service: AnyService) -> Handler:
     async def post(request: Request) -> Response:
         body = parse(endpoint.body, await _body(request, limit, hint))
         events = endpoint.events(body, request.scope[_REQUEST_ID_KEY])
-        return EventStream(events, error_response, lambda: service.progress.beats)
+        return EventStream(events, partial(_answer_error, service), lambda: service.progress.beats)
 
     return post
 
@@ -170,9 +197,16 @@ def _status(service: AnyService) -> Handler:
     return status
 
 
-async def _on_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, DisaggError)
-    return error_response(error)
+def _answer_error(service: AnyService, error: DisaggError) -> Response:
+    return error_response(error, retry_after_s=service.retry_after_s)
+
+
+def _on_error(service: AnyService) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def on_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, DisaggError)
+        return _answer_error(service, error)
+
+    return on_error
 
 
 async def _on_http_error(_: Request, error: Exception) -> Response:

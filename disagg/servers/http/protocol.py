@@ -1,4 +1,4 @@
-"""HTTP/1.1 for callers that have not sent a token yet: bounded heads, bounded waits, bounded connections.
+"""HTTP/1.1 with bounded heads, bounded waits and bounded connections.
 
 uvicorn closes a connection that is idle after a response, but waits without limit for a first request head. 2,300 such
 connections used up a server's file descriptors, so that its KV port accepted no transfer either.
@@ -7,37 +7,62 @@ connections used up a server's file descriptors, so that its KV port accepted no
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_CONNECTIONS = 512
+from disagg.servers.http.connections import MAX_SURPLUS, Connection, least_useful, make_room
+
 HEAD_S = 10.0  # from the moment a request may start until its head is complete
 KEEP_ALIVE_S = 75
+CONNECTION = "connection"
+"""The key of the Connection in the state of an ASGI scope."""
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's own h11 protocol, with a timer on request heads and a cap on connections."""
+    """uvicorn's own h11 protocol, with a timer on request heads and a place among a bounded number of connections."""
 
+    place: Connection
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        others = places(self.connections)
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        self.place = Connection(self.client[0] if self.client else "", self, time.monotonic())
+        self.app_state = {**self.app_state, CONNECTION: self.place}
+        victim = make_room(self.place, others)
+        if victim is not None:
+            victim.owner.close_idle()
+        elif self.place.surplus and sum(one.surplus for one in others) >= MAX_SURPLUS:
             transport.abort()
-        else:
-            self._expect_head(HEAD_S)
+            return
+        self._expect_head(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
         idle = self._between_requests()
         super().data_received(data)
-        if not self._between_requests():
+        self.place.busy = not self._between_requests()
+        if self.place.busy:
             self._stop_timer()
         elif idle and self._head_timer is None:  # a head has started on a kept-alive connection
             self._expect_head(HEAD_S)
 
+    def on_response_complete(self) -> None:
+        self.place.busy, self.place.idle_since = False, time.monotonic()
+        super().on_response_complete()  # may begin the next request, which has arrived already
+        self.place.busy = not self._between_requests()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+
+    def close_idle(self) -> None:
+        """Close this connection, which carries no request, for another one."""
+        self.connections.discard(self)
+        self._stop_timer()
+        self.transport.close()
 
     def _between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -54,3 +79,16 @@ class BoundedProtocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def places(connections: Iterable[Any]) -> list[Connection]:
+    """The places of these connections."""
+    return [one.place for one in connections if isinstance(one, BoundedProtocol)]
+
+
+def free_descriptor(connections: Iterable[Any]) -> bool:
+    """Close the least useful connection. False if all carry requests."""
+    victim = least_useful(places(connections))
+    if victim is not None:
+        victim.owner.close_idle()
+    return victim is not None

@@ -19,7 +19,7 @@ from disagg.servers import logs
 from disagg.servers.caller import Caller
 
 PROGRESS_S = 1.0  # without another event, a progress event is sent
-STALL_S = 60.0  # a caller that reads nothing for this long counts as disconnected
+STALL_S = 30.0  # a caller that reads nothing for this long counts as disconnected
 CLEANUP_S = 5.0  # a request that has not released what it holds by then does so without its stream waiting for it
 INTERNAL_ERROR = DisaggError("internal error in the server", "its log has the traceback")
 

@@ -1,0 +1,60 @@
+"""Accept connections: with the socket options of a server that is left alone, and without spinning when descriptors
+run out.
+
+asyncio's own accept loop logs one error per place in the backlog when the process has no descriptor left: 39,880 lines
+in ten seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+
+from disagg.servers import logs
+
+RETRY_S = 0.5
+KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 3, 3
+UNACKNOWLEDGED_S = 30
+"""A caller that acknowledges nothing for this long is gone, e.g. its cable is cut."""
+
+
+async def accept(
+    listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], free_descriptor: Callable[[], bool]
+) -> None:
+    """Accept until cancelled. free_descriptor: closes the least useful connection; False if there is none."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connection, _ = await loop.sock_accept(listener)
+        except OSError as error:  # no descriptor or memory is left, or the caller has gone already
+            freed = free_descriptor()
+            logs.event(logging.WARNING, "cannot_accept", reason=str(error), closed_an_idle_connection=freed)
+            await asyncio.sleep(0.0 if freed else RETRY_S)
+            continue
+        try:
+            set_options(connection)
+            await loop.connect_accepted_socket(make_protocol, connection)
+        except OSError:  # the caller has gone
+            connection.close()
+
+
+def set_options(connection: socket.socket) -> None:
+    """Let the kernel find out that a caller is gone, also while nothing is sent."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _options():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _options() -> list[tuple[int, int]]:
+    options = [(socket.TCP_KEEPINTVL, KEEPALIVE_PROBE_S), (socket.TCP_KEEPCNT, KEEPALIVE_PROBES)]
+    if sys.platform == "linux":
+        return [
+            *options,
+            (socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S),
+            (socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_S * 1000),
+        ]
+    return [*options, (getattr(socket, "TCP_KEEPALIVE", 0x10), KEEPALIVE_IDLE_S)]  # macOS

@@ -1,0 +1,80 @@
+"""disagg/servers/http/connections.py: which connection makes room for a new one."""
+
+from __future__ import annotations
+
+import pytest
+
+from disagg.servers.http.connections import (
+    MAX_CONNECTIONS,
+    MAX_SURPLUS,
+    MAX_UNPROVEN,
+    MAX_UNPROVEN_PER_ADDRESS,
+    Connection,
+    least_useful,
+    make_room,
+)
+
+
+def connections(count: int, *, proven: bool = False, busy: bool = False, address: str = "") -> list[Connection]:
+    """Idle for longer the earlier they are; each from an address of its own, unless one is given."""
+    return [
+        Connection(address or f"{proven}.{busy}.{index}", idle_since=float(index), proven=proven, busy=busy)
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("crowd", "victim"),
+    [
+        ("pu", "u"),
+        ("PU", None),
+        ("pP", "p"),
+        ("upu", "u"),
+        ("", None),
+    ],
+)
+def test_the_least_useful_connection_is_idle_and_unproven_if_there_is_one(crowd: str, victim: str | None) -> None:
+    """p: proven, u: unproven; capitals are busy. The first ones are idle for longest."""
+    all_of_them = [
+        Connection(sign, idle_since=float(at), proven=sign in "pP", busy=sign.isupper())
+        for at, sign in enumerate(crowd)
+    ]
+    chosen = least_useful(all_of_them)
+    assert (chosen and chosen.address) == victim
+    assert chosen is None or chosen is all_of_them[crowd.index(chosen.address)]
+
+
+def test_while_there_is_room_nothing_is_closed() -> None:
+    others = connections(MAX_UNPROVEN - 1) + connections(MAX_CONNECTIONS - MAX_UNPROVEN, proven=True)
+    new = Connection("new")
+    assert make_room(new, others) is None and not new.surplus
+
+
+def test_one_address_takes_the_place_of_its_own_connections() -> None:
+    others = connections(3) + connections(MAX_UNPROVEN_PER_ADDRESS, address="crowd")
+    assert make_room(Connection("crowd"), others) is others[3]
+    assert make_room(Connection("other"), others) is None
+
+
+def test_callers_without_a_token_cannot_take_the_places_of_those_with_one() -> None:
+    others = connections(10, proven=True) + connections(MAX_UNPROVEN)
+    assert make_room(Connection("new"), others) is others[10]
+
+
+def test_a_caller_with_the_token_is_not_bounded_by_its_address() -> None:
+    others = connections(MAX_CONNECTIONS - 1, proven=True, busy=True, address="gateway")
+    assert make_room(Connection("gateway"), others) is None
+
+
+def test_without_an_idle_connection_the_new_one_is_surplus() -> None:
+    others = connections(MAX_CONNECTIONS, proven=True, busy=True)
+    new = Connection("new")
+    assert make_room(new, others) is None and new.surplus
+
+
+def test_surplus_connections_take_each_others_places_only() -> None:
+    others = connections(MAX_CONNECTIONS, proven=True, busy=True) + connections(MAX_SURPLUS)
+    for one in others[MAX_CONNECTIONS:]:
+        one.surplus = True
+    new = Connection("new")
+    assert make_room(new, others) is others[MAX_CONNECTIONS] and new.surplus

@@ -1,0 +1,199 @@
+"""A server with more connections and fewer descriptors than it would like. Real sockets, simulated engine."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from disagg.api.events import ErrorAnswer
+from disagg.api.status import Load
+from disagg.servers.http import accept as accept_module
+from disagg.servers.http import connections
+from disagg.servers.http.accept import UNACKNOWLEDGED_S, accept, set_options
+from disagg.servers.http.app import build
+from disagg.servers.run import _Server, listen
+from disagg.servers.service import AnyService
+from tests.servers.test_service import serving
+
+PATIENCE_S = 20.0
+TOKEN = "test-token-of-sixteen-or-more"
+WITH_TOKEN = {"Authorization": f"Bearer {TOKEN}"}
+LONG = {"model": "m", "tokens": [9] * 40, "sampling": {"max_tokens": 10_000, "ignore_eos": True}}
+SHORT = {"model": "m", "tokens": [9] * 40, "sampling": {"max_tokens": 3}}
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[AnyService]:
+    """A decode service behind HTTP."""
+    async with serving(tmp_path, "m-decode") as one:
+        server = _Server(one, build(one, TOKEN))
+        running = asyncio.ensure_future(server.serve([listen(one.host)]))
+        while not server.started:
+            await asyncio.sleep(0)
+        yield one
+        server.should_exit = True
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait((running,))
+
+
+def client(service: AnyService, **headers: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=service.host.url, headers=headers, timeout=PATIENCE_S, trust_env=False)
+
+
+async def polling(service: AnyService) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A kept-alive connection that has polled bare /health."""
+    reader, writer = await asyncio.open_connection(service.host.address, service.host.port)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b'{"status":"ok"}')
+    return reader, writer
+
+
+async def test_connections_that_only_polled_bare_health_make_room(
+    service: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_UNPROVEN", 3)
+    pollers = [await polling(service) for _ in range(3)]
+    async with client(service, **WITH_TOKEN) as caller:
+        assert (await caller.get("/load")).status_code == httpx.codes.OK
+        more = [await polling(service) for _ in range(3)]
+        assert (await caller.get("/load")).extensions["network_stream"] is not None
+    async with asyncio.timeout(PATIENCE_S):
+        assert await pollers[0][0].read() == b"", "the longest idle one was closed"
+    for _, writer in [*pollers, *more]:
+        writer.close()
+
+
+async def test_a_caller_without_a_place_gets_503_and_health_is_still_answered(
+    service: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
+    async with client(service, **WITH_TOKEN) as busy, busy.stream("POST", "/generate", json=LONG) as answer:
+        lines = answer.aiter_lines()  # held: the response closes when its iterator is dropped
+        await anext(lines)
+        async with client(service, **WITH_TOKEN) as late:
+            refused = await late.post("/generate", json={**SHORT, "tokens": [9] * 10_000})
+        assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE and refused.headers["connection"] == "close"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "no place" in ErrorAnswer.from_bytes(refused.content).error.message
+        async with client(service, **WITH_TOKEN) as view:
+            assert Load.from_bytes((await view.get("/load")).content).running == 1
+        async with client(service) as anyone:
+            assert (await anyone.get("/health")).json() == {"status": "ok"}
+
+
+async def test_a_stalled_engine_is_reported_with_503(service: AnyService) -> None:
+    service.stalled = True
+    async with client(service, **WITH_TOKEN) as caller:
+        for path in ("/health", "/load"):
+            answer = await caller.get(path)
+            assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and answer.json()["status"] == "stalled"
+        refused = await caller.post("/generate", json=SHORT)
+    assert refused.status_code == httpx.codes.BAD_GATEWAY
+    assert "no progress" in ErrorAnswer.from_bytes(refused.content).error.message
+    service.stalled = False
+
+
+async def test_a_lease_is_extended_over_http(service: AnyService) -> None:
+    async with client(service, **WITH_TOKEN) as caller:
+        answer = await caller.post("/lease", json={"request_ids": ["gone"]})
+        assert answer.json() == {"unknown": ["gone"]}
+        assert (await caller.post("/lease", json={"request_ids": "x"})).status_code == httpx.codes.BAD_REQUEST
+
+
+async def test_a_caller_that_leaves_during_its_upload_leaves_no_error_in_the_log(
+    service: AnyService, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, writer = await asyncio.open_connection(service.host.address, service.host.port)
+    head = f"POST /generate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 1000\r\n\r\n"
+    writer.write(head.encode() + b"{")
+    await writer.drain()
+    async with client(service, **WITH_TOKEN) as caller:  # answered after the upload has begun
+        await caller.get("/load")
+    writer.close()
+    await writer.wait_closed()
+    async with client(service, **WITH_TOKEN) as caller:
+        await caller.get("/load")
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_bug_is_logged_once(
+    service: AnyService, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "load_figures", lambda: 1 / 0)
+    async with client(service, **WITH_TOKEN) as caller:
+        answer = await caller.get("/load")
+    assert answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+    assert "internal error" in ErrorAnswer.from_bytes(answer.content).error.message
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+async def test_without_descriptors_a_server_waits_and_does_not_fill_its_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(accept_module, "RETRY_S", 0.02)
+    loop, tries = asyncio.get_running_loop(), 0
+    real = loop.sock_accept
+
+    async def sock_accept(listener: socket.socket) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries <= 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await real(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", sock_accept)
+    accepted = asyncio.Event()
+
+    class Greeting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted.set()
+            transport.close()
+
+    freed = iter([True, False, False])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        accepting = asyncio.ensure_future(accept(listener, Greeting, lambda: next(freed)))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        async with asyncio.timeout(PATIENCE_S):
+            await accepted.wait()
+            assert await reader.read() == b""
+        writer.close()
+        accepting.cancel()
+        await asyncio.wait((accepting,))
+    assert [record.getMessage() for record in caplog.records] == ["cannot_accept"] * 3
+
+
+def test_the_kernel_finds_out_that_a_caller_is_gone() -> None:
+    with socket.socket() as connection:
+        set_options(connection)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            ms = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert ms == UNACKNOWLEDGED_S * 1000
+
+
+async def test_a_draining_server_refuses_what_has_not_begun_and_finishes_what_runs(service: AnyService) -> None:
+    async with client(service, **WITH_TOKEN) as caller, client(service, **WITH_TOKEN) as waiting:
+        body = {**LONG, "sampling": {"max_tokens": 200, "ignore_eos": True}}
+        async with caller.stream("POST", "/generate", json=body) as runs:
+            lines = runs.aiter_lines()
+            await anext(lines)
+            async with waiting.stream("POST", "/decode", json=SHORT) as slot:
+                slot_lines = slot.aiter_lines()
+                assert await anext(slot_lines) == "event: slot"
+                service.drain()
+                rest = "\n".join([line async for line in slot_lines])
+            refused = await waiting.post("/generate", json=SHORT)
+            answered = "\n".join([line async for line in lines])
+        health = await waiting.get("/health")
+    assert "m-decode is shutting down" in rest and "event: done" in answered
+    assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE and refused.headers["retry-after"] == "5"
+    assert health.json()["status"] == "draining" and service.active == {}
