@@ -9,7 +9,7 @@ attention.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from disagg.planning.devices import Device
 from disagg.planning.shapes import ModelShape
@@ -40,18 +40,28 @@ class Prefill:
 
 def prefill(device: Device, shape: ModelShape, tokens: int, dtype: str, chunk_tokens: int) -> Prefill:
     """Predict the prefill of `tokens` tokens in chunks of at most `chunk_tokens`."""
-    now, kv = 0.0, shape.kv
-    emissions, chunk_ends = [], []
+    now = 0.0
+    emissions: list[Emission] = []
+    chunk_ends: list[float] = []
     for start in range(0, tokens, chunk_tokens):
-        end = min(tokens, start + chunk_tokens)
-        for layer in range(shape.layers):
-            ready, seconds = _layer(device, shape, dtype, layer, range(start, end))
-            first = max(start, tokens - kv.rows(layer, tokens))
-            if first < end:
-                emissions.append(Emission(layer, first, end, now + ready))
-            now += seconds
+        one = piece(device, shape, tokens, dtype, range(start, min(tokens, start + chunk_tokens)))
+        emissions.extend(replace(emission, at=now + emission.at) for emission in one.emissions)
+        now += one.seconds
         chunk_ends.append(now)
     return Prefill(tokens, tuple(emissions), tuple(chunk_ends))
+
+
+def piece(device: Device, shape: ModelShape, tokens: int, dtype: str, chunk: range) -> Prefill:
+    """Predict one chunk of a prompt of `tokens` tokens, from its own start on."""
+    now, kv = 0.0, shape.kv
+    emissions = []
+    for layer in range(shape.layers):
+        ready, seconds = _layer(device, shape, dtype, layer, chunk)
+        first = max(chunk.start, tokens - kv.rows(layer, tokens))
+        if first < chunk.stop:
+            emissions.append(Emission(layer, first, chunk.stop, now + ready))
+        now += seconds
+    return Prefill(len(chunk), tuple(emissions), (now,))
 
 
 def _layer(device: Device, shape: ModelShape, dtype: str, layer: int, chunk: range) -> tuple[float, float]:

@@ -74,7 +74,7 @@ def transfer(began: float, ended: float, nbytes: int, waited: bool = False) -> T
     return TransferResult(ended, spans, int(waited))
 
 
-COMPUTED = PrefillTiming(0.0, 2.0, 4000)
+COMPUTED = PrefillTiming(0.0, 2.0, 4000, 2.0)
 
 
 def test_both_rates_come_from_transfers_and_a_links_is_the_best_it_showed() -> None:
@@ -102,13 +102,13 @@ def test_compute_that_a_link_may_have_held_up_is_not_taken_for_this_hosts_speed(
     """Else a slow link would look like slow compute, and hide itself."""
     seen = MeasuredRates()
     seen.add(DECODE, COMPUTED, transfer(0.0, 4.0, 400_000_000, waited=True))
-    seen.add(DECODE, PrefillTiming(0.0, 9.0, 4000), transfer(0.0, 9.1, 400_000_000))
+    seen.add(DECODE, PrefillTiming(0.0, 9.0, 4000, 9.0), transfer(0.0, 9.1, 400_000_000))
     assert seen.rates(DECODE, 10.0).tokens_s == 2000
 
 
 def test_short_prompts_and_transfers_that_kept_up_teach_nothing() -> None:
     seen = MeasuredRates()
     for _ in range(3):
-        seen.add(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000, waited=True))
-        seen.add(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1), transfer(0.0, 2.1, 1_000_000))
+        seen.add(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1, 2.0), transfer(0.0, 2.1, 1_000_000, waited=True))
+        seen.add(DECODE, PrefillTiming(0.0, 2.0, RATED_TOKENS - 1, 2.0), transfer(0.0, 2.1, 1_000_000))
     assert seen.rates(DECODE, 3.0) == Rates()

@@ -26,7 +26,7 @@ from disagg.errors import ModelError, RequestError
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.planning.devices import Device, device
-from disagg.planning.prefill import Prefill, prefill
+from disagg.planning.prefill import Prefill, piece, prefill
 from disagg.planning.shapes import ModelShape
 from disagg.planning.sizing import read_size
 from disagg.version import VERSION
@@ -48,6 +48,10 @@ class SimulatedModel:
     def prefill(self, tokens: int, chunk_tokens: int | None = None) -> Prefill:
         """The predicted prefill of this many tokens."""
         return prefill(self.device, self.shape, tokens, self.options.dtype, chunk_tokens or self.options.chunk_tokens)
+
+    def piece(self, tokens: int, chunk: range) -> Prefill:
+        """The predicted computation of these tokens of a prompt of `tokens` tokens."""
+        return piece(self.device, self.shape, tokens, self.options.dtype, chunk)
 
     def answer(self, tokens: Sequence[int], sampling: Sampling) -> Iterator[Token]:
         """The answer to a prompt: always max_tokens long, without end-of-sequence token and probabilities."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy
@@ -11,11 +13,9 @@ import numpy
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
-from disagg.engines.base import EngineInfo, PrefillTiming, Token
-from disagg.engines.model.text import PromptTokenizer
+from disagg.engines.base import PrefillEngine, PrefillTiming, Token
 from disagg.engines.simulated import model as simulated_model
-from disagg.engines.simulated.model import sleep_until
-from disagg.errors import Cancelled
+from disagg.engines.simulated.model import SimulatedModel, sleep_until
 from disagg.kv.blocks import Block, KVBlock
 from disagg.kv.layout import Layout
 from disagg.kv.wire import plane_bytes
@@ -25,67 +25,150 @@ from disagg.planning.prefill import Emission
 NOISE_BYTES = 64 << 20  # larger than a CPU's caches: sending must read memory, as with real KV
 
 
-def _never() -> bool:
-    return False
-
-
-class SimulatedPrefillEngine:
+class SimulatedPrefillEngine(PrefillEngine):
     """A PrefillEngine. hardware: the simulated machine. source: see simulated_model.load."""
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions, hardware: str) -> None:
         self._model = simulated_model.load(source, context, options, hardware)
+        self.info, self.tokenizer = self._model.info, self._model.tokenizer
         self._noise = _Noise(self.info.layout, options.chunk_tokens)
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._model.info
-
-    @property
-    def tokenizer(self) -> PromptTokenizer:
-        return self._model.tokenizer
 
     def warm_up(self) -> None:
         """Nothing to do: the first request is as fast as any other."""
 
-    def prefill(
+    def start(
         self,
         tokens: Sequence[int],
         emit: Callable[[Block], None],
         *,
-        cancelled: Callable[[], bool] = _never,
-        chunk_tokens: int | None = None,
+        start: int = 0,
         wire: WireForm = AS_IS,
-    ) -> PrefillTiming:
-        """See PrefillEngine. Raises Cancelled between layers too."""
-        started = time.monotonic()
-        plan = self._model.prefill(len(tokens), chunk_tokens)
-        for emission in plan.emissions:
-            _refuse_cancelled(cancelled)
-            sleep_until(started + emission.at)
-            emit(self._noise.block(emission, wire))
-        sleep_until(started + plan.seconds)
-        return PrefillTiming(started, time.monotonic(), len(tokens))
-
-    def generate(
-        self, tokens: Sequence[int], sampling: Sampling, *, cancelled: Callable[[], bool] = _never
-    ) -> Iterator[Token]:
+        salt: str = "",
+        chunk_tokens: int | None = None,
+    ) -> _PromptRun:
         """See PrefillEngine."""
-        began = time.monotonic()
-        plan = self._model.prefill(len(tokens) - 1)
-        for chunk_end in plan.chunk_ends:
-            _refuse_cancelled(cancelled)
-            sleep_until(began + chunk_end)
-        moment = began + plan.seconds
-        machine, sizes, dtype = self._model.device, self._model.shape, self._model.options.dtype
-        for index, token in enumerate(self._model.answer(tokens, sampling)):
-            _refuse_cancelled(cancelled)
-            moment += step(machine, sizes, len(tokens) + index, dtype)
-            sleep_until(moment)
-            yield token
+
+        def send(emission: Emission) -> None:
+            self.on_beat()
+            if emission.end > start:
+                emit(self._noise.block(replace(emission, start=max(start, emission.start)), wire))
+
+        return _PromptRun(self._model, len(tokens), send, chunk_tokens)
+
+    def start_answer(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        emit: Callable[[Token], None],
+        *,
+        answered: int = 0,
+        salt: str = "",
+    ) -> _AnswerRun:
+        """See PrefillEngine."""
+        prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat())
+        return _AnswerRun(self._model, prompt, tokens, sampling, emit, answered=answered)
 
     def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
         """Raises ModelError: there are none."""
         raise simulated_model.no_logits()
+
+
+class _PromptRun:
+    """A PrefillRun that sleeps as long as each step is predicted to take."""
+
+    held = 0
+
+    def __init__(
+        self,
+        model: SimulatedModel,
+        tokens: int,
+        emit: Callable[[Emission], None],
+        chunk_tokens: int | None = None,
+    ) -> None:
+        self._model = model
+        self._tokens = self.remaining = tokens
+        self._emit = emit
+        self._chunk_tokens = chunk_tokens or model.options.chunk_tokens
+        self._started = self._ended = time.monotonic()
+        self._compute_s = 0.0
+
+    @property
+    def done(self) -> bool:
+        """See PrefillRun."""
+        return self.remaining == 0
+
+    @property
+    def timing(self) -> PrefillTiming:
+        """See PrefillRun."""
+        return PrefillTiming(self._started, self._ended, self._tokens - self.remaining, self._compute_s)
+
+    def step(self, max_tokens: int | None = None) -> None:
+        """See PrefillRun."""
+        began = time.monotonic()
+        first = self._tokens - self.remaining
+        end = min(self._tokens, first + min(max_tokens or self._chunk_tokens, self._chunk_tokens))
+        plan = self._model.piece(self._tokens, range(first, end))
+        for emission in plan.emissions:
+            sleep_until(began + emission.at)
+            self._emit(emission)
+        sleep_until(began + plan.seconds)
+        self.remaining = self._tokens - end
+        self._ended = time.monotonic()
+        self._compute_s += self._ended - began
+
+    def close(self) -> None:
+        """See PrefillRun."""
+
+
+class _AnswerRun:
+    """A PrefillRun of a prompt and its answer."""
+
+    held = 0
+
+    def __init__(
+        self,
+        model: SimulatedModel,
+        prompt: _PromptRun,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        emit: Callable[[Token], None],
+        *,
+        answered: int,
+    ) -> None:
+        self._model = model
+        self._prompt = prompt
+        self._context = len(tokens)
+        self._emit = emit
+        whole = model.answer(tokens[: len(tokens) - answered], sampling)
+        self._answer = list(islice(whole, answered, None))[::-1]  # the next token is last
+
+    @property
+    def remaining(self) -> int:
+        """See PrefillRun."""
+        return self._prompt.remaining
+
+    @property
+    def done(self) -> bool:
+        """See PrefillRun."""
+        return not self._answer
+
+    @property
+    def timing(self) -> PrefillTiming:
+        """See PrefillRun."""
+        return self._prompt.timing
+
+    def step(self, max_tokens: int | None = None) -> None:
+        """See PrefillRun."""
+        if self._prompt.remaining:
+            self._prompt.step(max_tokens)
+            return
+        began = time.monotonic()
+        sleep_until(began + step(self._model.device, self._model.shape, self._context, self._model.options.dtype))
+        self._context += 1
+        self._emit(self._answer.pop())
+
+    def close(self) -> None:
+        """See PrefillRun."""
 
 
 class _Noise:
@@ -113,8 +196,3 @@ class _Noise:
             self._next = 0
         first, self._next = self._next, self._next + heads * size
         return [self._buffer[first + head * size : first + (head + 1) * size] for head in range(heads)]
-
-
-def _refuse_cancelled(cancelled: Callable[[], bool]) -> None:
-    if cancelled():
-        raise Cancelled("the request was cancelled while it was computed (simulated)")

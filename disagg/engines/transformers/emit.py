@@ -27,7 +27,7 @@ Stage = Callable[[torch.Tensor, torch.Tensor], tuple[Planes, Planes, Wait | None
 
 
 class RowEmitter:
-    """An `on_rows` for PreallocatedCache: emits the rows that the layout keeps of `total` tokens."""
+    """An `on_rows` for PreallocatedCache: emits the rows from `start` on that the layout keeps of `total` tokens."""
 
     def __init__(
         self,
@@ -35,9 +35,11 @@ class RowEmitter:
         total: int,
         device: torch.device,
         emit: Callable[[KVBlock], None],
+        *,
         wire: WireForm = AS_IS,
+        start: int = 0,
     ) -> None:
-        self._kept = [layer.rows(total) for layer in layout.layers]
+        self._kept = [layer.rows(total, start) for layer in layout.layers]
         self._reused = [layer.kind == "sliding" for layer in layout.layers]
         self._emit = emit
         self._stage = _stage_for(device, wire)

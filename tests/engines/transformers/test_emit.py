@@ -56,7 +56,7 @@ def test_rows_of_a_sliding_layer_survive_the_reuse_of_its_memory() -> None:
 def test_quantised_rows_are_ready_once_they_were_waited_for_and_not_made_before() -> None:
     blocks: list[KVBlock] = []
     layers = (LayerLayout("full", 2, key_dim=64, value_dim=3), LayerLayout("sliding", 2, 64, 128, window=5))
-    emitter = RowEmitter(Layout(layers, "float32"), 4, CPU, blocks.append, INT8)
+    emitter = RowEmitter(Layout(layers, "float32"), 4, CPU, blocks.append, wire=INT8)
     keys, values, wide = torch.randn(1, 2, 4, 64), torch.randn(1, 2, 4, 3), torch.randn(1, 2, 4, 128)
     emitter(0, 0, keys, values)
     emitter(1, 0, keys, wide)
@@ -74,7 +74,7 @@ def test_quantised_rows_are_ready_once_they_were_waited_for_and_not_made_before(
 
 def test_a_layout_without_a_group_has_nothing_to_wait_for() -> None:
     blocks: list[KVBlock] = []
-    RowEmitter(layout(), 4, CPU, blocks.append, INT8)(0, 0, *rows(4))
+    RowEmitter(layout(), 4, CPU, blocks.append, wire=INT8)(0, 0, *rows(4))
     assert blocks[0].wait is None
 
 

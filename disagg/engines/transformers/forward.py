@@ -1,0 +1,71 @@
+"""A loaded model's forward pass, with its caches and its failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from disagg.engines.transformers.cache import OnRows, PreallocatedCache
+from disagg.errors import ModelError
+from disagg.kv.layout import Layout
+
+# PyTorch has an exception of its own for CUDA only; these are the texts of its CPU and MPS allocators.
+ALLOCATION_FAILED = ("DefaultCPUAllocator", "can't allocate memory", "out of memory")
+
+
+class Forward:
+    """The model on its device. Runs out of memory with a ModelError."""
+
+    def __init__(self, model: Any, layout: Layout, device: torch.device) -> None:
+        self._model = model
+        self._layout = layout
+        self._device = device
+
+    def cache(self, total: int, chunk: int, on_rows: OnRows | None = None) -> PreallocatedCache:
+        """An empty cache of `total` tokens, computed in chunks of at most `chunk`."""
+        with _memory_for(total):
+            return PreallocatedCache(self._layout, total, chunk, self._device, on_rows)
+
+    def layers(self, tokens: Sequence[int], cache: PreallocatedCache) -> None:
+        """Run the next tokens through the layers, without the output head."""
+        self._run(self._model.base_model, tokens, cache)
+
+    def logits(self, tokens: Sequence[int], cache: PreallocatedCache) -> torch.Tensor:
+        """Logits [len(tokens), vocab] after each of the next tokens."""
+        logits: torch.Tensor = self._run(self._model, tokens, cache).logits[0]
+        return logits
+
+    def finish(self) -> None:
+        """Wait for the device: kernels run asynchronously, and a time must not be the one at which they were
+        queued."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
+
+    def _run(self, module: Any, tokens: Sequence[int], cache: PreallocatedCache) -> Any:
+        with _memory_for(cache.get_seq_length() + len(tokens)), torch.inference_mode():
+            ids = torch.tensor([list(tokens)], dtype=torch.long, device=self._device)
+            return module(input_ids=ids, past_key_values=cache, use_cache=True)
+
+
+@contextmanager
+def _memory_for(tokens: int) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else "no memory left"
+        raise ModelError(
+            f"not enough memory for {tokens} tokens: {reason}", "lower chunk_tokens, or the model's context"
+        ) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        text in str(error) for text in ALLOCATION_FAILED
+    )

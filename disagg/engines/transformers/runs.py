@@ -1,0 +1,130 @@
+"""The two PrefillRuns: a prompt whose KV is emitted, and a prompt with its answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from disagg.api.sampling import Sampling
+from disagg.engines.base import PrefillTiming, Token
+from disagg.engines.transformers.cache import PreallocatedCache
+from disagg.engines.transformers.forward import Forward
+from disagg.engines.transformers.sampling import Sampler
+
+
+class PromptRun:
+    """A PrefillRun of all `tokens`, of which the cache already has some. chunk_tokens: the most per step.
+    on_close: called once with the cache and whether all tokens are in it."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        cache: PreallocatedCache,
+        tokens: Sequence[int],
+        chunk_tokens: int,
+        on_close: Callable[[PreallocatedCache, bool], None] = lambda cache, whole: None,
+    ) -> None:
+        self._forward = forward
+        self._cache: PreallocatedCache | None = cache
+        self._tokens = tokens
+        self._chunk_tokens = chunk_tokens
+        self._on_close = on_close
+        self.held = self._computed = cache.get_seq_length()
+        self._started = self._ended = time.monotonic()
+        self._compute_s = 0.0
+
+    @property
+    def remaining(self) -> int:
+        """See PrefillRun."""
+        return len(self._tokens) - self._computed
+
+    @property
+    def done(self) -> bool:
+        """See PrefillRun."""
+        return self.remaining == 0
+
+    @property
+    def timing(self) -> PrefillTiming:
+        """See PrefillRun."""
+        return PrefillTiming(self._started, self._ended, self._computed - self.held, self._compute_s)
+
+    @property
+    def cache(self) -> PreallocatedCache:
+        """The run's cache, until it is closed."""
+        assert self._cache is not None, "the run is closed"
+        return self._cache
+
+    def step(self, max_tokens: int | None = None) -> None:
+        """See PrefillRun."""
+        began = time.monotonic()
+        end = min(len(self._tokens), self._computed + min(max_tokens or self._chunk_tokens, self._chunk_tokens))
+        self._forward.layers(self._tokens[self._computed : end], self.cache)
+        self._forward.finish()
+        self._computed = end
+        self._ended = time.monotonic()
+        self._compute_s += self._ended - began
+
+    def close(self) -> None:
+        """See PrefillRun."""
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            self._on_close(cache, self.done)
+
+
+class AnswerRun:
+    """A PrefillRun of a prompt and its answer. prompt: computes all `tokens` but the last. eos_ids: end the answer.
+    answered: how many of `tokens`, the last ones, belong to the answer."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        prompt: PromptRun,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        emit: Callable[[Token], None],
+        *,
+        eos_ids: Collection[int],
+        answered: int,
+    ) -> None:
+        self._forward = forward
+        self._prompt = prompt
+        self._last = tokens[-1]
+        self._left = sampling.max_tokens - answered
+        self._sampler = Sampler(sampling, tokens)
+        self._eos_ids = () if sampling.ignore_eos else eos_ids
+        self._emit = emit
+        self.held = prompt.held
+
+    @property
+    def remaining(self) -> int:
+        """See PrefillRun."""
+        return self._prompt.remaining
+
+    @property
+    def done(self) -> bool:
+        """See PrefillRun."""
+        return self._left == 0
+
+    @property
+    def timing(self) -> PrefillTiming:
+        """See PrefillRun. Of the prompt."""
+        return self._prompt.timing
+
+    def step(self, max_tokens: int | None = None) -> None:
+        """See PrefillRun."""
+        if self._prompt.remaining:
+            self._prompt.step(max_tokens)
+            return
+        token = self._sampler.next(self._forward.logits([self._last], self._prompt.cache)[0])
+        self._last = token.id
+        self._left -= 1
+        if token.id in self._eos_ids:
+            self._left, token = 0, replace(token, finish="stop")
+        elif self._left == 0:
+            token = replace(token, finish="length")
+        self._emit(token)
+
+    def close(self) -> None:
+        """See PrefillRun."""
+        self._prompt.close()
