@@ -46,6 +46,10 @@ class PrefillTiming:
     tokens: int
     compute_s: float
 
+    def plus(self, began: float, ended: float) -> PrefillTiming:
+        """With one more token, computed between these two times."""
+        return PrefillTiming(self.started, ended, self.tokens + 1, self.compute_s + ended - began)
+
 
 @dataclass(slots=True)
 class DecodeTiming:

@@ -78,3 +78,8 @@ class MeasuredRates:
         since = (time.monotonic() if now is None else now) - FRESH_S
         fresh = [one.bytes_s for one in self._links.get(to, ()) if one.ended > since]
         return Rates(self._tokens_s, max(fresh) if len(fresh) >= MIN_TRANSFERS else None, self._behind.get(to, False))
+
+    def links(self, now: float | None = None) -> dict[str, float]:
+        """The rate of each link that is known at `now`, by "address:port"."""
+        known = {f"{host}:{port}": self.rates((host, port), now).link_bytes_s for host, port in list(self._links)}
+        return {name: rate for name, rate in known.items() if rate is not None}

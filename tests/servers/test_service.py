@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from disagg.api.events import DoneEvent, Event, SlotEvent, TokensEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PromptBody
 from disagg.api.sampling import Sampling
 from disagg.config import load
-from disagg.engines.base import Token
-from disagg.errors import Cancelled, ContextLengthExceeded, Overloaded, UnknownModel
+from disagg.engines.simulated.prefill import _AnswerRun
+from disagg.errors import Cancelled, ContextLengthExceeded, ModelError, Overloaded, UnknownModel
 from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
 from disagg.servers.run import make_service
@@ -70,20 +70,28 @@ async def test_a_generated_answer_is_tokens_and_one_done_event(tmp_path: Path, h
     assert sum(len(event.tokens) for event in tokens if isinstance(event, TokensEvent)) == 5
 
 
+@pytest.mark.parametrize("bug", [RuntimeError("out of memory"), ValueError("temperature"), MemoryError()])
+@pytest.mark.parametrize("where", ["start_answer", "step"])
 async def test_a_bug_in_the_engine_ends_its_request_at_once(
-    prefill: AnyService, monkeypatch: pytest.MonkeyPatch
+    prefill: AnyService, monkeypatch: pytest.MonkeyPatch, where: str, bug: Exception
 ) -> None:
-    def generate(*_: Any, **__: Any) -> Iterator[Token]:
-        yield Token(1, 0.0)
-        raise RuntimeError("out of memory")
+    def fail(*_: Any, **__: Any) -> None:
+        raise bug
 
-    monkeypatch.setattr(prefill.engine, "generate", generate)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        async with asyncio.timeout(PATIENCE_S):
-            async for _ in answer(prefill, "/generate", GenerateBody(model="m", prompt="hello")):
-                pass
+    owner = prefill.engine if where == "start_answer" else _AnswerRun
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, where, fail)
+        with pytest.raises(ModelError, match=type(bug).__name__):
+            async with asyncio.timeout(PATIENCE_S):
+                async for _ in answer(prefill, "/generate", GenerateBody(model="m", prompt="hello")):
+                    pass
     status = prefill.status()
-    assert status.counters.failed == 1 and present(status.last_error).code == "RuntimeError" and idle(prefill)
+    assert status.counters.failed == 1 and present(status.last_error).code == "ModelError"
+    async with asyncio.timeout(PATIENCE_S):
+        *_, done = [event async for event in answer(prefill, "/generate", GenerateBody(model="m", prompt="hello"))]
+        while not idle(prefill):
+            await asyncio.sleep(0.01)
+    assert isinstance(done, DoneEvent)
 
 
 async def test_an_abandoned_slot_is_released_and_counted_as_cancelled(decode: AnyService) -> None:

@@ -141,6 +141,7 @@ class _AnswerRun:
         self._emit = emit
         whole = model.answer(tokens[: len(tokens) - answered], sampling)
         self._answer = list(islice(whole, answered, None))[::-1]  # the next token is last
+        self._timing = prompt.timing
 
     @property
     def remaining(self) -> int:
@@ -155,16 +156,18 @@ class _AnswerRun:
     @property
     def timing(self) -> PrefillTiming:
         """See PrefillRun."""
-        return self._prompt.timing
+        return self._timing
 
     def step(self, max_tokens: int | None = None) -> None:
         """See PrefillRun."""
         if self._prompt.remaining:
             self._prompt.step(max_tokens)
+            self._timing = self._prompt.timing
             return
         began = time.monotonic()
         sleep_until(began + step(self._model.device, self._model.shape, self._context, self._model.options.dtype))
         self._context += 1
+        self._timing = self._timing.plus(began, time.monotonic())
         self._emit(self._answer.pop())
 
     def close(self) -> None:

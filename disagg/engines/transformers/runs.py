@@ -15,7 +15,7 @@ from disagg.engines.transformers.sampling import Sampler
 
 class PromptRun:
     """A PrefillRun of all `tokens`, of which the cache already has some. chunk_tokens: the most per step.
-    on_close: called once with the cache and whether all tokens are in it."""
+    on_done: called with the cache once all tokens are in it."""
 
     def __init__(
         self,
@@ -23,14 +23,15 @@ class PromptRun:
         cache: PreallocatedCache,
         tokens: Sequence[int],
         chunk_tokens: int,
-        on_close: Callable[[PreallocatedCache, bool], None] = lambda cache, whole: None,
+        on_done: Callable[[PreallocatedCache], None] = lambda cache: None,
     ) -> None:
         self._forward = forward
         self._cache: PreallocatedCache | None = cache
         self._tokens = tokens
         self._chunk_tokens = chunk_tokens
-        self._on_close = on_close
-        self.held = self._computed = cache.get_seq_length()
+        self._on_done = on_done
+        self.held: int = cache.get_seq_length()
+        self._computed = self.held
         self._started = self._ended = time.monotonic()
         self._compute_s = 0.0
 
@@ -64,12 +65,12 @@ class PromptRun:
         self._computed = end
         self._ended = time.monotonic()
         self._compute_s += self._ended - began
+        if self.done:
+            self._on_done(self.cache)
 
     def close(self) -> None:
         """See PrefillRun."""
-        cache, self._cache = self._cache, None
-        if cache is not None:
-            self._on_close(cache, self.done)
+        self._cache = None
 
 
 class AnswerRun:
@@ -95,6 +96,7 @@ class AnswerRun:
         self._eos_ids = () if sampling.ignore_eos else eos_ids
         self._emit = emit
         self.held = prompt.held
+        self._timing = prompt.timing
 
     @property
     def remaining(self) -> int:
@@ -108,14 +110,16 @@ class AnswerRun:
 
     @property
     def timing(self) -> PrefillTiming:
-        """See PrefillRun. Of the prompt."""
-        return self._prompt.timing
+        """See PrefillRun."""
+        return self._timing
 
     def step(self, max_tokens: int | None = None) -> None:
         """See PrefillRun."""
         if self._prompt.remaining:
             self._prompt.step(max_tokens)
+            self._timing = self._prompt.timing
             return
+        began = time.monotonic()
         token = self._sampler.next(self._forward.logits([self._last], self._prompt.cache)[0])
         self._last = token.id
         self._left -= 1
@@ -123,6 +127,7 @@ class AnswerRun:
             self._left, token = 0, replace(token, finish="stop")
         elif self._left == 0:
             token = replace(token, finish="length")
+        self._timing = self._timing.plus(began, time.monotonic())
         self._emit(token)
 
     def close(self) -> None:

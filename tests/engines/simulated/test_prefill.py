@@ -71,11 +71,13 @@ def test_an_error_while_emitting_ends_it(tmp_path: Path) -> None:
         engine(tmp_path).prefill(range(64), refuse)
 
 
-def test_cancelling_ends_it_between_two_layers(tmp_path: Path) -> None:
+def test_cancelling_ends_it_between_two_chunks(tmp_path: Path) -> None:
     blocks: list[Block] = []
+    simulated = engine(tmp_path)
+    layers = len(simulated.info.layout.layers)
     with pytest.raises(Cancelled):
-        engine(tmp_path).prefill(range(64), blocks.append, cancelled=lambda: len(blocks) >= 3)
-    assert len(blocks) == 3
+        simulated.prefill(range(64), blocks.append, chunk_tokens=16, cancelled=lambda: len(blocks) >= layers)
+    assert len(blocks) == layers
 
 
 def test_the_answer_is_the_prompts_own_and_as_long_as_asked(tmp_path: Path) -> None:

@@ -1,0 +1,327 @@
+"""Which prompt a prefill host computes next, and the thread that does.
+
+Prompts are computed chunk by chunk, so that a short one does not wait for a long one before it: the shortest remaining
+computation is next, and waiting makes a prompt count as shorter. `order` decides, purely; `Scheduler` performs it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal
+
+from disagg.engines.base import PrefillRun
+from disagg.errors import Cancelled, DisaggError, ModelError
+from disagg.servers import logs
+
+POLL_S = 0.005  # while every prompt waits for its receiver
+JOIN_S = 10.0
+FIRST_TOKENS_S = 1000.0  # taken as the speed until it is measured
+RATED_TOKENS = 64  # a shorter step does not show the speed
+RATE_WEIGHT = 0.2  # of the newest measurement in the moving average
+
+State = Literal["waiting", "started", "computed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What `order` and `chunk` go by.
+
+    started: prompts whose KV is in memory, being computed or sent; started_to: of these, for one decode host. Their KV
+    stays within kv_bytes, and that for one decode host within half of it; a prompt that is alone may exceed both.
+    ageing: seconds of computing that each second of waiting is worth, so that a prompt of 1 s comes before any that
+    arrives 4 s after it. behind_bytes: a prompt with more KV waiting to be sent is not computed further until then.
+    chunk_tokens: the longest chunk, if it takes at most chunk_s and nothing else waits; else shared_chunk_tokens.
+    """
+
+    chunk_tokens: int
+    kv_bytes: int
+    started: int = 16
+    started_to: int = 8
+    ageing: float = 0.25
+    behind_bytes: int = 256 << 20
+    shared_chunk_tokens: int = 512
+    chunk_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One prompt as `order` sees it. remaining: prompt tokens to compute, 0 once its answer is generated here. to: the
+    decode host that gets its KV. behind: more KV waits to be sent than the policy allows. stepped: the number of its
+    last step on this host, 0 before the first. Times are time.monotonic()."""
+
+    state: State
+    arrived: float
+    remaining: int
+    kv_bytes: int
+    to: Hashable = None
+    behind: bool = False
+    stepped: int = 0
+
+
+def order(candidates: Sequence[Candidate], now: float, tokens_s: float, policy: Policy) -> list[int]:
+    """The indices of the candidates that may be computed now, the next one first.
+
+    Answers are generated between the pieces of prompts: each gets one token after every piece.
+    """
+    prompt_step = max((one.stepped for one in candidates if one.remaining), default=0)
+
+    def key(index: int) -> tuple[int, float]:
+        one = candidates[index]
+        if one.remaining == 0 and one.state == "started":
+            return (2, one.stepped) if one.stepped > prompt_step else (0, one.stepped)
+        return 1, one.remaining / tokens_s - policy.ageing * (now - one.arrived)
+
+    ranked = sorted((i for i, one in enumerate(candidates) if one.state != "computed" and not one.behind), key=key)
+    startable = _startable([candidates[index] for index in ranked], candidates, policy)
+    return [index for index, may in zip(ranked, startable, strict=True) if may]
+
+
+def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], policy: Policy) -> list[bool]:
+    """Whether each may be computed: started ones always, of the waiting ones those that fit. One that does not fit
+    holds up the later ones, or they would keep it from ever fitting."""
+    started = [one for one in everyone if one.state != "waiting"]
+    count, nbytes = len(started), sum(one.kv_bytes for one in started)
+    count_to = Counter(one.to for one in started)
+    full = False
+    out = []
+    for one in ranked:
+        if one.state == "started":
+            out.append(True)
+            continue
+        full = full or count >= policy.started or (count > 0 and nbytes + one.kv_bytes > policy.kv_bytes)
+        bytes_to = sum(other.kv_bytes for other in started if other.to == one.to)
+        too_many_to = count_to[one.to] >= policy.started_to
+        too_large_to = count_to[one.to] > 0 and bytes_to + one.kv_bytes > policy.kv_bytes // 2
+        out.append(not full and (one.to is None or not (too_many_to or too_large_to)))
+    return out
+
+
+def chunk(alone: bool, tokens_s: float | None, policy: Policy) -> int:
+    """The most tokens of the next step. alone: nothing else waits for the thread. tokens_s: None if not measured."""
+    if not alone or tokens_s is None:
+        return min(policy.chunk_tokens, policy.shared_chunk_tokens)
+    return min(policy.chunk_tokens, max(policy.shared_chunk_tokens, int(policy.chunk_s * tokens_s)))
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One prompt. start: opens its run, on the scheduler's thread. tokens: of the prompt. kv_bytes: of its KV, while it
+    is started. queued_bytes: KV that waits to be sent to `to`. Only the scheduler changes the rest.
+
+    started: done once the run is open; computed: its result is the run, once nothing is left to compute. Both get the
+    error that ended the job.
+    """
+
+    request_id: str
+    tokens: int
+    kv_bytes: int
+    start: Callable[[], PrefillRun]
+    to: Hashable = None
+    queued_bytes: Callable[[], int] = lambda: 0
+    started: Future[None] = field(default_factory=Future)
+    computed: Future[PrefillRun] = field(default_factory=Future)
+    arrived: float = field(default_factory=time.monotonic)
+    state: State = "waiting"
+    run: PrefillRun | None = None
+    stepped: int = 0
+    released: bool = False
+
+    def __post_init__(self) -> None:
+        for future in (self.started, self.computed):
+            future.set_running_or_notify_cancel()  # whoever waits may be cancelled, the future not
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens to compute."""
+        return self.run.remaining if self.run else self.tokens
+
+
+class Scheduler:
+    """The compute thread of a prefill host. Its methods may be called from any thread."""
+
+    def __init__(self, policy: Policy, on_beat: Callable[[], None] = lambda: None) -> None:
+        self._policy = policy
+        self._on_beat = on_beat
+        self._jobs: list[Job] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._steps = 0
+        self._stepping = False
+        self._tokens_s: float | None = None
+        self._thread = threading.Thread(target=self._run, name="prefill", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """False once the thread has ended, for any reason."""
+        return self._thread.is_alive()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the thread has something to compute now. Waiting for receivers is no work."""
+        with self._changed:
+            return self._stepping or bool(self._order())
+
+    @property
+    def kv_bytes(self) -> int:
+        """KV of the prompts that are computed or sent."""
+        with self._changed:
+            return sum(job.kv_bytes for job in self._jobs if job.state != "waiting")
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens that are not computed yet."""
+        with self._changed:
+            return sum(job.remaining for job in self._jobs if job.state != "computed")
+
+    @property
+    def tokens_s(self) -> float | None:
+        """Prompt tokens per second of computing, measured lately; None if not measured."""
+        return self._tokens_s
+
+    def submit(self, job: Job) -> None:
+        """Queue a job until `release`. ModelError if the thread has ended."""
+        with self._changed:
+            if self._closing or not self._thread.is_alive():
+                raise ModelError("the engine's thread has ended", "see the server's log, then `disagg restart`")
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def release(self, job: Job) -> None:
+        """End a job at any stage and let go of its KV. Does not wait for a step that is under way."""
+        with self._changed:
+            job.released = True
+            self._changed.notify()
+
+    def refuse_waiting(self, error: DisaggError) -> None:
+        """End all jobs that have not started with this error."""
+        with self._changed:
+            waiting = [job for job in self._jobs if job.state == "waiting"]
+            self._jobs = [job for job in self._jobs if job.state != "waiting"]
+        for job in waiting:
+            _settle(job, error)
+
+    def close(self) -> None:
+        """End the thread after the step that it is in; what is left ends with Cancelled."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        """On the thread."""
+        try:
+            while (job := self._next()) is not None:
+                self._step(job)
+        finally:  # whatever happened, nobody is left waiting
+            with self._changed:
+                self._closing, self._stepping = True, False
+                left, self._jobs = self._jobs, []
+            for job in left:
+                self._end(job, Cancelled("the server is closing"))
+
+    def _next(self) -> Job | None:
+        """The job to work on, with `_stepping` set; None at the end. Waits until there is one."""
+        while not self._closing:
+            with self._changed:
+                self._stepping = False
+                released = [job for job in self._jobs if job.released]
+                self._jobs = [job for job in self._jobs if not job.released]
+                if not released:
+                    if ranked := self._order():
+                        self._stepping = True
+                        return ranked[0]
+                    self._wait()
+            for job in released:
+                self._end(job, Cancelled("the request was cancelled while its prompt was computed"))
+        return None
+
+    def _wait(self) -> None:
+        """Wait for a change. Started prompts wait for their receivers, which their transfers watch."""
+        behind = any(job.state == "started" for job in self._jobs)
+        if behind:
+            self._on_beat()
+        self._changed.wait(POLL_S if behind else None)
+
+    def _order(self) -> list[Job]:
+        """The jobs that may be computed now, the next one first."""
+        candidates = [
+            Candidate(
+                job.state,
+                job.arrived,
+                job.remaining,
+                job.kv_bytes,
+                job.to,
+                behind=job.state == "started" and job.queued_bytes() > self._policy.behind_bytes,
+                stepped=job.stepped,
+            )
+            for job in self._jobs
+        ]
+        speed = self._tokens_s or FIRST_TOKENS_S
+        return [self._jobs[index] for index in order(candidates, time.monotonic(), speed, self._policy)]
+
+    def _step(self, job: Job) -> None:
+        """One piece of work for this job. Its failure is its own."""
+        current = logs.request_id.set(job.request_id)
+        try:
+            self._advance(job)
+        except DisaggError as error:
+            self._fail(job, error)
+        except Exception as error:  # noqa: BLE001 - an engine may raise anything; it ends this request alone
+            logs.log.exception("engine_failed")
+            text = (str(error).splitlines() or [""])[0]
+            hint = "see the traceback in the server's log"
+            self._fail(job, ModelError(f"the engine failed: {type(error).__name__}: {text}", hint))
+        finally:
+            logs.request_id.reset(current)
+        self._on_beat()
+
+    def _advance(self, job: Job) -> None:
+        if job.run is None:
+            job.state = "started"
+            job.run = job.start()
+            job.started.set_result(None)
+        if not job.run.done:
+            self._steps += 1
+            job.stepped = self._steps
+            with self._changed:
+                alone = all(other is job or other.state == "computed" for other in self._jobs)
+            before, began = job.run.remaining, time.monotonic()
+            job.run.step(chunk(alone, self._tokens_s, self._policy))
+            self._rate(before - job.run.remaining, time.monotonic() - began)
+        if job.run.done:
+            with self._changed:
+                job.state = "computed"
+            job.computed.set_result(job.run)
+
+    def _rate(self, tokens: int, seconds: float) -> None:
+        if tokens >= RATED_TOKENS and seconds > 0:
+            rate = tokens / seconds
+            self._tokens_s = rate if self._tokens_s is None else self._tokens_s + RATE_WEIGHT * (rate - self._tokens_s)
+
+    def _fail(self, job: Job, error: DisaggError) -> None:
+        with self._changed:
+            if job in self._jobs:
+                self._jobs.remove(job)
+        self._end(job, error)
+
+    def _end(self, job: Job, error: DisaggError) -> None:
+        """Close the job's run. Whoever waits for it gets the error."""
+        run, job.run = job.run, None
+        try:
+            if run is not None:
+                run.close()
+        except Exception:  # noqa: BLE001 - as above
+            logs.log.exception("engine_failed_while_closing")
+        _settle(job, error)
+
+
+def _settle(job: Job, error: DisaggError) -> None:
+    for future in (job.started, job.computed):
+        if not future.done():
+            future.set_exception(error)
