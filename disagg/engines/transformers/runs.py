@@ -30,7 +30,7 @@ class PromptRun:
         self._tokens = tokens
         self._chunk_tokens = chunk_tokens
         self._on_done = on_done
-        self.held: int = cache.get_seq_length()
+        self.held = int(cache.get_seq_length())
         self._computed = self.held
         self._started = self._ended = time.monotonic()
         self._compute_s = 0.0
