@@ -80,9 +80,12 @@ class PrefillService(Service[PrefillEngine]):
         return self._scheduler.alive
 
     async def probe_engine(self) -> None:
-        loop = asyncio.get_running_loop()
-        async with self._compute:
-            await loop.run_in_executor(self._thread, lambda: self.engine.prefill([0, 0], lambda _: None))
+        job = Job("probe", 2, 0, lambda: self.engine.start([0, 0], lambda block: None))
+        self._scheduler.submit(job)
+        try:
+            await asyncio.wrap_future(job.computed)
+        finally:
+            self._scheduler.release(job)
 
     async def load(self) -> None:
         self._engine = await on_daemon_thread(self._prepare, "load")

@@ -151,7 +151,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._closing = False
         self._steps = 0
-        self._stepping = False
+        self._current: Job | None = None  # is being computed
         self._tokens_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="prefill", daemon=True)
         self._thread.start()
@@ -165,13 +165,14 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether the thread has something to compute now. Waiting for receivers is no work."""
         with self._changed:
-            return self._stepping or bool(self._order())
+            return self._current is not None or bool(self._order())
 
     @property
     def kv_bytes(self) -> int:
         """KV of the prompts that are computed or sent."""
         with self._changed:
-            return sum(job.kv_bytes for job in self._jobs if job.state != "waiting")
+            held = [job for job in self._jobs if job.state != "waiting" and (not job.released or job is self._current)]
+            return sum(job.kv_bytes for job in held)
 
     @property
     def tokens(self) -> int:
@@ -220,21 +221,21 @@ class Scheduler:
                 self._step(job)
         finally:  # whatever happened, nobody is left waiting
             with self._changed:
-                self._closing, self._stepping = True, False
+                self._closing, self._current = True, None
                 left, self._jobs = self._jobs, []
             for job in left:
                 self._end(job, Cancelled("the server is closing"))
 
     def _next(self) -> Job | None:
-        """The job to work on, with `_stepping` set; None at the end. Waits until there is one."""
+        """The job to work on, now `_current`; None at the end. Waits until there is one."""
         while not self._closing:
             with self._changed:
-                self._stepping = False
+                self._current = None
                 released = [job for job in self._jobs if job.released]
                 self._jobs = [job for job in self._jobs if not job.released]
                 if not released:
                     if ranked := self._order():
-                        self._stepping = True
+                        self._current = ranked[0]
                         return ranked[0]
                     self._wait()
             for job in released:

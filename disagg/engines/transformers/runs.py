@@ -92,7 +92,7 @@ class AnswerRun:
         self._prompt = prompt
         self._last = tokens[-1]
         self._left = sampling.max_tokens - answered
-        self._sampler = Sampler(sampling, tokens)
+        self._sampler = Sampler(sampling, tokens, answered)
         self._eos_ids = () if sampling.ignore_eos else eos_ids
         self._emit = emit
         self.held = prompt.held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 
 from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.api.sampling import Sampling
-from disagg.engines.base import Token
 from disagg.errors import ModelError, ServerUnavailable
 from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
@@ -77,12 +76,11 @@ async def test_an_engine_that_does_not_answer_its_self_test_is_unhealthy_until_i
 async def test_a_host_whose_engine_fails_every_request_reports_an_error_until_a_self_test_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def generate(*_: Any, **__: Any) -> Iterator[Token]:
+    def start_answer(*_: Any, **__: Any) -> None:
         raise ModelError("NaN")
-        yield
 
     async with serving(tmp_path, "m-prefill") as prefill:
-        monkeypatch.setattr(prefill.engine, "generate", generate)
+        monkeypatch.setattr(prefill.engine, "start_answer", start_answer)
         for _ in range(3):
             assert prefill.health().status == "ok"
             with pytest.raises(ModelError):
