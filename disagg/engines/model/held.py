@@ -7,9 +7,9 @@ there can a request go on, except within the first window.
 
 from __future__ import annotations
 
-import heapq
 import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -21,6 +21,7 @@ MIN_TOKENS = 16
 MAX_SNAPSHOTS = 4
 
 _ID_BYTES = array("I").itemsize
+_Name = tuple[str, bytes]  # of a root: the salt and the first MIN_TOKENS tokens
 
 
 class Rows(Protocol):
@@ -57,6 +58,7 @@ class _Node(Generic[R, S]):
     children: dict[bytes, _Node[R, S]] = field(default_factory=dict)  # by the first token
     pins: int = 0
     used: int = 0
+    name: _Name = ("", b"")  # of a root
 
     @property
     def end(self) -> int:
@@ -120,7 +122,8 @@ class HeldStore(Generic[R, S]):
     def __init__(self, limit: int, window: int | None) -> None:
         self.limit, self.window = limit, window
         self.lock = threading.Lock()
-        self._roots: dict[tuple[str, bytes], _Node[R, S]] = {}  # by salt and the first MIN_TOKENS tokens
+        self._roots: dict[_Name, _Node[R, S]] = {}
+        self._leaves: OrderedDict[_Node[R, S], None] = OrderedDict()  # the least recently used first
         self._nbytes = 0
         self._clock = 0
 
@@ -161,30 +164,21 @@ class HeldStore(Generic[R, S]):
         """Drop at least `nbytes`, if so much is not in use. Returns what was dropped: its memory is free when the
         caller drops it too."""
         dropped: list[Any] = []
-        if nbytes <= 0:
-            return dropped
         with self.lock:
-            target = self._nbytes - nbytes
-            leaves = [self._ranked(node) for node in self._nodes() if _unused_leaf(node)]
-            heapq.heapify(leaves)
-            while leaves and self._nbytes > target:
-                _, _, node = heapq.heappop(leaves)
+            target = self._nbytes - max(0, nbytes)
+            while self._nbytes > target and (node := self._oldest()) is not None:
                 dropped += [node.rows, node.snapshot]
-                parent = self._remove(node)
-                if _unused_leaf(parent):
-                    heapq.heappush(leaves, self._ranked(parent))
-            self._roots = {name: root for name, root in self._roots.items() if root.children or root.pins}
+                self._remove(node)
         return dropped
 
-    def _ranked(self, node: _Node[R, S]) -> tuple[int, int, _Node[R, S]]:
-        """What is given up first comes first: a leaf without the snapshot that it needs is of no use."""
-        useless = self.window is not None and node.snapshot is None
-        return (-1 if useless else node.used, id(node), node)
+    def _oldest(self) -> _Node[R, S] | None:
+        return next((node for node in self._leaves if not node.pins), None)
 
     def clear(self) -> None:
         """Drop everything, also what is in use."""
         with self.lock:
             self._roots.clear()
+            self._leaves.clear()
             self._nbytes = 0
 
     def _usable(self, node: _Node[R, S], matched: int) -> tuple[_Node[R, S], int]:
@@ -200,7 +194,8 @@ class HeldStore(Generic[R, S]):
         """The node that ends after `key`, with these rows and this snapshot. Rows are copied without the lock: only
         this thread adds nodes, and the one that is extended cannot be given up meanwhile."""
         with self.lock:
-            root = self._roots.setdefault((salt, key[: MIN_TOKENS * _ID_BYTES]), _Node(b"", 0, None))
+            name = (salt, key[: MIN_TOKENS * _ID_BYTES])
+            root = self._roots.setdefault(name, _Node(b"", 0, None, name=name))
             node, matched = _walk(root, key)
             node.pins += 1
         try:
@@ -211,6 +206,7 @@ class HeldStore(Generic[R, S]):
         except BaseException:
             with self.lock:
                 node.pins -= 1
+                self._drop_empty(node)
             raise
         with self.lock:
             node.pins -= 1
@@ -237,15 +233,26 @@ class HeldStore(Generic[R, S]):
 
     def _append(self, parent: _Node[R, S], key: bytes, rows: R) -> _Node[R, S]:
         node = parent.children[key[:_ID_BYTES]] = _Node(key, parent.end, parent, rows)
+        self._leaves.pop(parent, None)
+        self._leaves[node] = None
         self._nbytes += rows.nbytes
         return node
 
-    def _remove(self, node: _Node[R, S]) -> _Node[R, S]:
-        """Remove a leaf; returns its parent."""
-        assert node.parent is not None, "a root is not a leaf"
-        del node.parent.children[node.key[:_ID_BYTES]]
-        self._nbytes -= node.nbytes
-        return node.parent
+    def _remove(self, leaf: _Node[R, S]) -> None:
+        """Remove a leaf. Its parent, if it becomes one, is next, unless it was used without the leaf since."""
+        parent = leaf.parent
+        assert parent is not None, "a root is not a leaf"
+        del self._leaves[leaf], parent.children[leaf.key[:_ID_BYTES]]
+        self._nbytes -= leaf.nbytes
+        if parent.parent is not None and not parent.children:
+            useless = self.window is not None and parent.snapshot is None
+            self._leaves[parent] = None
+            self._leaves.move_to_end(parent, last=parent.used > leaf.used and not useless)
+        self._drop_empty(parent)
+
+    def _drop_empty(self, node: _Node[R, S]) -> None:
+        if node.parent is None and not node.children and not node.pins:
+            self._roots.pop(node.name, None)
 
     def _drop_old_snapshots(self, end: _Node[R, S]) -> None:
         with self.lock:
@@ -259,13 +266,8 @@ class HeldStore(Generic[R, S]):
         self._clock += 1
         for each in node.path():
             each.used = self._clock
-
-    def _nodes(self) -> Iterator[_Node[R, S]]:
-        pending = list(self._roots.values())
-        while pending:
-            node = pending.pop()
-            yield node
-            pending += node.children.values()
+        if node in self._leaves:
+            self._leaves.move_to_end(node)
 
 
 def _key(tokens: Sequence[int]) -> bytes:
@@ -307,7 +309,3 @@ def _snapshot_below(node: _Node[R, S], matched: int, window: int) -> _Node[R, S]
             return node
         pending += [child for child in node.children.values() if child.start < window]
     return None
-
-
-def _unused_leaf(node: _Node[R, S]) -> bool:
-    return not node.children and not node.pins and node.parent is not None
