@@ -100,7 +100,7 @@ class Batch:
             max_tokens=[job.sampling.max_tokens - job.answered],
             caches=[caches],
             all_tokens=[job.tokens[: job.covered]],  # a copy, to which the generator appends
-            samplers=[mlx_sampling.sampler(job.sampling)],
+            samplers=[mlx_sampling.sampler(job.sampling, job.answered)],
             logits_processors=[[job.penalty] if job.penalty else []],
             stop_sequences=[self._never_stop if job.sampling.ignore_eos else self._stop_at_eos],
         )
