@@ -21,7 +21,7 @@
     │   ├── IntegrityError           exit 1            the digest does not match
     │   └── PeerLost                 exit 1            connect, send or receive failed or timed out
     ├── ServerUnavailable            exit 4, HTTP 502  no server answers
-    │   └── ServerSilent             exit 4            it accepts connections and sends no answer
+    │   └── ServerSilent             exit 4            it accepts connections and sends no answer, or is stuck
     └── FleetError                   exit 1            a command on a host failed
         ├── PortInUse                exit 1            another process listens on a server's port
         ├── StartFailed              exit 1            a server exited while starting
@@ -39,16 +39,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 _MAX_CLIPPED_CHARS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What had arrived of an answer when its request failed: the text, and the ids of its tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
 class DisaggError(Exception):
-    """The root. `message`: what failed and where, one line. `hint`: how to fix it, may be empty."""
+    """The root. `message`: what failed and where, one line. `hint`: how to fix it, may be empty. `partial`: what had
+    arrived of the answer, None if nothing had."""
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
+    partial: Partial | None = None
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -191,7 +202,8 @@ class ServerUnavailable(DisaggError):
 
 
 class ServerSilent(ServerUnavailable):
-    """A server accepts connections and sent nothing in time. It is not tried again: that would take as long again."""
+    """A server accepts connections and sent nothing in time, or its engine makes no progress. It is not tried again:
+    that would take as long again."""
 
 
 class FleetError(DisaggError):

@@ -19,7 +19,7 @@ SIGNALS = {  # caught by the module's only caller; none of them reaches a user
     "fleet/lifecycle/http_get.py": "ReplyTimeout",
     "fleet/models/fetch_program.py": "Failed",
     "fleet/models/serve_program.py": "Failed",
-    "inference/execute.py": "PrefillFailed",
+    "inference/perform.py": "PrefillFailed",
 }
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from disagg.api.names import Role
+from disagg.inference.hosts.route import Alone
 from disagg.inference.metrics import Metrics
-from disagg.inference.route import Alone
 
 Mode = Literal["disaggregated", "decode-alone", "prefill-alone"]
 MODES: tuple[Mode, ...] = ("disaggregated", "decode-alone", "prefill-alone")

@@ -1,9 +1,14 @@
 """The retry policy: which hosts to try for one request, in which order, and what a failure rules out. Pure.
 
-    prefill host fails  -> once more, on another prefill host if there is one -> the decode host computes the prompt
-    decode host fails   -> the next decode host that serves the model
+    prefill host fails   -> once more, on another prefill host if there is one -> the decode host computes the prompt
+    prefill host is busy -> another one -> wait for it: to compute the prompt elsewhere would slow down everybody
+    decode host fails    -> the next decode host that serves the model -> a prefill host, alone
+    decode host is busy  -> another one -> wait for it
+    no host is up        -> wait a while for one
 
-`attempts` is the whole table. A failure does not change it; it rules out attempts that would fail in the same way.
+An answer that was cut off goes on with the next attempt. `attempts` is the whole table for one look at the fleet. A
+failure does not change it; it rules out attempts that would fail in the same way. If none is left, `after` decides
+between waiting for another look and giving up.
 """
 
 from __future__ import annotations
@@ -13,21 +18,52 @@ from dataclasses import dataclass
 from typing import Literal
 
 from disagg.config import Host
-from disagg.errors import Cancelled, DisaggError, Overloaded, RequestError, ServerSilent, ServerUnavailable
+from disagg.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DisaggError,
+    HandoffError,
+    Overloaded,
+    RequestError,
+    ServerSilent,
+    ServerUnavailable,
+)
+from disagg.inference.hosts.route import Alone, Ranking
 from disagg.inference.metrics import Method
-from disagg.inference.route import Route
+from disagg.inference.policy import RetryPolicy
 
-Reason = Literal["first choice", "prefill failed", "decode host failed"]
+Reason = Literal[
+    "first choice", "prefill failed", "no prefill host is up", "decode host failed", "no decode host is left"
+]
+LOOK_AGAIN_S = 0.25  # while no host is up: costs nothing but a look at the view
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """prefill_attempts: hand-offs that are tried per decode host before it computes the prompt itself."""
+class Route:
+    """The hosts to try, best first. handed_off: the model has prefill hosts, up or not. prefill_waits, decode_waits:
+    which host is starting or stopping, if there is one."""
 
-    prefill_attempts: int = 2
+    model: str
+    decode: tuple[Host, ...]
+    prefill: tuple[Host, ...]
+    alone: Alone | None = None
+    handed_off: bool = True
+    prefill_waits: str = ""
+    decode_waits: str = ""
 
 
-DEFAULT_POLICY = RetryPolicy()
+def route_of(ranking: Ranking) -> Route:
+    """The route that a ranking gives."""
+    hosts = ranking.candidates
+    return Route(
+        hosts.model,
+        tuple(choice.host for choice in ranking.decode),
+        tuple(choice.host for choice in ranking.prefill),
+        hosts.alone,
+        bool(hosts.prefill),
+        ranking.waits_for(hosts.prefill),
+        ranking.waits_for(hosts.decode),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,54 +75,146 @@ class Attempt:
     prefill: Host | None
     reason: Reason = "first choice"
 
+    @property
+    def answering(self) -> Host:
+        """The host that generates the answer."""
+        host = self.decode or self.prefill
+        assert host is not None, "an attempt names a host"
+        return host
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that failed before its first token, and the host to blame: the prefill or the decode host."""
+    """An attempt that failed, and the host to blame: the prefill or the decode host."""
 
     attempt: Attempt
     side: Literal["prefill", "decode"]
     error: DisaggError
 
     @property
-    def retryable(self) -> bool:
-        """Whether another attempt could succeed: not if the request itself is wrong or was cancelled."""
-        if self.attempt.method == "prefill-alone":
-            return False
-        if self.side == "prefill":
-            return not isinstance(self.error, RequestError | Cancelled)
-        return isinstance(self.error, ServerUnavailable | Overloaded)
+    def final(self) -> bool:
+        """Whether no other attempt could succeed: the request itself is wrong, was cancelled or is too late."""
+        return isinstance(self.error, RequestError | Cancelled | DeadlineExceeded)
 
-    def rules_out(self, later: Attempt) -> bool:
-        """Whether `later` would fail in the same way: it uses a decode host that failed, or a prefill host that did
-        not answer in time, so that asking it again would only take as long again."""
-        if self.side == "decode":
-            return later.decode == self.attempt.decode
-        return isinstance(self.error, ServerSilent) and later.prefill == self.attempt.prefill
+    @property
+    def busy(self) -> bool:
+        return isinstance(self.error, Overloaded)
+
+    @property
+    def answering(self) -> bool:
+        """Whether the host to blame is the one that was to generate the answer."""
+        return self.side == "decode" or self.attempt.method == "prefill-alone"
+
+    @property
+    def host(self) -> Host:
+        """The host to blame."""
+        host = self.attempt.prefill if self.side == "prefill" else self.attempt.decode
+        assert host is not None, "a host that failed was tried"
+        return host
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait, then look at the fleet again. reason: what is waited for. limited: by `Timeouts.none_up`, else by the
+    deadline only. error: to raise if the time is over."""
+
+    seconds: float
+    reason: str
+    limited: bool
+    error: DisaggError
 
 
 def attempts(route: Route, policy: RetryPolicy) -> Iterator[Attempt]:
-    """Every attempt that the policy allows for this route, best first.
-
-    A route without decode hosts runs on its first prefill host alone, one without prefill hosts on a decode host alone.
-    """
-    if not route.decode:
-        yield Attempt("prefill-alone", None, route.prefill[0])
-        return
+    """Every attempt that the policy allows for this route, best first."""
     reason: Reason = "first choice"
     for decode in route.decode:
-        if not route.prefill:
+        if not route.handed_off:
             yield Attempt("decode-alone", decode, None, reason)
         else:
             for prefill in (route.prefill * policy.prefill_attempts)[: policy.prefill_attempts]:
                 yield Attempt("disaggregated", decode, prefill, reason)
                 reason = "prefill failed"
-            yield Attempt("fallback", decode, None, reason)
+            if policy.on_kv_failure == "fallback":
+                yield Attempt("fallback", decode, None, "prefill failed" if route.prefill else "no prefill host is up")
         reason = "decode host failed"
+    for prefill in route.prefill:
+        yield Attempt("prefill-alone", None, prefill, "first choice" if route.alone else "no decode host is left")
 
 
-def remaining(table: Iterator[Attempt], failures: Sequence[Failure]) -> Iterator[Attempt]:
-    """The attempts of `table` that no failure rules out. `failures` may grow between two attempts."""
-    for attempt in table:
-        if not any(failure.rules_out(attempt) for failure in failures):
+def remaining(route: Route, policy: RetryPolicy, failures: Sequence[Failure]) -> Iterator[Attempt]:
+    """The attempts that no failure rules out. `failures` may grow between two attempts."""
+    for attempt in attempts(route, policy):
+        if not any(_same(failure, attempt) for failure in failures) and _allowed(attempt, route, policy, failures):
             yield attempt
+
+
+def _same(failure: Failure, later: Attempt) -> bool:
+    """Whether `later` would fail in the same way: it uses a decode host that failed, or a prefill host that is busy or
+    did not answer in time, so that asking it again would only take as long again."""
+    if failure.side == "decode":
+        return later.decode == failure.attempt.decode
+    if later.prefill != failure.attempt.prefill:
+        return False
+    if later.method == "prefill-alone":  # for a failed transfer the decode host may be to blame
+        return failure.attempt.method == "prefill-alone" or not isinstance(failure.error, HandoffError)
+    return isinstance(failure.error, ServerSilent | Overloaded)
+
+
+def _allowed(attempt: Attempt, route: Route, policy: RetryPolicy, failures: Sequence[Failure]) -> bool:
+    undelivered = [failure for failure in failures if failure.side == "prefill"]
+    if attempt.method == "disaggregated":
+        return sum(not failure.busy for failure in undelivered) < policy.prefill_attempts
+    if attempt.method == "fallback":
+        return not any(failure.busy for failure in undelivered) and (bool(route.prefill) or not route.prefill_waits)
+    if attempt.method == "prefill-alone" and route.alone is None:
+        failed = {failure.host.name for failure in failures if failure.side == "decode" and not failure.busy}
+        return not route.decode_waits and all(host.name in failed for host in route.decode)
+    return True
+
+
+def after(route: Route, policy: RetryPolicy, failures: Sequence[Failure], earlier: Sequence[Failure] = ()) -> Pause:
+    """What follows if no attempt is left. Raises the request's error if waiting would not help.
+
+    earlier: failures before the last look at the fleet, for the error.
+    """
+    undelivered = [failure for failure in failures if failure.side == "prefill" and not failure.busy]
+    busy = [failure for failure in failures if failure.busy]
+    spent = len(undelivered) >= policy.prefill_attempts or not busy
+    if policy.on_kv_failure == "fail" and route.alone is None and undelivered and spent:
+        raise _kv_failure(undelivered)
+    error = final_error(route, (*earlier, *failures))
+    if busy:
+        error = Overloaded(f"every host was busy until the request's deadline: {_messages(busy)}", "try again later")
+        seconds = min(float(failure.error.retry_after_s) for failure in busy if isinstance(failure.error, Overloaded))
+        return Pause(seconds, f"{busy[0].host.name} is busy: {busy[0].error.message}", False, error)
+    if waits := route.decode_waits or route.prefill_waits:
+        return Pause(LOOK_AGAIN_S, waits, False, error)
+    if policy.on_kv_failure == "fail" and route.decode and not undelivered and not route.prefill:
+        return Pause(LOOK_AGAIN_S, f"no prefill host of {route.model} is up", True, error)
+    if all(isinstance(failure.error, ServerUnavailable) for failure in failures if failure.answering):
+        role = "prefill" if route.alone == "prefill" else "decode"
+        return Pause(LOOK_AGAIN_S, f"no {role} host of {route.model} is up", True, error)
+    raise error
+
+
+def _kv_failure(failures: Sequence[Failure]) -> DisaggError:
+    last = failures[-1].error
+    return HandoffError(f"the KV hand-off failed: {_messages(failures)}", last.hint or "run `disagg status`")
+
+
+def final_error(route: Route, failures: Sequence[Failure]) -> DisaggError:
+    """The one error of a request for which no attempt is left."""
+    if route.alone == "prefill":
+        return failures[-1].error if failures else ServerUnavailable(f"no prefill host of {route.model} is up", _HINT)
+    decode = [failure for failure in failures if failure.answering]
+    hint = next((failure.error.hint for failure in reversed(decode) if failure.error.hint), _HINT)
+    messages = _messages(decode) or f"no decode host of {route.model} is up"
+    return ServerUnavailable(f"Decode server unavailable - request failed: {messages}", hint)
+
+
+_HINT = "run `disagg status`; `disagg start` starts what is stopped"
+
+
+def _messages(failures: Sequence[Failure]) -> str:
+    """The message of each failure, once."""
+    return "; ".join(dict.fromkeys(failure.error.message for failure in failures))

@@ -7,11 +7,14 @@ with disagg.Client("hosts.toml") as client:
 
 from __future__ import annotations
 
-import asyncio
 import functools
+import os
+import random
+import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -21,23 +24,28 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from disagg.api.base import InvalidValue, bounds
 from disagg.api.requests import GenerateBody, Messages
 from disagg.api.sampling import Sampling
-from disagg.config import Fleet, Host, load
+from disagg.config import Fleet, load
 from disagg.config.search import find_hosts_file
-from disagg.errors import DisaggError, RequestError
+from disagg.errors import RequestError
 from disagg.inference import execute, http
-from disagg.inference.route import Alone, Router
+from disagg.inference.hosts.affinity import prompt_of
+from disagg.inference.hosts.route import Alone, Ranking, candidates
+from disagg.inference.policy import OnKVFailure
 from disagg.inference.stream import AsyncStream, Perform, Stream
 from disagg.inference.types import Completion
 from disagg.token import fleet_token
 
+_NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "cache_salt")
 CONNECT_S = 0.5  # for `connect`; a host that takes longer is left to the request
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and two more.
+    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and four more.
 
     stop: one string or several. alone: "decode" or "prefill" runs the request on one host of that role, without a
-    hand-off; None by default. timeout: seconds until the request must have ended; 600 by default.
+    hand-off; None by default. timeout: seconds until the request must have ended; 600 by default. on_kv_failure: what
+    follows if no prefill host delivers the KV: "fallback", the default, lets the decode host compute the prompt, "fail"
+    raises a HandoffError. cache_salt: only requests with the same salt share KV that hosts hold; "" by default.
     """
 
     max_tokens: int
@@ -52,6 +60,8 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
     alone: Alone | None
     timeout: float
+    on_kv_failure: OnKVFailure
+    cache_salt: str
 
 
 class AsyncClient:
@@ -63,23 +73,33 @@ class AsyncClient:
 
     def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
         self.fleet = fleet if isinstance(fleet, Fleet) else load(find_hosts_file(Path(fleet) if fleet else None))
-        self._router = Router(self.fleet)
-        self._http = http.client(token if token is not None else fleet_token(self.fleet))
+        self._driver = execute.Driver(http.client(token if token is not None else fleet_token(self.fleet)))
+        self._process = os.getpid()
+        self._next_start = random.getrandbits(32)
 
     async def connect(self, *models: str) -> None:
-        """Open connections to the hosts of these models, or of all, so that no request's time includes it.
+        """Open connections to the hosts of these models, or of all, and read how loaded they are, so that no request's
+        time includes it.
 
         A host that does not answer is not an error here: the request that needs it reports it.
         """
-        http.require_open(self._http)
+        self._require_usable()
         names = {self.fleet.model(model).name for model in models} or self.fleet.models.keys()
         hosts = [host for host in self.fleet.hosts.values() if host.model in names]
+        await self._driver.refresher.read(hosts, CONNECT_S)
 
-        async def open_connection(host: Host) -> None:
-            with suppress(DisaggError):
-                await http.get(self._http, host, "/health", timeout=CONNECT_S)
-
-        await asyncio.gather(*map(open_connection, hosts))
+    def explain(
+        self,
+        model: str,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Ranking:
+        """Which hosts this request would try if it were sent now, best first, and why. Sends nothing."""
+        request = self._request(model, prompt, messages, tokens, options)
+        return execute.ranking(self._driver.view, request, prompt_of(request.body))
 
     async def generate(
         self,
@@ -106,7 +126,6 @@ class AsyncClient:
         **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
         """Send the request; its answer can be read while it arrives. Raises RequestError if it is not valid."""
-        http.require_open(self._http)
         return AsyncStream(self._perform(model, prompt, messages, tokens, options))
 
     def _perform(
@@ -118,17 +137,39 @@ class AsyncClient:
         options: GenerateOptions,
     ) -> Perform:
         """The validated request, to be run by a stream."""
+        request = self._request(model, prompt, messages, tokens, options)
+        self._next_start = random.getrandbits(32)
+        return functools.partial(execute.run, self._driver, request)
+
+    def _request(
+        self,
+        model: str,
+        prompt: str | None,
+        messages: Messages | None,
+        tokens: Sequence[int] | None,
+        options: GenerateOptions,
+    ) -> execute.Request:
         called = time.monotonic()
-        alone = options.get("alone")
+        self._require_usable()
+        alone, on_kv_failure = options.get("alone"), options.get("on_kv_failure", "fallback")
         if alone not in (None, "decode", "prefill"):
             raise RequestError(f'alone: "decode", "prefill" or None (got {alone!r})')
-        route = self._router.route(model, alone)
-        body = _body(route.model, {"prompt": prompt, "messages": messages, "tokens": tokens}, options)
-        return functools.partial(execute.run, self._http, execute.Request(route, body, called))
+        if on_kv_failure not in ("fallback", "fail"):
+            raise RequestError(f'on_kv_failure: "fallback" or "fail" (got {on_kv_failure!r})')
+        hosts = candidates(self.fleet, model, alone)
+        body = _body(hosts.model, {"prompt": prompt, "messages": messages, "tokens": tokens}, options)
+        policy = replace(self._driver.policy, on_kv_failure=on_kv_failure)
+        return execute.Request(hosts, body, called, policy, self._next_start)
+
+    def _require_usable(self) -> None:
+        """Raise RequestError if the client is closed, or belongs to the process that this one was forked from."""
+        if os.getpid() != self._process:
+            raise RequestError("this client was made before the process forked", "make a new one in the child process")
+        http.require_open(self._driver.http)
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._http.aclose()
+        await self._driver.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,8 +190,20 @@ class Client:
 
     def connect(self, *models: str) -> None:
         """Open connections to the hosts of these models, or of all; see AsyncClient.connect."""
-        http.require_open(self._async._http)
+        self._async._require_usable()
         self._portal.call(self._async.connect, *models)
+
+    def explain(
+        self,
+        model: str,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Ranking:
+        """Which hosts this request would try if it were sent now; see AsyncClient.explain."""
+        return self._async.explain(model, prompt, messages=messages, tokens=tokens, **options)
 
     def generate(
         self,
@@ -177,12 +230,12 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Stream:
         """Send the request; its answer can be read while it arrives. See AsyncClient.stream."""
-        http.require_open(self._async._http)
         return Stream(self._portal, self._async._perform(model, prompt, messages, tokens, options))
 
     def close(self) -> None:
-        """Close all connections and stop the event loop."""
-        self._stack.close()
+        """Close all connections and stop the event loop. In a forked child there is neither."""
+        if os.getpid() == self._async._process:
+            self._stack.close()
 
     def __enter__(self) -> Self:
         return self
@@ -195,9 +248,14 @@ def _body(model: str, prompt: Mapping[str, Any], options: GenerateOptions) -> Ge
     """The request's body; RequestError names the option that is wrong."""
     fields: dict[str, Any] = {"model": model}
     fields |= {name: _as_json(value) for name, value in prompt.items() if value is not None}
-    fields["sampling"] = {k: _as_json(v) for k, v in options.items() if k not in ("alone", "timeout")}
-    if isinstance(stop := fields["sampling"].get("stop"), str):
-        fields["sampling"]["stop"] = [stop]
+    sampling = {name: _as_json(value) for name, value in options.items() if name not in _NOT_SAMPLING}
+    if isinstance(stop := sampling.get("stop"), str):
+        sampling["stop"] = [stop]
+    if sampling.get("temperature") and sampling.get("seed") is None:
+        sampling["seed"] = secrets.randbits(63)  # so that any host can go on with the same draws
+    fields["sampling"] = sampling
+    if "cache_salt" in options:
+        fields["cache_salt"] = options["cache_salt"]
     if "timeout" in options:
         fields["deadline_s"] = _as_json(options["timeout"])
     try:

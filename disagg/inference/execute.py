@@ -1,4 +1,4 @@
-"""Runs one request: performs the attempts of the retry policy, one after the other, until one gives the answer.
+"""Runs one request: performs the attempts of the retry policy, one after the other, until the answer is complete.
 
 Everything here is a plain coroutine. Chunks leave by a callback as soon as their event has been read from the socket,
 so that their times are those of arrival, and a slow caller does not delay reading.
@@ -8,231 +8,209 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import httpx
 import msgspec
 
-from disagg.api.events import DoneEvent, Event, ShippedEvent, SlotEvent, TokenLogprob, TokensEvent
-from disagg.api.requests import DecodeBody, GenerateBody, PrefillBody
-from disagg.config import Host
-from disagg.errors import DeadlineExceeded, DisaggError, HandoffError, Overloaded, ProtocolError, ServerUnavailable
+from disagg.api.requests import DecodeBody, GenerateBody
+from disagg.errors import DeadlineExceeded, DisaggError
 from disagg.inference import http as calls
-from disagg.inference.attempts import DEFAULT_POLICY, Attempt, Failure, RetryPolicy, attempts, remaining
-from disagg.inference.measure import Trace, metrics
-from disagg.inference.route import Route
-from disagg.inference.types import Chunk, Completion
+from disagg.inference.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
+from disagg.inference.attempts import Attempt, Failure, Pause, after, remaining, route_of
+from disagg.inference.hosts.affinity import Prompt, chain, content_of, prompt_of
+from disagg.inference.hosts.heartbeat import Heartbeat
+from disagg.inference.hosts.refresh import Refresher
+from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
+from disagg.inference.hosts.view import FleetView
+from disagg.inference.perform import Caller, PrefillFailed, perform
+from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
+from disagg.inference.types import Completion
+from disagg.inference.waiting import RetryBudget, Waiting
 
-FALLBACK_WARNING = "Using fallback mode - slower performance"
-SIMULATED_WARNING = "simulated: no model ran, the times are predicted and the text is noise"
-FIGURES_S = 5.0  # to wait for the prefill host's figures after the answer is complete
-
-Deliver = Callable[[Chunk], None]
 log = logging.getLogger(__name__)
+
+
+class Driver:
+    """What the requests of one client share: its connections, and what it has seen of the fleet."""
+
+    def __init__(self, http: httpx.AsyncClient, policy: RetryPolicy = DEFAULT_POLICY) -> None:
+        self.http = http
+        self.policy = policy
+        self.view = FleetView()
+        self.refresher = Refresher(http, self.view)
+        self.heartbeat = Heartbeat(http, policy.timeouts.lease)
+        self.budget = RetryBudget(policy.retries_per_s)
+
+    async def close(self) -> None:
+        await self.refresher.stop()
+        await self.heartbeat.stop()
+        await self.http.aclose()
+
+
+def _ignore(ranking: Ranking) -> None:
+    """Do not look at the ranking."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to run. called: time.monotonic() when the caller asked for the answer."""
+    """A request to run. called: time.monotonic() when the caller asked for the answer. start: a random number for the
+    choice among equal hosts. ranked: called with the first ranking."""
 
-    route: Route
+    candidates: Candidates
     body: GenerateBody
     called: float
     policy: RetryPolicy = DEFAULT_POLICY
+    start: int = field(default_factory=lambda: random.getrandbits(32))
+    ranked: Callable[[Ranking], None] = _ignore
 
 
-class PrefillFailed(Exception):
-    """The KV does not reach the decode host because of `error`. Never leaves this module."""
+def ranking(view: FleetView, request: Request, prompt: Prompt) -> Ranking:
+    """The hosts for a request, as the view sees them now."""
+    seen = RouteRequest(
+        request.candidates, prompt.tokens, request.body.sampling.max_tokens, view.affinity.held(prompt.chain)
+    )
+    return rank(view, seen, time.monotonic(), request.start)
 
-    def __init__(self, error: DisaggError) -> None:
-        self.error = error
 
+async def run(driver: Driver, request: Request, deliver: Deliver) -> Completion:
+    """The whole answer; `deliver` gets each chunk when it arrives.
 
-class AttemptOutcome(NamedTuple):
-    """How a successful attempt ended. `shipped`: the prefill host's figures of a hand-off, if they arrived."""
-
-    done: DoneEvent
-    shipped: ShippedEvent | None = None
-    warnings: tuple[str, ...] = ()
+    Ends by the request's deadline. Raises a DisaggError, which has what had arrived of the answer.
+    """
+    hosts = request.candidates
+    answer = ArrivingAnswer(hosts.model, request.called, deliver)
+    waiting = Waiting(request.policy.timeouts, answer.note)
+    try:
+        async with asyncio.timeout(request.body.deadline_s):
+            with driver.refresher.using(hosts.model, (*hosts.decode, *hosts.prefill)):
+                return await _Run(driver, request, answer, waiting, prompt_of(request.body)).to_end()
+    except TimeoutError:
+        error = waiting.error or DeadlineExceeded(
+            f"no full answer within {request.body.deadline_s:g} s", "raise the timeout, or see `disagg status`"
+        )
+        error.partial = answer.partial
+        raise error from None
+    except DisaggError as error:
+        error.partial = answer.partial
+        raise
 
 
 @dataclass(slots=True)
-class _ArrivingAnswer:
-    """One attempt's answer while it arrives."""
+class _Run:
+    """One request on its way."""
 
-    trace: Trace
-    deliver: Deliver
-    texts: list[str] = field(default_factory=list)
-    tokens: list[TokenLogprob] = field(default_factory=list)
+    driver: Driver
+    request: Request
+    answer: ArrivingAnswer
+    waiting: Waiting
+    prompt: Prompt
+    failures: list[Failure] = field(default_factory=list)  # of earlier looks at the fleet
+    first: bool = True  # nothing was tried or waited for yet
 
-    @property
-    def started(self) -> bool:
-        return self.trace.first_token > 0
+    async def to_end(self) -> Completion:
+        """Look at the fleet and perform the attempts that this gives, until one completes the answer."""
+        self.request.ranked(ranking(self.driver.view, self.request, self.prompt))
+        while True:
+            failures: list[Failure] = []
+            ranked = ranking(self.driver.view, self.request, self.prompt)
+            route = route_of(ranked)
+            for attempt in remaining(route, self.request.policy, failures):
+                self._announce(attempt, failures)
+                outcome = await self._try(attempt, ranked, failures)
+                if outcome is not None:
+                    return self._complete(attempt, outcome, failures)
+            pause = after(route, self.request.policy, failures, self.failures)
+            self.failures = [*self.failures, *failures][-8:]
+            self.first = False
+            await self._pause(pause)
 
-    async def read(self, events: AsyncIterator[Event]) -> DoneEvent:
-        """Take events to the end of the answer."""
-        async for event in events:
-            if (done := self.take(event)) is not None:
-                return done
-        raise AssertionError("events() raises if a stream ends without its closing event")
+    async def _pause(self, pause: Pause) -> None:
+        calls.require_open(self.driver.http)
+        seconds = pause.seconds * random.uniform(0.75, 1.25)
+        if not pause.limited:
+            seconds += self.driver.budget.delay(time.monotonic())
+        await self.waiting.wait(pause, seconds)
 
-    def take(self, event: Event) -> DoneEvent | None:
-        """Note one event's tokens and deliver them; returns the event if it is the last one."""
-        if isinstance(event, TokensEvent):
-            now = time.monotonic()
-            self.trace.first_token = self.trace.first_token or now
-            self.trace.last_token = now
-            self.texts.append(event.text)
-            self.tokens.extend(event.tokens)
-            self.deliver(Chunk(event.text, event.tokens, now))
-        return event if isinstance(event, DoneEvent) else None
-
-    def completion(self, outcome: AttemptOutcome) -> Completion:
-        done = outcome.done
-        warnings = list(outcome.warnings)
-        if done.fallback:
-            warnings.append(f"{FALLBACK_WARNING}: {done.fallback}")
-        if done.simulated:
-            warnings.append(SIMULATED_WARNING)
-        figures = metrics(self.trace, done, outcome.shipped)
-        return Completion("".join(self.texts), tuple(self.tokens), done.finish_reason, figures, tuple(warnings))
-
-
-async def run(http: httpx.AsyncClient, request: Request, deliver: Deliver) -> Completion:
-    """The whole answer; `deliver` gets each chunk when it arrives.
-
-    Ends by the request's deadline. Raises the DisaggError of the last attempt.
-    """
-    try:
-        async with asyncio.timeout(request.body.deadline_s):
-            return await _first_success(http, request, deliver)
-    except TimeoutError:
-        raise DeadlineExceeded(
-            f"no full answer within {request.body.deadline_s:g} s", "raise the timeout, or see `disagg status`"
-        ) from None
-
-
-async def _first_success(http: httpx.AsyncClient, request: Request, deliver: Deliver) -> Completion:
-    failures: list[Failure] = []
-    began = request.called
-    for attempt in remaining(attempts(request.route, request.policy), failures):
+    async def _try(self, attempt: Attempt, ranked: Ranking, failures: list[Failure]) -> AttemptOutcome | None:
+        """Perform an attempt. A failure that others may follow is noted and gives None."""
         log.debug("attempt: %s", attempt)
-        answer = _ArrivingAnswer(Trace(attempt, request.route.model, request.called, began), deliver)
+        view = self.driver.view
+        names = [host.name for host in (attempt.decode, attempt.prefill) if host is not None]
+        for name in names:
+            view.began(name, self.prompt.tokens)
+        self.answer.begin(attempt, self.request.called if self.first else time.monotonic())
+        self.first = False
+        failure, done = None, False
         try:
-            return answer.completion(await _perform(http, attempt, request.body, answer, failures))
+            outcome = await self._perform(attempt, ranked)
+            done = True
+            return outcome
         except PrefillFailed as failed:
             failure = Failure(attempt, "prefill", failed.error)
         except DisaggError as error:
             failure = Failure(attempt, "decode" if attempt.decode else "prefill", error)
-        calls.require_open(http)  # closing the client under a request looks like a lost connection
-        if not failure.retryable:
+        finally:
+            for name in names:
+                self._judge(name, failure, done)
+        calls.require_open(self.driver.http)  # closing the client under a request looks like a lost connection
+        if failure.final:
             raise failure.error
         failures.append(failure)
-        if answer.started:
-            break
-        began = time.monotonic()
-    raise _final_error(failures)
+        return None
 
+    async def _perform(self, attempt: Attempt, ranked: Ranking) -> AttemptOutcome:
+        timeouts = self.request.policy.timeouts
+        left = self.request.called + self.request.body.deadline_s - time.monotonic()
+        body = self.answer.body(self.request.body, max(0.001, left), timeouts.lease)
+        if attempt.method == "disaggregated":
+            first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host
+            body = DecodeBody(**msgspec.structs.asdict(body), prefill=ranked.offer if first else None)
+        return await perform(Caller(self.driver.http, self.driver.heartbeat, timeouts), attempt, body, self.answer)
 
-async def _perform(
-    http: httpx.AsyncClient, attempt: Attempt, body: GenerateBody, answer: _ArrivingAnswer, failures: Sequence[Failure]
-) -> AttemptOutcome:
-    if attempt.decode and attempt.prefill:
-        return await _hand_off(http, attempt.decode, attempt.prefill, body, answer)
-    host = attempt.decode or attempt.prefill
-    assert host is not None, "an attempt names a host"
-    done = await _generate(http, host, body, answer)
-    reasons = [failure.error for failure in failures if failure.side == "prefill"]
-    if attempt.method != "fallback" or not reasons:
-        return AttemptOutcome(done)
-    return AttemptOutcome(done, warnings=(f"{FALLBACK_WARNING}: {reasons[-1]}",))
+    def _judge(self, name: str, failure: Failure | None, done: bool) -> None:
+        """Note in the view how the attempt went for one of its hosts."""
+        view, tokens = self.driver.view, self.prompt.tokens
+        if done:
+            view.succeeded(name, tokens)
+        elif failure is not None and failure.host.name == name:
+            view.failed(name, tokens, failure.error, time.monotonic(), random.random())
+        else:
+            view.ended(name, tokens)
 
+    def _announce(self, attempt: Attempt, failures: list[Failure]) -> None:
+        """Tell the caller if the answer goes on on another host, or on one that is not meant for it."""
+        failed = [failure for failure in (*self.failures, *failures) if failure.answering and not failure.busy]
+        count = len(self.answer.tokens)
+        if count and failed:
+            self.answer.note(
+                f"{failed[-1].host.name} failed after {count} tokens ({failed[-1].error.message}): "
+                f"the answer goes on on {attempt.answering.name}"
+            )
+        elif failed and failed[-1].host != attempt.answering:
+            self.answer.note(f"{failed[-1].error.message}: {attempt.answering.name} answers")
+        if attempt.method == "prefill-alone" and not self.request.candidates.alone:
+            self.answer.note(f"{FALLBACK_WARNING}: no decode host is up, {attempt.answering.name} answers alone")
 
-async def _generate(http: httpx.AsyncClient, host: Host, body: GenerateBody, answer: _ArrivingAnswer) -> DoneEvent:
-    """The whole request on one host."""
-    call = calls.Call(host, "/generate", body, _new_request_id())
-    async with calls.events(http, call) as events:
-        answer.trace.requested = call.written
-        return await answer.read(events)
-
-
-async def _hand_off(
-    http: httpx.AsyncClient, decode: Host, prefill: Host, body: GenerateBody, answer: _ArrivingAnswer
-) -> AttemptOutcome:
-    """The prompt on one host, the answer on another. Raises PrefillFailed if the KV does not arrive."""
-    call = calls.Call(decode, "/decode", DecodeBody(**msgspec.structs.asdict(body)), _new_request_id())
-    async with calls.events(http, call) as events:
-        slot = await anext(events)
-        if not isinstance(slot, SlotEvent):
-            raise ProtocolError(f"{decode.name} opened its answer with {slot.event!r} instead of a slot")
-        answer.trace.requested, answer.trace.slot = call.written, time.monotonic()
-        order = calls.Call(prefill, "/prefill", _prefill_body(body, slot), call.request_id, calls.PREFILL_SILENCE_S)
-        shipping = asyncio.ensure_future(calls.closing_event(http, order, ShippedEvent))
-        try:
-            done = answer.take(await _first_tokens(events, shipping))
-            answer.trace.ordered = order.written
-            done = done or await answer.read(events)
-            return AttemptOutcome(done) if done.fallback else await _with_figures(done, shipping, prefill)
-        finally:
-            shipping.cancel()
-            await asyncio.wait((shipping,))
-            _exception(shipping)  # retrieved, so that asyncio does not log it
-
-
-def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
-    return PrefillBody(
-        model=body.model,
-        prompt=body.prompt,
-        messages=body.messages,
-        tokens=body.tokens,
-        deadline_s=body.deadline_s,
-        deliver=slot.kv,
-        ticket=slot.ticket,
-    )
-
-
-async def _first_tokens(events: AsyncIterator[Event], shipping: asyncio.Future[ShippedEvent]) -> Event:
-    """The decode host's first event after its slot; PrefillFailed as soon as the KV cannot come any more."""
-    upcoming = asyncio.ensure_future(anext(events))
-    try:
-        await asyncio.wait((upcoming, shipping), return_when=asyncio.FIRST_COMPLETED)
-        if not upcoming.done() and (error := _exception(shipping)) is not None:
-            raise PrefillFailed(error) if isinstance(error, DisaggError) else error
-        return await upcoming
-    except HandoffError as error:
-        raise PrefillFailed(error) from error
-    finally:
-        upcoming.cancel()
-        await asyncio.wait((upcoming,))
-
-
-async def _with_figures(done: DoneEvent, shipping: asyncio.Future[ShippedEvent], prefill: Host) -> AttemptOutcome:
-    """The outcome with the prefill host's figures. Missing ones are a warning, not a failure."""
-    await asyncio.wait((shipping,), timeout=FIGURES_S)
-    if shipping.done() and (error := _exception(shipping)) is None:
-        return AttemptOutcome(done, shipping.result())
-    reason = str(error) if shipping.done() else "it did not answer in time"
-    return AttemptOutcome(done, warnings=(f"the figures of {prefill.name} are missing: {reason}",))
-
-
-def _exception(future: asyncio.Future[ShippedEvent]) -> BaseException | None:
-    """The exception of a future that has failed; None if it runs, succeeded or was cancelled."""
-    return future.exception() if future.done() and not future.cancelled() else None
-
-
-def _final_error(failures: Sequence[Failure]) -> DisaggError:
-    """The one error to raise once no attempt is left."""
-    last = failures[-1].error
-    if isinstance(last, Overloaded):
-        return last
-    messages = "; ".join(failure.error.message for failure in failures if failure.side == "decode")
-    hint = last.hint or "run `disagg status`"
-    return ServerUnavailable(f"Decode server unavailable - request failed: {messages}", hint)
-
-
-def _new_request_id() -> str:
-    return secrets.token_hex(8)
+    def _complete(self, attempt: Attempt, outcome: AttemptOutcome, failures: list[Failure]) -> Completion:
+        """The completion; the view remembers what the hosts hold now and how large KV is."""
+        view, hosts, body = self.driver.view, self.request.candidates, self.request.body
+        done, shipped = outcome.done, outcome.shipped
+        if shipped is not None and shipped.kv_bytes and shipped.prompt_tokens > done.held_tokens:
+            view.kv_bytes_per_token[hosts.model] = shipped.kv_bytes / (shipped.prompt_tokens - done.held_tokens)
+        warnings = outcome.warnings
+        if attempt.method == "fallback":
+            causes = [failure.error for failure in failures if failure.side == "prefill"]
+            cause = str(causes[-1]) if causes else f"no prefill host of {hosts.model} is up"
+            warnings = (*warnings, f"{FALLBACK_WARNING}: {cause}")
+        completion = self.answer.completion(outcome._replace(warnings=warnings))
+        if attempt.decode is not None:
+            ids = [token.id for token in completion.tokens]
+            content = content_of(body, completion.text, ids)
+            tokens = completion.metrics.total_tokens
+            hashes = chain(content, f"{body.model}\0{body.cache_salt}")
+            view.affinity.remember(hashes, attempt.decode.name, tokens, len(content))
+        return completion

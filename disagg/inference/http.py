@@ -7,23 +7,38 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx
 import msgspec
 
 from disagg.api.base import Contract, InvalidValue
-from disagg.api.events import ERROR, EVENTS, ErrorAnswer, Event
+from disagg.api.events import ERROR, EVENTS, ErrorAnswer, ErrorEvent, Event, ProgressEvent
 from disagg.config import Host
 from disagg.errors import DisaggError, Overloaded, ProtocolError, RequestError, ServerSilent, ServerUnavailable
+from disagg.inference.policy import DEFAULT_POLICY, Timeouts
 
-CONNECT_TIMEOUT_S = 5.0
-SILENCE_TIMEOUT_S = 30.0  # servers send a comment every 10 s in which they send nothing else
-PREFILL_SILENCE_S = 25.0  # of a prefill host, after which the request goes on without it
 MAX_EVENT_BYTES = 4 << 20
+COMPUTING: Final = ("computing the prompt", "generating")
+"""The phases in which a request's host must make progress."""
 
 T = TypeVar("T", bound=Event)
 _DECODERS = {name: msgspec.json.Decoder(kind) for name, kind in EVENTS.items()}
+_ERRORS = msgspec.json.Decoder(ErrorEvent)
+
+
+@dataclass(slots=True)
+class Beats:
+    """Whether a host's engine gets on. beats: as its last progress event stated them. since: when they had changed."""
+
+    beats: int = -1
+    since: float = 0.0
+
+    def stalled_for(self, event: ProgressEvent, now: float) -> float:
+        """Seconds for which the engine has finished nothing, although it should."""
+        if event.beats != self.beats or event.phase not in COMPUTING:
+            self.beats, self.since = event.beats, now
+        return now - self.since
 
 
 @dataclass(slots=True)
@@ -32,9 +47,9 @@ class Call:
 
     host: Host
     path: str
-    body: Contract
+    body: msgspec.Struct
     request_id: str
-    silence_s: float = SILENCE_TIMEOUT_S
+    timeouts: Timeouts = DEFAULT_POLICY.timeouts
     written: float = 0.0
 
     async def trace(self, name: str, _: Any) -> None:
@@ -50,7 +65,7 @@ def client(token: str) -> httpx.AsyncClient:
     """
     return httpx.AsyncClient(
         headers={"Authorization": f"Bearer {token}"},
-        timeout=httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        timeout=httpx.Timeout(DEFAULT_POLICY.timeouts.silence, connect=DEFAULT_POLICY.timeouts.connect),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30),
         trust_env=False,
         verify=False,
@@ -65,12 +80,23 @@ def require_open(http: httpx.AsyncClient) -> None:
 
 async def get(http: httpx.AsyncClient, host: Host, path: str, *, timeout: float) -> dict[str, Any]:
     """GET a JSON object. Raises the server's own error, or ServerUnavailable."""
-    limits = httpx.Timeout(timeout, connect=CONNECT_TIMEOUT_S)
+    return await _exchange(http, host, http.build_request("GET", host.url + path, timeout=timeout))
+
+
+async def post(http: httpx.AsyncClient, host: Host, path: str, body: Contract, *, timeout: float) -> dict[str, Any]:
+    """POST a body that is answered with a JSON object. Raises the server's own error, or ServerUnavailable."""
+    headers = {"Content-Type": "application/json"}
+    request = http.build_request("POST", host.url + path, content=body.to_bytes(), headers=headers, timeout=timeout)
+    return await _exchange(http, host, request)
+
+
+async def _exchange(http: httpx.AsyncClient, host: Host, request: httpx.Request) -> dict[str, Any]:
     with _failures(host):
-        async with http.stream("GET", host.url + path, timeout=limits) as response:
-            content = await _bounded(response, host)
-            _raise_for(response, content, host)
-            return _object(content, host)
+        response = await http.send(request, stream=True)
+        async with aclosing(response):
+            answer = await _bounded(response, host)
+            _raise_for(response, answer, host)
+            return _object(answer, host)
 
 
 async def closing_event(http: httpx.AsyncClient, call: Call, kind: type[T]) -> T:
@@ -92,18 +118,21 @@ async def events(http: httpx.AsyncClient, call: Call) -> AsyncIterator[AsyncGene
             call.host.url + call.path,
             content=msgspec.json.encode(call.body),
             headers={"X-Request-Id": call.request_id, "Content-Type": "application/json"},
-            timeout=httpx.Timeout(call.silence_s, connect=CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(call.timeouts.silence, connect=call.timeouts.connect),
             extensions={"trace": call.trace},
         ) as response:
             if response.status_code != httpx.codes.OK:
                 _raise_for(response, await _bounded(response, call.host), call.host)
-            async with aclosing(_parse(response, call.host)) as stream:
+            async with aclosing(_parse(response, call)) as stream:
                 yield stream
 
 
-async def _parse(response: httpx.Response, host: Host) -> AsyncGenerator[Event, None]:
-    """The events of a response. Events of unknown names are skipped; an `error` event is raised."""
-    name, buffer = "", bytearray()
+async def _parse(response: httpx.Response, call: Call) -> AsyncGenerator[Event, None]:
+    """The events of a response but `progress`. Events of unknown names are skipped; an `error` event is raised.
+
+    Raises ServerSilent if the host computes and its engine finishes nothing.
+    """
+    host, beats, name, buffer = call.host, Beats(), "", bytearray()
     async for part in response.aiter_raw():
         buffer += part
         while (end := buffer.find(b"\n")) >= 0:
@@ -113,9 +142,13 @@ async def _parse(response: httpx.Response, host: Host) -> AsyncGenerator[Event, 
                 name = line[7:].decode()
             elif line.startswith(b"data: "):
                 if name == ERROR:
-                    raise DisaggError.from_json(_object(line[6:], host))
+                    raise DisaggError.from_json(_ERRORS.decode(line[6:]).to_json())
                 if name in _DECODERS:
-                    yield _DECODERS[name].decode(line[6:])
+                    event = _DECODERS[name].decode(line[6:])
+                    if not isinstance(event, ProgressEvent):
+                        yield event
+                    elif (seconds := beats.stalled_for(event, time.monotonic())) >= call.timeouts.stall:
+                        raise _stalled(host, event.phase, seconds)
         if len(buffer) > MAX_EVENT_BYTES:
             raise ProtocolError(f"{host.name} sent an event of over {MAX_EVENT_BYTES} bytes")
     raise ServerUnavailable(f"{host.name} closed the stream before the answer was complete", "see its log")
@@ -159,7 +192,7 @@ def _failures(host: Host) -> Iterator[None]:
     """Raise what HTTP and JSON raise as a DisaggError that names the host."""
     try:
         yield
-    except httpx.ConnectError as error:
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise ServerUnavailable(
             f"no server answers at {host.url} ({host.name})",
             "run `disagg status`; `disagg start` starts what is stopped",
@@ -172,8 +205,15 @@ def _failures(host: Host) -> Iterator[None]:
     except msgspec.ValidationError as error:
         message = f"{host.name} ({host.url}) sent an event that this version of disagg cannot read: {error}"
         raise ServerUnavailable(message, "deploy the same version of disagg everywhere") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise _unreadable(host) from error
+
+
+def _stalled(host: Host, phase: str, seconds: float) -> ServerSilent:
+    return ServerSilent(
+        f"{host.name} ({host.url}) is stuck: {phase}, and its engine has made no progress for {seconds:.0f} s",
+        f"run `disagg restart --host {host.name}`",
+    )
 
 
 def _unreadable(host: Host) -> ServerUnavailable:

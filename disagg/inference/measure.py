@@ -17,6 +17,7 @@ class Trace:
     host, at `ordered`, which stays 0 if one host does everything.
 
     called: the caller asked for the answer. began: the attempt began; later than `called` if others failed before it.
+    resumed_tokens: of the answer that had arrived by then.
     requested, ordered: the body of the request was about to be written. slot: the slot event of the first arrived.
     """
 
@@ -29,6 +30,7 @@ class Trace:
     ordered: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    resumed_tokens: int = 0
 
 
 def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) -> Metrics:
@@ -38,24 +40,28 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
     negative: the client's end when a request is about to be written, before the server can have read it.
     """
     timing, attempt = done.timing, trace.attempt
-    ttft = trace.first_token - trace.called
+    ttft = (trace.first_token or trace.last_token or trace.called) - trace.called
     order_s = max(0.0, trace.ordered - trace.slot)
     exposed_s = _exposed(shipped, timing, order_s) if shipped else 0.0
     prefill_s = shipped.compute_s if shipped else timing.compute_s
-    known = TTFTParts(
-        failed_attempts=trace.began - trace.called,
-        client=max(0.0, trace.requested - trace.began) + order_s,
-        queue=timing.queue_s + (shipped.queue_s if shipped else 0.0),
-        tokenise=timing.tokenise_s + (shipped.tokenise_s if shipped else 0.0),
-        prefill=prefill_s,
-        exposed_transfer=exposed_s,
-        ingest=timing.ingest_s,
-        first_step=timing.first_step_s,
+    known = (
+        TTFTParts(failed_attempts=ttft)
+        if trace.resumed_tokens
+        else TTFTParts(
+            failed_attempts=trace.began - trace.called,
+            client=max(0.0, trace.requested - trace.began) + order_s,
+            queue=timing.queue_s + (shipped.queue_s if shipped else 0.0),
+            tokenise=timing.tokenise_s + (shipped.tokenise_s if shipped else 0.0),
+            prefill=prefill_s,
+            exposed_transfer=exposed_s,
+            ingest=timing.ingest_s,
+            first_step=timing.first_step_s,
+        )
     )
     return Metrics(
-        method="fallback" if done.fallback else attempt.method,
+        method="fallback" if done.fallback else "local" if done.local else attempt.method,
         model=trace.model,
-        prefill_server=attempt.prefill.name if attempt.prefill else None,
+        prefill_server=attempt.prefill.name if attempt.prefill and not done.local else None,
         decode_server=attempt.decode.name if attempt.decode else None,
         prompt_tokens=done.prompt_tokens,
         completion_tokens=done.completion_tokens,
@@ -65,7 +71,7 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         decode_time=timing.decode_s,
         total_time=trace.last_token - trace.called,
         prefill_speed=_rate(shipped.computed_tokens if shipped else done.computed_prompt_tokens, prefill_s),
-        decode_speed=_rate(done.completion_tokens - 1, timing.decode_s),
+        decode_speed=_rate(done.completion_tokens - trace.resumed_tokens - 1, timing.decode_s),
         ttft=ttft,
         ttft_parts=replace(known, network=ttft - known.total),
         hidden_transfer=shipped.hidden_transfer_s if shipped else 0.0,
@@ -74,6 +80,9 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         decode_computed_tokens=done.computed_prompt_tokens if attempt.decode else 0,
         kv_wire=done.kv_wire,
         simulated=done.simulated,
+        local=done.local,
+        held_tokens=done.held_tokens,
+        resumed_tokens=trace.resumed_tokens,
     )
 
 

@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from disagg.api.names import WireForm
 
-Method = Literal["disaggregated", "decode-alone", "prefill-alone", "fallback"]
+Method = Literal["disaggregated", "local", "decode-alone", "prefill-alone", "fallback"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TTFTParts:
     """Seconds. They add up to `Metrics.ttft`."""
 
-    failed_attempts: float = 0.0  # hosts that were tried before the one that served
+    failed_attempts: float = 0.0  # hosts that were tried before the one that served, and waits for busy ones
     client: float = 0.0  # this program: from the call, and from the slot event, until the request is written
     queue: float = 0.0  # waiting for the prefill engine, and for a place in the decode batch
     tokenise: float = 0.0  # on both hosts
@@ -46,6 +46,10 @@ class Metrics:
     decode_computed_tokens: prompt tokens that the decode host ran through the model itself.
     kv_wire: the form in which the decode host received the KV, "as-is" or "int8-g64"; None if it received none.
     simulated: no model ran; the times are predicted.
+    local: why the decode host computed the rest of the prompt without a hand-off; empty if it did not.
+    held_tokens: prompt tokens whose KV the decode host had from earlier requests.
+    resumed_tokens: tokens of the answer that came from hosts that failed before its end. If there are any, the time to
+    the first token is one part, `failed_attempts`: the host that has its figures is lost.
     """
 
     method: Method
@@ -68,6 +72,9 @@ class Metrics:
     decode_computed_tokens: int
     kv_wire: WireForm | None = None
     simulated: bool = False
+    local: str = ""
+    held_tokens: int = 0
+    resumed_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

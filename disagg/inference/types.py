@@ -12,12 +12,14 @@ from disagg.inference.metrics import Metrics
 class Chunk:
     """A piece of a streamed answer: the tokens of one or more decode steps and the text that became certain with them.
 
-    arrived: time.monotonic() when the piece arrived here, however late it is read from the stream.
+    arrived: time.monotonic() when the piece arrived here, however late it is read from the stream. note: what the
+    caller should know about the request meanwhile, such as that another host goes on with it; such a chunk has no text.
     """
 
     text: str
     tokens: tuple[TokenLogprob, ...]
     arrived: float = field(default=0.0, compare=False)
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

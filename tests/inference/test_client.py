@@ -25,6 +25,7 @@ from disagg.errors import (
     UnknownModel,
 )
 from disagg.inference.client import AsyncClient, Client
+from disagg.inference.execute import Driver
 from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet, free_ports, wait_until
@@ -90,8 +91,8 @@ async def test_no_kv_byte_passes_through_the_client(tiny_fleet: RunningFleet) ->
             await self._body.aclose()
 
     async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client:
-        await client._http.aclose()
-        client._http = httpx.AsyncClient(transport=Counting(), headers={"Authorization": f"Bearer {TOKEN}"})
+        await client._driver.close()
+        client._driver = Driver(httpx.AsyncClient(transport=Counting(), headers={"Authorization": f"Bearer {TOKEN}"}))
         answer = await client.generate("tiny", tokens=list(range(9, 609)), max_tokens=2)
     assert answer.metrics.kv_bytes > 900_000
     assert 0 < received < 2_000
@@ -245,7 +246,7 @@ def test_connecting_early_leaves_the_caller_little_to_do(tiny_fleet: RunningFlee
         request.extensions = {**request.extensions, "trace": trace}
 
     with tiny_fleet.client() as client:
-        client._async._http.event_hooks["request"].append(note)
+        client._async._driver.http.event_hooks["request"].append(note)
         client.connect("tiny")
         assert len(opened) == 2
         client.generate("tiny", PROMPT, max_tokens=1)
@@ -258,7 +259,7 @@ def test_connecting_to_a_host_that_is_down_is_left_to_the_request(tiny_fleet: Ru
     with Client(dataclasses.replace(tiny_fleet.fleet, hosts=hosts), token=TOKEN) as client:
         client.connect()
         with pytest.raises(ServerUnavailable, match="no server answers"):
-            client.generate("tiny", PROMPT)
+            client.generate("tiny", PROMPT, timeout=1)
 
 
 def test_a_closed_client_says_what_to_do(tiny_fleet: RunningFleet) -> None:

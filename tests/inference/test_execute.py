@@ -14,9 +14,9 @@ import pytest
 
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable
-from disagg.inference import http as api
+from disagg.inference.answer import FALLBACK_WARNING
 from disagg.inference.client import Client
-from disagg.inference.execute import FALLBACK_WARNING
+from disagg.inference.policy import Timeouts
 from tests.fleets import TOKEN, RunningFleet, free_ports
 
 PROMPT = [9 + i for i in range(60)]
@@ -66,25 +66,37 @@ def with_first(fleet: Fleet, like: str, port: int) -> Fleet:
     return dataclasses.replace(fleet, hosts={bad.name: bad, **fleet.hosts})
 
 
+def start_at(client: Client, name: str) -> None:
+    """Make equal hosts be ranked beginning with this one, of its role."""
+    like = client.fleet.hosts[name].roles
+    names = [host.name for host in client.fleet.hosts.values() if host.roles == like]
+    client._async._next_start = names.index(name)
+
+
+def give_up_after(client: Client, **seconds: float) -> None:
+    """Change the timeouts of this client."""
+    driver = client._async._driver
+    driver.policy = dataclasses.replace(driver.policy, timeouts=dataclasses.replace(Timeouts(), **seconds))
+
+
 @pytest.mark.parametrize("kind", ["overloaded", "foreign"])
 def test_a_prefill_host_that_fails_is_followed_by_another(tiny_fleet: RunningFleet, kind: str) -> None:
     real = tiny_fleet.fleet.hosts["tiny-prefill"]
     with misbehaving(kind, real) as port, Client(with_first(tiny_fleet.fleet, real.name, port), token=TOKEN) as client:
+        start_at(client, "bad-tiny-prefill")
         answer = client.generate("tiny", tokens=PROMPT, max_tokens=3)
     assert (answer.metrics.method, answer.metrics.prefill_server) == ("disaggregated", "tiny-prefill")
     assert answer.metrics.ttft_parts.failed_attempts > 0
     assert answer.warnings == ()
 
 
-def test_a_prefill_host_that_falls_silent_is_given_up_long_before_the_deadline(
-    tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api, "PREFILL_SILENCE_S", 0.5)
+def test_a_prefill_host_that_falls_silent_is_given_up_long_before_the_deadline(tiny_fleet: RunningFleet) -> None:
     real = tiny_fleet.fleet.hosts["tiny-prefill"]
     with misbehaving("silent", real) as port:
         silent = dataclasses.replace(real, port=port)
         fleet = dataclasses.replace(tiny_fleet.fleet, hosts={**tiny_fleet.fleet.hosts, real.name: silent})
         with Client(fleet, token=TOKEN) as client:
+            give_up_after(client, silence=2.0)  # servers send progress every second
             answer = client.generate("tiny", tokens=PROMPT, max_tokens=3, timeout=60)
     assert answer.metrics.method == "fallback"
     assert answer.warnings[0].startswith(FALLBACK_WARNING) and "did not answer in time" in answer.warnings[0]
@@ -105,8 +117,10 @@ def test_an_answer_that_is_complete_survives_the_loss_of_its_prefill_figures(tin
 def test_a_decode_host_that_is_not_there_is_followed_by_another(tiny_fleet: RunningFleet) -> None:
     (port,) = free_ports(1)
     with Client(with_first(tiny_fleet.fleet, "tiny-decode", port), token=TOKEN) as client:
+        start_at(client, "bad-tiny-decode")
         answer = client.generate("tiny", tokens=PROMPT, max_tokens=3)
     assert (answer.metrics.method, answer.metrics.decode_server) == ("disaggregated", "tiny-decode")
+    assert "no server answers" in answer.warnings[0] and "tiny-decode answers" in answer.warnings[0]
 
 
 def test_a_decode_host_that_breaks_off_is_one_clear_error(tiny_fleet: RunningFleet) -> None:
@@ -115,6 +129,7 @@ def test_a_decode_host_that_breaks_off_is_one_clear_error(tiny_fleet: RunningFle
         half = dataclasses.replace(real, port=port)
         fleet = dataclasses.replace(tiny_fleet.fleet, hosts={"d": half})
         with Client(fleet, token=TOKEN) as client, pytest.raises(ServerUnavailable, match="Decode server unavailable"):
+            give_up_after(client, none_up=0.2)
             client.generate("tiny", tokens=PROMPT, max_tokens=3)
 
 

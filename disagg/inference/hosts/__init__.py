@@ -1,0 +1,10 @@
+"""What a client knows of its fleet's hosts, and what it tells them while requests run.
+
+view        who is up, how loaded, who fails
+breaker     a host that fails gets no requests for a while
+affinity    which decode hosts hold the beginning of a prompt
+route       which hosts may serve a request, best first, and why
+refresh     keeps the view fresh
+heartbeat   extends the leases of requests that run
+background  a task that runs while it has something to do
+"""

@@ -1,0 +1,69 @@
+"""A circuit breaker: a host that fails gets no requests for a while, then one to find out. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from disagg.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DisaggError,
+    HandoffError,
+    Overloaded,
+    ProtocolError,
+    RequestError,
+    ServerUnavailable,
+)
+
+FIRST_S, LONGEST_S = 1.0, 30.0
+FAILURES_IF_UNREACHABLE = 1
+FAILURES_IF_IT_ANSWERS = 3  # one request that no engine can serve does not eject its host
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """failures: in a row. ejections: in a row. until: no requests before this time. probing: one request runs to find
+    out whether the host is well again."""
+
+    failures: int = 0
+    ejections: int = 0
+    until: float = 0.0
+    probing: bool = False
+
+    def closed_for(self, now: float) -> float:
+        """Seconds until the host may get a request; 0 if it may now."""
+        return max(self.until - now, FIRST_S if self.probing else 0.0)
+
+    def began(self) -> Breaker:
+        """A request was sent to the host."""
+        return replace(self, probing=True) if self.ejections else self
+
+    def ended(self) -> Breaker:
+        """That request ended without a verdict about the host."""
+        return replace(self, probing=False) if self.probing else self
+
+    def succeeded(self) -> Breaker:
+        return CLOSED
+
+    def failed(self, error: DisaggError, now: float, jitter: float) -> Breaker:
+        """The host failed. Each further ejection is twice as long, times 0.5 to 1.0 by `jitter` (0 to 1)."""
+        if not counts(error):
+            return self.ended()
+        failures = self.failures + 1
+        unreachable = isinstance(error, ServerUnavailable)
+        if not self.ejections and failures < (FAILURES_IF_UNREACHABLE if unreachable else FAILURES_IF_IT_ANSWERS):
+            return replace(self, failures=failures)
+        if now < self.until:  # requests that were under way when the host was ejected
+            return replace(self, failures=failures)
+        seconds = min(LONGEST_S, FIRST_S * 2**self.ejections) * (0.5 + jitter / 2)
+        return Breaker(failures, self.ejections + 1, now + seconds)
+
+
+CLOSED = Breaker()
+
+
+def counts(error: DisaggError) -> bool:
+    """Whether an error says something about the host. Not a failed transfer, for which either end may be to blame."""
+    if isinstance(error, ProtocolError):
+        return True
+    return not isinstance(error, RequestError | Cancelled | DeadlineExceeded | Overloaded | HandoffError)

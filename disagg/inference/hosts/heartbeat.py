@@ -1,0 +1,66 @@
+"""Extends the leases of requests that run: POST /lease to each host that works on them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import httpx
+
+from disagg.api.requests import MAX_LEASES, LeaseBody
+from disagg.config import Host
+from disagg.errors import DisaggError
+from disagg.inference import http as calls
+from disagg.inference.hosts.background import Background
+
+BEATS_PER_LEASE = 4
+log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """The leases of one client's requests. lease_s: of each."""
+
+    def __init__(self, http: httpx.AsyncClient, lease_s: float) -> None:
+        self._http, self._every_s = http, lease_s / BEATS_PER_LEASE
+        self._since: dict[str, dict[str, float]] = {}
+        self._hosts: dict[str, Host] = {}
+        self._task = Background(self._run)
+
+    @contextmanager
+    def lease(self, host: Host, request_id: str) -> Iterator[None]:
+        """Extend the request's lease on this host until the block ends."""
+        self._hosts[host.name] = host
+        self._since.setdefault(host.name, {})[request_id] = time.monotonic()
+        self._task.ensure_running()
+        try:
+            yield
+        finally:
+            self._since[host.name].pop(request_id, None)
+
+    def due(self, now: float) -> dict[str, list[str]]:
+        """By host: the requests that are older than the interval, whose leases have to be extended."""
+        old = {
+            host: [i for i, began in ids.items() if now - began >= self._every_s] for host, ids in self._since.items()
+        }
+        return {host: ids for host, ids in old.items() if ids}
+
+    async def stop(self) -> None:
+        await self._task.stop()
+
+    async def _run(self) -> None:
+        while any(self._since.values()):
+            await asyncio.sleep(self._every_s)
+            due = self.due(time.monotonic())
+            await asyncio.gather(*(self._extend(self._hosts[name], ids) for name, ids in due.items()))
+
+    async def _extend(self, host: Host, request_ids: Sequence[str]) -> None:
+        """A host that does not answer is not an error here: the requests there find out by themselves."""
+        try:
+            for first in range(0, len(request_ids), MAX_LEASES):
+                body = LeaseBody(tuple(request_ids[first : first + MAX_LEASES]))
+                await calls.post(self._http, host, "/lease", body, timeout=self._every_s)
+        except DisaggError as error:
+            log.debug("leases of %s: %s", host.name, error)

@@ -1,0 +1,94 @@
+"""Keeps the view of the fleet fresh: GET /load of each host of the models in use, while requests run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from disagg.api.status import Load
+from disagg.config import Host
+from disagg.errors import DisaggError, RequestError
+from disagg.inference import http as calls
+from disagg.inference.hosts.background import Background
+from disagg.inference.hosts.view import FleetView
+
+INTERVAL_S = 1.0
+FIRST_S = 0.25  # the first request has the machine to itself
+IDLE_S = 10.0  # after the last request
+PER_INTERVAL = 64  # hosts asked in one interval; of larger fleets each is asked in turn
+
+
+@dataclass(slots=True)
+class _Use:
+    """The hosts of one model. requests: that run now. last: time.monotonic() when one ended."""
+
+    hosts: Sequence[Host]
+    requests: int = 0
+    last: float = 0.0
+
+
+class Refresher:
+    """One client's reader of GET /load."""
+
+    def __init__(self, http: httpx.AsyncClient, view: FleetView) -> None:
+        self._http, self._view = http, view
+        self._uses: dict[str, _Use] = {}
+        self._asked: dict[str, float] = {}
+        self._task = Background(self._run)
+
+    @contextmanager
+    def using(self, model: str, hosts: Sequence[Host]) -> Iterator[None]:
+        """A request that may use these hosts of a model runs."""
+        use = self._uses.setdefault(model, _Use(hosts))
+        use.hosts = hosts if len(hosts) > len(use.hosts) else use.hosts  # a request of one role has fewer
+        use.requests += 1
+        self._task.ensure_running()
+        try:
+            yield
+        finally:
+            use.requests -= 1
+            use.last = time.monotonic()
+
+    async def read(self, hosts: Iterable[Host], timeout: float = INTERVAL_S) -> None:
+        """Ask these hosts now."""
+        await asyncio.gather(*(self._ask(host, timeout) for host in hosts))
+
+    async def stop(self) -> None:
+        await self._task.stop()
+
+    def due(self, now: float) -> list[Host]:
+        """The hosts in use, those first that were not asked for the longest time."""
+        used = {
+            host.name: host
+            for use in self._uses.values()
+            if use.requests or now - use.last < IDLE_S
+            for host in use.hosts
+        }
+        stale = [host for name, host in used.items() if now - self._asked.get(name, 0.0) >= INTERVAL_S / 2]
+        return sorted(stale, key=lambda host: self._asked.get(host.name, 0.0))[:PER_INTERVAL]
+
+    async def _run(self) -> None:
+        await asyncio.sleep(FIRST_S)
+        idle_since = time.monotonic()
+        while time.monotonic() - idle_since < IDLE_S:
+            began = time.monotonic()
+            if hosts := self.due(began):
+                idle_since = began
+                await self.read(hosts)
+            await asyncio.sleep(max(0.0, began + INTERVAL_S - time.monotonic()))
+
+    async def _ask(self, host: Host, timeout: float) -> None:
+        self._asked[host.name] = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                body = await calls.get(self._http, host, "/load", timeout=timeout)
+            self._view.answered(host.name, Load.received(body, host.name))
+        except RequestError:  # a host of another version answers, but not with its load
+            self._view.answered(host.name, None)
+        except (DisaggError, TimeoutError):
+            self._view.missed(host.name)

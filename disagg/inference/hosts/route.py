@@ -1,0 +1,209 @@
+"""Which hosts may serve a request, best first, and why: `rank(view, request) -> Ranking`. Pure.
+
+A host's cost is the seconds that the request is expected to spend there. Of many hosts a few are compared, beginning
+at a random one, which spreads requests nearly as well as comparing them all (the power of two choices) and takes the
+same time for 10 hosts and for 1,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from disagg.api.requests import PrefillOffer
+from disagg.config import Fleet, Host
+from disagg.errors import ServerUnavailable
+from disagg.inference.hosts.view import WAITED_FOR, FleetView
+
+Alone = Literal["decode", "prefill"]
+"""The role of the one host that runs a request by itself, without a hand-off."""
+COMPARED = 6  # hosts of each role
+PREFILL_TOKENS_S = 1000.0  # of a host that has measured nothing yet
+DECODE_TOKENS_S = 30.0
+SHARED_STEP = 0.5  # a full batch makes every step longer by about this share
+FULL = 0.95  # of kv_limit: a new request waits for another's end
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The hosts that serve a model, by role. A request that one host is to run alone has hosts of that role only."""
+
+    model: str
+    decode: tuple[Host, ...]
+    prefill: tuple[Host, ...]
+    alone: Alone | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """A request as routing sees it. held: tokens of its prompt, by the decode host that holds their KV."""
+
+    candidates: Candidates
+    prompt_tokens: int
+    answer_tokens: int
+    held: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Choice:
+    """A host that may get the request. costs: the parts of its cost in seconds, by what they are."""
+
+    host: Host
+    costs: dict[str, float]
+    held_tokens: int = 0
+    cost_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.cost_s = sum(self.costs.values())
+
+    @property
+    def reason(self) -> str:
+        parts = [f"{name} {seconds:.3f} s" for name, seconds in self.costs.items() if seconds >= 0.0005]
+        held = [f"holds {self.held_tokens} tokens of the prompt"] if self.held_tokens else []
+        return ", ".join(held + parts) or "idle"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"host": self.host.name, "cost_s": self.cost_s, "costs_s": self.costs, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The hosts of each role, best first, and those that get no request now, with the reason. A fleet with more hosts
+    than are compared has others, which are in neither."""
+
+    candidates: Candidates
+    decode: tuple[Choice, ...]
+    prefill: tuple[Choice, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    offer: PrefillOffer | None = None
+
+    def waits_for(self, hosts: Iterable[Host]) -> str:
+        """`dgx-1 is loading`, if one of these hosts gets no request now but will soon; else empty."""
+        names = [host.name for host in hosts if self.left_out.get(host.name) in WAITED_FOR]
+        return f"{names[0]} is {self.left_out[names[0]]}" if names else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The ranking as `--explain --json` prints it."""
+        return {
+            "decode": [choice.to_json() for choice in self.decode],
+            "prefill": [choice.to_json() for choice in self.prefill],
+            "left_out": dict(self.left_out),
+        }
+
+
+def candidates(fleet: Fleet, model: str, alone: Alone | None = None) -> Candidates:
+    """The hosts of a model, by name or alias.
+
+    Raises UnknownModel, and ServerUnavailable if no host of the model has the role that must answer.
+    """
+    name = fleet.model(model).name
+    decode, prefill = tuple(fleet.serving(name, "decode")), tuple(fleet.serving(name, "prefill"))
+    if not (prefill if alone == "prefill" else decode):
+        raise ServerUnavailable(f"no {alone or 'decode'} host serves {name}", "add one to hosts.toml")
+    return Candidates(name, () if alone == "prefill" else decode, () if alone == "decode" else prefill, alone)
+
+
+def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Ranking:
+    """The hosts for a request, best first. start: a random number; equal hosts are ranked in turn beginning there."""
+    hosts = request.candidates
+    look = _Look(view, now, start, {})
+    prefill = [_prefill_choice(view, host, request.prompt_tokens) for host in _compared(look, hosts.prefill, ())]
+    prefill.sort(key=_cost)
+    speed = _prefill_speed(view, prefill[0].host) if prefill else PREFILL_TOKENS_S
+    decode = [_decode_choice(view, host, request, speed) for host in _compared(look, hosts.decode, request.held)]
+    decode.sort(key=_cost)
+    if prefill and decode:
+        _add_transfer(view, prefill, decode[0], request)
+    offer = _offer(view, prefill[0], decode[0].host) if prefill and decode else None
+    return Ranking(hosts, tuple(decode), tuple(prefill), look.left_out, offer)
+
+
+def _cost(choice: Choice) -> float:
+    return choice.cost_s
+
+
+class _Look(NamedTuple):
+    """One look at the fleet. left_out: collects the hosts that get no request now."""
+
+    view: FleetView
+    now: float
+    start: int
+    left_out: dict[str, str]
+
+
+def _compared(look: _Look, hosts: Sequence[Host], held: Iterable[str]) -> list[Host]:
+    """The first hosts from `start` on that may get a request, and those that hold a part of its prompt."""
+    view, found = look.view, list[Host]()
+    count = len(hosts)
+    for number in range(count):
+        host = hosts[(look.start + number) % count]
+        if obstacle := view.of(host.name).obstacle(look.now):
+            look.left_out[host.name] = obstacle
+            continue
+        found.append(host)
+        if len(found) == COMPARED:
+            break
+    if held and count > COMPARED:
+        names = {host.name for host in found}
+        holders = [host for host in hosts if host.name in held and host.name not in names]
+        found += [host for host in holders if not view.of(host.name).obstacle(look.now)]
+    return found
+
+
+def _prefill_choice(view: FleetView, host: Host, tokens: int) -> Choice:
+    speed = _prefill_speed(view, host)
+    return Choice(host, {"queue": view.of(host.name).tokens_ahead / speed, "compute": tokens / speed})
+
+
+def _prefill_speed(view: FleetView, host: Host) -> float:
+    load = view.of(host.name).load
+    return (load.prefill_tokens_s if load else None) or PREFILL_TOKENS_S
+
+
+def _decode_choice(view: FleetView, host: Host, request: RouteRequest, prefill_speed: float) -> Choice:
+    seen = view.of(host.name)
+    load, ahead = seen.load, seen.ahead
+    answer_s = request.answer_tokens / ((load.decode_tokens_s if load else None) or DECODE_TOKENS_S)
+    limit = max(1, load.running_limit if load else host.engine.max_batch)
+    waiting = max(0, ahead + 1 - limit)
+    full = load is not None and load.kv_limit > 0 and load.kv_bytes > FULL * load.kv_limit
+    held = min(request.held.get(host.name, 0), request.prompt_tokens)
+    costs = {
+        "queue": answer_s * waiting / limit,
+        "shared steps": answer_s * SHARED_STEP * min(ahead, limit) / limit,
+        "KV memory": answer_s / limit if full else 0.0,
+        "prompt": (request.prompt_tokens - held) / prefill_speed,
+    }
+    return Choice(host, costs, held)
+
+
+def _add_transfer(view: FleetView, prefill: list[Choice], decode: Choice, request: RouteRequest) -> None:
+    """Add to each prefill host what its link to the best decode host is too slow to hide, and rank them again."""
+    size = view.kv_bytes_per_token.get(request.candidates.model)
+    if size is None:
+        return
+    nbytes = size * (request.prompt_tokens - decode.held_tokens)
+    for choice in prefill:
+        if rate := _link(view, choice.host, decode.host):
+            choice.costs["transfer"] = max(0.0, nbytes / rate - choice.costs["compute"])
+            choice.cost_s = sum(choice.costs.values())
+    prefill.sort(key=_cost)
+
+
+def _link(view: FleetView, prefill: Host, decode: Host) -> float | None:
+    """Measured rate between two hosts in bytes/s, None if not measured."""
+    load = view.of(prefill.name).load
+    return load.links.get(f"{decode.kv_address}:{decode.kv_port}") if load and load.links else None
+
+
+def _offer(view: FleetView, prefill: Choice, decode: Host) -> PrefillOffer | None:
+    """What the decode host is told about the prefill host; None if that host has not measured its speed."""
+    load = view.of(prefill.host.name).load
+    if load is None or not load.prefill_tokens_s:
+        return None
+    return PrefillOffer(
+        wait_s=min(prefill.costs["queue"], 86400.0),
+        tokens_s=load.prefill_tokens_s,
+        link_bytes_s=_link(view, prefill.host, decode) or None,
+    )

@@ -1,0 +1,140 @@
+"""What a client sees of its fleet: which hosts are up, how loaded they are, which ones fail. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from disagg.api.status import Load
+from disagg.errors import DisaggError
+from disagg.inference.hosts.affinity import Affinity
+from disagg.inference.hosts.breaker import CLOSED, Breaker
+
+MISSES_UNTIL_DOWN = 2
+WAITED_FOR: Final = ("loading", "draining")
+"""States of a host that end by themselves: a request waits for such a host if there is no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """One host. reachable: whether GET /load was answered lately; "unknown" until the first answer or miss.
+
+    load: its last answer, None if it has none. outstanding: this client's requests there, and their prompt tokens;
+    `counted` of them were there when `load` was read, so that it may include them.
+    """
+
+    reachable: Literal["unknown", "up", "down"] = "unknown"
+    misses: int = 0
+    load: Load | None = None
+    outstanding: int = 0
+    outstanding_tokens: int = 0
+    counted: int = 0
+    counted_tokens: int = 0
+    breaker: Breaker = CLOSED
+
+    def obstacle(self, now: float) -> str:
+        """Why the host gets no request now; empty if it may get one."""
+        if self.reachable == "down":
+            return "down"
+        if self.load is not None and self.load.status != "ok":
+            return self.load.status
+        if (self.breaker.ejections or self.breaker.probing) and (seconds := self.breaker.closed_for(now)) > 0:
+            return f"failed lately: left out for {seconds:.1f} s"
+        return ""
+
+    @property
+    def ahead(self) -> int:
+        """Requests that a new one finds there, by the host's last answer and by what was sent since."""
+        load = self.load
+        if load is None:
+            return self.outstanding
+        return max(0, load.queue + load.running + self.outstanding - self.counted)
+
+    @property
+    def tokens_ahead(self) -> int:
+        """Prompt tokens that are computed before those of a new request."""
+        if self.load is None:
+            return self.outstanding_tokens
+        return max(0, self.load.queue_tokens + self.outstanding_tokens - self.counted_tokens)
+
+    def answered(self, load: Load | None) -> HostView:
+        """The host answered GET /load; None: without figures, as a host of another version does."""
+        restarted = self.restarted(load)
+        return replace(
+            self,
+            reachable="up",
+            misses=0,
+            load=load,
+            counted=self.outstanding,
+            counted_tokens=self.outstanding_tokens,
+            breaker=CLOSED if restarted else self.breaker,
+        )
+
+    def restarted(self, load: Load | None) -> bool:
+        """Whether `load` comes from another start of the server than the last one."""
+        return load is not None and self.load is not None and load.boot_id != self.load.boot_id
+
+    def missed(self) -> HostView:
+        """The host did not answer GET /load in time."""
+        misses = self.misses + 1
+        return replace(self, misses=misses, reachable="down" if misses >= MISSES_UNTIL_DOWN else self.reachable)
+
+    def began(self, tokens: int) -> HostView:
+        """A request with so many prompt tokens was sent to the host."""
+        return replace(
+            self,
+            outstanding=self.outstanding + 1,
+            outstanding_tokens=self.outstanding_tokens + tokens,
+            breaker=self.breaker.began(),
+        )
+
+    def ended(self, tokens: int, breaker: Breaker) -> HostView:
+        """That request has ended."""
+        return replace(
+            self,
+            outstanding=max(0, self.outstanding - 1),
+            outstanding_tokens=max(0, self.outstanding_tokens - tokens),
+            breaker=breaker,
+        )
+
+
+UNKNOWN: Final = HostView()
+
+
+@dataclass(slots=True)
+class FleetView:
+    """All hosts by name, what decode hosts hold, and how many bytes of KV a token of each model has."""
+
+    hosts: dict[str, HostView] = field(default_factory=dict)
+    affinity: Affinity = field(default_factory=Affinity)
+    kv_bytes_per_token: dict[str, float] = field(default_factory=dict)
+
+    def of(self, name: str) -> HostView:
+        return self.hosts.get(name, UNKNOWN)
+
+    def answered(self, name: str, load: Load | None) -> None:
+        """A host answered GET /load. If it has restarted, what was remembered about it is dropped."""
+        if self.of(name).restarted(load):
+            self.affinity.forget(name)
+        self.hosts[name] = self.of(name).answered(load)
+
+    def missed(self, name: str) -> None:
+        """A host did not answer GET /load in time."""
+        self.hosts[name] = self.of(name).missed()
+
+    def began(self, name: str, tokens: int) -> None:
+        """A request was sent to the host; `succeeded`, `failed` or `ended` follows."""
+        self.hosts[name] = self.of(name).began(tokens)
+
+    def succeeded(self, name: str, tokens: int) -> None:
+        view = self.of(name)
+        self.hosts[name] = view.ended(tokens, view.breaker.succeeded())
+
+    def failed(self, name: str, tokens: int, error: DisaggError, now: float, jitter: float) -> None:
+        view = self.of(name)
+        self.hosts[name] = view.ended(tokens, view.breaker.failed(error, now, jitter))
+
+    def ended(self, name: str, tokens: int) -> None:
+        """The request ended without a verdict about the host."""
+        view = self.of(name)
+        self.hosts[name] = view.ended(tokens, view.breaker.ended())

@@ -1,0 +1,47 @@
+"""How long requests wait, and how often they are tried: two frozen values, and nothing else decides it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OnKVFailure = Literal["fallback", "fail"]
+"""If no prefill host delivers the KV: the decode host computes the prompt, or the request fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Every wait of a request, in seconds. The whole request has its own `timeout`, which bounds them all: the wait in
+    the queue of a host and the wait for a busy host have no other bound.
+
+    connect: until a TCP connection is open. silence: between two events of a host that has accepted a request; hosts
+    send one a second. stall: a host computes and its engine finishes nothing. none_up: no host that can answer is up,
+    or starting. note: after which a wait is stated on the stream. figures: for the prefill host's figures after the
+    answer is complete. lease: a host ends a request that this client has not named for so long. slow_transfer: exposed
+    transfer that earns a warning. blame: for the prefill host's own error after a decode host has reported a failed
+    transfer.
+    """
+
+    connect: float = 2.0
+    silence: float = 4.0
+    stall: float = 10.0
+    none_up: float = 10.0
+    note: float = 2.0
+    figures: float = 5.0
+    lease: float = 10.0
+    slow_transfer: float = 1.0
+    blame: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """prefill_attempts: hand-offs per request before its prompt is computed by the decode host, if on_kv_failure is
+    "fallback". retries_per_s: of one client, for hosts that were busy. timeouts: see there."""
+
+    prefill_attempts: int = 2
+    on_kv_failure: OnKVFailure = "fallback"
+    retries_per_s: float = 20.0
+    timeouts: Timeouts = Timeouts()
+
+
+DEFAULT_POLICY = RetryPolicy()
