@@ -105,7 +105,7 @@ class Held(Generic[R, S]):
             self._released = True
 
     def read(self) -> Prefix[R, S]:
-        """The KV; not after `release`. Only the thread that adds to the store may call this."""
+        """The KV; not after `release`, and not while another thread is in `add`."""
         with self._store.lock:
             nodes = [node for node in self._node.path() if node.rows is not None and node.start < self._tokens]
             rows = tuple(node.rows for node in reversed(nodes) if node.rows is not None)
@@ -116,7 +116,7 @@ class HeldStore(Generic[R, S]):
     """At most `limit` bytes of held KV; the least recently used is given up first, and none that is in use.
 
     window: None if every layer keeps every row; else the smallest window, 0 if some layer's state cannot be cut.
-    `add` may be called from one thread only, everything else from any.
+    `add` and `Held.read` are for one thread at a time, everything else is safe on any.
     """
 
     def __init__(self, limit: int, window: int | None) -> None:

@@ -18,6 +18,7 @@ from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest, DecodeTiming, EngineInfo, HeldKV, Listener, Token
 from disagg.engines.model.text import PromptTokenizer
 from disagg.engines.simulated import model as simulated_model
+from disagg.engines.simulated.held import CountedKV
 from disagg.engines.simulated.model import sleep_until
 from disagg.errors import Cancelled, LayoutMismatch, Overloaded, RequestError
 from disagg.kv.arena import allocate_numpy
@@ -30,7 +31,8 @@ MAX_REQUESTS = 1024
 @dataclass(slots=True, eq=False)
 class _Job:
     """One request. chunks: seconds for each chunk of the prompt that is still to be computed, None until the request is
-    ingested. written: tokens so far. lock: held during calls to the listener. open: the listener may be called."""
+    ingested. written: tokens so far. held: of its prompt's first tokens, those that were held. lock: held during calls
+    to the listener. open: the listener may be called."""
 
     request: DecodeRequest
     listener: Listener
@@ -38,13 +40,14 @@ class _Job:
     timing: DecodeTiming
     kv: ReceivedKV | None
     chunks: list[float] | None = None
-    written: int = 0
+    written: list[int] = field(default_factory=list)
+    held: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)
     open: bool = True
 
     @property
     def context(self) -> int:
-        return len(self.request.tokens) + self.written
+        return len(self.request.tokens) + len(self.written)
 
 
 class SimulatedDecodeEngine:
@@ -53,6 +56,8 @@ class SimulatedDecodeEngine:
     def __init__(self, source: str | Path, context: int, options: EngineOptions, hardware: str) -> None:
         self.on_beat: Callable[[], None] = lambda: None
         self._model = simulated_model.load(source, context, options, hardware)
+        self._held = CountedKV(self._model.info.layout, options.max_kv_bytes)
+        self._holding = threading.Lock()
         self._wake = threading.Condition()
         self._jobs: dict[str, _Job] = {}
         self._closed = False
@@ -93,15 +98,19 @@ class SimulatedDecodeEngine:
 
     def submit(self, request: DecodeRequest, listener: Listener) -> None:
         """Queue a request. RequestError if its id is in use, LayoutMismatch if the KV is not this model's or not of
-        tokens[:-1], Overloaded at MAX_REQUESTS, Cancelled after close."""
-        if request.kv is not None:
-            request.kv.layout.require_same(self.info.layout, mine="the transfer", theirs="the decode engine")
-            if request.kv.tokens != len(request.tokens) - 1:
-                raise LayoutMismatch(f"the KV covers {request.kv.tokens} of {len(request.tokens)} prompt tokens")
+        the tokens that it must cover, Overloaded at MAX_REQUESTS, Cancelled after close."""
+        held = request.held.tokens if request.held is not None else 0
+        if (kv := request.kv) is not None:
+            kv.layout.require_same(self.info.layout, mine="the transfer", theirs="the decode engine")
+            if (kv.start, kv.tokens) != (held, len(request.tokens) - 1):
+                raise LayoutMismatch(
+                    f"the KV covers tokens [{kv.start}, {kv.tokens}), "
+                    f"but [{held}, {len(request.tokens) - 1}) are needed"
+                )
         timing = DecodeTiming(submitted=time.monotonic())
         prompt = request.tokens[: len(request.tokens) - request.answered]
         answer = islice(self._model.answer(prompt, request.sampling), request.answered, None)
-        job = _Job(request, listener, answer, timing, request.kv)
+        job = _Job(request, listener, answer, timing, kv, held=held)
         with self._wake:
             if self._closed:
                 raise Cancelled("the simulated decode engine is closed", "start the server again")
@@ -123,18 +132,20 @@ class SimulatedDecodeEngine:
         if job is not None:
             with job.lock:  # waits for a call to the listener that has already begun
                 job.open = False
+            self._hold(job)
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
         """See DecodeEngine."""
-        return None
+        return self._held.store.find(tokens, salt)
 
     @property
     def held_bytes(self) -> int:
         """See DecodeEngine."""
-        return 0
+        return self._held.store.nbytes
 
     def give_up_held(self, nbytes: int) -> None:
         """See DecodeEngine."""
+        self._held.store.give_up(nbytes)
 
     def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
         """Raises ModelError: there are none."""
@@ -179,17 +190,25 @@ class SimulatedDecodeEngine:
             busy_until += ingest(job.kv.nbytes) if job.kv else 0.0
             sleep_until(busy_until)
             job.timing.ingested = time.monotonic()
-            job.timing.computed_prompt_tokens = 1 if job.kv else len(job.request.tokens)
-            job.chunks = [] if job.kv else self._chunks(len(job.request.tokens) - 1)
+            job.timing.computed_prompt_tokens = 1 if job.kv else len(job.request.tokens) - job.held
+            job.chunks = [] if job.kv else self._chunks(job.held, len(job.request.tokens) - 1)
             job.kv = None
         if job.chunks:
             busy_until += job.chunks.pop(0)
             sleep_until(busy_until)
         return busy_until
 
-    def _chunks(self, tokens: int) -> list[float]:
-        ends = self._model.prefill(tokens).chunk_ends
-        return [end - begin for begin, end in zip((0.0, *ends), ends, strict=False)]
+    def _chunks(self, held: int, tokens: int) -> list[float]:
+        """Seconds of each chunk of a prompt of which the first tokens are held."""
+        before, ends = self._model.prefill(held).seconds, self._model.prefill(tokens).chunk_ends
+        spans = (end - max(begin, before) for begin, end in zip((0.0, *ends), ends, strict=False))
+        return [span for span in spans if span > 0]
+
+    def _hold(self, job: _Job) -> None:
+        """Keep the KV of a request that was ended in its answer, for one that begins with the same tokens."""
+        if job.written:
+            with self._holding:
+                self._held.hold(job.request.tokens, job.written, job.request.salt)
 
     def _step_s(self, jobs: Sequence[_Job]) -> float:
         context = sum(job.context for job in jobs) // len(jobs)
@@ -198,9 +217,10 @@ class SimulatedDecodeEngine:
     def _deliver(self, job: _Job) -> None:
         """Pass the request's next token to its listener. Before the last one the request leaves the engine."""
         token, now = next(job.answer), time.monotonic()
-        job.written += 1
+        job.written.append(token.id)
         job.timing.first_token = job.timing.first_token or now
         if token.finish:
+            self._hold(job)
             with self._wake:
                 if self._jobs.get(job.request.id) is job:
                     del self._jobs[job.request.id]
@@ -212,6 +232,7 @@ class SimulatedDecodeEngine:
         with self._wake:
             jobs = list(self._jobs.values())
             self._jobs.clear()
+        self._held.store.clear()
         for job in jobs:
             with job.lock:
                 if job.open:

@@ -180,8 +180,65 @@ def test_kv_of_another_model_or_prompt_is_refused(make: Make) -> None:
     other = Layout(engine.info.layout.layers[:-1], "bfloat16")
     with pytest.raises(LayoutMismatch):
         engine.submit(DecodeRequest("a", [1] * 10, Sampling(), kv(other, 9)), Listener())
-    with pytest.raises(LayoutMismatch, match="covers 5 of 10"):
+    with pytest.raises(LayoutMismatch, match=r"covers tokens \[0, 5\), but \[0, 9\)"):
         engine.submit(DecodeRequest("a", [1] * 10, Sampling(), kv(engine.info.layout, 5)), Listener())
+
+
+def test_the_kv_of_a_finished_request_is_held_for_the_next_turn(make: Make) -> None:
+    engine, first, second, third = make(chunk_tokens=32), Listener(), Listener(), Listener()
+    prompt = list(range(100))
+    engine.submit(DecodeRequest("a", prompt, Sampling(max_tokens=5), salt="s"), first)
+    first.wait()
+    longer = [*prompt, *first.tokens, *range(40)]
+    held = engine.find_held(longer, "s")
+    assert held is not None and held.tokens == 105
+    assert engine.held_bytes >= engine.info.layout.nbytes(105)
+    assert engine.find_held(longer, "") is None
+
+    engine.submit(DecodeRequest("b", longer, Sampling(max_tokens=1), held=held), second)
+    assert second.wait().computed_prompt_tokens == 40
+    received = ReceivedKV(engine.info.layout, 144, None, 105)
+    engine.submit(DecodeRequest("c", longer, Sampling(max_tokens=1), received, held), third)
+    assert third.wait().computed_prompt_tokens == 1
+    held.release()
+
+    engine.give_up_held(engine.held_bytes)
+    assert (engine.held_bytes, engine.find_held(longer, "s")) == (0, None)
+
+
+def test_a_request_that_is_cancelled_in_its_answer_leaves_its_kv(make: Make) -> None:
+    engine, listener = make("m4-max"), Listener()
+    engine.submit(DecodeRequest("a", list(range(100)), Sampling(max_tokens=10_000)), listener)
+    assert listener.began.wait(PATIENCE_S)
+    engine.cancel("a")
+    held = engine.find_held([*range(100), *listener.tokens, 1], "")
+    assert held is not None and held.tokens >= 99
+
+
+def test_what_is_held_shortens_the_prompt_by_its_predicted_time(make: Make) -> None:
+    engine = make("m4-max", chunk_tokens=512)
+    seconds, prefill = engine._model.prefill(4000).seconds, engine._model.prefill(3000).seconds
+    assert sum(engine._chunks(0, 4000)) == pytest.approx(seconds)
+    assert sum(engine._chunks(3000, 4000)) == pytest.approx(seconds - prefill)
+    assert sum(engine._chunks(4000, 4000)) == 0
+
+
+def test_an_answer_goes_on_after_the_tokens_that_another_host_gave(make: Make) -> None:
+    engine, whole, rest = make(), Listener(), Listener()
+    engine.submit(DecodeRequest("a", [7, 8, 9], Sampling(max_tokens=12)), whole)
+    whole.wait()
+    engine.submit(DecodeRequest("b", [7, 8, 9, *whole.tokens[:5]], Sampling(max_tokens=12), answered=5), rest)
+    rest.wait()
+    assert rest.tokens == whole.tokens[5:]
+
+
+def test_it_beats_after_every_chunk_and_step(make: Make) -> None:
+    engine, listener = make(chunk_tokens=32), Listener()
+    beats: list[None] = []
+    engine.on_beat = lambda: beats.append(None)
+    engine.submit(DecodeRequest("a", [1] * 97, Sampling(max_tokens=4)), listener)
+    listener.wait()
+    wait_until(lambda: len(beats) >= 3 + 3, PATIENCE_S, "a beat per chunk and step")
 
 
 def test_one_id_runs_once(make: Make) -> None:

@@ -1,0 +1,48 @@
+"""Held KV of a simulated engine: counted, not stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from disagg.engines.model.held import HeldStore
+from disagg.kv.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class CountedRows:
+    """Rows of this many tokens. token_bytes: of one, in the layers that keep every row."""
+
+    tokens: int
+    token_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens * self.token_bytes
+
+    def split(self, at: int) -> tuple[CountedRows, CountedRows]:
+        """See model.held.Rows."""
+        return replace(self, tokens=at), replace(self, tokens=self.tokens - at)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSnapshot:
+    """A snapshot of the layers that do not keep every row."""
+
+    nbytes: int
+
+
+class CountedKV:
+    """A HeldStore for KV of `layout`. hold: by one thread at a time."""
+
+    def __init__(self, layout: Layout, limit: int) -> None:
+        self._others = replace(layout, layers=tuple(at for at in layout.layers if at.kind != "full"))
+        self._token_bytes = layout.nbytes(1) - self._others.nbytes(1)
+        windows = [layer.window or 0 for layer in self._others.layers]
+        self.store: HeldStore[CountedRows, CountedSnapshot] = HeldStore(limit, min(windows, default=None))
+
+    def hold(self, prompt: Sequence[int], answer: Sequence[int], salt: str) -> None:
+        """Hold the KV of a request that has ended."""
+        tokens = [*prompt, *answer]
+        snapshots = {at: CountedSnapshot(self._others.nbytes(at)) for at in (len(prompt) - 1, len(tokens))}
+        self.store.add(tokens, salt, lambda start, end: CountedRows(end - start, self._token_bytes), snapshots)
