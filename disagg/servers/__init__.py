@@ -5,7 +5,7 @@
 run        the life of the process: bind, load, serve, drain
 http/      the HTTP application around a service
 service    what both services share: admission, health, status, counters
-prefill    computes KV and sends it            kv_wire  chooses the form in which it is sent
+prefill/   computes KV and sends it
 decode     receives KV and generates           feed     tokens from the engine's thread to the event loop
 request    one request                         answer   decode steps to events
 admission  the bounded queue                   gpu, logs

@@ -50,7 +50,7 @@ def make_service(fleet: Fleet, host: Host) -> AnyService:
     """The service for the host's role. Its engine is not loaded yet."""
     model = fleet.models[host.model]
     if "prefill" in host.roles:
-        from disagg.servers.prefill import PrefillService
+        from disagg.servers.prefill.service import PrefillService
 
         return PrefillService(fleet, host, lambda: _prefill_engine(host, model))
     if "decode" in host.roles:

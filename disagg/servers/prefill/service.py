@@ -24,11 +24,11 @@ from disagg.kv.frames import Header
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer
-from disagg.servers.delivery import Delivery
 from disagg.servers.feed import Handover, TokenFeed
-from disagg.servers.kv_wire import MeasuredRates, choose
+from disagg.servers.prefill.delivery import Delivery
+from disagg.servers.prefill.kv_wire import MeasuredRates, choose
+from disagg.servers.prefill.scheduler import Job, Policy, Scheduler
 from disagg.servers.request import ActiveRequest, Phase
-from disagg.servers.scheduler import Job, Policy, Scheduler
 from disagg.servers.service import Endpoint, Service, on_daemon_thread
 
 ONE_TOKEN = Sampling(max_tokens=1)  # what a prompt needs room for at least
@@ -41,7 +41,8 @@ class PrefillService(Service[PrefillEngine]):
     role = "prefill"
 
     def __init__(self, fleet: Fleet, host: Host, make_engine: Callable[[], PrefillEngine]) -> None:
-        self._policy = Policy(host.engine.chunk_tokens, host.engine.max_kv_bytes)
+        context = fleet.models[host.model].context
+        self._policy = Policy(host.engine.chunk_tokens, host.engine.max_kv_bytes, QUEUE_CONTEXTS * context)
         super().__init__(fleet, host, Admission(self._policy.started, host.queue_size))
         self._make_engine = make_engine
         self._scheduler = Scheduler(self._policy, self.progress.beat)
@@ -78,6 +79,10 @@ class PrefillService(Service[PrefillEngine]):
     @property
     def engine_alive(self) -> bool:
         return self._scheduler.alive
+
+    @property
+    def retry_after_s(self) -> int:
+        return super().retry_after_s if self.state != "ok" else self._scheduler.retry_after_s
 
     async def probe_engine(self) -> None:
         job = Job("probe", 2, 0, lambda: self.engine.start([0, 0], lambda block: None))

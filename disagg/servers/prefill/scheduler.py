@@ -6,6 +6,7 @@ computation is next, and waiting makes a prompt count as shorter. `order` decide
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from disagg.engines.base import PrefillRun
-from disagg.errors import Cancelled, DisaggError, ModelError
+from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded
 from disagg.servers import logs
 
 POLL_S = 0.005  # while every prompt waits for its receiver
@@ -23,6 +24,8 @@ JOIN_S = 10.0
 FIRST_TOKENS_S = 1000.0  # taken as the speed until it is measured
 RATED_TOKENS = 64  # a shorter step does not show the speed
 RATE_WEIGHT = 0.2  # of the newest measurement in the moving average
+
+MAX_RETRY_AFTER_S = 30
 
 State = Literal["waiting", "started", "computed"]
 
@@ -34,12 +37,14 @@ class Policy:
     started: prompts whose KV is in memory, being computed or sent; started_to: of these, for one decode host. Their KV
     stays within kv_bytes, and that for one decode host within half of it; a prompt that is alone may exceed both.
     ageing: seconds of computing that each second of waiting is worth, so that a prompt of 1 s comes before any that
-    arrives 4 s after it. behind_bytes: a prompt with more KV waiting to be sent is not computed further until then.
+    arrives 4 s after it. queue_tokens: the most prompt tokens that wait to be computed. behind_bytes: a prompt with
+    more KV waiting to be sent is not computed further until then.
     chunk_tokens: the longest chunk, if it takes at most chunk_s and nothing else waits; else shared_chunk_tokens.
     """
 
     chunk_tokens: int
     kv_bytes: int
+    queue_tokens: int
     started: int = 16
     started_to: int = 8
     ageing: float = 0.25
@@ -106,6 +111,11 @@ def chunk(alone: bool, tokens_s: float | None, policy: Policy) -> int:
     if not alone or tokens_s is None:
         return min(policy.chunk_tokens, policy.shared_chunk_tokens)
     return min(policy.chunk_tokens, max(policy.shared_chunk_tokens, int(policy.chunk_s * tokens_s)))
+
+
+def retry_after(tokens: int, tokens_s: float) -> int:
+    """Seconds until the tokens that wait are computed, 1 to MAX_RETRY_AFTER_S."""
+    return max(1, min(MAX_RETRY_AFTER_S, math.ceil(tokens / tokens_s)))
 
 
 @dataclass(slots=True, eq=False)
@@ -185,11 +195,22 @@ class Scheduler:
         """Prompt tokens per second of computing, measured lately; None if not measured."""
         return self._tokens_s
 
+    @property
+    def retry_after_s(self) -> int:
+        """When a refused caller may find a place."""
+        return retry_after(self.tokens, self._tokens_s or FIRST_TOKENS_S)
+
     def submit(self, job: Job) -> None:
-        """Queue a job until `release`. ModelError if the thread has ended."""
+        """Queue a job until `release`. Overloaded if too many tokens wait, ModelError if the thread has ended."""
         with self._changed:
             if self._closing or not self._thread.is_alive():
                 raise ModelError("the engine's thread has ended", "see the server's log, then `disagg restart`")
+            waiting = self.tokens
+            if waiting and waiting + job.tokens > self._policy.queue_tokens:
+                raise Overloaded(
+                    f"{waiting} prompt tokens wait to be computed, and {job.tokens} more are too many",
+                    "try again in a moment, or add a prefill host for this model",
+                )
             self._jobs.append(job)
             self._changed.notify()
 
@@ -215,16 +236,19 @@ class Scheduler:
         self._thread.join(JOIN_S)
 
     def _run(self) -> None:
-        """On the thread."""
+        """On the thread. However it ends, nobody is left waiting."""
+        error: DisaggError = ModelError("the engine's thread has ended", "see the server's log, then `disagg restart`")
         try:
             while (job := self._next()) is not None:
                 self._step(job)
-        finally:  # whatever happened, nobody is left waiting
-            with self._changed:
-                self._closing, self._current = True, None
-                left, self._jobs = self._jobs, []
-            for job in left:
-                self._end(job, Cancelled("the server is closing"))
+            error = Cancelled("the server is closing")
+        except BaseException:  # noqa: BLE001 - the thread ends, and its reason is in the log
+            logs.log.exception("engine_thread_ended")
+        with self._changed:
+            self._closing, self._current = True, None
+            left, self._jobs = self._jobs, []
+        for job in left:
+            self._end(job, error)
 
     def _next(self) -> Job | None:
         """The job to work on, now `_current`; None at the end. Waits until there is one."""

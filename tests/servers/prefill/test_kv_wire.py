@@ -1,4 +1,4 @@
-"""disagg/servers/kv_wire.py: int8 where it was asked for, or where real transfers have shown too slow a link."""
+"""disagg/servers/prefill/kv_wire.py: int8 if it was asked for, or if transfers have shown too slow a link."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from disagg.api.names import AS_IS, INT8
 from disagg.engines.base import PrefillTiming
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.sent import Span, TransferResult
-from disagg.servers.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose
+from disagg.servers.prefill.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose
 
 CODER = Layout((LayerLayout("full", 4, 128, 128),) * 48, "bfloat16")  # 98304 bytes a token
 NARROW = Layout((LayerLayout("full", 4, 80, 80),) * 48, "bfloat16")

@@ -1,0 +1,272 @@
+"""disagg/servers/prefill/scheduler.py: who is next, as tables; and its thread, with runs that compute nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from disagg.engines.base import PrefillTiming
+from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLost
+from disagg.servers.prefill.scheduler import Candidate, Job, Policy, Scheduler, chunk, order, retry_after
+
+PATIENCE_S = 20.0
+POLICY = Policy(chunk_tokens=2048, kv_bytes=1000, queue_tokens=100_000)
+NOW = 100.0
+A, B = ("10.0.0.1", 9001), ("10.0.0.2", 9001)
+
+
+def waiting(remaining: int, waited_s: float = 0.0, kv_bytes: int = 1, to: object = A) -> Candidate:
+    return Candidate("waiting", NOW - waited_s, remaining, kv_bytes, to)  # type: ignore[arg-type]
+
+
+def started(remaining: int, waited_s: float = 0.0, *, behind: bool = False, stepped: int = 1) -> Candidate:
+    return Candidate("started", NOW - waited_s, remaining, 1, A, behind, stepped)
+
+
+def sending(kv_bytes: int = 1, to: object = A) -> Candidate:
+    return Candidate("computed", NOW, 0, kv_bytes, to)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "expected"),
+    [
+        pytest.param([], [], id="nobody"),
+        pytest.param([waiting(8000), waiting(100)], [1, 0], id="the shortest first"),
+        pytest.param([started(7000), waiting(100)], [1, 0], id="a short one overtakes a long one that has begun"),
+        pytest.param([started(50), waiting(100)], [0, 1], id="what counts is what remains"),
+        pytest.param([waiting(100, 1), waiting(100, 2)], [1, 0], id="of equal ones the older first"),
+        # 8000 tokens are 8 s at 1000 tokens/s: after 4 x 8 s it is before whatever arrives
+        pytest.param([waiting(8000, 31), waiting(1)], [1, 0], id="a long one has not waited long enough"),
+        pytest.param([waiting(8000, 33), waiting(1)], [0, 1], id="a long one has waited long enough"),
+        pytest.param([started(10, behind=True), waiting(500)], [1], id="one whose receiver is behind is left out"),
+        pytest.param([sending(), sending()], [], id="what is computed needs nothing"),
+        pytest.param(
+            [started(0, stepped=3), started(100, stepped=4)], [0, 1], id="after a piece of a prompt an answer"
+        ),
+        pytest.param([started(0, stepped=5), started(100, stepped=4)], [1, 0], id="after a token a piece of a prompt"),
+        pytest.param([started(0, stepped=6), started(0, stepped=5)], [1, 0], id="answers take turns"),
+    ],
+)
+def test_who_is_next(candidates: list[Candidate], expected: list[int]) -> None:
+    assert order(candidates, NOW, 1000.0, POLICY) == expected
+
+
+@pytest.mark.parametrize(
+    ("candidates", "expected"),
+    [
+        pytest.param([sending(2000, B), waiting(5)], [], id="KV that does not fit waits"),
+        pytest.param([waiting(5, kv_bytes=5000)], [0], id="a prompt that is alone may exceed the bound"),
+        pytest.param([sending(900, B), waiting(5, kv_bytes=100)], [1], id="it fits exactly"),
+        pytest.param(
+            [sending(900, B), waiting(5, kv_bytes=101), waiting(9, kv_bytes=1)], [], id="nobody slips past it for ever"
+        ),
+        pytest.param([started(9), sending(990, B), waiting(5, kv_bytes=50)], [0], id="but what has begun goes on"),
+        pytest.param([sending(400), waiting(5, kv_bytes=200), waiting(9, 0, 200, B)], [2], id="half for one receiver"),
+        pytest.param(
+            [*[sending()] * 8, waiting(5), waiting(9, to=B)], [9], id="at most eight prompts for one receiver"
+        ),
+        pytest.param([*[sending()] * 8, *[sending(to=B)] * 8, waiting(5, to=None)], [], id="at most sixteen in all"),
+    ],
+)
+def test_who_may_start(candidates: list[Candidate], expected: list[int]) -> None:
+    assert order(candidates, NOW, 1000.0, POLICY) == expected
+
+
+@pytest.mark.parametrize(
+    ("alone", "tokens_s", "expected"),
+    [(True, 10_000, 2048), (True, 2000, 1000), (True, 100, 512), (True, None, 512), (False, 10_000, 512)],
+)
+def test_chunks_are_short_enough_that_others_need_not_wait_long(
+    alone: bool, tokens_s: float | None, expected: int
+) -> None:
+    assert chunk(alone, tokens_s, POLICY) == expected
+    assert chunk(alone, tokens_s, replace(POLICY, chunk_tokens=64)) == 64
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(0, 1), (900, 1), (2001, 3), (1_000_000, 30)])
+def test_a_refused_caller_is_told_to_wait_until_the_queue_is_computed(tokens: int, seconds: int) -> None:
+    assert retry_after(tokens, 1000.0) == seconds
+
+
+class Run:
+    """A run of `tokens` tokens whose steps note their name. before: called by each step."""
+
+    held = 0
+    timing = PrefillTiming(0.0, 0.0, 0, 0.0)
+
+    def __init__(self, name: str, tokens: int, log: list[str], before: Callable[[], None] = lambda: None) -> None:
+        self.name, self.remaining = name, tokens
+        self.log, self.before = log, before
+        self.closed = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        return self.remaining == 0
+
+    def step(self, max_tokens: int | None = None) -> None:
+        self.before()
+        self.log.append(self.name)
+        self.remaining -= min(self.remaining, max_tokens or self.remaining)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def job(run: Run, queued_bytes: Callable[[], int] = lambda: 0) -> Job:
+    return Job(run.name, run.remaining, 10, lambda: run, A, queued_bytes)
+
+
+@contextmanager
+def scheduling(policy: Policy = POLICY) -> Iterator[Scheduler]:
+    scheduler = Scheduler(policy)
+    try:
+        yield scheduler
+    finally:
+        scheduler.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_short_prompt_is_computed_between_two_chunks_of_a_long_one() -> None:
+    log: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+
+    long, short = job(Run("long", 2000, log, pause)), job(Run("short", 100, log))
+    with scheduling() as scheduler:
+        scheduler.submit(long)
+        assert begun.wait(PATIENCE_S)
+        scheduler.submit(short)
+        assert (scheduler.tokens, scheduler.kv_bytes, scheduler.busy) == (2100, 10, True)
+        go_on.set()
+        for one in (long, short):
+            one.computed.result(PATIENCE_S)
+        assert log == ["long", "short", "long"], "alone and of known speed it takes the rest at once"
+        assert (scheduler.tokens, scheduler.kv_bytes, scheduler.busy) == (0, 20, False)
+        scheduler.release(long)
+        scheduler.release(short)
+        assert scheduler.kv_bytes == 0
+
+
+@pytest.mark.parametrize("bug", [RuntimeError("bug"), ValueError("temperature"), MemoryError(), PeerLost("gone")])
+@pytest.mark.parametrize("opening", [True, False])
+def test_a_failure_ends_its_own_prompt_and_no_other(bug: Exception, opening: bool) -> None:
+    def fail() -> None:
+        raise bug
+
+    def open_run() -> Run:
+        if opening:
+            fail()
+        return run
+
+    run = Run("bad", 100, [], fail)
+    bad, good = Job("bad", 100, 10, open_run), job(Run("good", 600, []))
+    with scheduling() as scheduler:
+        scheduler.submit(good)
+        scheduler.submit(bad)
+        with pytest.raises(type(bug) if isinstance(bug, DisaggError) else ModelError, match=str(bug) or "MemoryError"):
+            bad.computed.result(PATIENCE_S)
+        assert bad.started.exception(0) if opening else run.closed.wait(PATIENCE_S)
+        good.computed.result(PATIENCE_S)
+        assert scheduler.alive and scheduler.kv_bytes == 10
+
+
+def test_a_prompt_whose_receiver_is_behind_waits_and_others_do_not() -> None:
+    queued = POLICY.behind_bytes + 1
+    log: list[str] = []
+    slow = job(Run("slow", 1500, log), lambda: queued if log else 0)
+    with scheduling() as scheduler:
+        scheduler.submit(slow)
+        until(lambda: log == ["slow"] and not scheduler.busy)
+        other = job(Run("other", 1500, log))
+        scheduler.submit(other)
+        other.computed.result(PATIENCE_S)
+        assert log == ["slow", *["other"] * 3] and not slow.computed.done()
+        queued = 0
+        slow.computed.result(PATIENCE_S)
+
+
+def test_the_thread_beats_while_it_waits_for_receivers() -> None:
+    beats: list[None] = []
+    log: list[str] = []
+    scheduler = Scheduler(POLICY, lambda: beats.append(None))
+    scheduler.submit(job(Run("slow", 1500, log), lambda: POLICY.behind_bytes + 1 if log else 0))
+    until(lambda: len(beats) > 5)
+    assert log == ["slow"]
+    scheduler.close()
+
+
+def test_a_released_prompt_is_computed_no_further() -> None:
+    log: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+
+    run = Run("left", 5000, log, pause)
+    left = job(run)
+    with scheduling() as scheduler:
+        scheduler.submit(left)
+        assert begun.wait(PATIENCE_S)
+        scheduler.release(left)
+        assert scheduler.kv_bytes == 10, "until its step has ended"
+        go_on.set()
+        assert run.closed.wait(PATIENCE_S) and log == ["left"]
+        with pytest.raises(Cancelled):
+            left.computed.result(PATIENCE_S)
+        until(lambda: scheduler.kv_bytes == 0)
+
+
+def test_more_tokens_than_may_wait_are_refused() -> None:
+    go_on = threading.Event()
+    with scheduling(replace(POLICY, queue_tokens=1000)) as scheduler:
+        scheduler.submit(job(Run("first", 5000, [], lambda: bool(go_on.wait(PATIENCE_S)) and None)))
+        with pytest.raises(Overloaded, match="5000 prompt tokens wait to be computed, and 1 more are too many"):
+            scheduler.submit(job(Run("second", 1, [])))
+        assert scheduler.retry_after_s == 5
+        go_on.set()
+
+
+def test_closing_ends_every_prompt_and_takes_no_more() -> None:
+    go_on = threading.Event()
+    jobs = [job(Run(str(number), 1500, [], lambda: bool(go_on.wait(PATIENCE_S)) and None)) for number in range(3)]
+    scheduler = Scheduler(POLICY)
+    for one in jobs:
+        scheduler.submit(one)
+    until(lambda: any(one.started.done() for one in jobs))
+    threading.Timer(0.05, go_on.set).start()
+    scheduler.close()
+    assert not scheduler.alive
+    for one in jobs:
+        with pytest.raises(Cancelled):
+            one.computed.result(PATIENCE_S)
+    with pytest.raises(ModelError, match="thread has ended"):
+        scheduler.submit(job(Run("late", 1, [])))
+
+
+def test_a_thread_that_dies_leaves_nobody_waiting() -> None:
+    def die() -> None:
+        raise SystemExit
+
+    dead, other = job(Run("dead", 100, [], die)), job(Run("other", 1500, []))
+    scheduler = Scheduler(POLICY)
+    scheduler.submit(other)
+    scheduler.submit(dead)
+    for one in (dead, other):
+        with pytest.raises(ModelError, match="thread has ended"):
+            one.computed.result(PATIENCE_S)
+    until(lambda: not scheduler.alive)
