@@ -21,7 +21,7 @@ A, B = ("10.0.0.1", 9001), ("10.0.0.2", 9001)
 
 
 def waiting(remaining: int, waited_s: float = 0.0, kv_bytes: int = 1, to: object = A) -> Candidate:
-    return Candidate("waiting", NOW - waited_s, remaining, kv_bytes, to)  # type: ignore[arg-type]
+    return Candidate("waiting", NOW - waited_s, remaining, kv_bytes, to)
 
 
 def started(remaining: int, waited_s: float = 0.0, *, behind: bool = False, stepped: int = 1) -> Candidate:
@@ -29,7 +29,7 @@ def started(remaining: int, waited_s: float = 0.0, *, behind: bool = False, step
 
 
 def sending(kv_bytes: int = 1, to: object = A) -> Candidate:
-    return Candidate("computed", NOW, 0, kv_bytes, to)  # type: ignore[arg-type]
+    return Candidate("computed", NOW, 0, kv_bytes, to)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,10 @@ def scheduling(policy: Policy = POLICY) -> Iterator[Scheduler]:
         yield scheduler
     finally:
         scheduler.close()
+
+
+def waited(event: threading.Event) -> None:
+    assert event.wait(PATIENCE_S)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -234,7 +238,7 @@ def test_a_released_prompt_is_computed_no_further() -> None:
 def test_more_tokens_than_may_wait_are_refused() -> None:
     go_on = threading.Event()
     with scheduling(replace(POLICY, queue_tokens=1000)) as scheduler:
-        scheduler.submit(job(Run("first", 5000, [], lambda: bool(go_on.wait(PATIENCE_S)) and None)))
+        scheduler.submit(job(Run("first", 5000, [], lambda: waited(go_on))))
         with pytest.raises(Overloaded, match="5000 prompt tokens wait to be computed, and 1 more are too many"):
             scheduler.submit(job(Run("second", 1, [])))
         assert scheduler.retry_after_s == 5
@@ -243,7 +247,7 @@ def test_more_tokens_than_may_wait_are_refused() -> None:
 
 def test_closing_ends_every_prompt_and_takes_no_more() -> None:
     go_on = threading.Event()
-    jobs = [job(Run(str(number), 1500, [], lambda: bool(go_on.wait(PATIENCE_S)) and None)) for number in range(3)]
+    jobs = [job(Run(str(number), 1500, [], lambda: waited(go_on))) for number in range(3)]
     scheduler = Scheduler(POLICY)
     for one in jobs:
         scheduler.submit(one)
