@@ -11,3 +11,7 @@ WireForm = Literal["as-is", "int8-g64"]
 """The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.kv.wire."""
 AS_IS: Final = "as-is"
 INT8: Final = "int8-g64"
+LOG_FILE_VARIABLE: Final = "DISAGG_LOG_FILE"
+"""Names the file that is a server's stdout and stderr, so that the server can rotate it."""
+LOG_BYTES: Final = 64 << 20
+"""A log longer than this becomes FILE.1."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from disagg.api.names import LOG_BYTES, LOG_FILE_VARIABLE
 from disagg.config import Fleet, Host
 from disagg.config.render import render
 from disagg.fleet.deploy.environment import Environment, environment
@@ -20,9 +21,6 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.services import definitions, launchd
 from disagg.fleet.services.base import Definition
 from disagg.version import ROOT, source_files
-
-LOG_LIMIT: Final = 64 << 20
-"""A log longer than this is renamed to server.log.1 when its server starts."""
 
 _RUN: Final = """\
 #!/bin/sh
@@ -40,8 +38,9 @@ printf '{{"time": "%s", "level": "info", "event": "starting", "release": "%s", "
 printf '%s %s\\n' "$$" "$hash" >.serving.$$ && mv -f .serving.$$ serving
 DISAGG_TOKEN_FILE=$folder/token
 DISAGG_RELEASE=$hash
+{log_variable}=$log
 PYTHONPATH=$release
-export DISAGG_TOKEN_FILE DISAGG_RELEASE PYTHONPATH
+export DISAGG_TOKEN_FILE DISAGG_RELEASE {log_variable} PYTHONPATH
 exec {python} -P -u -m disagg.servers --config "$release/hosts.toml" --host {host}
 """
 _SUPERVISE: Final = """\
@@ -113,7 +112,11 @@ def _own_files(
 def run_script(paths: HostPaths, host: str, python: str) -> str:
     """The script that serves a host. It runs the release it is part of, whichever link it is called by."""
     return _RUN.format(
-        folder=shlex.quote(paths.folder), python=shlex.quote(python), host=shlex.quote(host), log_limit=LOG_LIMIT
+        folder=shlex.quote(paths.folder),
+        python=shlex.quote(python),
+        host=shlex.quote(host),
+        log_limit=LOG_BYTES,
+        log_variable=LOG_FILE_VARIABLE,
     )
 
 

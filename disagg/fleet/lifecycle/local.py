@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from disagg.api.names import LOG_FILE_VARIABLE
 from disagg.config import Fleet, Host
 from disagg.errors import PortInUse, StartFailed
 from disagg.fleet.lifecycle.base import LAST_LINES, ProcessState, start_failed
@@ -52,7 +53,9 @@ class LocalServer:
                 )
         argv, environment = self.argv(self.fleet, host)
         token_file = str(self.state.token_file.resolve())
-        pid = local.spawn(argv, self.state.log_file(host.name), {**environment, TOKEN_FILE_VARIABLE: token_file})
+        log = self.state.log_file(host.name)
+        environment = {**environment, TOKEN_FILE_VARIABLE: token_file, LOG_FILE_VARIABLE: str(log.resolve())}
+        pid = local.spawn(argv, log, environment)
         identity = local.identity(pid) or "ended at once"
         try:
             self.state.record(ProcessRecord(host.name, pid, identity, config_digest(self.fleet, host)))

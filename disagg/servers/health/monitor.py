@@ -47,6 +47,7 @@ class Monitor:
         if stopped:
             service.progress.excuse(now)
         service.leases.expire(now)
+        logs.summarise()
         if service.state == "loading":
             service.progress.excuse(now)
         else:

@@ -138,7 +138,7 @@ def test_the_run_script_serves_from_folders_of_any_name_and_runs_nothing_else(tm
 
 
 def test_a_long_log_is_put_aside_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("disagg.fleet.deploy.release.LOG_LIMIT", 10)
+    monkeypatch.setattr("disagg.fleet.deploy.release.LOG_BYTES", 10)
     paths = HostPaths(str(tmp_path), "h")
     release = Path(paths.release("1" * 16))
     release.mkdir(parents=True)
