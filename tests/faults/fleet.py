@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from disagg.config import Host, load
 from disagg.inference.client import AsyncClient
@@ -33,12 +35,8 @@ class FaultFleet:
     broken: set[str] = field(default_factory=set)
 
     def client(self) -> AsyncClient:
-        """A client that reaches every host through its proxy."""
+        """A client that reaches every host through its proxy, if there is one."""
         return AsyncClient(load(self.seen), token=TOKEN)
-
-    def direct(self) -> AsyncClient:
-        """A client without proxies before the HTTP ports."""
-        return AsyncClient(load(self.seen.with_name("direct.toml")), token=TOKEN)
 
     def names(self, role: str = "") -> list[str]:
         return [name for name in self.servers if name.startswith(role)]
@@ -62,6 +60,34 @@ class FaultFleet:
             proxy.refuse()
             proxy.reset_all()
 
+    def busy(self, role: str) -> str:
+        """The host of this role that has a request; the first one if none has."""
+        for name in self.names(role):
+            with self.servers[name].http(name) as http:
+                load = http.get("/load").json()
+            if load["queue"] + load["running"]:
+                return name
+        return self.names(role)[0]
+
+    def cut(self, name: str, seconds: float) -> None:
+        """Cut every connection of a host, old and new, for so long: nothing passes, nothing is closed."""
+        proxies = [side[name] for side in (self.proxies, self.links) if name in side]
+        for proxy in proxies:
+            proxy.flowing.clear()
+
+        def restore() -> None:
+            time.sleep(seconds)
+            for proxy in proxies:
+                proxy.flowing.set()
+
+        threading.Thread(target=restore, name=f"restore {name}", daemon=True).start()
+
+    def reset(self, name: str) -> None:
+        """Reset every connection of a host."""
+        for side in (self.proxies, self.links):
+            if name in side:
+                side[name].reset_all()
+
     def kill(self, name: str) -> None:
         self.broken.add(name)
         process.kill(self.pid(name))
@@ -74,7 +100,8 @@ class FaultFleet:
         """Undo every fault: proxies forward, frozen servers run, killed ones are started again and ready."""
         for proxy in (*self.proxies.values(), *self.links.values()):
             proxy.heal()
-        self.restart(*self.broken)
+        ended = {name for name, server in self.servers.items() if server.processes[name].poll() is not None}
+        self.restart(*(self.broken | ended))
         self.broken.clear()
 
     def restart(self, *names: str) -> None:
@@ -114,36 +141,35 @@ class FaultFleet:
         return [proxy for name, proxy in self.proxies.items() if name.startswith(side)]
 
 
-SPARE = {"sockets": 2, "threads": 8}
+TWO_AND_TWO: Final[Mapping[str, int]] = {"prefill": 2, "decode": 2}
+KV: Final = " KV"  # ends the name of the proxy of a KV port
+SPARE: Final = {"sockets": 2, "threads": 8}
 """A health check's own connections; threads of pools that grow up to a bound."""
 
 
 @contextmanager
 def running(
-    folder: Path, model: Path, *, prefill: int = 2, decode: int = 2, options: Mapping[str, object] | None = None
+    folder: Path, model: Path, *, proxied: bool = True, roles: Mapping[str, int] = TWO_AND_TWO, **options: object
 ) -> Iterator[FaultFleet]:
-    """The fleet, ready. options: of every [hosts.*] table."""
-    hosts = {
-        f"{role}-{n + 1}": role for role, count in (("prefill", prefill), ("decode", decode)) for n in range(count)
-    }
+    """The fleet, ready. proxied: callers and prefill hosts reach hosts through proxies. options: of every host."""
+    hosts = {f"{role}-{n + 1}": role for role, count in roles.items() for n in range(count)}
+    decode = [name for name, role in hosts.items() if role == "decode"]
     ports = dict(zip(hosts, free_ports(len(hosts)), strict=True))
-    kv_ports = dict(zip((name for name, role in hosts.items() if role == "decode"), free_ports(decode), strict=True))
+    kv_ports = dict(zip(decode, free_ports(len(decode)), strict=True))
     with ExitStack() as stack:
-        proxies = {name: stack.enter_context(Proxy(name, port)) for name, port in ports.items()}
-        links = {name: stack.enter_context(Proxy(f"{name} KV", port)) for name, port in kv_ports.items()}
-        link_ports = {name: link.port for name, link in links.items()}
+        proxies: dict[str, Proxy] = {}
+        links: dict[str, Proxy] = {}
+        if proxied:
+            proxies = {name: stack.enter_context(Proxy(name, port)) for name, port in ports.items()}
+            links = {name: stack.enter_context(Proxy(f"{name}{KV}", port)) for name, port in kv_ports.items()}
         for name, link in links.items():  # the slot event names the KV port: callers learn the proxy's
             proxies[name].rewrite = (_port_text(kv_ports[name]), _port_text(link.port))
-        files = {
-            "seen": ({name: proxy.port for name, proxy in proxies.items()}, link_ports),
-            "prefill": (ports, link_ports),
-            "direct": (ports, kv_ports),
-        }
-        for file, (http, kv) in files.items():
-            (folder / f"{file}.toml").write_text(_hosts_file(model, hosts, http, kv, options or {}))
+        seen = {**ports, **{name: proxy.port for name, proxy in proxies.items()}}
+        seen_kv = {**kv_ports, **{name: link.port for name, link in links.items()}}
+        for file, http, kv in (("seen", seen, seen_kv), ("prefill", ports, seen_kv), ("decode", ports, kv_ports)):
+            (folder / f"{file}.toml").write_text(_hosts_file(model, hosts, http, kv, options))
         (folder / "token").write_text(TOKEN)
-        of_role = {"prefill": "prefill", "decode": "direct"}
-        servers = {name: RunningFleet(load(folder / f"{of_role[role]}.toml"), folder) for name, role in hosts.items()}
+        servers = {name: RunningFleet(load(folder / f"{role}.toml"), folder) for name, role in hosts.items()}
         fleet = FaultFleet(folder / "seen.toml", servers, proxies, links)
         stack.callback(_stop_all, servers)
         for name, server in servers.items():

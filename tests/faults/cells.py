@@ -1,0 +1,174 @@
+"""The fault matrix as data: which fault, at which state of a request, under which policy, and what must come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tests.faults.flow import Direction, Fault, Kind
+
+Side = Literal["decode", "prefill", "kv"]
+State = Literal["before the slot", "waiting for KV", "in the transfer", "in the answer", "at any time"]
+Policy = Literal["fallback", "fail", "one decode host", "no host left"]
+Ending = Literal["answer", "answer with a note", "error"]
+Process = Literal["killed", "frozen", "frozen for 5 s", "connections reset", "cut for 2 s"]
+Lacking = Literal["no descriptors", "no memory", "disk full"]
+
+EVERY: Final = 1000  # connections: the fault does not go away
+MID_TRANSFER: Final = 100_000  # bytes; the prompt's KV has some 700,000
+FIFTH: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One case. side: whose connections or process. fault: of bytes, or the trigger at which `process` happens to the
+    host of `side`; None: `lacking` from the beginning. endings: those allowed."""
+
+    side: Side
+    name: str
+    state: State
+    policy: Policy
+    endings: frozenset[Ending]
+    trigger: Side
+    fault: Fault | None
+    process: Process | None = None
+    lacking: Lacking | None = None
+
+    @property
+    def id(self) -> str:
+        return f"{self.side}: {self.name}, {self.state}, {self.policy}"
+
+
+WHOLE: Final[frozenset[Ending]] = frozenset({"answer", "answer with a note"})
+NOTED: Final[frozenset[Ending]] = frozenset({"answer with a note"})
+ERROR: Final[frozenset[Ending]] = frozenset({"error"})
+
+
+def cells() -> Iterator[Cell]:
+    """The whole matrix."""
+    yield from _kv()
+    yield from _prefill_http()
+    yield from _decode_http()
+    yield from _processes()
+    yield from _lacking()
+
+
+def _bytes(side: Side, name: str, state: State, policy: Policy, endings: frozenset[Ending], fault: Fault) -> Cell:
+    return Cell(side, name, state, policy, endings, side, fault)
+
+
+_KV_KINDS: Final[tuple[tuple[str, Kind], ...]] = (
+    ("reset", "reset"),
+    ("truncated", "close"),
+    ("stalled", "stall"),
+    ("byte corrupted", "corrupt"),
+    ("bytes doubled", "duplicate"),
+    ("blocks swapped", "reorder"),
+)
+
+
+def _kv() -> Iterator[Cell]:
+    """The KV connection from prefill to decode host."""
+    for name, kind in _KV_KINDS:
+        for where, at in (("in the preamble", 3), ("in the header", 120), ("in a frame", MID_TRANSFER)):
+            fault = Fault(kind, "request", at=at, size=24)
+            state: State = "in the transfer" if at == MID_TRANSFER else "waiting for KV"
+            yield _bytes("kv", f"{name} {where}", state, "fallback", WHOLE, fault)
+        for policy, endings in _EVERY_TRANSFER:
+            fault = Fault(kind, "request", at=MID_TRANSFER, size=24, times=EVERY)
+            yield _bytes("kv", f"{name}, every one", "in the transfer", policy, endings, fault)
+    yield _bytes("kv", "reply reset", "in the transfer", "fallback", WHOLE, Fault("reset", "answer"))
+    yield _bytes("kv", "reply stalled", "in the transfer", "fallback", WHOLE, Fault("stall", "answer"))
+    for rate, endings in ((3e6, WHOLE), (300e3, NOTED)):
+        fault = Fault("slow", "request", rate=rate, times=EVERY)
+        yield _bytes("kv", f"slow, {rate / 1e6:g} MB/s", "in the transfer", "fallback", endings, fault)
+
+
+_EVERY_TRANSFER: Final[tuple[tuple[Policy, frozenset[Ending]], ...]] = (("fallback", NOTED), ("fail", ERROR))
+
+
+def _prefill_http() -> Iterator[Cell]:
+    """The caller's connection to a prefill host."""
+    for name, kind in _HTTP_KINDS:
+        for direction in _DIRECTIONS:
+            fault = Fault(kind, direction, path="/prefill")
+            what = f"{direction} {name}"
+            yield _bytes("prefill", what, "waiting for KV", "fallback", WHOLE, fault)
+    fault = Fault("corrupt", "answer", path="/prefill")
+    yield _bytes("prefill", "answer corrupted", "waiting for KV", "fallback", WHOLE, fault)
+
+
+_HTTP_KINDS: Final[tuple[tuple[str, Kind], ...]] = (("reset", "reset"), ("truncated", "close"), ("stalled", "stall"))
+_CORRUPTED: Final[tuple[str, Kind]] = ("corrupted", "corrupt")
+_DIRECTIONS: Final[tuple[Direction, ...]] = ("request", "answer")
+
+
+def _decode_http() -> Iterator[Cell]:
+    """The caller's connection to a decode host."""
+    states: tuple[tuple[State, bytes, int], ...] = (
+        ("before the slot", b"", 1),
+        ("waiting for KV", b"event: slot", 1),
+        ("in the answer", b"event: tokens", FIFTH),
+    )
+    for name, kind in (*_HTTP_KINDS, _CORRUPTED):
+        for state, after, nth in states:
+            at = len(b"\ndata: ") if kind == "corrupt" and after else 0
+            fault = Fault(kind, "answer", path="/decode", after=after, nth=nth, at=at)
+            endings = NOTED if state == "in the answer" else WHOLE
+            yield _bytes("decode", name, state, "fallback", endings, fault)
+            yield _bytes("decode", name, state, "one decode host", endings, fault)
+    fault = Fault("reset", "answer", path="/decode", after=b"event: tokens", nth=FIFTH)
+    yield _bytes("decode", "reset", "in the answer", "no host left", ERROR, fault)
+
+
+_TRIGGERS: Final[tuple[tuple[State, Side, Fault], ...]] = (
+    ("before the slot", "decode", Fault("call", "request", path="/decode")),
+    ("waiting for KV", "prefill", Fault("call", "request", path="/prefill")),
+    ("in the transfer", "kv", Fault("call", "request", at=MID_TRANSFER)),
+    ("in the answer", "decode", Fault("call", "answer", path="/decode", after=b"event: tokens", nth=FIFTH)),
+)
+_PROCESSES: Final[tuple[Process, ...]] = ("killed", "frozen", "frozen for 5 s", "connections reset", "cut for 2 s")
+
+
+def _processes() -> Iterator[Cell]:
+    """What happens to a whole host at one state."""
+    for state, trigger, fault in _TRIGGERS:
+        for process in _PROCESSES:
+            lasting = process in ("killed", "frozen")
+            decode = NOTED if lasting and state == "in the answer" else WHOLE
+            yield Cell("decode", process, state, "fallback", decode, trigger, fault, process)
+            if state != "in the answer":
+                yield Cell("prefill", process, state, "fallback", WHOLE, trigger, fault, process)
+            if lasting:
+                yield Cell("decode", process, state, "one decode host", decode, trigger, fault, process)
+                yield Cell("decode", process, state, "no host left", ERROR, trigger, fault, process)
+
+
+_LACKING: Final[tuple[Lacking, ...]] = ("no descriptors", "no memory", "disk full")
+
+
+def _lacking() -> Iterator[Cell]:
+    """A host without a resource, and no other decode host if it is one."""
+    for lacking in _LACKING:
+        sides: tuple[tuple[Side, Policy], ...] = (("decode", "one decode host"), ("prefill", "fallback"))
+        for side, policy in sides:
+            yield Cell(side, lacking, "at any time", policy, WHOLE, side, None, lacking=lacking)
+
+
+REPRESENTATIVE: Final = (
+    "kv: reset in a frame, in the transfer, fallback",
+    "kv: byte corrupted in a frame, in the transfer, fallback",
+    "kv: blocks swapped, every one, in the transfer, fallback",
+    "kv: truncated, every one, in the transfer, fail",
+    "prefill: request reset, waiting for KV, fallback",
+    "decode: reset, before the slot, fallback",
+    "decode: truncated, in the answer, fallback",
+    "decode: corrupted, in the answer, one decode host",
+    "decode: reset, in the answer, no host left",
+    "decode: killed, in the answer, fallback",
+    "decode: frozen, in the answer, fallback",
+    "decode: killed, in the transfer, one decode host",
+    "prefill: killed, in the transfer, fallback",
+)
+"""The cells that `make test` runs."""

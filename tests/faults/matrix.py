@@ -1,0 +1,200 @@
+"""Runs cells of the fault matrix on a fleet, and judges each: how it ended, when, and what it left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from disagg.errors import DisaggError
+from disagg.inference.client import AsyncClient
+from disagg.inference.types import Completion
+from tests.faults import process
+from tests.faults.cells import Cell, Ending, Lacking
+from tests.faults.fleet import KV, MODEL, FaultFleet
+from tests.faults.flow import Fault
+from tests.faults.proxy import Injection
+from tests.fleets import wait_until
+
+DEADLINE_S: Final = 40.0
+BOUND_S: Final = 20.0  # from the fault to the end of the request: detection, failover and the answer
+ANSWER_TOKENS: Final = 160
+PROMPT: Final = tuple(10 + n * 37 % 600 for n in range(480))
+NO_FAULT: Final = Fault("call", times=0)
+LIMITS: Final[Mapping[Lacking, Callable[[int], AbstractContextManager[None]]]] = {
+    "no descriptors": process.without_descriptors,
+    "no memory": process.without_memory,
+    "disk full": process.without_disk,
+}
+SAMPLINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "greedy": {"max_tokens": ANSWER_TOKENS, "ignore_eos": True},
+    "sampled": {"max_tokens": ANSWER_TOKENS, "ignore_eos": True, "temperature": 0.8, "top_p": 0.95, "seed": 7},
+}
+
+
+@dataclass(slots=True)
+class Result:
+    """How one cell ended. seconds: from the fault to the end of the request. next_token_s: from the fault to the next
+    token, None if no token came after it. problems: what must not be; empty if the cell holds."""
+
+    cell: Cell
+    sampling: str
+    ending: Ending
+    detail: str
+    seconds: float
+    next_token_s: float | None
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a caller received: token ids with their times of arrival, then the completion or the error."""
+
+    ids: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    completion: Completion | None = None
+    error: BaseException | None = None
+    ended: float = 0.0
+
+
+@dataclass(slots=True)
+class Matrix:
+    """The fleet, and the undisturbed answers by the name of the sampling."""
+
+    fleet: FaultFleet
+    expected: Mapping[str, Sequence[int]]
+
+    def run(self, cell: Cell, sampling: str) -> Result:
+        """One request through the cell's fault. Heals the fleet afterwards."""
+        before = self.fleet.held()
+        try:
+            with _prepared(self.fleet, cell) as injection:
+                answer = asyncio.run(_caller(self.fleet.client, _options(cell, sampling)))
+        finally:
+            self.fleet.heal()
+        struck = injection.struck[0][0] if injection.struck else answer.ended - DEADLINE_S
+        result = _result(cell, sampling, answer, struck)
+        if cell.fault and not injection.struck:
+            result.problems.append("the fault did not strike")
+        if answer.completion and answer.ids != self.expected[sampling]:
+            result.problems.append(f"wrong tokens: {_difference(answer.ids, self.expected[sampling])}")
+        if not answer.completion and answer.ids != self.expected[sampling][: len(answer.ids)]:
+            result.problems.append("wrong tokens before the error")
+        result.problems += self.fleet.wait_idle(before)
+        return result
+
+
+def undisturbed(fleet: FaultFleet) -> Matrix:
+    """The matrix of a fleet, with answers that met no fault."""
+    expected = {}
+    for name in SAMPLINGS:
+        answer = asyncio.run(_caller(fleet.client, SAMPLINGS[name]))
+        assert answer.error is None, answer.error
+        expected[name] = answer.ids
+    return Matrix(fleet, expected)
+
+
+def _options(cell: Cell, sampling: str) -> Mapping[str, Any]:
+    return {**SAMPLINGS[sampling], **({"on_kv_failure": "fail"} if cell.policy == "fail" else {})}
+
+
+async def _caller(make: Callable[[], AsyncClient], options: Mapping[str, Any]) -> Answer:
+    """One request. Fails if the client leaves a task behind."""
+    answer = Answer()
+    async with make() as client:
+        try:
+            async with asyncio.timeout(DEADLINE_S + 10):
+                stream = client.stream(MODEL, tokens=PROMPT, timeout=DEADLINE_S, **options)
+                async with stream:
+                    async for chunk in stream:
+                        answer.ids += [token.id for token in chunk.tokens]
+                        answer.times += [chunk.arrived] * len(chunk.tokens)
+            answer.completion = stream.completion
+        except Exception as error:  # noqa: BLE001 - judged by the caller
+            answer.error = error
+        answer.ended = time.monotonic()
+    await asyncio.sleep(0)
+    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    if left:
+        answer.error = answer.error or AssertionError(f"tasks left: {left}")
+    return answer
+
+
+def _result(cell: Cell, sampling: str, answer: Answer, struck: float) -> Result:
+    ending, detail, problems = _judged(cell, answer)
+    seconds = answer.ended - struck
+    later = [at - struck for at in answer.times if at > struck]
+    if cell.fault and seconds > BOUND_S:
+        problems.append(f"ended {seconds:.1f} s after the fault")
+    return Result(cell, sampling, ending, detail, seconds, later[0] if later else None, problems)
+
+
+def _judged(cell: Cell, answer: Answer) -> tuple[Ending, str, list[str]]:
+    """The ending, what it says, and the problems with it."""
+    problems = []
+    if answer.completion is not None:
+        notes = "; ".join(answer.completion.warnings)
+        ending: Ending = "answer with a note" if notes else "answer"
+        detail = f"{answer.completion.metrics.method}{': ' if notes else ''}{notes}"
+    else:
+        ending, detail = "error", f"{type(answer.error).__name__}: {answer.error}"
+        if not isinstance(answer.error, DisaggError):
+            problems.append("no DisaggError")
+    if ending not in cell.endings:
+        problems.append(f"{ending} instead of {' or '.join(sorted(cell.endings))}")
+    return ending, detail, problems
+
+
+def _difference(got: Sequence[int], expected: Sequence[int]) -> str:
+    at = next((n for n, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None)
+    return f"{len(got)} of {len(expected)}" if at is None else f"the first at {at} of {len(expected)}"
+
+
+@contextmanager
+def _prepared(fleet: FaultFleet, cell: Cell) -> Iterator[Injection]:
+    """The fault in effect, once for the block."""
+    with ExitStack() as stack:
+        if cell.policy == "one decode host":
+            fleet.proxies["decode-2"].refuse()
+        if cell.lacking:
+            pid = fleet.pid(f"{cell.side}-1")
+            stack.enter_context(LIMITS[cell.lacking](pid))
+            fleet.broken.add(f"{cell.side}-1")
+        if cell.fault is None:
+            yield Injection(NO_FAULT)
+            return
+        injection = fleet.inject(cell.trigger, cell.fault, lambda name: _strike(fleet, cell, name.removesuffix(KV)))
+        if cell.policy == "no host left" and cell.process is None:
+            watcher = threading.Thread(target=_refuse_when_struck, args=(fleet, injection), daemon=True)
+            watcher.start()
+            stack.callback(watcher.join)
+        yield injection
+
+
+def _refuse_when_struck(fleet: FaultFleet, injection: Injection) -> None:
+    wait_until(lambda: injection.spent, DEADLINE_S, "the fault")
+    for side in ("decode", "prefill"):
+        fleet.refuse(side)
+
+
+def _strike(fleet: FaultFleet, cell: Cell, name: str) -> None:
+    """What happens to the host of the cell's side. name: of the host at whose port the fault struck."""
+    victim = name if name in fleet.names(cell.side) else fleet.busy(cell.side)
+    match cell.process:
+        case "killed":
+            fleet.kill(victim)
+        case "frozen":
+            fleet.freeze(victim)
+        case "frozen for 5 s":
+            process.freeze_for(fleet.pid(victim), 5.0)
+        case "connections reset":
+            fleet.reset(victim)
+        case "cut for 2 s":
+            fleet.cut(victim, 2.0)
+    if cell.policy == "no host left":
+        for side in ("decode", "prefill"):
+            fleet.refuse(side)

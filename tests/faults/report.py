@@ -1,0 +1,65 @@
+"""The page docs/faults.md, from the results of a run of the whole matrix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from tests.faults.matrix import BOUND_S, DEADLINE_S, Result
+
+HEAD = """\
+# Faults
+
+What a request does when something fails, as measured by `python -m tests.faults matrix --write docs/faults.md`: two
+prefill and two decode servers of a small model on one machine, float32, every connection through a proxy that injects
+the fault at a given byte. Each row is one fault at one state of a request, run once greedy and once sampled with a
+seed.
+
+A row holds if the request ends within {deadline:g} s, and within {bound:g} s of the fault; if a complete answer has
+exactly the tokens of an undisturbed one; and if afterwards no server has a request, a byte of KV, a socket or a thread
+left of it.
+
+Policy: *fallback* is the default; *fail* is `--on-kv-failure fail`; *one decode host*: the other refuses connections;
+*no host left*: after the fault every host refuses connections.
+"""
+
+
+def line(result: Result) -> str:
+    """One result as a line of a log."""
+    state = "ok " if not result.problems else "BAD"
+    problems = f"  <- {'; '.join(result.problems)}" if result.problems else ""
+    where = f"{result.cell.id}, {result.sampling}"
+    return f"{state} {result.seconds:5.2f} s  {where}: {result.ending} ({result.detail}){problems}"
+
+
+def page(results: Sequence[Result]) -> str:
+    """The whole page."""
+    held = sum(not result.problems for result in results)
+    rows = [_row(result) for result in results]
+    summary = f"{held} of {len(results)} requests hold; {os.cpu_count()} cores."
+    table = [
+        "| connection or host | fault | state | policy | sampling | outcome | seconds | next token | tokens right |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *rows,
+    ]
+    return HEAD.format(deadline=DEADLINE_S, bound=BOUND_S) + f"\n{summary}\n\n" + "\n".join(table) + "\n"
+
+
+def _row(result: Result) -> str:
+    cell = result.cell
+    next_token = "" if result.next_token_s is None else f"{result.next_token_s:.2f}"
+    wrong = any(problem.startswith("wrong") for problem in result.problems)
+    outcome = f"{result.ending}: {result.detail}".replace("|", "/")
+    if result.problems:
+        outcome += f" **{'; '.join(result.problems)}**"
+    cells = (
+        cell.side,
+        cell.name,
+        cell.state,
+        cell.policy,
+        result.sampling,
+        outcome,
+        f"{result.seconds:.2f}",
+        next_token,
+    )
+    return f"| {' | '.join(cells)} | {'no' if wrong else 'yes'} |"
