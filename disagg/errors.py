@@ -7,6 +7,7 @@
     │   ├── UnknownModel             exit 2, HTTP 404
     │   ├── ContextLengthExceeded    exit 2
     │   ├── BodyTooLarge             exit 2, HTTP 413
+    │   ├── ModelNotAllowed          exit 2, HTTP 403  the caller's key is not for this model
     │   └── Unauthorized             exit 2, HTTP 401
     ├── Overloaded                   exit 3, HTTP 503  the queue is full; sent with Retry-After
     ├── Cancelled                    exit 130, HTTP 499
@@ -125,6 +126,12 @@ class BodyTooLarge(RequestError):
     """The HTTP body is over the server's bound."""
 
     http_status = 413
+
+
+class ModelNotAllowed(RequestError):
+    """The caller's key of the gateway is not for this model."""
+
+    http_status = 403
 
 
 class Unauthorized(RequestError):

@@ -32,6 +32,7 @@ class Sampling(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[StopString, ...], Meta(max_length=16, description="End the answer before any of these texts.")
     ] = ()
     logprobs: Annotated[int, Meta(ge=0, le=20, description="Likeliest alternatives to report per token.")] | None = None
+    fit_context: Annotated[bool, Meta(description="Lower max_tokens to what the context leaves.")] = False
     ignore_eos: Annotated[bool, Meta(description="Go on to max_tokens (benchmarks).")] = False
 
     @property

@@ -57,6 +57,7 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     logprobs: int | None
+    fit_context: bool
     ignore_eos: bool
     alone: Alone | None
     timeout: float

@@ -340,6 +340,9 @@ class Service(ABC, Generic[Engine]):
         self._admission.take_place(request.cleanup)
         prompt = await request.within_deadline(self._tokenise(body.content), "the prompt was not tokenised")
         answer = check_ids(body.answer_tokens, self.engine.info.profile.vocab_size, "answer_tokens")
+        if request.sampling.fit_context:
+            room = max(1, self._context - len(prompt))
+            request.sampling = structs.replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))
         self._require_context(len(prompt), max(request.sampling.max_tokens, len(answer)))
         request.tokens, request.answered = prompt + answer, len(answer)
         request.tokenised = time.monotonic()
@@ -353,9 +356,14 @@ class Service(ABC, Generic[Engine]):
             return tokenizer.encode(content)
         return await asyncio.to_thread(tokenizer.encode, content)
 
+    @property
+    def _context(self) -> int:
+        """Tokens of the longest request: what hosts.toml allows and the checkpoint can do."""
+        return min(self.model.context, self.info.profile.context) if self.info else self.model.context
+
     def _require_context(self, prompt_tokens: int, max_tokens: int) -> None:
         """Raises ContextLengthExceeded if prompt and answer together do not fit."""
-        limit = min(self.model.context, self.info.profile.context) if self.info else self.model.context
+        limit = self._context
         if prompt_tokens + max_tokens > limit:
             raise ContextLengthExceeded(
                 f"{prompt_tokens} prompt tokens + {max_tokens} max_tokens = {prompt_tokens + max_tokens}, "

@@ -65,6 +65,23 @@ def test_over_the_context_says_both_numbers(tiny_fleet: RunningFleet, host: str)
 
 
 @BOTH
+def test_an_answer_that_may_fit_the_context_gets_what_the_prompt_leaves(tiny_fleet: RunningFleet, host: str) -> None:
+    sampling = {"max_tokens": 1000, "fit_context": True, "ignore_eos": True}
+    with tiny_fleet.http(host) as http:
+        answer = http.post("/generate", json={"model": "tiny", "tokens": [9] * 4090, "sampling": sampling})
+    assert '"completion_tokens":6' in answer.text, answer.text
+
+
+@BOTH
+def test_a_prompt_that_fills_the_context_is_refused_however_short_its_answer(
+    tiny_fleet: RunningFleet, host: str
+) -> None:
+    body = {"model": "tiny", "tokens": [9] * 4096, "sampling": {"fit_context": True}}
+    status, error = refusal(tiny_fleet, host, json=body)
+    assert (status, error["code"]) == (httpx.codes.BAD_REQUEST, "ContextLengthExceeded")
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -1,0 +1,184 @@
+"""The gateway's routes, and what every request passes through: request id, bounded body, one line of log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from disagg.errors import BodyTooLarge, Cancelled, DisaggError, RequestError
+from disagg.gateway import models
+from disagg.gateway.answer import Answer, Outcome, json_response
+from disagg.gateway.dialects.base import Dialect, Head
+from disagg.gateway.dialects.openai import error_body
+from disagg.gateway.dialects.openai_chat import ChatCompletions
+from disagg.gateway.dialects.openai_completions import Completions
+from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
+from disagg.gateway.run import run
+from disagg.inference.client import AsyncClient
+
+BODY_S = 60.0  # for a whole request body to arrive
+MIN_BODY_LIMIT = 1 << 20
+BODY_BYTES_PER_TOKEN = 64  # of context
+REQUEST_ID = "X-Request-Id"
+_REQUEST_ID_KEY = "disagg.request_id"  # in the ASGI scope
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+log = logging.getLogger("disagg.gateway")
+
+
+def build(client: AsyncClient) -> ASGIApp:
+    """The ASGI application of the gateway. The caller closes the client."""
+    gateway = Gateway(client)
+    started = time.time()
+
+    async def list_models(_: Request) -> Response:
+        return json_response(models.listed(client.fleet, started))
+
+    async def one_model(request: Request) -> Response:
+        return json_response(models.described(client.fleet, request.path_params["model"], started))
+
+    async def health(_: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    routes = [Route("/health", health, methods=["GET"])]
+    for prefix in ("/v1", ""):
+        routes += [
+            Route(f"{prefix}/chat/completions", gateway.post(ChatCompletions()), methods=["POST"]),
+            Route(f"{prefix}/completions", gateway.post(Completions()), methods=["POST"]),
+            Route(f"{prefix}/models", list_models, methods=["GET"]),
+            Route(f"{prefix}/models/{{model:path}}", one_model, methods=["GET"]),
+        ]
+    handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}
+    return RequestIds(Starlette(routes=routes, exception_handlers=handlers))
+
+
+class Gateway:
+    """Answers requests in every dialect with one client."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        context = max(model.context for model in client.fleet.models.values())
+        self._body_limit = max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context)
+
+    def post(self, dialect: Dialect) -> Handler:
+        """The endpoint of one dialect."""
+
+        async def post(request: Request) -> Response:
+            arrived = time.time()
+            try:
+                asked = dialect.read(await self._body(request))
+                self._client.fleet.model(asked.model)
+            except DisaggError as error:
+                problem = problem_of(error)
+                return json_response(dialect.error(problem), problem.status, problem.headers)
+            head = Head(asked, request.scope[_REQUEST_ID_KEY], arrived)
+
+            def ended(outcome: Outcome) -> None:
+                _log(dialect, head, outcome)
+
+            return Answer(dialect, head, run(self._client, asked), ended)
+
+        return post
+
+    async def _body(self, request: Request) -> Mapping[str, Any]:
+        """The body, which must be a JSON object. Raises RequestError and BodyTooLarge."""
+        data = await _read(request, self._body_limit)
+        try:
+            body = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RequestError(f"the request body is not JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise RequestError("the request body is not a JSON object")
+        return body
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The whole body."""
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                data += part
+                if len(data) > limit:
+                    raise BodyTooLarge(f"the request body is over {limit} bytes", "shorten the prompt")
+    except TimeoutError:
+        raise RequestError(f"the request body did not arrive within {BODY_S:g} s", "send it at once") from None
+    except ClientDisconnect:
+        raise Cancelled("the caller disconnected before its request body had arrived") from None
+    return bytes(data)
+
+
+class RequestIds:
+    """Outermost ASGI layer: every request has an id, the caller's or a new one, and its answer names it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Request(scope).headers.get(REQUEST_ID, "")
+        request_id = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else secrets.token_hex(8)
+        scope[_REQUEST_ID_KEY] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (REQUEST_ID.lower().encode(), request_id.encode())]
+            await send(message)
+
+        with suppress(Exception):  # Starlette raises it again after _on_bug, which has logged and answered it
+            await self._app(scope, receive, send_with_id)
+
+
+def _log(dialect: Dialect, head: Head, outcome: Outcome) -> None:
+    """One line about a request that has ended."""
+    completions = outcome.in_order
+    state = "cancelled" if outcome.cancelled else outcome.error.code if outcome.error else "ok"
+    log.info(
+        "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s%s",
+        head.request_id,
+        dialect.name,
+        head.model,
+        state,
+        sum(completion.metrics.prompt_tokens for completion in completions[:: head.request.n]),
+        outcome.tokens,
+        time.time() - head.created,
+        f" ({outcome.error.message})" if outcome.error else "",
+    )
+
+
+def _respond(problem: Problem) -> Response:
+    return json_response(error_body(problem), problem.status, problem.headers)
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, DisaggError)
+    return _respond(problem_of(error))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _respond(not_found(request.url.path))
+    return _respond(Problem(error.status_code, "invalid_request_error", None, str(error.detail)))
+
+
+async def _on_bug(_: Request, error: Exception) -> Response:
+    log.error("internal_error", exc_info=error)
+    return _respond(INTERNAL)

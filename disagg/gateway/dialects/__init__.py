@@ -1,0 +1,1 @@
+"""The APIs that the gateway speaks. `base` says what each of them is made of."""

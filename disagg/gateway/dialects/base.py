@@ -1,0 +1,59 @@
+"""What a dialect is: how it reads a body and how it writes an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from disagg.gateway.events import Finished, Piece
+from disagg.gateway.problems import Problem
+from disagg.gateway.request import GatewayRequest
+from disagg.inference.types import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every part of one answer repeats. model: as the caller has named it. created: seconds since 1970."""
+
+    request: GatewayRequest
+    request_id: str
+    created: float
+
+    @property
+    def model(self) -> str:
+        return self.request.model
+
+
+class Writer(Protocol):
+    """Writes one answer. `piece`, `finished` and `end` are the parts of a stream; `whole` is everything at once."""
+
+    def piece(self, piece: Piece) -> bytes: ...
+
+    def finished(self, finished: Finished) -> bytes: ...
+
+    def end(self, completions: Sequence[Completion]) -> bytes: ...
+
+    def error(self, problem: Problem) -> bytes:
+        """The last part of a stream that is cut."""
+        ...
+
+    def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]: ...
+
+
+class Dialect(Protocol):
+    """One API. media_type: of its streams. keep_alive: sent while there is nothing else to send; may be empty."""
+
+    name: ClassVar[str]
+    media_type: ClassVar[str]
+    keep_alive: ClassVar[bytes]
+
+    def read(self, body: Mapping[str, Any]) -> GatewayRequest:
+        """The request that this body makes. Raises RequestError, which begins with the name of a wrong field."""
+        ...
+
+    def writer(self, head: Head) -> Writer: ...
+
+    def error(self, problem: Problem) -> Mapping[str, Any]:
+        """The body of an answer that is an error."""
+        ...

@@ -1,0 +1,170 @@
+"""What the OpenAI dialects share: sampling fields, fields that are refused, errors, usage, server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from disagg.api.base import Contract, InvalidValue
+from disagg.api.events import TokenLogprob
+from disagg.errors import RequestError
+from disagg.gateway.events import Usage
+from disagg.gateway.problems import Problem
+from disagg.gateway.request import MAX_CHOICES
+from disagg.inference.types import Completion
+
+SSE: Final = "text/event-stream"
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+DEFAULT_MAX_TOKENS: Final = 4096
+"""The longest answer to a request that names no bound, if the context leaves as much: a decode host reserves room for
+the KV of prompt and answer."""
+
+HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    # tools
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    # the form of the answer
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "prompt_logprobs": (),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "no_stop_trim": (False,),
+    # which tokens are chosen
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    # how the prompt is rendered
+    "reasoning_effort": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "web_search_options": (),
+}
+"""Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
+
+
+class StreamOptions(Contract, frozen=True):
+    """include_usage: end the stream with a chunk that has the numbers of tokens and no choice."""
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(Contract, frozen=True, kw_only=True):
+    """The fields of /chat/completions and /completions that say how to answer. None: not given.
+
+    Bounds are those of disagg.api.Sampling, which AsyncClient applies. top_k -1 means all tokens, as in vLLM.
+    """
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    ignore_eos: bool | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The options of AsyncClient.stream. OpenAI's temperature is 1 if the request does not set it."""
+        names = ("temperature", "top_p", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.top_k is not None:
+            given["top_k"] = max(self.top_k, 0) if self.top_k == -1 else self.top_k
+        return {"temperature": 1.0, **given, **max_tokens(self.max_tokens)}
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+Body = TypeVar("Body", bound=Contract)
+
+
+def max_tokens(given: int | None) -> dict[str, Any]:
+    """The options that bound the answer's length."""
+    return {"max_tokens": DEFAULT_MAX_TOKENS, "fit_context": True} if given is None else {"max_tokens": given}
+
+
+def read(kind: type[Body], body: Mapping[str, Any]) -> Body:
+    """The fields that the gateway honours. Raises RequestError for one that is wrong or that it cannot honour; all
+    others are ignored."""
+    for name, values in HARMLESS.items():
+        if (value := body.get(name)) is not None and value not in values:
+            raise RequestError(f"{name}: not supported by this gateway", f"leave out {name}")
+    try:
+        return kind.from_json(body)
+    except InvalidValue as error:
+        raise RequestError(str(error)) from None
+
+
+def error_body(problem: Problem) -> dict[str, Any]:
+    """`{"error": {"message", "type", "param", "code"}}`"""
+    fields = {"message": problem.message, "type": problem.kind, "param": problem.param, "code": problem.code}
+    return {"error": fields}
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def usage_body(completions: Sequence[Completion], n: int) -> dict[str, int]:
+    """The `usage` object of an answer."""
+    usage = Usage.of(completions, n)
+    return {**usage._asdict(), "total_tokens": usage.total_tokens}
+
+
+def disagg_body(completion: Completion) -> dict[str, Any]:
+    """The `disagg` object: who answered, how, and where the time went. Seconds and bytes."""
+    metrics = completion.metrics
+    return {
+        "method": metrics.method,
+        "prefill_server": metrics.prefill_server,
+        "decode_server": metrics.decode_server,
+        "warnings": completion.warnings,
+        "ttft": metrics.ttft,
+        "ttft_parts": asdict(metrics.ttft_parts),
+        "total_time": metrics.total_time,
+        "hidden_transfer": metrics.hidden_transfer,
+        "exposed_transfer": metrics.exposed_transfer,
+        "kv_bytes": metrics.kv_bytes,
+        "simulated": metrics.simulated,
+    }
+
+
+def token_name(token_id: int) -> str:
+    """A token's name by its id, as in vLLM with return_tokens_as_token_ids: only the hosts have a tokenizer."""
+    return f"token_id:{token_id}"
+
+
+def alternatives(token: TokenLogprob) -> list[tuple[str, float]]:
+    """The likeliest alternatives of one token: name and log-probability."""
+    return [(token_name(token_id), logprob) for token_id, logprob in token.top]

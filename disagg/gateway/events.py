@@ -1,0 +1,49 @@
+"""What happens to a request while it is answered, in the gateway's own form. A dialect writes it to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from disagg.api.events import TokenLogprob
+from disagg.inference.types import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """More of answer number `choice`: the tokens of a decode step or several, and the text that they have completed."""
+
+    choice: int
+    text: str
+    tokens: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Answer number `choice` is complete."""
+
+    choice: int
+    completion: Completion
+
+
+Event = Piece | Finished
+
+
+class Usage(NamedTuple):
+    """Tokens of all answers to one request. A prompt that is answered several times counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    @classmethod
+    def of(cls, completions: Sequence[Completion], n: int) -> Usage:
+        """completions: by number of the answer, `n` for each prompt."""
+        return cls(
+            sum(completion.metrics.prompt_tokens for completion in completions[::n]),
+            sum(completion.metrics.completion_tokens for completion in completions),
+        )

@@ -1,0 +1,52 @@
+"""A request in the gateway's own form. A dialect makes it from its body; nothing else depends on the dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from disagg.api.requests import Messages
+
+MAX_CHOICES = 16
+"""Answers to one request: prompts times `n`."""
+
+
+class Prompt(TypedDict, total=False):
+    """One prompt in one of the forms that AsyncClient takes."""
+
+    prompt: str
+    messages: Messages
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayRequest:
+    """What a caller asks for.
+
+    prompts: each is answered `n` times; the answers are numbered prompt by prompt. options: those of
+    AsyncClient.stream that the caller has set. stream: send the answer while it is generated. include_usage: end a
+    stream with the numbers of tokens.
+    """
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    n: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = False
+    include_usage: bool = False
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    def arguments(self, choice: int) -> dict[str, Any]:
+        """The arguments of AsyncClient.stream for one answer.
+
+        Answers to the same prompt differ if the caller has set a seed: each has its own, counted up from that one.
+        """
+        prompt, repetition = divmod(choice, self.n)
+        options = dict(self.options)
+        if options.get("seed") is not None:
+            options["seed"] += repetition
+        return {"model": self.model, **self.prompts[prompt], **options}

@@ -1,0 +1,61 @@
+"""Runs one request: its answers come from AsyncClient, all at the same time, and leave as one sequence of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+
+from disagg.errors import DisaggError, ServerUnavailable, Unauthorized
+from disagg.gateway.events import Event, Finished, Piece
+from disagg.gateway.request import GatewayRequest
+from disagg.inference.client import AsyncClient
+from disagg.inference.stream import AsyncStream
+
+WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
+
+
+async def run(client: AsyncClient, request: GatewayRequest) -> AsyncGenerator[Event, None]:
+    """The events of all answers. Raises a DisaggError if one fails; closing the generator cancels all."""
+    try:
+        async with AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(client.stream(**request.arguments(choice)))
+                for choice in range(request.choices)
+            ]
+            async with aclosing(_answer(0, streams[0]) if len(streams) == 1 else _together(streams)) as events:
+                async for event in events:
+                    yield event
+    except Unauthorized as error:  # the gateway's own token is meant, not the caller's key
+        raise ServerUnavailable(error.message, error.hint) from error
+
+
+async def _answer(choice: int, stream: AsyncStream) -> AsyncGenerator[Event, None]:
+    async for chunk in stream:
+        yield Piece(choice, chunk.text, chunk.tokens)
+    yield Finished(choice, stream.completion)
+
+
+async def _together(streams: Sequence[AsyncStream]) -> AsyncGenerator[Event, None]:
+    """The events of several answers in the order of their arrival."""
+    queue: asyncio.Queue[Event | DisaggError] = asyncio.Queue(WAITING_EVENTS)
+
+    async def read(events: AsyncIterator[Event]) -> None:
+        try:
+            async for event in events:
+                await queue.put(event)
+        except DisaggError as error:
+            await queue.put(error)
+
+    tasks = [asyncio.ensure_future(read(_answer(choice, stream))) for choice, stream in enumerate(streams)]
+    running = len(tasks)
+    try:
+        while running:
+            event = await queue.get()
+            if isinstance(event, DisaggError):
+                raise event
+            running -= isinstance(event, Finished)
+            yield event
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,165 @@
+"""The official openai client, unchanged, against `disagg serve` in front of real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.fleets import RunningFleet, wait_until
+
+CHAT: list[Any] = [{"role": "system", "content": "be short"}, {"role": "user", "content": "def add(a, b):"}]
+
+
+@pytest.fixture
+def client(gateway: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_a_chat_is_answered_as_the_python_api_answers_it(client: openai.OpenAI, tiny_fleet: RunningFleet) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=12, temperature=0)
+    with tiny_fleet.client() as direct:
+        expected = direct.generate("tiny", messages=CHAT, max_tokens=12)
+    assert answer.choices[0].message.content == expected.text
+    assert answer.choices[0].finish_reason == expected.finish_reason
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == expected.metrics.prompt_tokens
+    assert answer.usage.completion_tokens == expected.metrics.completion_tokens
+    assert answer.model == "tiny"
+
+
+def test_the_answer_says_which_hosts_gave_it_and_how(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=4)
+    disagg = answer.choices[0].model_extra["disagg"]
+    assert disagg["decode_server"] == "tiny-decode"
+    assert disagg["ttft"] == pytest.approx(sum(disagg["ttft_parts"].values()))
+    assert disagg["warnings"] == []
+
+
+def test_a_streamed_chat_has_the_same_text_and_ends_with_its_usage(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=12, temperature=0)
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny",
+            messages=CHAT,
+            max_tokens=12,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    deltas = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(deltas) == whole.choices[0].message.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks[-2:-1]] == [whole.choices[0].finish_reason]
+    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+    assert "disagg" in (chunks[-2].choices[0].model_extra or {})
+
+
+def test_a_completion_continues_a_text_and_a_list_of_token_ids(client: openai.OpenAI) -> None:
+    text = client.completions.create(model="tiny", prompt="x = 1", max_tokens=4, temperature=0)
+    ids = client.completions.create(model="tiny", prompt=[9, 10, 11], max_tokens=4, temperature=0)
+    assert len(text.choices) == len(ids.choices) == 1
+    assert text.usage is not None and ids.usage is not None
+    assert ids.usage.prompt_tokens == 3
+
+
+def test_several_prompts_and_several_answers_are_numbered_prompt_by_prompt(client: openai.OpenAI) -> None:
+    alone = [
+        client.completions.create(model="tiny", prompt=prompt, max_tokens=4, temperature=0).choices[0].text
+        for prompt in ("x = 1", "y = 2")
+    ]
+    answer = client.completions.create(model="tiny", prompt=["x = 1", "y = 2"], n=2, max_tokens=4, temperature=0)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in answer.choices] == [alone[0], alone[0], alone[1], alone[1]]
+
+
+def test_answers_of_one_seeded_request_differ_and_can_be_repeated(client: openai.OpenAI) -> None:
+    def texts() -> list[str | None]:
+        answer = client.chat.completions.create(model="tiny", messages=CHAT, n=2, seed=7, max_tokens=16)
+        return [choice.message.content for choice in answer.choices]
+
+    first = texts()
+    assert first[0] != first[1]
+    assert texts() == first
+
+
+def test_a_streamed_answer_of_two_choices_tells_them_apart(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(model="tiny", messages=CHAT, n=2, seed=7, max_tokens=8, stream=True)
+    seen: dict[int, list[str | None]] = {0: [], 1: []}
+    for chunk in stream:
+        seen[chunk.choices[0].index].append(chunk.choices[0].finish_reason)
+    assert all(reasons[-1] in ("stop", "length") and set(reasons[:-1]) == {None} for reasons in seen.values())
+
+
+def test_log_probabilities_name_tokens_by_id(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=3, temperature=0, logprobs=True, top_logprobs=2
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None and len(logprobs.content) == 3
+    first = logprobs.content[0]
+    assert first.token.startswith("token_id:") and first.logprob <= 0
+    assert len(first.top_logprobs) == 2 and first.top_logprobs[0].token == first.token
+
+
+def test_an_answer_without_a_bound_is_as_long_as_the_context_allows(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt=[9] * 4090, extra_body={"ignore_eos": True}, temperature=0)
+    assert answer.usage is not None and answer.usage.completion_tokens == 6
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_an_alias_is_a_name_of_the_model_and_the_list_has_its_context(client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    assert (model.id, (model.model_extra or {})["max_model_len"]) == ("tiny", 4096)
+    assert client.models.retrieve("alias-of-tiny").id == "tiny"
+    assert client.completions.create(model="alias-of-tiny", prompt="x", max_tokens=1).model == "alias-of-tiny"
+
+
+def test_an_unknown_model_is_a_404_with_openai_s_code(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-5", messages=CHAT)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+def test_a_request_over_the_context_has_openai_s_code_also_if_it_is_streamed(client: openai.OpenAI) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="tiny", prompt=[9] * 4000, max_tokens=500, stream=stream)
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_field_that_cannot_be_honoured_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=CHAT, presence_penalty=0.5)
+    assert caught.value.param == "presence_penalty"
+
+
+def test_leaving_a_stream_cancels_its_request_on_the_hosts(client: openai.OpenAI, tiny_fleet: RunningFleet) -> None:
+    before = tiny_fleet.status("tiny-decode")["counters"]["cancelled"]
+    stream = client.completions.create(
+        model="tiny", prompt="x = 1", max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    wait_until(lambda: tiny_fleet.status("tiny-decode")["running"] == 0, 10, "the request to end")
+    assert tiny_fleet.status("tiny-decode")["counters"]["cancelled"] == before + 1
+
+
+def test_paths_work_without_v1_and_a_request_id_comes_back(gateway: str) -> None:
+    with httpx.Client(base_url=gateway, trust_env=False) as http:
+        answer = http.post(
+            "/chat/completions",
+            json={"model": "tiny", "messages": CHAT, "max_tokens": 1},
+            headers={"X-Request-Id": "request-77"},
+        )
+        models, health, missing = http.get("/models"), http.get("/health"), http.get("/v1/embeddings")
+    assert answer.status_code == 200
+    assert answer.headers["x-request-id"] == "request-77" and answer.json()["id"] == "chatcmpl-request-77"
+    assert models.json()["data"][0]["id"] == "tiny"
+    assert health.json() == {"status": "ok"}
+    assert missing.status_code == 404 and "/v1/embeddings" in missing.json()["error"]["message"]
