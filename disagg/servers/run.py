@@ -21,7 +21,7 @@ from disagg.engines.base import DecodeEngine, PrefillEngine
 from disagg.errors import ConfigError, FleetError, PortInUse
 from disagg.servers import logs
 from disagg.servers.health.monitor import Monitor, Problems
-from disagg.servers.health.watchdog import Watchdog
+from disagg.servers.health.watchdog import Watchdog, promise
 from disagg.servers.http.accept import accept
 from disagg.servers.http.app import build
 from disagg.servers.http.protocol import KEEP_ALIVE_S, BoundedProtocol, free_descriptor
@@ -136,6 +136,7 @@ async def _load(service: AnyService, server: uvicorn.Server) -> None:
     except BaseException:
         server.should_exit = True
         raise
+    promise()
     logs.info("ready", host=service.host.name, seconds=round(time.monotonic() - started, 3))
 
 

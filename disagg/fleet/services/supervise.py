@@ -1,10 +1,12 @@
 """Run one server and restart it when it ends: `supervise.py start|stop|restart|status FOLDER`, on the host itself.
 
 Runs FOLDER/current/run. After a crash it waits 1, 2, 4 ... 60 s before the next start, and 1 s again once a server has
-run for a minute. Standard library only: it is run by path, and must not import the package beside it.
+run for a minute. A server that has promised to notify, as in sd_notify(3), and does not is ended: it hangs as a whole.
+Standard library only: it is run by path, and must not import the package beside it.
 
 FOLDER/supervisor.lock   locked while the supervisor runs
 FOLDER/supervisor.json   {"pid", "child", "child_began", "restarts", "last_exit"}
+FOLDER/notify.sock       where the server notifies
 FOLDER/logs/server.log   the server's log, with a JSON line per restart
 """
 
@@ -15,6 +17,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +30,9 @@ GRACE_S = 30.0
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 STEADY_S = 60.0
+STOPPED_S = 5.0
+TRACES_S = 3.0
+"""From SIGABRT, at which a server writes where its threads are, to SIGKILL."""
 
 
 def main(arguments: list[str]) -> int:
@@ -80,9 +86,13 @@ def _detach(folder: Path) -> None:
     os.chdir(folder)
     os.umask(0o077)
     null = os.open(os.devnull, os.O_RDWR)
-    log = os.open(folder / "logs" / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = _open_log(folder)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+
+
+def _open_log(folder: Path) -> int:
+    return os.open(folder / "logs" / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def _supervise(folder: Path, ready: int) -> int:
@@ -98,6 +108,7 @@ def _supervise(folder: Path, ready: int) -> int:
 class _Supervisor:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._notices = _Notices(folder / "notify.sock")
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = False
         self._woken, self._wake = os.pipe()  # written by the signal handler, to end the wait between two starts
@@ -109,20 +120,22 @@ class _Supervisor:
         signal.signal(signal.SIGINT, self._stop)
         signal.signal(signal.SIGALRM, self._kill)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # ends the wait for a notice
         delay = FIRST_DELAY_S
         while not self._stopping:
-            began = time.monotonic()
+            began, killed_before = time.monotonic(), _out_of_memory_kills()
             self._start_child()
             if ready >= 0:
                 os.close(ready)
                 ready = -1
-            self._last_exit = self._child.wait() if self._child else None
+            self._last_exit = self._wait_child() if self._child else None
             if self._stopping:
                 break
             delay = FIRST_DELAY_S if time.monotonic() - began > STEADY_S else delay
             self._restarts += 1
             self._write_record()
-            self._log("server_ended", exit=self._last_exit, restart_in_s=delay, restarts=self._restarts)
+            reason = _reason(self._last_exit, _out_of_memory_kills() > killed_before)
+            self._log("server_ended", exit=self._last_exit, restart_in_s=delay, restarts=self._restarts, **reason)
             select.select([self._woken], [], [], delay)
             delay = min(delay * 2, LONGEST_DELAY_S)
         signal.alarm(0)
@@ -131,10 +144,27 @@ class _Supervisor:
 
     def _start_child(self) -> None:
         run = str(self._folder / "current" / "run")
-        self._child = subprocess.Popen(["/bin/sh", run], stdin=subprocess.DEVNULL, start_new_session=True)
+        self._child = subprocess.Popen(
+            ["/bin/sh", run], stdin=subprocess.DEVNULL, start_new_session=True, env=self._notices.environment()
+        )
         self._write_record()
         if self._stopping:  # the signal arrived while there was no child to pass it on to
             self._stop()
+
+    def _wait_child(self) -> int | None:
+        """The exit code of the server, once it has ended. Ends one that hangs."""
+        assert self._child is not None
+        while self._child.poll() is None:
+            self._notices.wait(1.0)
+            if (silent_s := self._notices.overdue()) and not self._stopping:
+                message = f"it hung as a whole: no notice of it for {silent_s:.0f} s"
+                self._log("server_hangs", message=message, hint="the traces below show where")
+                self._signal(signal.SIGABRT)
+                with suppress(subprocess.TimeoutExpired):
+                    self._child.wait(TRACES_S)
+                self._signal(signal.SIGKILL)
+                return self._child.wait()
+        return self._child.returncode
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
@@ -165,7 +195,77 @@ class _Supervisor:
     def _log(self, name: str, **fields: Any) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
         line = json.dumps({"time": stamp, "level": "error", "event": name, **fields})
-        os.write(2, line.encode() + b"\n")
+        with suppress(OSError):  # a full disk must not end the supervisor
+            log = _open_log(self._folder)  # opened anew: the server rotates it
+            os.write(log, line.encode() + b"\n")
+            os.close(log)
+
+
+class _Notices:
+    """What a server sends to $NOTIFY_SOCKET: WATCHDOG_USEC, the time within which it promises to notify again, then
+    WATCHDOG=1 now and then. Without a socket nothing is overdue."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._limit_s = float("inf")
+        self._at = 0.0
+        self._woken, wake = os.pipe()
+        for end in (self._woken, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # a signal, such as SIGCHLD, ends the wait
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        with suppress(OSError):  # e.g. the path is too long for a socket
+            path.unlink(missing_ok=True)
+            self._socket.bind(str(path))
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a new server, of which nothing is known yet."""
+        self._limit_s = float("inf")
+        return {**os.environ, "NOTIFY_SOCKET": str(self._path)}
+
+    def wait(self, seconds: float) -> None:
+        """Read what has arrived; return after a notice, a signal, or this long."""
+        began = time.monotonic()
+        select.select([self._socket.fileno(), self._woken], [], [], seconds)
+        if time.monotonic() - began > seconds + STOPPED_S:  # this process was stopped, and the server perhaps too
+            self._at = time.monotonic()
+        with suppress(BlockingIOError):
+            os.read(self._woken, 1024)
+        with suppress(OSError):
+            while True:
+                self._read(self._socket.recv(4096).decode("utf-8", "replace"))
+
+    def overdue(self) -> float:
+        """For how many seconds there was no notice, if that is too long; else 0."""
+        silent_s = time.monotonic() - self._at
+        return silent_s if silent_s > self._limit_s else 0.0
+
+    def _read(self, notice: str) -> None:
+        self._at = time.monotonic()
+        for line in notice.splitlines():
+            name, _, value = line.partition("=")
+            if name == "WATCHDOG_USEC" and value.isdigit():
+                self._limit_s = int(value) / 1e6
+
+
+def _reason(code: int | None, out_of_memory: bool) -> dict[str, str]:
+    """Why a server ended, if its exit code tells: a signal leaves no line of its own in the log."""
+    if code is None or code >= 0:
+        return {}
+    if code == -signal.SIGKILL and out_of_memory:
+        hint = "give the model less memory: a lower max_kv_bytes or context, smaller weights, or another machine"
+        return {"message": "the kernel ended it, because the machine was out of memory", "hint": hint}
+    return {"message": f"it was ended by signal {-code}", "hint": "the lines before this one may say why"}
+
+
+def _out_of_memory_kills() -> int:
+    """How many processes the Linux kernel has ended since boot for lack of memory; 0 elsewhere."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def _end_orphan(folder: Path) -> None:

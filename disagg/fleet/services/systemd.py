@@ -45,7 +45,11 @@ def unit_name(host: str) -> str:
 
 
 def unit(host: str, run: str, version: int) -> str:
-    """The unit that runs the script `run`, and restarts it. version: of the host's systemd."""
+    """The unit that runs the script `run`, and restarts it. version: of the host's systemd.
+
+    NotifyAccess: once its model is loaded the server sets WATCHDOG_USEC itself, and is restarted if it then hangs as a
+    whole. WatchdogSec would run while the model loads.
+    """
     back_off = "RestartSteps=6\nRestartMaxDelaySec=60\n" if version >= _BACK_OFF_SINCE else ""
     return f"""\
 # Written by `disagg deploy`.
@@ -60,6 +64,7 @@ RestartSec=1
 {back_off}KillMode=mixed
 TimeoutStopSec=30
 OOMPolicy=continue
+NotifyAccess=all
 
 [Install]
 WantedBy=default.target

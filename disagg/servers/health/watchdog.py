@@ -60,7 +60,6 @@ class Watchdog:
             self._end(problem)
 
     def _run(self) -> None:
-        notify(f"READY=1\nWATCHDOG_USEC={NOTIFIED_S * 1_000_000}")
         before = time.monotonic()
         while not self._stop.wait(TICK_S):
             now = time.monotonic()
@@ -75,6 +74,12 @@ class Watchdog:
         with suppress(OSError, ValueError):
             faulthandler.dump_traceback(2)
         self._exit(EXIT_CODE)
+
+
+def promise() -> None:
+    """Promise the service manager to notify it in time from now on. Not before the model is loaded: native code that
+    loads it may hold up every thread for minutes."""
+    notify(f"READY=1\nWATCHDOG_USEC={NOTIFIED_S * 1_000_000}")
 
 
 def notify(state: str) -> None:

@@ -96,6 +96,73 @@ def test_a_server_that_crashes_at_start_is_tried_again_after_longer_and_longer(f
         folder.call("stop")
 
 
+NOTIFYING = """\
+import os, socket, sys, time
+print("up", os.getpid(), flush=True)
+notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+notices.connect(os.environ["NOTIFY_SOCKET"])
+notices.send(b"READY=1\\nWATCHDOG_USEC=700000")
+for _ in range(int(sys.argv[1])):
+    time.sleep(0.1)
+    notices.send(b"WATCHDOG=1")
+time.sleep(1000)
+"""
+
+
+def notifying(folder: Folder, times: int) -> None:
+    (folder.path / "notifying.py").write_text(NOTIFYING)
+    folder.serve(f"exec {sys.executable} {folder.path / 'notifying.py'} {times}")
+
+
+def test_a_server_that_hangs_as_a_whole_is_restarted(folder: Folder) -> None:
+    notifying(folder, times=10)
+    first = folder.call("start")
+    wait_for(lambda: folder.log().count("up ") == 2)
+    hung, ended = (json.loads(line) for line in folder.log().splitlines() if line.startswith("{"))
+    assert hung["event"] == "server_hangs" and "it hung as a whole" in hung["message"]
+    assert (ended["event"], ended["exit"]) == ("server_ended", -signal.SIGABRT) and not alive(first["child"])
+    assert ended["time"] > hung["time"] or ended["restarts"] == 1
+
+
+def test_a_frozen_server_is_restarted(folder: Folder) -> None:
+    notifying(folder, times=100_000)
+    first = folder.call("start")
+    wait_for(lambda: "up " in folder.log())
+    os.kill(first["child"], signal.SIGSTOP)
+    wait_for(lambda: folder.log().count("up ") == 2)
+    assert folder.call("status")["last_exit"] == -signal.SIGKILL and not alive(first["child"])
+
+
+def test_a_server_that_notifies_is_left_alone(folder: Folder) -> None:
+    notifying(folder, times=100_000)
+    first = folder.call("start")
+    time.sleep(2.0)
+    state = folder.call("status")
+    assert (state["child"], state["restarts"]) == (first["child"], 0)
+
+
+def test_a_line_of_the_supervisor_is_in_the_log_that_the_server_began_anew(folder: Folder) -> None:
+    folder.serve(f"mv {folder.path}/logs/server.log {folder.path}/logs/server.log.1; exit 3")
+    folder.call("start")
+    wait_for(lambda: (folder.path / "logs/server.log").exists() and "server_ended" in folder.log())
+
+
+@pytest.mark.parametrize(
+    ("code", "out_of_memory", "message"),
+    [
+        (0, True, None),
+        (3, True, None),
+        (-9, True, "the kernel ended it, because the machine was out of memory"),
+        (-9, False, "it was ended by signal 9"),
+        (-11, True, "it was ended by signal 11"),
+    ],
+)
+def test_the_reason_of_an_end_that_leaves_no_line_is_logged(
+    code: int, out_of_memory: bool, message: str | None
+) -> None:
+    assert module._reason(code, out_of_memory).get("message") == message
+
+
 def test_the_next_start_runs_the_release_that_is_current_then(folder: Folder) -> None:
     child = folder.call("start")["child"]
     folder.serve("echo newer; exec sleep 1000")
