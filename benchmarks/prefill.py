@@ -69,7 +69,9 @@ def compare(rounds: int, tokens: int, gb_s: float) -> dict[str, Any]:
     sys.setswitchinterval(SWITCH_S)  # as the servers do
     with tempfile.TemporaryDirectory() as folder:
         engine = TransformersPrefillEngine(
-            make_model(Path(folder)), 2 * tokens, EngineOptions("transformers", dtype="float32", threads=1)
+            make_model(Path(folder)),
+            2 * tokens,
+            EngineOptions("transformers", dtype="float32", threads=1, max_held_bytes=0),
         )
     prompt = numpy.random.default_rng(0).integers(8, 1000, tokens).tolist()
     sent: list[float] = []

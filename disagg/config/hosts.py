@@ -199,7 +199,10 @@ _COMMON_OPTIONS: Final[Mapping[str, Reader]] = {
     "threads": _within(1, 1024),
 }
 _DECODE_OPTIONS: Final[Mapping[str, Reader]] = {"max_batch": _within(1, 1024), "max_kv_bytes": _within(1, 1 << 50)}
-_PREFILL_OPTIONS: Final[Mapping[str, Reader]] = {"kv_wire": _one_of(get_args(KVWire))}
+_PREFILL_OPTIONS: Final[Mapping[str, Reader]] = {
+    "kv_wire": _one_of(get_args(KVWire)),
+    "max_held_bytes": _within(0, 1 << 50),
+}
 _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
     "transformers": {
         **_COMMON_OPTIONS,

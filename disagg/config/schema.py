@@ -49,6 +49,7 @@ class EngineOptions:
     kv_wire: KVWire = (
         "as-is"  # prefill: the form KV is sent in; int8 is not exact, auto takes it if the link is too slow
     )
+    max_held_bytes: int = 2 << 30  # prefill: KV of finished prompts, for prompts that begin alike; 0: none is held
     max_batch: int = 16  # decode: requests in the running batch
     max_kv_bytes: int = 8 << 30  # decode: KV bytes, received and in use
 

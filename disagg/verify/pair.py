@@ -61,7 +61,7 @@ class EnginePair:
         decode_options = dataclasses.replace(options, name="mlx", device="auto")
         decode = MLXDecodeEngine(decode_source, context, decode_options)
         try:
-            prefill = TransformersPrefillEngine(prefill_source, context, options)
+            prefill = TransformersPrefillEngine(prefill_source, context, dataclasses.replace(options, max_held_bytes=0))
             prefill.info.fingerprint.require_same(decode.info.fingerprint, mine="prefill", theirs="decode")
         except BaseException:
             decode.close()

@@ -7,14 +7,18 @@ copies all previous rows for every chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from disagg.engines.transformers.prefixes import HeldRows
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout, Layout
+
+SPARE_ROWS = 64
+"""Rows of a sliding layer that are held beyond its window: a later prompt may differ in its last tokens."""
 
 # (layer, index of the first new token, new keys, new values: views of the cache, [1, kv_heads, new, dim])
 OnRows = Callable[[int, int, torch.Tensor, torch.Tensor], None]
@@ -46,6 +50,17 @@ class PreallocatedCache(Cache):  # type: ignore[misc]
             new = key_states.shape[2]
             self._on_rows(layer_idx, start, keys[:, :, -new:], values[:, :, -new:])
         return keys, values
+
+    def held(self) -> Sequence[HeldRows]:
+        """The rows of all layers, which stay valid if this cache is not updated any more."""
+        return [layer.held() for layer in self.layers]
+
+    def load(self, layers: Sequence[HeldRows], tokens: int) -> None:
+        """Begin with the rows of the first `tokens` tokens of another cache. They are reported like new ones."""
+        for index, rows in enumerate(layers):
+            first, keys, values = self.layers[index].load(rows, tokens)
+            if self._on_rows is not None:
+                self._on_rows(index, first, keys, values)
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
@@ -97,6 +112,17 @@ class FullLayer(_Layer):
         self.seen = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def held(self) -> HeldRows:
+        """All rows, without a copy."""
+        return HeldRows(0, self.keys[:, :, : self.seen], self.values[:, :, : self.seen])
+
+    def load(self, rows: HeldRows, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """See PreallocatedCache.load. Returns the first row's index, and the rows."""
+        self.keys[:, :, :tokens] = rows.keys[:, :, :tokens]
+        self.values[:, :, :tokens] = rows.values[:, :, :tokens]
+        self.seen = tokens
+        return 0, self.keys[:, :, :tokens], self.values[:, :, :tokens]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(rows, index of the first) that `query_length` new tokens look at."""
         return self.seen + query_length, 0
@@ -131,6 +157,20 @@ class SlidingLayer(_Layer):
         self.values[:, :, start : self.end] = value_states
         self.seen += new
         return self.keys[:, :, start - past : self.end], self.values[:, :, start - past : self.end]
+
+    def held(self) -> HeldRows:
+        """A copy of the last rows: the window, and up to SPARE_ROWS before it."""
+        count = min(self.end, self.window + SPARE_ROWS)
+        keys, values = (buffer[:, :, self.end - count : self.end].clone() for buffer in (self.keys, self.values))
+        return HeldRows(self.seen - count, keys, values, self.window)
+
+    def load(self, rows: HeldRows, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """See PreallocatedCache.load. Returns the first row's index, and the rows."""
+        first = max(rows.first, tokens - self.window)
+        self.end, self.seen = tokens - first, tokens
+        for buffer, held in ((self.keys, rows.keys), (self.values, rows.values)):
+            buffer[:, :, : self.end] = held[:, :, first - rows.first : tokens - rows.first]
+        return first, self.keys[:, :, : self.end], self.values[:, :, : self.end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(rows, index of the first) that `query_length` new tokens look at."""

@@ -14,10 +14,11 @@ from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, PrefillEngine, Token
 from disagg.engines.model import checkpoint, preflight
 from disagg.engines.model.text import HFTokenizer
-from disagg.engines.transformers.cache import OnRows
+from disagg.engines.transformers.cache import OnRows, PreallocatedCache
 from disagg.engines.transformers.emit import RowEmitter
 from disagg.engines.transformers.forward import Forward
 from disagg.engines.transformers.load import choose_device, load_model, weight_bytes
+from disagg.engines.transformers.prefixes import HeldPrompt, Prefixes
 from disagg.engines.transformers.profile import measure
 from disagg.engines.transformers.runs import AnswerRun, PromptRun
 from disagg.kv.blocks import Block
@@ -38,7 +39,8 @@ class TransformersPrefillEngine(PrefillEngine):
         self._model = load_model(path, options, self._device)
         self._chunk_tokens = options.chunk_tokens
         self._layout = checkpoint.layout(reference, options.dtype)
-        self._forward = Forward(self._model, self._layout, self._device)
+        self._prefixes = Prefixes(options.max_held_bytes)
+        self._forward = Forward(self._model, self._layout, self._device, self._prefixes.clear)
         actual = measure(self._model, reference)
         findings = preflight.compare(reference, actual)
         preflight.require(findings)
@@ -70,7 +72,12 @@ class TransformersPrefillEngine(PrefillEngine):
     ) -> PromptRun:
         """See PrefillEngine."""
         on_rows = RowEmitter(self._layout, len(tokens), self._device, emit, wire=wire, start=start)
-        return self._prompt(tokens, len(tokens), chunk_tokens or self._chunk_tokens, on_rows)
+        cache = self._cache(salt, tokens, len(tokens), chunk_tokens or self._chunk_tokens, on_rows)
+
+        def hold(cache: PreallocatedCache) -> None:
+            self._prefixes.keep(HeldPrompt.of(salt, tokens, cache.held()))
+
+        return PromptRun(self._forward, cache, tokens, chunk_tokens or self._chunk_tokens, hold)
 
     def start_answer(
         self,
@@ -82,14 +89,16 @@ class TransformersPrefillEngine(PrefillEngine):
         salt: str = "",
     ) -> AnswerRun:
         """See PrefillEngine."""
-        prompt = self._prompt(tokens[:-1], len(tokens) + sampling.max_tokens - answered, self._chunk_tokens)
+        cache = self._cache(salt, tokens[:-1], len(tokens) + sampling.max_tokens - answered, self._chunk_tokens)
+        prompt = PromptRun(self._forward, cache, tokens[:-1], self._chunk_tokens)
         eos_ids = self.info.eos_ids
         return AnswerRun(self._forward, prompt, tokens, sampling, emit, eos_ids=eos_ids, answered=answered)
 
     def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
         """See PrefillEngine."""
         head = len(tokens) - last
-        prompt = self._prompt(tokens[:head], len(tokens), self._chunk_tokens)
+        cache = self._forward.cache(len(tokens), min(self._chunk_tokens, len(tokens)))
+        prompt = PromptRun(self._forward, cache, tokens[:head], self._chunk_tokens)
         while not prompt.done:
             prompt.step()
         rows: list[list[float]] = []
@@ -98,12 +107,23 @@ class TransformersPrefillEngine(PrefillEngine):
             rows.extend(self._forward.logits(chunk, prompt.cache).float().tolist())
         return rows
 
-    def _prompt(self, tokens: Sequence[int], total: int, chunk: int, on_rows: OnRows | None = None) -> PromptRun:
-        """A run of `tokens` with a cache of `total` tokens."""
+    @property
+    def held_bytes(self) -> int:
+        """See PrefillEngine."""
+        return self._prefixes.nbytes
+
+    def _cache(
+        self, salt: str, tokens: Sequence[int], total: int, chunk: int, on_rows: OnRows | None = None
+    ) -> PreallocatedCache:
+        """A cache of `total` tokens that begins with what is held of `tokens`."""
 
         def beat(layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
             self.on_beat()
             if on_rows is not None:
                 on_rows(layer, start, keys, values)
 
-        return PromptRun(self._forward, self._forward.cache(total, min(chunk, total), beat), tokens, chunk)
+        cache = self._forward.cache(total, min(chunk, total), beat)
+        if found := self._prefixes.find(salt, tokens):
+            prompt, count = found
+            cache.load(prompt.layers, count)
+        return cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,17 +17,23 @@ ALLOCATION_FAILED = ("DefaultCPUAllocator", "can't allocate memory", "out of mem
 
 
 class Forward:
-    """The model on its device. Runs out of memory with a ModelError."""
+    """The model on its device. free: called if its memory does not suffice, lets go of what can be spared. If that is
+    not enough, or a chunk was being computed, a ModelError says so."""
 
-    def __init__(self, model: Any, layout: Layout, device: torch.device) -> None:
+    def __init__(self, model: Any, layout: Layout, device: torch.device, free: Callable[[], None]) -> None:
         self._model = model
         self._layout = layout
         self._device = device
+        self._free = free
 
     def cache(self, total: int, chunk: int, on_rows: OnRows | None = None) -> PreallocatedCache:
         """An empty cache of `total` tokens, computed in chunks of at most `chunk`."""
-        with _memory_for(total):
-            return PreallocatedCache(self._layout, total, chunk, self._device, on_rows)
+        try:
+            with self._memory_for(total):
+                return PreallocatedCache(self._layout, total, chunk, self._device, on_rows)
+        except ModelError:  # once more, with what was freed
+            with self._memory_for(total):
+                return PreallocatedCache(self._layout, total, chunk, self._device, on_rows)
 
     def layers(self, tokens: Sequence[int], cache: PreallocatedCache) -> None:
         """Run the next tokens through the layers, without the output head."""
@@ -47,22 +53,22 @@ class Forward:
             torch.mps.synchronize()
 
     def _run(self, module: Any, tokens: Sequence[int], cache: PreallocatedCache) -> Any:
-        with _memory_for(cache.get_seq_length() + len(tokens)), torch.inference_mode():
+        with self._memory_for(cache.get_seq_length() + len(tokens)), torch.inference_mode():
             ids = torch.tensor([list(tokens)], dtype=torch.long, device=self._device)
             return module(input_ids=ids, past_key_values=cache, use_cache=True)
 
-
-@contextmanager
-def _memory_for(tokens: int) -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        reason = str(error).splitlines()[0] if str(error) else "no memory left"
-        raise ModelError(
-            f"not enough memory for {tokens} tokens: {reason}", "lower chunk_tokens, or the model's context"
-        ) from error
+    @contextmanager
+    def _memory_for(self, tokens: int) -> Iterator[None]:
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            self._free()
+            reason = str(error).splitlines()[0] if str(error) else "no memory left"
+            raise ModelError(
+                f"not enough memory for {tokens} tokens: {reason}", "lower chunk_tokens, or the model's context"
+            ) from error
 
 
 def _is_out_of_memory(error: Exception) -> bool:

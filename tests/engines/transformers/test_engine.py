@@ -28,7 +28,9 @@ LENGTHS = [0, 1, W - 7, W, W + 37]
 
 
 def engine_on(path: Any, dtype: DType = "float32", chunk_tokens: int = 48) -> TransformersPrefillEngine:
-    options = EngineOptions("transformers", dtype=dtype, device="cpu", chunk_tokens=chunk_tokens, threads=1)
+    options = EngineOptions(
+        "transformers", dtype=dtype, device="cpu", chunk_tokens=chunk_tokens, threads=1, max_held_bytes=0
+    )
     return TransformersPrefillEngine(path, CONTEXT, options)
 
 
