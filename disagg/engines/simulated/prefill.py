@@ -15,6 +15,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import PrefillEngine, PrefillTiming, Token
 from disagg.engines.simulated import model as simulated_model
+from disagg.engines.simulated.held import CountedKV
 from disagg.engines.simulated.model import SimulatedModel, sleep_until
 from disagg.kv.blocks import Block, KVBlock
 from disagg.kv.layout import Layout
@@ -32,6 +33,7 @@ class SimulatedPrefillEngine(PrefillEngine):
         self._model = simulated_model.load(source, context, options, hardware)
         self.info, self.tokenizer = self._model.info, self._model.tokenizer
         self._noise = _Noise(self.info.layout, options.chunk_tokens)
+        self._held = CountedKV(self.info.layout, options.max_held_bytes)
 
     def warm_up(self) -> None:
         """Nothing to do: the first request is as fast as any other."""
@@ -53,7 +55,12 @@ class SimulatedPrefillEngine(PrefillEngine):
             if emission.end > start:
                 emit(self._noise.block(replace(emission, start=max(start, emission.start)), wire))
 
-        return _PromptRun(self._model, len(tokens), send, chunk_tokens)
+        held = self._find(tokens, salt)
+        for index, layer in enumerate(self.info.layout.layers):
+            if rows := layer.rows(len(tokens))[: max(0, held - layer.rows(len(tokens)).start)]:
+                send(Emission(index, rows.start, rows.stop, 0.0))
+        self._held.hold(tokens, (), salt)
+        return _PromptRun(self._model, len(tokens), send, held, chunk_tokens)
 
     def start_answer(
         self,
@@ -65,8 +72,22 @@ class SimulatedPrefillEngine(PrefillEngine):
         salt: str = "",
     ) -> _AnswerRun:
         """See PrefillEngine."""
-        prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat())
+        held = self._find(tokens[:-1], salt)
+        prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat(), held)
         return _AnswerRun(self._model, prompt, tokens, sampling, emit, answered=answered)
+
+    @property
+    def held_bytes(self) -> int:
+        """See PrefillEngine."""
+        return self._held.store.nbytes
+
+    def _find(self, tokens: Sequence[int], salt: str) -> int:
+        """How many of these tokens are held."""
+        found = self._held.store.find([*tokens, 0], salt)  # which finds what is shorter than its tokens
+        if found is None:
+            return 0
+        found.release()
+        return found.tokens
 
     def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
         """Raises ModelError: there are none."""
@@ -76,17 +97,18 @@ class SimulatedPrefillEngine(PrefillEngine):
 class _PromptRun:
     """A PrefillRun that sleeps as long as each step is predicted to take."""
 
-    held = 0
-
     def __init__(
         self,
         model: SimulatedModel,
         tokens: int,
         emit: Callable[[Emission], None],
+        held: int,
         chunk_tokens: int | None = None,
     ) -> None:
         self._model = model
-        self._tokens = self.remaining = tokens
+        self._tokens = tokens
+        self.held = held
+        self.remaining = tokens - held
         self._emit = emit
         self._chunk_tokens = chunk_tokens or model.options.chunk_tokens
         self._started = self._ended = time.monotonic()
@@ -100,7 +122,8 @@ class _PromptRun:
     @property
     def timing(self) -> PrefillTiming:
         """See PrefillRun."""
-        return PrefillTiming(self._started, self._ended, self._tokens - self.remaining, self._compute_s)
+        computed = self._tokens - self.remaining - self.held
+        return PrefillTiming(self._started, self._ended, computed, self._compute_s)
 
     def step(self, max_tokens: int | None = None) -> None:
         """See PrefillRun."""
@@ -123,8 +146,6 @@ class _PromptRun:
 class _AnswerRun:
     """A PrefillRun of a prompt and its answer."""
 
-    held = 0
-
     def __init__(
         self,
         model: SimulatedModel,
@@ -137,6 +158,7 @@ class _AnswerRun:
     ) -> None:
         self._model = model
         self._prompt = prompt
+        self.held = prompt.held
         self._context = len(tokens)
         self._emit = emit
         whole = model.answer(tokens[: len(tokens) - answered], sampling)

@@ -27,7 +27,7 @@ class HeldRows:
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return int(self.keys.nbytes + self.values.nbytes)
 
     def cover(self, tokens: int, more: bool) -> bool:
         """Whether a prompt can go on after these tokens: has the rows that the next tokens attend to, and those that

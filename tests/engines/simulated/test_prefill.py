@@ -80,6 +80,26 @@ def test_cancelling_ends_it_between_two_chunks(tmp_path: Path) -> None:
     assert len(blocks) == layers
 
 
+def test_a_prompt_that_begins_like_an_earlier_one_takes_the_time_of_the_rest_and_sends_all(tmp_path: Path) -> None:
+    simulated, first, second = engine(tmp_path), list(range(200)), list(range(300))
+    simulated.prefill(first, lambda block: None)
+    assert simulated.held_bytes == simulated.info.layout.nbytes(200)
+    blocks: list[Block] = []
+    run = simulated.start(second, blocks.append, start=150)
+    assert (run.held, run.remaining) == (200, 100)
+    while not run.done:
+        run.step()
+    assert run.timing.tokens == 100
+    rows = [
+        row
+        for block in blocks
+        if isinstance(block, KVBlock) and not block.layer
+        for row in range(block.start, block.end)
+    ]
+    assert rows == list(range(150, 300))
+    assert simulated.start(second, blocks.append, salt="another").held == 0
+
+
 def test_the_answer_is_the_prompts_own_and_as_long_as_asked(tmp_path: Path) -> None:
     prefill = engine(tmp_path)
     first, again, other = (
