@@ -79,9 +79,9 @@ def test_the_least_recently_used_prompt_makes_room_and_one_that_is_too_large_is_
     prefixes = Prefixes(2 * one.nbytes)
     prefixes.keep(one)
     prefixes.keep(two)
-    assert prefixes.find("", one.tokens)
+    assert prefixes.find("", one.tokens.tolist())
     prefixes.keep(three)
-    assert [bool(prefixes.find("", each.tokens)) for each in (one, two, three)] == [True, False, True]
+    assert [bool(prefixes.find("", each.tokens.tolist())) for each in (one, two, three)] == [True, False, True]
     assert prefixes.nbytes == 2 * one.nbytes
     nothing = Prefixes(one.nbytes - 1)
     nothing.keep(one)
