@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from disagg.cli import bench, demo, generate, init, plan_capacity, serve, verify
+from disagg.cli import bench, demo, generate, init, keys, plan_capacity, serve, verify
 from disagg.cli.completion import VARIABLE, names_with_colons
 from disagg.cli.context import Output, note_interrupt, print_error, print_json
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, trust
@@ -61,6 +61,7 @@ _USE, _SET_UP, _OPERATE = "Use a fleet", "Set up a fleet", "Operate a fleet"
 app.command(cls=Command, rich_help_panel=_USE)(demo.demo)
 app.command(cls=Command, rich_help_panel=_USE, context_settings={"allow_extra_args": True})(generate.generate)
 app.command(cls=Command, rich_help_panel=_USE)(serve.serve)
+app.add_typer(keys.keys, rich_help_panel=_USE)
 app.command(cls=Command, rich_help_panel=_USE)(verify.verify)
 app.add_typer(bench.app, rich_help_panel=_USE)
 app.command("plan-capacity", cls=Command, rich_help_panel=_USE)(plan_capacity.plan_capacity)

@@ -21,7 +21,8 @@ def serve(
 ) -> None:
     """Serve the fleet to clients of the OpenAI API, until Ctrl-C.
 
-    Point them at the address that it prints. docs/gateway.md says what they can use.
+    Point them at the address that it prints; docs/gateway.md says what they can use. Until `disagg keys add` has made a
+    key, programs of this machine need none, and other machines cannot use it.
     """
     try:
         from disagg.gateway.serve import serve as run

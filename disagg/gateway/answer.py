@@ -40,6 +40,15 @@ class Outcome:
         else:
             self.tokens += len(event.tokens)
 
+    def prompt_tokens(self, n: int) -> int:
+        """Of the prompts whose answers are complete; n: answers per prompt."""
+        prompts = {choice // n: completion for choice, completion in self.completions.items()}
+        return sum(completion.metrics.prompt_tokens for completion in prompts.values())
+
+    def all_tokens(self, n: int) -> int:
+        """Of prompts and answers, as far as they are known."""
+        return self.prompt_tokens(n) + self.tokens
+
     @property
     def in_order(self) -> Sequence[Completion]:
         """The answers by number, once all are complete."""

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,18 +20,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from disagg.errors import BodyTooLarge, Cancelled, DisaggError, RequestError
+from disagg.errors import BodyTooLarge, Cancelled, DisaggError, Overloaded, RequestError
 from disagg.gateway import models
+from disagg.gateway.access import Access, require_model
 from disagg.gateway.answer import Answer, Outcome, json_response
 from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.dialects.openai import error_body
 from disagg.gateway.dialects.openai_chat import ChatCompletions
 from disagg.gateway.dialects.openai_completions import Completions
+from disagg.gateway.keys import Key
+from disagg.gateway.limits import Limits
 from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
+from disagg.gateway.request import GatewayRequest
 from disagg.gateway.run import run
 from disagg.inference.client import AsyncClient
 
 BODY_S = 60.0  # for a whole request body to arrive
+MAX_REQUESTS = 512  # at a time; more would only wait for the hosts
 MIN_BODY_LIMIT = 1 << 20
 BODY_BYTES_PER_TOKEN = 64  # of context
 REQUEST_ID = "X-Request-Id"
@@ -41,16 +47,17 @@ Handler = Callable[[Request], Awaitable[Response]]
 log = logging.getLogger("disagg.gateway")
 
 
-def build(client: AsyncClient) -> ASGIApp:
+def build(client: AsyncClient, access: Access) -> ASGIApp:
     """The ASGI application of the gateway. The caller closes the client."""
-    gateway = Gateway(client)
+    gateway = Gateway(client, access)
     started = time.time()
 
-    async def list_models(_: Request) -> Response:
-        return json_response(models.listed(client.fleet, started))
+    async def list_models(request: Request) -> Response:
+        return json_response(models.listed(client.fleet, access.key(request), started))
 
     async def one_model(request: Request) -> Response:
-        return json_response(models.described(client.fleet, request.path_params["model"], started))
+        name = request.path_params["model"]
+        return json_response(models.described(client.fleet, access.key(request), name, started))
 
     async def health(_: Request) -> Response:
         return json_response({"status": "ok"})
@@ -70,8 +77,11 @@ def build(client: AsyncClient) -> ASGIApp:
 class Gateway:
     """Answers requests in every dialect with one client."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, access: Access) -> None:
         self._client = client
+        self._access = access
+        self._limits = Limits()
+        self._running = 0
         context = max(model.context for model in client.fleet.models.values())
         self._body_limit = max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context)
 
@@ -81,19 +91,34 @@ class Gateway:
         async def post(request: Request) -> Response:
             arrived = time.time()
             try:
-                asked = dialect.read(await self._body(request))
-                self._client.fleet.model(asked.model)
+                key = self._access.key(request)
+                asked = self._admitted(key, dialect.read(await self._body(request)))
             except DisaggError as error:
                 problem = problem_of(error)
                 return json_response(dialect.error(problem), problem.status, problem.headers)
             head = Head(asked, request.scope[_REQUEST_ID_KEY], arrived)
+            self._running += 1
 
             def ended(outcome: Outcome) -> None:
-                _log(dialect, head, outcome)
+                self._running -= 1
+                if key is not None:
+                    self._limits.spend(key, outcome.all_tokens(asked.n), time.monotonic())
+                _log(dialect, head, key, outcome)
 
             return Answer(dialect, head, run(self._client, asked), ended)
 
         return post
+
+    def _admitted(self, key: Key | None, asked: GatewayRequest) -> GatewayRequest:
+        """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
+        answered early would tell one what the other has asked."""
+        require_model(self._client.fleet, key, asked.model)
+        if self._running >= MAX_REQUESTS:
+            raise Overloaded(f"the gateway already runs {MAX_REQUESTS} requests", "try again in a moment")
+        if key is None:
+            return asked
+        self._limits.admit(key, time.monotonic())
+        return replace(asked, options={**asked.options, "cache_salt": key.id})
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         """The body, which must be a JSON object. Raises RequestError and BodyTooLarge."""
@@ -146,17 +171,17 @@ class RequestIds:
             await self._app(scope, receive, send_with_id)
 
 
-def _log(dialect: Dialect, head: Head, outcome: Outcome) -> None:
+def _log(dialect: Dialect, head: Head, key: Key | None, outcome: Outcome) -> None:
     """One line about a request that has ended."""
-    completions = outcome.in_order
     state = "cancelled" if outcome.cancelled else outcome.error.code if outcome.error else "ok"
     log.info(
-        "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s%s",
+        "%s%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s%s",
         head.request_id,
+        f" {key.name}" if key else "",
         dialect.name,
         head.model,
         state,
-        sum(completion.metrics.prompt_tokens for completion in completions[:: head.request.n]),
+        outcome.prompt_tokens(head.request.n),
         outcome.tokens,
         time.time() - head.created,
         f" ({outcome.error.message})" if outcome.error else "",

@@ -31,19 +31,19 @@ Event = Piece | Finished
 
 
 class Usage(NamedTuple):
-    """Tokens of all answers to one request. A prompt that is answered several times counts once."""
+    """Tokens of all answers to one request. A prompt that is answered several times counts once. cached_tokens: of the
+    prompts, whose KV the decode hosts had from earlier requests."""
 
     prompt_tokens: int
     completion_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
+    cached_tokens: int
 
     @classmethod
     def of(cls, completions: Sequence[Completion], n: int) -> Usage:
         """completions: by number of the answer, `n` for each prompt."""
+        figures = [completion.metrics for completion in completions]
         return cls(
-            sum(completion.metrics.prompt_tokens for completion in completions[::n]),
-            sum(completion.metrics.completion_tokens for completion in completions),
+            sum(one.prompt_tokens for one in figures[::n]),
+            sum(one.completion_tokens for one in figures),
+            sum(one.held_tokens for one in figures[::n]),
         )

@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from disagg.config import Fleet, Model
+from disagg.gateway.access import may_use, require_model
+from disagg.gateway.keys import Key
 
 
-def listed(fleet: Fleet, created: float) -> dict[str, Any]:
-    """GET /v1/models. created: when the gateway started, in seconds since 1970; a model has no date of its own."""
-    return {"object": "list", "data": [_described(model, created) for model in fleet.models.values()]}
+def listed(fleet: Fleet, key: Key | None, created: float) -> dict[str, Any]:
+    """GET /v1/models: those that the key is for. created: when the gateway started, in seconds since 1970; a model has
+    no date of its own."""
+    return {
+        "object": "list",
+        "data": [_described(model, created) for model in fleet.models.values() if may_use(key, model)],
+    }
 
 
-def described(fleet: Fleet, name: str, created: float) -> dict[str, Any]:
-    """GET /v1/models/NAME. Raises UnknownModel."""
-    return _described(fleet.model(name), created)
+def described(fleet: Fleet, key: Key | None, name: str, created: float) -> dict[str, Any]:
+    """GET /v1/models/NAME. Raises UnknownModel and ModelNotAllowed."""
+    return _described(require_model(fleet, key, name), created)
 
 
 def _described(model: Model, created: float) -> dict[str, Any]:

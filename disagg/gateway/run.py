@@ -32,7 +32,8 @@ async def run(client: AsyncClient, request: GatewayRequest) -> AsyncGenerator[Ev
 
 async def _answer(choice: int, stream: AsyncStream) -> AsyncGenerator[Event, None]:
     async for chunk in stream:
-        yield Piece(choice, chunk.text, chunk.tokens)
+        if not chunk.note:  # notes are among the completion's warnings, too
+            yield Piece(choice, chunk.text, chunk.tokens)
     yield Finished(choice, stream.completion)
 
 

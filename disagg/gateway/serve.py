@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -14,8 +13,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from disagg.config import Fleet
-from disagg.errors import FleetError, PortInUse, UsageError
+from disagg.errors import FleetError, PortInUse
+from disagg.gateway.access import Access, is_loopback, require_keys_if_public
 from disagg.gateway.app import build
+from disagg.gateway.keys import KeyFile, KeyRing
 from disagg.inference.client import AsyncClient
 
 BACKLOG = 512
@@ -29,34 +30,21 @@ def serve(fleet: Fleet, address: str, port: int, ready: Callable[[str], None]) -
 
     Raises UsageError, PortInUse or FleetError if it cannot listen, and ConfigError if the fleet has no token.
     """
-    require_loopback(address)
+    ring = KeyRing(KeyFile.of(fleet))
+    require_keys_if_public(address, ring)
     listener = listen(address, port)
     try:
-        asyncio.run(_serve(fleet, listener, ready))
+        asyncio.run(_serve(fleet, Access(ring, public=not is_loopback(address)), listener, ready))
     finally:
         listener.close()
 
 
-async def _serve(fleet: Fleet, listener: socket.socket, ready: Callable[[str], None]) -> None:
+async def _serve(fleet: Fleet, access: Access, listener: socket.socket, ready: Callable[[str], None]) -> None:
     async with AsyncClient(fleet) as client:
-        server = Server(build(client))
+        server = Server(build(client, access))
         host, port = listener.getsockname()[:2]
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         await server.serve(sockets=[listener])
-
-
-def require_loopback(address: str) -> None:
-    """Raises UsageError for an address that other machines can reach."""
-    if not is_loopback(address):
-        raise UsageError(f"--host {address}: other machines could use the gateway without a key", "use 127.0.0.1")
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return address == "localhost" or ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -136,10 +136,15 @@ def event(body: Mapping[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def usage_body(completions: Sequence[Completion], n: int) -> dict[str, int]:
+def usage_body(completions: Sequence[Completion], n: int) -> dict[str, Any]:
     """The `usage` object of an answer."""
     usage = Usage.of(completions, n)
-    return {**usage._asdict(), "total_tokens": usage.total_tokens}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
 
 
 def disagg_body(completion: Completion) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""`disagg keys add | list | revoke`: the keys of the gateway's clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg.cli.completion import complete_model
+from disagg.cli.context import print_json, settings, stderr, stdout
+from disagg.cli.options import AsJson, Command, CommandGroup
+
+if TYPE_CHECKING:
+    from disagg.gateway.keys import KeyFile
+
+keys = typer.Typer(
+    name="keys",
+    cls=CommandGroup,
+    help="Add, list and revoke the keys of the clients of `disagg serve`.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key.", show_default=False)]
+PerMinute = Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many per minute.")]
+
+
+@keys.command(cls=Command)
+def add(
+    context: typer.Context,
+    name: Name,
+    *,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-m", "--model", metavar="NAME", help="Only this model; repeatable.", autocompletion=complete_model
+        ),
+    ] = None,
+    requests: PerMinute = None,
+    tokens: PerMinute = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it, once: only its hash is kept.
+
+    A running gateway accepts it at once. As soon as there is a key, every client needs one.
+    """
+    fleet = settings(context).fleet()
+    models = [fleet.model(one).name for one in model or ()]
+    secret = _file(context).add(name, models=models, requests_per_minute=requests, tokens_per_minute=tokens)
+    if as_json:
+        print_json({"name": name, "key": secret})
+        return
+    typer.echo(secret)
+    stderr().print(f"The key of {name}. It is not shown again.")
+
+
+@keys.command("list", cls=Command)
+def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
+    """Show the keys: whose they are, their models and limits, and which are revoked."""
+    from disagg.cli.views.keys import keys_view
+
+    found = _file(context).read()
+    if as_json:
+        print_json(
+            {"keys": [{field: value for field, value in key.to_json().items() if field != "sha256"} for key in found]}
+        )
+    elif found:
+        stdout().print(keys_view(found))
+    else:
+        stderr().print("There are no keys.")
+
+
+@keys.command(cls=Command)
+def revoke(context: typer.Context, name: Name) -> None:
+    """End a key. A running gateway refuses it from the next request on."""
+    _file(context).revoke(name)
+    stderr().print(f"Revoked the key of {name}.")
+
+
+def _file(context: typer.Context) -> KeyFile:
+    from disagg.gateway.keys import KeyFile
+
+    return KeyFile.of(settings(context).fleet())

@@ -1,0 +1,39 @@
+"""The table of `disagg keys list`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+
+from disagg.gateway.keys import Key
+
+
+def keys_view(keys: Sequence[Key]) -> RenderableType:
+    """One row per key, revoked ones dimmed."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("name", "id", "models", "requests/min", "tokens/min", "added", "revoked"):
+        table.add_column(heading, justify="right" if heading.endswith("/min") else "left")
+    for key in keys:
+        table.add_row(
+            key.name,
+            key.id,
+            ", ".join(key.models) if key.models else "all",
+            _limit(key.requests_per_minute),
+            _limit(key.tokens_per_minute),
+            _date(key.created),
+            _date(key.revoked) if key.revoked else "",
+            style="dim" if key.revoked else None,
+        )
+    return table
+
+
+def _limit(count: int | None) -> str:
+    return "–" if count is None else f"{count:,}"
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(seconds))

@@ -1,0 +1,85 @@
+"""Who may use the gateway, and which models."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from disagg.config import Fleet, Model
+from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UsageError
+from disagg.gateway.keys import Key, KeyRing
+
+log = logging.getLogger("disagg.gateway")
+
+_ADD_ONE = "add a key with `disagg keys add NAME`"
+
+
+class Access:
+    """Decides by key. Until the first key is added, programs of this machine need none.
+
+    public: whether other machines can reach the gateway; they always need a key.
+    """
+
+    def __init__(self, ring: KeyRing, *, public: bool) -> None:
+        self._ring = ring
+        self._public = public
+
+    def key(self, request: Request) -> Key | None:
+        """The key of the request, None if none is needed. Raises Unauthorized."""
+        try:
+            if not self._public and self._ring.empty:
+                _require_local(request)
+                return None
+            key = self._ring.find(_secret(request))
+        except ConfigError as error:
+            log.error("%s", error)
+            raise DisaggError("the gateway cannot read its keys", "its log says why") from error
+        if key is None:
+            raise Unauthorized("the API key is missing or wrong", "send one of `disagg keys list` as a Bearer token")
+        return key
+
+
+def require_model(fleet: Fleet, key: Key | None, name: str) -> Model:
+    """The model of this name or alias. Raises UnknownModel, and ModelNotAllowed if the key is not for it."""
+    model = fleet.model(name)
+    if not may_use(key, model):
+        raise ModelNotAllowed(f"this key is not for the model {model.name}", "see /v1/models for those that it is for")
+    return model
+
+
+def may_use(key: Key | None, model: Model) -> bool:
+    """Whether the key is for this model. Without keys, all are."""
+    return key is None or key.models is None or model.name in key.models
+
+
+def require_keys_if_public(address: str, ring: KeyRing) -> None:
+    """Raises UsageError if other machines can reach the address and there is no key that they could use."""
+    if not is_loopback(address) and not ring.usable:
+        raise UsageError(f"--host {address}: other machines can reach it, and there is no key", _ADD_ONE)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _secret(request: Request) -> str:
+    """As OpenAI's clients send it, or as Anthropic's do."""
+    bearer = request.headers.get("authorization", "")
+    return bearer.removeprefix("Bearer ") if bearer else request.headers.get("x-api-key", "")
+
+
+def _require_local(request: Request) -> None:
+    """Raises Unauthorized if a web page asks: a browser lets every page send requests to this machine, under a name of
+    the page's own that leads here, or with its Origin."""
+    given = request.headers.get("origin", "")
+    origin = urlsplit(given)
+    foreign = given == "null" or (origin.scheme in ("http", "https") and not is_loopback(origin.hostname or ""))
+    if foreign or not is_loopback(urlsplit(f"//{request.headers.get('host', '')}").hostname or ""):
+        raise Unauthorized("without keys, the gateway is for programs of this machine only", _ADD_ONE)

@@ -1,0 +1,181 @@
+"""The clients' keys: a file in the fleet's state folder that holds their hashes, and the gateway's view of it.
+
+A key is shown once, when it is made. The fleet's own token is never one of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from disagg.api.base import Contract, InvalidValue
+from disagg.config import Fleet
+from disagg.errors import ConfigError, UsageError
+from disagg.token import state_folder
+
+PREFIX: Final = "sk-disagg-"
+
+PerMinute = Annotated[int, Meta(ge=1)]
+
+
+class Key(Contract, frozen=True, kw_only=True):
+    """One client's key. id: random, names it in logs. sha256: of the secret, which has 256 random bits, so that a slow
+    hash would protect nothing. created, revoked: seconds since 1970. models: canonical names, None for all. The limits
+    are None if there are none."""
+
+    id: str
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    sha256: str
+    created: float
+    models: tuple[str, ...] | None = None
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None
+    revoked: float | None = None
+
+
+class _File(Contract, frozen=True):
+    keys: tuple[Key, ...] = ()
+
+
+class KeyFile:
+    """The keys on disk. Commands and the gateway may use the file at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> KeyFile:
+        """The file of this fleet's keys on this machine."""
+        return cls(state_folder(fleet) / "keys.json")
+
+    def read(self) -> tuple[Key, ...]:
+        """All keys, also revoked ones; none if the file does not exist. Raises ConfigError if it cannot be used."""
+        try:
+            with self.path.open("rb") as file:
+                mode, data = os.fstat(file.fileno()).st_mode, file.read()
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise ConfigError(f"cannot read the keys from {self.path}: {error.strerror}") from error
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(f"other users can write to the file of keys {self.path}", f"chmod 600 {self.path}")
+        try:
+            return _File.from_bytes(data).keys
+        except InvalidValue as error:
+            hint = "restore it, or remove it and add the keys again"
+            raise ConfigError(f"{self.path} is damaged: {error}", hint) from None
+
+    def add(
+        self,
+        name: str,
+        *,
+        models: Sequence[str] = (),
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+    ) -> str:
+        """Add a key for these models (canonical names; all if there are none); the key itself, which is not kept.
+
+        Raises UsageError if there is a key of that name.
+        """
+        secret = PREFIX + secrets.token_urlsafe(32)
+        key = Key(
+            id=secrets.token_hex(4),
+            name=name,
+            sha256=_hash(secret),
+            created=time.time(),
+            models=tuple(models) or None,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+        )
+        with self._locked():
+            keys = self.read()
+            if any(one.name == name and one.revoked is None for one in keys):
+                raise UsageError(f"there is a key named {name}", "choose another name, or revoke that key")
+            self._write((*keys, key))
+        return secret
+
+    def revoke(self, name: str) -> None:
+        """End the key of this name. It stays in the file. Raises UsageError if there is none."""
+        with self._locked():
+            keys = self.read()
+            if not any(key.name == name and key.revoked is None for key in keys):
+                names = ", ".join(key.name for key in keys if key.revoked is None)
+                raise UsageError(f"there is no key named {name}", f"there are: {names}" if names else "")
+            self._write(
+                tuple(
+                    msgspec.structs.replace(key, revoked=time.time()) if key.name == name and not key.revoked else key
+                    for key in keys
+                )
+            )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _write(self, keys: tuple[Key, ...]) -> None:
+        """Replace the file in one step: a reader sees the old keys or the new ones."""
+        new = self.path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.format(_File(keys).to_bytes()))
+            os.fsync(file.fileno())
+        new.replace(self.path)
+
+
+class KeyRing:
+    """The keys that count now: the file is read again whenever it has changed."""
+
+    def __init__(self, file: KeyFile) -> None:
+        self._file = file
+        self._version: tuple[int, ...] | None = None
+        self._keys: tuple[Key, ...] = ()
+        self._valid: dict[str, Key] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Whether no key was ever added. Revoked keys count: revoking the last one opens nothing."""
+        self._refresh()
+        return not self._keys
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a key that is not revoked."""
+        self._refresh()
+        return bool(self._valid)
+
+    def find(self, secret: str) -> Key | None:
+        """The key with this secret, None if there is none or it is revoked. Raises ConfigError for a damaged file."""
+        self._refresh()
+        return self._valid.get(_hash(secret))
+
+    def _refresh(self) -> None:
+        version = self._file_version()
+        if version != self._version:
+            self._keys = self._file.read()
+            self._valid = {key.sha256: key for key in self._keys if key.revoked is None}
+            self._version = version
+
+    def _file_version(self) -> tuple[int, ...]:
+        try:
+            found = self._file.path.stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,68 @@
+"""How much a key may use: requests and tokens per minute."""
+
+from __future__ import annotations
+
+import math
+
+from disagg.errors import Overloaded
+from disagg.gateway.keys import Key
+
+MINUTE_S = 60.0
+
+
+class Bucket:
+    """So many per minute, of which a minute's share may be used at once. Times are time.monotonic()."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self._per_minute = per_minute
+        self._level = float(per_minute)
+        self._updated = now
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until one more may be used; 0 if it may be used now."""
+        self._fill(now)
+        return max(0.0, (1 - self._level) * MINUTE_S / self._per_minute)
+
+    def take(self, count: int, now: float) -> None:
+        """Use so many, also more than there are: the next one then waits longer."""
+        self._fill(now)
+        self._level -= count
+
+    def _fill(self, now: float) -> None:
+        self._level = min(float(self._per_minute), self._level + (now - self._updated) * self._per_minute / MINUTE_S)
+        self._updated = now
+
+
+class Limits:
+    """The buckets of all keys that have limits."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Bucket] = {}
+        self._tokens: dict[str, Bucket] = {}
+
+    def admit(self, key: Key, now: float) -> None:
+        """Count one request. Raises Overloaded, which says when to try again, if the key has used up its share."""
+        requests = _bucket(self._requests, key.id, key.requests_per_minute, now)
+        tokens = _bucket(self._tokens, key.id, key.tokens_per_minute, now)
+        for bucket, limit in (
+            (requests, f"{key.requests_per_minute} requests"),
+            (tokens, f"{key.tokens_per_minute} tokens"),
+        ):
+            if bucket is not None and (wait_s := bucket.wait_s(now)) > 0:
+                error = Overloaded(f"the key {key.name} is limited to {limit} per minute")
+                error.retry_after_s = math.ceil(wait_s)
+                raise error
+        if requests is not None:
+            requests.take(1, now)
+
+    def spend(self, key: Key, tokens: int, now: float) -> None:
+        """Count the tokens of a request that has ended: only then is it known how many there were."""
+        bucket = _bucket(self._tokens, key.id, key.tokens_per_minute, now)
+        if bucket is not None:
+            bucket.take(tokens, now)
+
+
+def _bucket(buckets: dict[str, Bucket], key_id: str, per_minute: int | None, now: float) -> Bucket | None:
+    if per_minute is None:
+        return None
+    return buckets.setdefault(key_id, Bucket(per_minute, now))

@@ -1,0 +1,108 @@
+"""AsyncClient's part of what the gateway uses, with answers made up by the test; and the application around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Self, cast
+
+import httpx
+from starlette.types import ASGIApp
+
+from disagg.api.events import TokenLogprob
+from disagg.config import Fleet, Model
+from disagg.errors import RequestError
+from disagg.gateway.access import Access
+from disagg.gateway.app import build
+from disagg.gateway.keys import KeyFile, KeyRing
+from disagg.inference.client import AsyncClient
+from disagg.inference.metrics import Metrics, TTFTParts
+from disagg.inference.types import Chunk, Completion
+
+Step = str | Exception | float
+"""What a fake answer does next: one token of text, an error, or so many seconds of nothing."""
+
+
+def completion(text: str, *, prompt_tokens: int = 5, held_tokens: int = 0, **fields: Any) -> Completion:
+    """A finished answer, one token per word."""
+    tokens = tokens_of(text)
+    metrics = Metrics(
+        method="disaggregated",
+        model="m",
+        prefill_server="m-prefill",
+        decode_server="m-decode",
+        prompt_tokens=prompt_tokens,
+        completion_tokens=len(tokens),
+        total_tokens=prompt_tokens + len(tokens),
+        prefill_time=0.2,
+        decode_time=0.1,
+        total_time=0.5,
+        prefill_speed=25.0,
+        decode_speed=20.0,
+        ttft=0.4,
+        ttft_parts=TTFTParts(prefill=0.2, network=0.2),
+        hidden_transfer=0.1,
+        exposed_transfer=0.0,
+        kv_bytes=1000,
+        decode_computed_tokens=1,
+        held_tokens=held_tokens,
+    )
+    return Completion(text, tokens, fields.pop("finish_reason", "stop"), metrics, **fields)
+
+
+def tokens_of(text: str) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(number, -0.5, ((number, -0.5), (99, -2.0))) for number, _ in enumerate(text.split()))
+
+
+class FakeStream:
+    """One answer: the steps in turn."""
+
+    def __init__(self, steps: tuple[Step, ...]) -> None:
+        self._steps = steps
+        self.closed = False
+        self.completion = completion("".join(step for step in steps if isinstance(step, str)))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.closed = True
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        for step in self._steps:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, str):
+                yield Chunk(step, tokens_of(step))
+            else:
+                await asyncio.sleep(step)
+
+
+class FakeClient:
+    """Answers every request with the same steps, and remembers what it was asked."""
+
+    def __init__(self, *steps: Step) -> None:
+        models = [Model("m", {}, 4096, ("alias-of-m",)), Model("other", {}, 2048)]
+        self.fleet = Fleet("test", Path("hosts.toml"), {model.name: model for model in models})
+        self.steps = steps
+        self.asked: list[dict[str, Any]] = []
+        self.streams: list[FakeStream] = []
+
+    def stream(self, **arguments: Any) -> FakeStream:
+        if arguments.get("top_p") == 2:
+            raise RequestError("top_p: over 0, at most 1 (got 2)")
+        self.asked.append(arguments)
+        self.streams.append(FakeStream(self.steps))
+        return self.streams[-1]
+
+
+def app(client: FakeClient, keys: Path = Path("/nonexistent/keys.json")) -> ASGIApp:
+    """The gateway in front of this client, for programs of this machine."""
+    return build(cast(AsyncClient, client), Access(KeyRing(KeyFile(keys)), public=False))
+
+
+def http(application: ASGIApp, **headers: str) -> httpx.AsyncClient:
+    """An HTTP client that calls the application without a socket."""
+    transport = httpx.ASGITransport(application)
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080", headers=headers)

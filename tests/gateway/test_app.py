@@ -1,0 +1,207 @@
+"""The gateway's HTTP around a client whose answers are made up: errors, keys, cut streams, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from disagg.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    HandoffError,
+    Overloaded,
+    ServerUnavailable,
+    Unauthorized,
+)
+from disagg.gateway import answer, app
+from disagg.gateway.keys import KeyFile
+from tests.gateway import fake_client
+from tests.gateway.fake_client import FakeClient
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+STREAMED = {**CHAT, "stream": True}
+
+
+def events(text: str) -> list[Any]:
+    """The data of server-sent events; comments are left out."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+async def test_a_stream_that_fails_ends_with_an_error_and_never_with_done() -> None:
+    client = FakeClient("some ", "text ", ServerUnavailable("Decode server unavailable - request failed"))
+    async with fake_client.http(fake_client.app(client)) as http:
+        response = await http.post("/v1/chat/completions", json=STREAMED)
+    *chunks, last = events(response.text)
+    assert response.status_code == 200
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None]
+    assert last["error"]["code"] == "no_host_available" and "Decode server unavailable" in last["error"]["message"]
+
+
+async def test_a_bug_in_the_middle_of_a_stream_is_an_error_event_too(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_client.http(fake_client.app(FakeClient("text ", KeyError("secret")))) as http:
+        response = await http.post("/v1/chat/completions", json=STREAMED)
+    assert events(response.text)[-1]["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    assert "internal_error" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "code", "headers"),
+    [
+        (ContextLengthExceeded("too long"), 400, "context_length_exceeded", {}),
+        (Overloaded("busy"), 429, "rate_limit_exceeded", {"retry-after": "1"}),
+        (ServerUnavailable("none up"), 503, "no_host_available", {"retry-after": "5", "x-should-retry": "false"}),
+        (Unauthorized("the fleet's token"), 503, "no_host_available", {"x-should-retry": "false"}),
+        (DeadlineExceeded("late"), 504, "timeout", {"x-should-retry": "false"}),
+        (HandoffError("cut"), 500, "internal_error", {"x-should-retry": "false"}),
+    ],
+)
+async def test_an_error_before_the_first_token_has_its_status_streamed_or_not(
+    error: Exception, status: int, code: str, headers: dict[str, str], stream: bool
+) -> None:
+    async with fake_client.http(fake_client.app(FakeClient(error))) as http:
+        response = await http.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert headers.items() <= dict(response.headers).items()
+
+
+async def test_a_quiet_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "FIRST_S", 0.01)
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.01)
+    async with fake_client.http(fake_client.app(FakeClient(0.2, "late "))) as http:
+        response = await http.post("/v1/chat/completions", json=STREAMED)
+    assert response.text.startswith(": keep-alive\n\n: keep-alive\n\n")
+    assert events(response.text)[-1] == "[DONE]"
+
+
+async def test_an_error_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "FIRST_S", 0.01)
+    async with fake_client.http(fake_client.app(FakeClient(0.1, Overloaded("busy")))) as http:
+        response = await http.post("/v1/chat/completions", json=STREAMED)
+    assert [event["error"]["code"] for event in events(response.text)] == ["rate_limit_exceeded"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_caller_that_disconnects_ends_its_request(stream: bool) -> None:
+    client = FakeClient("text ", 60.0)
+    running = asyncio.ensure_future(call(client, {**CHAT, "stream": stream}, disconnect_after_s=0.05))
+    await asyncio.wait_for(running, 5)
+    assert [one.closed for one in client.streams] == [True]
+
+
+async def test_a_gateway_that_is_stopped_says_that_the_answer_is_cut() -> None:
+    client = FakeClient("text ", 60.0)
+    sent: list[Message] = []
+    running = asyncio.ensure_future(call(client, STREAMED, sent=sent))
+    while len(sent) < 2:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait((running,), timeout=5)
+    assert events(sent[-1]["body"].decode())[-1]["error"]["code"] == "gateway_stopped"
+    assert client.streams[0].closed
+
+
+async def test_one_of_several_answers_that_fails_ends_them_all() -> None:
+    client = FakeClient("text ", 0.01, ServerUnavailable("gone"))
+    async with fake_client.http(fake_client.app(client)) as http:
+        response = await http.post("/v1/chat/completions", json={**STREAMED, "n": 3})
+    assert "error" in events(response.text)[-1]
+    assert [one.closed for one in client.streams] == [True] * 3
+
+
+async def test_requests_over_the_bound_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MAX_REQUESTS", 1)
+    client = FakeClient("text ", 0.2)
+    async with fake_client.http(fake_client.app(client)) as http:
+        first = asyncio.ensure_future(http.post("/v1/chat/completions", json=CHAT))
+        while not client.asked:
+            await asyncio.sleep(0.01)
+        refused = await http.post("/v1/chat/completions", json=CHAT)
+        assert (await first).status_code == 200
+        assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
+    assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+
+
+async def test_a_key_opens_its_models_within_its_limits_until_it_is_revoked(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    secret = file.add("editor", models=["m"], requests_per_minute=2)
+    client = FakeClient("text ")
+    async with fake_client.http(fake_client.app(client, file.path), authorization=f"Bearer {secret}") as http:
+        models = await http.get("/v1/models")
+        other = await http.post("/v1/chat/completions", json={**CHAT, "model": "other"})
+        answers = [await http.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
+        file.revoke("editor")
+        revoked = await http.get("/v1/models")
+        without = await http.post("/v1/chat/completions", json=CHAT, headers={"authorization": ""})
+        health = await http.get("/health")
+    assert [one["id"] for one in models.json()["data"]] == ["m"]
+    assert (other.status_code, other.json()["error"]["code"]) == (403, "model_not_allowed")
+    assert [one.status_code for one in answers] == [200, 200, 429]
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 30
+    assert (revoked.status_code, revoked.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert (without.status_code, health.status_code) == (401, 200)
+
+
+async def test_keys_share_no_held_kv(tmp_path: Path) -> None:
+    file, client = KeyFile(tmp_path / "keys.json"), FakeClient("text ")
+    application = fake_client.app(client, file.path)
+    for name in ("editor", "chat", "editor"):
+        secret = file.add(name)
+        async with fake_client.http(application, authorization=f"Bearer {secret}") as http:
+            await http.post("/v1/chat/completions", json=CHAT)
+        file.revoke(name)
+    assert len({asked["cache_salt"] for asked in client.asked}) == 3
+
+
+async def test_an_option_out_of_bounds_is_named() -> None:
+    async with fake_client.http(fake_client.app(FakeClient("text "))) as http:
+        response = await http.post("/v1/chat/completions", json={**CHAT, "top_p": 2})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "top_p")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"1", b"\xff", b'"' * 9, b"[" * 100_000])
+async def test_a_body_that_is_no_json_object_is_a_400(body: bytes) -> None:
+    async with fake_client.http(fake_client.app(FakeClient())) as http:
+        response = await http.post("/v1/chat/completions", content=body)
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_a_body_over_the_limit_is_a_413_and_other_methods_a_405() -> None:
+    async with fake_client.http(fake_client.app(FakeClient())) as http:
+        large = await http.post("/v1/chat/completions", content=b" " * ((1 << 20) + 1))
+        wrong = await http.get("/v1/chat/completions")
+    assert (large.status_code, wrong.status_code) == (413, 405)
+    assert "error" in wrong.json()
+
+
+async def call(
+    client: FakeClient, body: dict[str, Any], disconnect_after_s: float = 60.0, sent: list[Message] | None = None
+) -> None:
+    """One request without an HTTP client, whose caller disconnects after some time."""
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(b"host", b"localhost")],
+        "query_string": b"",
+    }
+    received = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> Message:
+        if received:
+            return received.pop()
+        await asyncio.sleep(disconnect_after_s)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if sent is not None:
+            sent.append(message)
+
+    await fake_client.app(client)(scope, receive, send)

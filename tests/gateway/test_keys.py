@@ -1,0 +1,175 @@
+"""Keys on disk, and what they allow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+
+from disagg.errors import ConfigError, DisaggError, Overloaded, Unauthorized, UsageError
+from disagg.gateway.access import Access, is_loopback, require_keys_if_public
+from disagg.gateway.keys import Key, KeyFile, KeyRing
+from disagg.gateway.limits import Bucket, Limits
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "state" / "keys.json")
+
+
+def request(**headers: str) -> Request:
+    named = {"host": "127.0.0.1:8080", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    return Request({"type": "http", "headers": [(name.encode(), value.encode()) for name, value in named.items()]})
+
+
+def test_the_file_holds_no_secret_and_is_its_owner_s_alone(file: KeyFile) -> None:
+    secret = file.add("editor", models=["m"], requests_per_minute=5)
+    assert secret.startswith("sk-disagg-") and len(secret) > 50
+    assert secret not in file.path.read_text()
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    [key] = file.read()
+    assert (key.name, key.models, key.requests_per_minute, key.tokens_per_minute) == ("editor", ("m",), 5, None)
+
+
+def test_a_running_gateway_sees_a_key_that_is_added_and_one_that_is_revoked(file: KeyFile) -> None:
+    ring = KeyRing(file)
+    assert ring.empty and not ring.usable
+    secret = file.add("editor")
+    found = ring.find(secret)
+    assert found is not None and found.name == "editor"
+    assert ring.find(secret + "x") is None
+    file.revoke("editor")
+    assert ring.find(secret) is None
+    assert not ring.empty and not ring.usable
+
+
+def test_a_name_can_be_used_again_once_its_key_is_revoked(file: KeyFile) -> None:
+    file.add("editor")
+    with pytest.raises(UsageError, match="there is a key named editor"):
+        file.add("editor")
+    file.revoke("editor")
+    file.add("editor")
+    assert [key.revoked is None for key in file.read()] == [False, True]
+
+
+def test_a_key_that_does_not_exist_cannot_be_revoked(file: KeyFile) -> None:
+    file.add("editor")
+    with pytest.raises(UsageError, match="no key named chat") as caught:
+        file.revoke("chat")
+    assert caught.value.hint == "there are: editor"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "reason"),
+    [("{", 0o600, "damaged"), ('{"keys": [{"id": 1}]}', 0o600, "damaged"), ('{"keys": []}', 0o622, "other users")],
+)
+def test_a_file_that_cannot_be_trusted_lets_nobody_in(file: KeyFile, text: str, mode: int, reason: str) -> None:
+    secret = file.add("editor")
+    ring = KeyRing(file)
+    assert ring.find(secret) is not None
+    file.path.write_text(text)
+    file.path.chmod(mode)
+    with pytest.raises(ConfigError, match=reason):
+        ring.find(secret)
+    with pytest.raises(DisaggError, match="cannot read its keys"):
+        Access(ring, public=False).key(request())
+
+
+def test_without_keys_programs_of_this_machine_need_none(file: KeyFile) -> None:
+    access = Access(KeyRing(file), public=False)
+    assert access.key(request()) is None
+    assert access.key(request(host="localhost:8080", origin="http://localhost:3000")) is None
+    assert access.key(request(host="[::1]:8080", origin="vscode-webview://abc")) is None
+
+
+@pytest.mark.parametrize(
+    "headers", [{"origin": "https://example.org"}, {"origin": "null"}, {"host": "example.org:8080"}, {"host": ""}]
+)
+def test_without_keys_a_web_page_cannot_use_the_gateway(file: KeyFile, headers: dict[str, str]) -> None:
+    with pytest.raises(Unauthorized):
+        Access(KeyRing(file), public=False).key(request(**headers))
+
+
+def test_a_gateway_that_other_machines_can_reach_always_needs_a_key(file: KeyFile) -> None:
+    ring = KeyRing(file)
+    with pytest.raises(UsageError, match=r"--host 0\.0\.0\.0"):
+        require_keys_if_public("0.0.0.0", ring)
+    require_keys_if_public("127.0.0.1", ring)
+    with pytest.raises(Unauthorized):
+        Access(ring, public=True).key(request())
+    secret = file.add("editor")
+    require_keys_if_public("0.0.0.0", ring)
+    access = Access(ring, public=True)
+    for headers in ({"authorization": f"Bearer {secret}"}, {"x_api_key": secret}):
+        key = access.key(request(**headers, host="gateway.example"))
+        assert key is not None and key.name == "editor"
+
+
+def test_revoking_the_last_key_opens_nothing(file: KeyFile) -> None:
+    access = Access(KeyRing(file), public=False)
+    assert access.key(request()) is None
+    file.add("editor")
+    file.revoke("editor")
+    with pytest.raises(Unauthorized, match="missing or wrong"):
+        access.key(request())
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("127.0.0.2", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_loopback_addresses(address: str, loopback: bool) -> None:
+    assert is_loopback(address) is loopback
+
+
+def test_a_bucket_gives_a_minute_s_share_at_once_and_then_as_it_fills() -> None:
+    bucket = Bucket(60, now=0.0)
+    bucket.take(60, 0.0)
+    assert bucket.wait_s(0.0) == pytest.approx(1.0)
+    assert bucket.wait_s(0.5) == pytest.approx(0.5)
+    assert bucket.wait_s(1.0) == 0
+    bucket.take(31, 1.0)
+    assert bucket.wait_s(1.0) == pytest.approx(31.0)
+    bucket.take(0, 1000.0)
+    bucket.take(60, 1000.0)
+    assert bucket.wait_s(1000.0) == pytest.approx(1.0), "an idle hour saves up one minute's share"
+
+
+def test_requests_over_a_key_s_limit_are_told_when_to_try_again() -> None:
+    limits, key = Limits(), made(requests_per_minute=2)
+    limits.admit(key, 0.0)
+    limits.admit(key, 0.0)
+    with pytest.raises(Overloaded, match="2 requests per minute") as caught:
+        limits.admit(key, 0.0)
+    assert caught.value.retry_after_s == 30
+    limits.admit(key, 30.0)
+    limits.admit(made(id="other", requests_per_minute=2), 0.0)
+
+
+def test_tokens_are_counted_when_a_request_has_ended() -> None:
+    limits, key = Limits(), made(tokens_per_minute=100)
+    limits.admit(key, 0.0)
+    limits.spend(key, 199, 0.0)
+    with pytest.raises(Overloaded, match="100 tokens per minute") as caught:
+        limits.admit(key, 0.0)
+    assert caught.value.retry_after_s == 60
+    limits.admit(key, 60.0)
+
+
+def test_a_request_that_is_refused_for_its_tokens_does_not_count_as_one() -> None:
+    limits, key = Limits(), made(requests_per_minute=1, tokens_per_minute=1)
+    limits.spend(key, 1, 0.0)
+    with pytest.raises(Overloaded, match="tokens"):
+        limits.admit(key, 0.0)
+    limits.admit(key, 60.0)
+
+
+def test_a_key_survives_json() -> None:
+    key = made(models=("m",), tokens_per_minute=3)
+    assert Key.from_json(json.loads(json.dumps(key.to_json()))) == key
+
+
+def made(id: str = "k", **fields: object) -> Key:
+    return Key.from_json({"id": id, "name": "editor", "sha256": "", "created": 0.0, **fields})
