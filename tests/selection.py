@@ -27,6 +27,7 @@ SLOW_PATHS = {
     "engines/model/test_checkpoint_files.py",
     "engines/model/test_rope.py",
     "engines/transformers",
+    "faults/test_matrix.py",
     "fleet/deploy/test_apply.py",
     "fleet/lifecycle",
     "fleet/services/test_supervise.py",

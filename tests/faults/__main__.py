@@ -1,6 +1,7 @@
 """The long runs of the fault harness.
 
     python -m tests.faults matrix [--only TEXT] [--write docs/faults.md]
+    python -m tests.faults chaos [--requests N] [--seed N] ...
 
 Each starts its own servers on free ports of this machine and prints what it measured. Linux only.
 """
@@ -12,10 +13,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tests import tiny_models
+from tests.faults import chaos
 from tests.faults import fleet as fleets
 from tests.faults.cells import cells
 from tests.faults.fleet import FaultFleet
@@ -30,6 +33,10 @@ def main() -> None:
     matrix.add_argument("--only", default="", help="cells whose name contains this")
     matrix.add_argument("--write", type=Path, help="write the table there")
     matrix.set_defaults(run=run_matrix)
+    wild = runs.add_parser("chaos", help="many requests while hosts are killed and frozen")
+    for name, value in asdict(chaos.Settings()).items():
+        wild.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    wild.set_defaults(run=run_chaos)
     args = options.parse_args()
     sys.exit(args.run(args))
 
@@ -46,6 +53,14 @@ def run_matrix(args: argparse.Namespace) -> int:
     if args.write:
         args.write.write_text(page(results), encoding="utf-8")
     return int(any(result.problems for result in results))
+
+
+def run_chaos(args: argparse.Namespace) -> int:
+    settings = chaos.Settings(**{name: getattr(args, name) for name in asdict(chaos.Settings())})
+    with small_fleet(proxied=False) as fleet:
+        report = chaos.run(fleet, settings)
+    write("\n".join(chaos.table(report)))
+    return int(bool(report.problems))
 
 
 @contextmanager

@@ -47,6 +47,10 @@ class FaultFleet:
     def pid(self, name: str) -> int:
         return self.servers[name].processes[name].pid
 
+    def ended(self, name: str) -> bool:
+        """Whether the server's process has ended."""
+        return self.servers[name].processes[name].poll() is not None
+
     def inject(self, side: str, fault: Fault, on_call: OnCall | None = None) -> Injection:
         """The fault on the HTTP ports of one role ("prefill", "decode"), or on the KV ports ("kv")."""
         injection = Injection(fault, on_call)
@@ -100,8 +104,7 @@ class FaultFleet:
         """Undo every fault: proxies forward, frozen servers run, killed ones are started again and ready."""
         for proxy in (*self.proxies.values(), *self.links.values()):
             proxy.heal()
-        ended = {name for name, server in self.servers.items() if server.processes[name].poll() is not None}
-        self.restart(*(self.broken | ended))
+        self.restart(*(self.broken | {name for name in self.names() if self.ended(name)}))
         self.broken.clear()
 
     def restart(self, *names: str) -> None:

@@ -1,0 +1,261 @@
+"""Many requests while hosts are killed and frozen at random: every answer is exact, or its error is justified."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from disagg.errors import DisaggError
+from disagg.inference.client import AsyncClient
+from tests.faults import process
+from tests.faults.fleet import MODEL, FaultFleet
+
+TIMEOUT_S: Final = 60.0
+HANG_S: Final = TIMEOUT_S + 10
+PROMPTS: Final = 8
+Harm = Literal["killed", "frozen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """requests, concurrency: of the load. every_s: mean time between two harms. frozen_s, start_s: how long a frozen
+    host stays so, and after which time a killed one is started again. seed: of prompts and harms."""
+
+    requests: int = 1000
+    concurrency: int = 16
+    every_s: float = 4.0
+    frozen_s: float = 6.0
+    start_s: float = 1.0
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class Event:
+    """A harm to a host. back: when it served again."""
+
+    host: str
+    harm: Harm
+    at: float
+    back: float = float("inf")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one request ended. gap_s: its longest time without a token after the first one, and when that began."""
+
+    name: str
+    started: float
+    ended: float
+    error: str = ""
+    wrong: str = ""
+    gap_s: float = 0.0
+    gap_at: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Report:
+    settings: Settings
+    outcomes: list[Outcome] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """What must not be: hangs, wrong tokens, errors while a host was up, and what is held afterwards."""
+        found = [f"{one.name}: {one.wrong or one.error}" for one in self.outcomes if one.name in BAD]
+        return found + self.left
+
+
+BAD: Final = ("wrong answer", "hung", "error with a host left", "not a DisaggError")
+
+
+class _Harmer(threading.Thread):
+    """Kills and freezes random hosts until it is stopped, and brings them back."""
+
+    def __init__(self, fleet: FaultFleet, settings: Settings) -> None:
+        super().__init__(name="harm", daemon=True)
+        self.events: list[Event] = []
+        self._fleet, self._settings = fleet, settings
+        self._chance = random.Random(settings.seed)
+        self._over = threading.Event()
+        self._down: set[str] = set()
+        self._returning: list[threading.Thread] = []
+
+    def run(self) -> None:
+        while not self._over.wait(self._chance.uniform(0.5, 1.5) * self._settings.every_s):
+            host = self._chance.choice(self._fleet.names())
+            harm: Harm = self._chance.choice(("killed", "frozen"))
+            if host not in self._down:
+                self._harm(Event(host, harm, time.monotonic()))
+
+    def end(self) -> None:
+        """No more harm; returns when every host is back."""
+        self._over.set()
+        self.join()
+        for thread in self._returning:
+            thread.join()
+
+    def _harm(self, event: Event) -> None:
+        self.events.append(event)
+        self._down.add(event.host)
+        pid = self._fleet.pid(event.host)
+        (process.kill if event.harm == "killed" else process.freeze)(pid)
+        thread = threading.Thread(target=self._bring_back, args=(event, pid), daemon=True)
+        self._returning.append(thread)
+        thread.start()
+
+    def _bring_back(self, event: Event, pid: int) -> None:
+        if event.harm == "frozen":
+            time.sleep(self._settings.frozen_s)
+            process.thaw(pid)
+        else:
+            time.sleep(self._settings.start_s)
+        if event.harm == "killed" or self._fleet.ended(event.host):  # a watchdog may have ended a frozen server
+            self._fleet.restart(event.host)
+        event.back = time.monotonic()
+        self._down.discard(event.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt with its options, and the answer of an undisturbed fleet."""
+
+    tokens: Sequence[int]
+    options: Mapping[str, Any]
+    expected: tuple[int, ...] = ()
+
+
+def run(fleet: FaultFleet, settings: Settings) -> Report:
+    """The whole run. Its answers are compared with those that the same fleet gave before."""
+    return asyncio.run(_run(fleet, settings))
+
+
+async def _run(fleet: FaultFleet, settings: Settings) -> Report:
+    chance = random.Random(settings.seed)
+    report = Report(settings)
+    before = fleet.held()
+    async with fleet.client() as client:
+        requests = [await _answered(client, request) for request in _requests(chance)]
+        harmer = _Harmer(fleet, settings)
+        harmer.start()
+        upcoming = iter([chance.choice(requests) for _ in range(settings.requests)])
+
+        async def caller() -> None:
+            for request in upcoming:
+                report.outcomes.append(await _outcome(client, request))
+
+        await asyncio.gather(*(caller() for _ in range(settings.concurrency)))
+        await asyncio.to_thread(harmer.end)
+    report.events = harmer.events
+    _excuse(report, fleet.names())
+    report.left = await asyncio.to_thread(fleet.wait_idle, before)
+    return report
+
+
+def _requests(chance: random.Random) -> list[Request]:
+    """Prompts of 20 to 600 tokens; every second one is sampled with a seed."""
+    requests = []
+    for number in range(PROMPTS):
+        tokens = [chance.randrange(10, 600) for _ in range(chance.choice((20, 150, 600)))]
+        options: dict[str, Any] = {"max_tokens": chance.choice((20, 80, 200)), "ignore_eos": True}
+        if number % 2:
+            options |= {"temperature": 0.9, "seed": number}
+        requests.append(Request(tokens, options))
+    return requests
+
+
+async def _answered(client: AsyncClient, request: Request) -> Request:
+    got = await client.generate(MODEL, tokens=request.tokens, **request.options)
+    return Request(request.tokens, request.options, tuple(token.id for token in got.tokens))
+
+
+async def _outcome(client: AsyncClient, request: Request) -> Outcome:
+    ids: list[int] = []
+    times: list[float] = []
+    outcome = Outcome("hung", time.monotonic(), 0.0)
+    try:
+        async with asyncio.timeout(HANG_S):
+            stream = client.stream(MODEL, tokens=request.tokens, timeout=TIMEOUT_S, **request.options)
+            async with stream:
+                async for chunk in stream:
+                    ids += [token.id for token in chunk.tokens]
+                    times.append(chunk.arrived)
+        outcome.notes = stream.completion.warnings
+        outcome.name = "exact, with a note" if outcome.notes else "exact"
+    except TimeoutError:
+        outcome.error = "no end within its timeout"
+    except DisaggError as error:
+        outcome.name, outcome.error = "error with a host left", f"{error.code()}: {error}"
+    except Exception as error:  # noqa: BLE001 - it is what this run looks for
+        outcome.name, outcome.error = "not a DisaggError", repr(error)
+    outcome.ended = time.monotonic()
+    _judge(outcome, tuple(ids), request.expected)
+    gaps = [(later - earlier, earlier) for earlier, later in itertools.pairwise(times)]
+    outcome.gap_s, outcome.gap_at = max(gaps, default=(0.0, 0.0))
+    return outcome
+
+
+def _judge(outcome: Outcome, ids: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    wanted = expected if outcome.name.startswith("exact") else expected[: len(ids)]
+    if ids != wanted:
+        outcome.name, outcome.wrong = "wrong answer", f"{len(ids)} tokens, {len(expected)} expected, {outcome.notes}"
+
+
+def _excuse(report: Report, hosts: Sequence[str]) -> None:
+    """An error is justified if at some moment of the request every host was down."""
+    for outcome in report.outcomes:
+        moments = [event.at for event in report.events if event.at <= outcome.ended] + [outcome.started]
+        during = [moment for moment in moments if moment >= outcome.started]
+        if outcome.name == "error with a host left" and any(_all_down(report.events, hosts, at) for at in during):
+            outcome.name = "error, no host was left"
+
+
+def _all_down(events: Sequence[Event], hosts: Sequence[str], at: float) -> bool:
+    return {event.host for event in events if event.at <= at < event.back} >= set(hosts)
+
+
+def failover_times(report: Report, harm: Harm) -> list[float]:
+    """From each harm to a decode host to the next token of the requests that were silent from then on."""
+    times = []
+    for event in report.events:
+        if event.harm == harm and event.host.startswith("decode"):
+            for one in report.outcomes:
+                over = one.gap_at + one.gap_s - event.at
+                if one.gap_at <= event.at + 0.05 and over > 0 and any("decode" in note for note in one.notes):
+                    times.append(over)
+    return times
+
+
+def table(report: Report) -> list[str]:
+    """The report as lines of text."""
+    counts = Counter(outcome.name for outcome in report.outcomes)
+    harms = Counter((event.host, event.harm) for event in report.events)
+    seconds = sorted(outcome.ended - outcome.started for outcome in report.outcomes)
+    lines = [f"{report.settings}", f"{len(report.outcomes)} requests, {len(report.events)} harms"]
+    lines += [f"  {count:5d}  {name}" for name, count in counts.most_common()]
+    lines += [f"  {count:5d} x {host} {harm}" for (host, harm), count in sorted(harms.items())]
+    lines.append(f"time to the end: {percentiles(seconds)}")
+    for harm in _HARMS:
+        lines.append(f"decode host {harm} to next token: {percentiles(sorted(failover_times(report, harm)))}")
+    notes = Counter(note.split(":")[0] for outcome in report.outcomes for note in outcome.notes)
+    lines += [f"  {count:5d} noted: {note}" for note, count in notes.most_common(12)]
+    return lines + [f"  problem: {problem}" for problem in report.problems[:40]]
+
+
+_HARMS: Final[tuple[Harm, ...]] = ("killed", "frozen")
+
+
+def percentiles(ordered: Sequence[float]) -> str:
+    """p50, p99 and the greatest, in seconds."""
+    if not ordered:
+        return "none"
+    at = [ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99)]
+    return f"p50 {at[0]:.2f} s, p99 {at[1]:.2f} s, max {ordered[-1]:.2f} s, of {len(ordered)}"

@@ -1,0 +1,34 @@
+"""Every request ends, exactly or with a stated reason, whatever fails: the cells that stand for the matrix."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.cells import REPRESENTATIVE, cells
+from tests.faults.fleet import running
+from tests.faults.matrix import SAMPLINGS, Matrix, undisturbed
+from tests.faults.report import line
+
+CELLS = {cell.id: cell for cell in cells()}
+
+
+def test_every_cell_of_the_matrix_has_a_name_of_its_own() -> None:
+    assert [name for name, count in Counter(cell.id for cell in cells()).items() if count > 1] == []
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    from tests import tiny_models
+
+    folder = tmp_path_factory.mktemp("faults")
+    with running(folder, tiny_models.make("qwen3", folder / "model")) as fleet:
+        yield undisturbed(fleet)
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(REPRESENTATIVE)), ids=str)
+def test_a_request_ends_as_the_matrix_states_it(matrix: Matrix, number: int, name: str) -> None:
+    result = matrix.run(CELLS[name], list(SAMPLINGS)[number % 2])
+    assert result.problems == [], line(result)
