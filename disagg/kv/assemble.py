@@ -1,35 +1,37 @@
-"""One arriving KV cache: the place of each frame's payload in memory, and whether the cache is complete."""
+"""One arriving part of a KV cache: the place of each frame's payload in memory, and whether the part is complete."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from disagg.api.names import AS_IS, WireForm
 from disagg.errors import IntegrityError, ProtocolError
-from disagg.kv.arena import Arena, Buffer
+from disagg.kv.arena import Buffer
 from disagg.kv.frames import Frame, Kind, Totals
-from disagg.kv.layout import Layout
+from disagg.kv.parts import WHOLE, Part
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import plane_bytes
 
 
 class Assembly:
-    """The KV of tokens [start, tokens) of `layout` in one arena, filled frame by frame in the protocol's order.
+    """One part of the cache `kv`, filled frame by frame in the protocol's order. Each part has its own memory within
+    the cache, so several threads may fill several parts at once.
 
     Within one layer, kind and plane, rows arrive in ascending order without gaps; beyond that frames may interleave.
     """
 
-    def __init__(self, layout: Layout, tokens: int, start: int, arena: Arena, wire: WireForm = AS_IS) -> None:
-        self._kv = ReceivedKV(layout, tokens, arena, start, wire)
+    def __init__(self, kv: ReceivedKV, part: Part = WHOLE) -> None:
+        layout = kv.layout
         self._keys: list[list[_Plane]] = []  # [layer][plane]
         self._values: list[list[_Plane]] = []
-        for layer, keys, values in zip(layout.layers, self._kv.keys, self._kv.values, strict=True):
-            rows = layer.rows(tokens, start)
+        for index, (layer, keys, values) in enumerate(zip(layout.layers, kv.keys, kv.values, strict=True)):
+            rows, heads = layer.rows(kv.tokens, kv.start), part.heads_of(layout, index)
             for layers, dim, buffers in ((self._keys, layer.key_dim, keys), (self._values, layer.value_dim, values)):
-                sized = zip(plane_bytes(dim, layout.itemsize, wire), buffers, strict=True)
-                layers.append([_Plane(rows, layer.kv_heads, size, buffer) for size, buffer in sized])
-        self._states = self._kv.states
-        self._missing_states = {(i, j) for i, states in enumerate(self._states) for j in range(len(states))}
+                sized = zip(plane_bytes(dim, layout.itemsize, kv.wire), buffers, strict=True)
+                layers.append([_Plane(rows, heads, size, buffer) for size, buffer in sized])
+        self._states = kv.states
+        self._missing_states = {
+            (i, j) for i, states in enumerate(self._states) if part.has_states(layout, i) for j in range(len(states))
+        }
         self._frames = 0
         self._bytes = 0
 
@@ -40,8 +42,13 @@ class Assembly:
         self._bytes += frame.length
         return views
 
-    def finish(self, totals: Totals, digest: bytes) -> ReceivedKV:
-        """The complete cache. ProtocolError if something is missing, IntegrityError if the digests differ."""
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of the frames so far."""
+        return self._bytes
+
+    def finish(self, totals: Totals, digest: bytes) -> None:
+        """The end of the part. ProtocolError if something is missing, IntegrityError if the digests differ."""
         self._require_complete()
         if (totals.frames, totals.payload_bytes) != (self._frames, self._bytes):
             raise ProtocolError(
@@ -53,7 +60,6 @@ class Assembly:
                 f"the KV was damaged on the way: its digest is {digest.hex()}, the sender's {totals.digest.hex()}",
                 "repeat the request; if it happens again, test the network link and the memory of both hosts",
             )
-        return self._kv
 
     def _place_rows(self, frame: Frame) -> list[memoryview]:
         planes = self._keys if frame.kind is Kind.KEYS else self._values
@@ -84,12 +90,11 @@ class Assembly:
 
 @dataclass(slots=True)
 class _Plane:
-    """One plane of the keys or values of one layer, [heads, rows, row_bytes], filled from the first row on.
-
-    next: index of the first row that has not arrived."""
+    """Some heads of one plane of the keys or values of one layer, [all heads, rows, row_bytes], filled from the first
+    row on. next: index of the first row that has not arrived."""
 
     rows: range
-    heads: int
+    heads: range
     row_bytes: int
     buffer: Buffer
     next: int = field(init=False)
@@ -99,10 +104,12 @@ class _Plane:
 
     @property
     def complete(self) -> bool:
-        return self.next == self.rows.stop or self.buffer.nbytes == 0
+        return self.next == self.rows.stop or not self.heads or self.row_bytes == 0
 
     def place(self, frame: Frame) -> list[memoryview]:
         """The memory of the frame's rows: one slice per head, or one slice if the frame carries every row."""
+        if not self.heads:
+            raise ProtocolError(f"{_name(frame)} is not in this connection's part")
         if self.complete:
             raise ProtocolError(f"{_name(frame)} comes after the last expected row")
         if frame.start != self.next:
@@ -110,14 +117,14 @@ class _Plane:
         if not frame.start < frame.end <= self.rows.stop:
             raise ProtocolError(f"{_name(frame)} does not lie within rows [{self.rows.start}, {self.rows.stop})")
         size = (frame.end - frame.start) * self.row_bytes
-        _require_length(frame, size * self.heads)
+        _require_length(frame, size * len(self.heads))
         self.next = frame.end
         whole = self.buffer.data
-        if size * self.heads == len(whole):
-            return [whole]
         stride = len(self.rows) * self.row_bytes
+        if size == stride:
+            return [whole[self.heads.start * stride : self.heads.stop * stride]]
         first = (frame.start - self.rows.start) * self.row_bytes
-        return [whole[head * stride + first : head * stride + first + size] for head in range(self.heads)]
+        return [whole[head * stride + first : head * stride + first + size] for head in self.heads]
 
 
 def _require_length(frame: Frame, expected: int) -> None:

@@ -128,7 +128,7 @@ class Channel:
         remaining = self.deadline - time.monotonic()
         self._poll.modify(self._sock, events)
         ready = self._poll.poll(max(0.0, min(self.idle_s, remaining)) * 1000)
-        if ready:
+        if ready and remaining > 0:
             return ready[0][1]
         if remaining <= self.idle_s:
             raise PeerLost(f"the transfer's deadline passed while waiting for {self.peer}")

@@ -1,6 +1,6 @@
 """The wire format of one KV transfer: values to bytes and back, no sockets.
 
-    sender   -> receiver   preamble, header
+    sender   -> receiver   preamble (see `preamble`), header
     receiver -> sender     reply: accepted, or refused with the reason
     sender   -> receiver   frames, end frame
     receiver -> sender     reply: acknowledged, or failed with the reason
@@ -25,17 +25,15 @@ from disagg.errors import DisaggError, ProtocolError, clipped
 from disagg.kv.blocks import Block, StateBlock
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.layout import Layout
+from disagg.kv.parts import MAX_PARTS, WHOLE, Part
+from disagg.kv.preamble import encode_preamble
 from disagg.kv.wire import WIRE_FORMS, plane_bytes
 
-MAGIC = b"DISAGG"
-VERSION = 2
-MAX_HEADER_BYTES = 1 << 18  # over twice what 1024 layers need; it is read before the ticket is checked
 MAX_REPLY_BYTES = 1 << 16
 MAX_TOKENS = (1 << 32) - 1
-MAX_NAME_CHARS = 256  # tickets, request ids and token hashes
+MAX_NAME_CHARS = 256  # request ids and token hashes
 MAX_ERROR_CHARS = 2000
 
-PREAMBLE = struct.Struct("<6sHI")  # magic, version, header length
 REPLY_LENGTH = struct.Struct("<I")
 FRAME = struct.Struct("<HHIIIQ")  # kind, layer, tensor, start, end, payload length
 TOTALS = struct.Struct("<QQ16s")  # frames, payload bytes, digest
@@ -48,11 +46,12 @@ class Kind(IntEnum):
     VALUES = 2
     STATE = 3
     END = 4
+    IDLE = 5  # nothing: the sender runs and waits for KV
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the sender will deliver: the KV of tokens [start, tokens) of one prompt."""
+    """What the sender will deliver: the KV of tokens [start, tokens) of one prompt, or one of `parts` parts of it."""
 
     ticket: str
     request_id: str
@@ -62,6 +61,8 @@ class Header:
     tokens: int
     start: int = 0
     wire: WireForm = AS_IS
+    part: Part = WHOLE
+    parts: int = 1
 
 
 class Frame(NamedTuple):
@@ -93,42 +94,27 @@ def encode_header(header: Header) -> bytes:
     """Preamble and header."""
     body = _json_bytes(
         {
-            "ticket": header.ticket,
             "request_id": header.request_id,
             "tokens": header.tokens,
             "start": header.start,
             "wire": header.wire,
+            "part": header.part.to_json(),
+            "parts": header.parts,
             "token_hash": header.token_hash,
             "fingerprint": header.fingerprint.to_json(),
             "layout": header.layout.to_json(),
         }
     )
-    if len(body) > MAX_HEADER_BYTES:
-        raise ProtocolError(f"the transfer header has {len(body)} bytes, at most {MAX_HEADER_BYTES} are allowed")
-    return PREAMBLE.pack(MAGIC, VERSION, len(body)) + body
+    return encode_preamble(header.ticket, len(body)) + body
 
 
-def decode_preamble(raw: bytes) -> int:
-    """The number of header bytes that follow."""
-    magic, version, length = PREAMBLE.unpack(raw)
-    if magic != MAGIC:
-        raise ProtocolError(f"not a KV transfer: it begins with {magic!r}", "point the sender at the KV port")
-    if version != VERSION:
-        raise ProtocolError(
-            f"the sender uses KV protocol version {version}, the receiver version {VERSION}",
-            "install the same disagg version on both hosts",
-        )
-    if length > MAX_HEADER_BYTES:
-        raise ProtocolError(f"the transfer header announces {length} bytes, at most {MAX_HEADER_BYTES} are allowed")
-    return int(length)
-
-
-def decode_header(raw: bytes) -> Header:
-    """The header, each field of the right type and size. The caller compares it with what the ticket allows."""
+def decode_header(raw: bytes, ticket: str) -> Header:
+    """The header that followed a ticket's preamble, each field of the right type and size. The caller compares it with
+    what the ticket allows."""
     body = _json_object(raw, "transfer header")
     tokens = _count(body, "tokens", MAX_TOKENS)
     return Header(
-        ticket=_name(body, "ticket"),
+        ticket=ticket,
         request_id=_name(body, "request_id"),
         fingerprint=Fingerprint.from_json(body.get("fingerprint")),
         layout=Layout.from_json(body.get("layout")),
@@ -136,6 +122,8 @@ def decode_header(raw: bytes) -> Header:
         tokens=tokens,
         start=_count(body, "start", tokens),
         wire=_wire(body),
+        part=Part.from_json(body.get("part")),
+        parts=_count(body, "parts", MAX_PARTS, minimum=1),
     )
 
 
@@ -179,9 +167,13 @@ def decode_frame(raw: bytes) -> Frame:
     kind, *rest = FRAME.unpack(raw)
     if kind not in Kind.__members__.values():
         raise ProtocolError(f"unknown frame kind {kind}")
-    if kind == Kind.END and rest != [0, 0, 0, 0, TOTALS.size]:
-        raise ProtocolError(f"malformed end frame: {rest}")
+    if kind in _FIXED and rest != _FIXED[kind]:
+        raise ProtocolError(f"malformed {Kind(kind).name.lower()} frame: {rest}")
     return Frame(Kind(kind), *rest)
+
+
+_FIXED = {Kind.END: [0, 0, 0, 0, TOTALS.size], Kind.IDLE: [0, 0, 0, 0, 0]}
+IDLE_FRAME = FRAME.pack(Kind.IDLE, *_FIXED[Kind.IDLE])
 
 
 def encode_end(totals: Totals) -> bytes:
@@ -194,22 +186,27 @@ def decode_totals(raw: bytes) -> Totals:
     return Totals(*TOTALS.unpack(raw))
 
 
-def frames_of(block: Block, layout: Layout, wire: WireForm = AS_IS) -> list[tuple[Frame, list[memoryview]]]:
-    """The frames that carry a block, each with its payload. ProtocolError if the block does not fit the layout."""
+def frames_of(
+    block: Block, layout: Layout, wire: WireForm = AS_IS, part: Part = WHOLE
+) -> list[tuple[Frame, list[memoryview]]]:
+    """The frames that carry a block, each with its payload. ProtocolError if the block does not fit the layout and the
+    part."""
     if not 0 <= block.layer < len(layout.layers):
         raise ProtocolError(f"a block for layer {block.layer} of a model with {len(layout.layers)} layers")
     layer = layout.layers[block.layer]
     if isinstance(block, StateBlock):
-        sizes = [state.nbytes for state in layer.states]
+        sizes = [state.nbytes for state in layer.states] if part.has_states(layout, block.layer) else []
         views = _fitting(block.tensors, sizes, f"the state of layer {block.layer}")
         return [(Frame(Kind.STATE, block.layer, i, 0, 0, len(v)), [v]) for i, v in enumerate(views)]
     if not 0 <= block.start < block.end <= MAX_TOKENS:
         raise ProtocolError(f"a block of layer {block.layer} with rows [{block.start}, {block.end})")
+    heads = len(part.heads_of(layout, block.layer))
+    if not heads:
+        raise ProtocolError(f"a block of layer {block.layer}, of which this transfer carries no KV head")
     frames: list[tuple[Frame, list[memoryview]]] = []
     for kind, given, dim in ((Kind.KEYS, block.keys, layer.key_dim), (Kind.VALUES, block.values, layer.value_dim)):
         if dim == 0:  # a latent cache has keys only
             continue
-        heads = layer.kv_heads
         sizes = [(block.end - block.start) * size for size in plane_bytes(dim, layout.itemsize, wire)]
         expected = [size for size in sizes for _ in range(heads)]
         views = _fitting(given, expected, f"the {kind.name.lower()} of layer {block.layer}")
@@ -262,8 +259,8 @@ def _wire(body: dict[str, Any]) -> WireForm:
     )
 
 
-def _count(body: dict[str, Any], field: str, maximum: int) -> int:
+def _count(body: dict[str, Any], field: str, maximum: int, minimum: int = 0) -> int:
     value = body.get(field)
-    if type(value) is not int or not 0 <= value <= maximum:
-        raise ProtocolError(f"{field} in the transfer header must be a whole number from 0 to {maximum}")
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise ProtocolError(f"{field} in the transfer header must be a whole number from {minimum} to {maximum}")
     return value

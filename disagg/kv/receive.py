@@ -1,7 +1,7 @@
-"""The receiving end: a server to which prefill hosts push KV caches, one per connection.
+"""The receiving end: a server to which prefill hosts push KV caches, on one or several connections each.
 
-A hostile peer can occupy one of a bounded number of connections for a bounded time, and nothing else: memory is
-allocated only for a valid ticket, and its size is computed on this host.
+A hostile peer can occupy one of a bounded number of connections for a short time, and nothing else: its ticket is
+checked before anything else is read, memory is allocated only for a valid one, and its size is computed on this host.
 """
 
 from __future__ import annotations
@@ -12,37 +12,27 @@ import select
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from disagg.api.names import WireForm
-from disagg.errors import Cancelled, DisaggError, FleetError, HandoffError, Overloaded, PeerLost, PortInUse
-from disagg.kv import frames
-from disagg.kv.arena import Arenas
-from disagg.kv.assemble import Assembly
+from disagg.errors import DisaggError, FleetError, Overloaded, PortInUse
 from disagg.kv.channel import Channel
-from disagg.kv.received import Placement, ReceivedKV, ReceiveTiming
+from disagg.kv.limits import ReceiveLimits
+from disagg.kv.newcomers import Newcomers
+from disagg.kv.preamble import Preamble
+from disagg.kv.receive_part import receive_part
+from disagg.kv.repeated import RepeatedWarning
 from disagg.kv.tickets import Slot, Tickets
 
-__all__ = ["KVServer", "ReceiveLimits", "ReceivedKV"]
+__all__ = ["KVServer", "ReceiveLimits"]
 
-SWEEP_S = 0.1  # interval between checks of the tickets' deadlines
+SWEEP_S = 0.1  # interval between checks of the deadlines
 CLOSE_S = 5.0  # how long close() waits for each thread
-REPLY_S = 1.0  # how long sending the last reply may take
+BACKLOG = 128  # connections that the operating system holds until they are accepted
+ACCEPTS = 32  # new connections between two looks at the others
+BACK_OFF_S = (0.05, 1.0)  # after a failed accept: the first pause, doubled up to the last
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveLimits:
-    """Bounds on what peers may use, in seconds. header_s: for the whole header. idle_s: without any byte afterwards.
-    linger_s: for reading the last reply. connections: open at the same time; one more is refused with Overloaded."""
-
-    header_s: float = 5.0
-    idle_s: float = 30.0
-    linger_s: float = 1.0
-    connections: int = 64
 
 
 class KVServer:
@@ -51,13 +41,18 @@ class KVServer:
     def __init__(self, host: str, port: int, tickets: Tickets, limits: ReceiveLimits | None = None) -> None:
         self._tickets = tickets
         self._limits = limits or ReceiveLimits()
-        self._listener = _listen(host, port, backlog=self._limits.connections)
+        self._listener = _listen(host, port)
         self.host = host
         self.port: int = self._listener.getsockname()[1]
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._connections: dict[Channel, threading.Thread] = {}
-        self._acceptor = threading.Thread(target=self._accept, name=f"kv-accept-{self.port}", daemon=True)
+        self._poll = select.poll()
+        self._newcomers = Newcomers(self._poll, self._limits, self._admit, self._log_refusal)
+        self._refusals = RepeatedWarning("KV connections were refused", log.warning)
+        self._accept_errors = RepeatedWarning("KV connections could not be accepted", log.warning)
+        self._pause_s, self._listen_from = 0.0, 0.0
+        self._acceptor = threading.Thread(target=self._run, name=f"kv-accept-{self.port}", daemon=True)
         self._acceptor.start()
 
     def __enter__(self) -> Self:
@@ -69,7 +64,7 @@ class KVServer:
     @property
     def connections(self) -> int:
         """Open connections, in any state."""
-        return len(self._connections)
+        return len(self._connections) + len(self._newcomers)
 
     def close(self) -> None:
         """Stop listening, revoke every ticket, abort every connection, and wait a bounded time for the threads."""
@@ -84,153 +79,92 @@ class KVServer:
         for _, thread in connections:
             thread.join(CLOSE_S)
 
-    def _accept(self) -> None:
-        poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
+    def _run(self) -> None:
+        """The accepting thread: new connections, those without a ticket, and the tickets' deadlines."""
+        swept = 0.0
         while not self._closed.is_set():
-            if poll.poll(SWEEP_S * 1000):
-                self._accept_one()
-            self._tickets.expire()
+            self._serve_ready()
+            now = time.monotonic()
+            if now >= swept + SWEEP_S:
+                swept = now
+                self._newcomers.expire(now)
+                self._tickets.expire()
+                self._refusals.flush(now)
+                self._accept_errors.flush(now)
+        self._newcomers.close()
 
-    def _accept_one(self) -> None:
-        try:
-            sock, address = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # the peer disconnected between poll and accept
-            return
-        except OSError as error:  # out of descriptors: the peer stays in the backlog; retry without spinning
-            log.warning("cannot accept a KV connection: %s", error)
-            self._closed.wait(SWEEP_S)
-            return
-        deadline = time.monotonic() + self._limits.header_s
-        channel = Channel(sock, f"prefill host {address[0]}", deadline=deadline, idle_s=self._limits.header_s)
-        if not self._start(channel, address[0]):
-            self._reject(channel)
+    def _serve_ready(self) -> None:
+        now = time.monotonic()
+        if now >= self._listen_from:
+            self._poll.register(self._listener, select.POLLIN)
+        for descriptor, _ in self._poll.poll(SWEEP_S * 1000):
+            if descriptor == self._listener.fileno():
+                self._accept()
+            else:
+                self._newcomers.read(descriptor, time.monotonic())
 
-    def _start(self, channel: Channel, name: str) -> bool:
-        """Start a thread for the connection; False if there are too many."""
-        thread = threading.Thread(target=self._serve, args=(channel,), name=f"kv-{name}", daemon=True)
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):  # no more, or the peer disconnected since
+                return
+            except OSError as error:  # out of descriptors: the peer stays in the backlog
+                self._back_off(error)
+                return
+            self._pause_s = 0.0
+            self._newcomers.add(sock, address[0], time.monotonic())
+
+    def _back_off(self, error: OSError) -> None:
+        """Stop listening for a while, and close a connection that has shown no ticket: its descriptor may be enough."""
+        now = time.monotonic()
+        self._accept_errors.add(f"cannot accept a KV connection: {error}", now)
+        self._newcomers.evict_oldest()
+        first, last = BACK_OFF_S
+        self._pause_s = min(max(first, 2 * self._pause_s), last)
+        self._listen_from = now + self._pause_s
+        self._poll.unregister(self._listener)
+
+    def _admit(self, sock: socket.socket, address: str, preamble: Preamble) -> None:
+        """Claim the ticket and start a thread for the rest. Raises what refuses the connection, which is then still
+        the newcomers'."""
         with self._lock:
             if len(self._connections) >= self._limits.connections:
-                return False
+                raise Overloaded("the decode host has no free KV connection", "try again shortly")
+        deadline = time.monotonic() + self._limits.header_s
+        channel = Channel(sock, f"prefill host {address}", deadline=deadline, idle_s=self._limits.header_s)
+        slot = self._tickets.claim(preamble.ticket_digest, channel.abort)
+        thread = threading.Thread(
+            target=self._serve, args=(channel, slot, preamble.header_bytes), name=f"kv-{address}", daemon=True
+        )
+        with self._lock:
             self._connections[channel] = thread
         try:
             thread.start()
         except RuntimeError as error:  # the operating system has no more threads
-            log.warning("cannot serve a KV connection: %s", error)
             with self._lock:
                 del self._connections[channel]
-            return False
-        return True
+            self._tickets.unclaim(slot, channel.abort)
+            refusal = Overloaded(f"the decode host cannot serve one more KV connection: {error}", "try again shortly")
+            self._tickets.settle(slot, refusal)
+            raise refusal from error
 
-    def _reject(self, channel: Channel) -> None:
-        """Called on the accepting thread: the reply is small and the socket new, so the write does not block."""
-        error = Overloaded("the decode host has no free KV connection", "try again shortly")
-        _reply(channel, frames.encode_error(error))
-        channel.close()
-
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: Channel, slot: Slot, header_bytes: int) -> None:
         try:
-            receive_transfer(channel, self._tickets, self._limits)
+            receive_part(channel, slot, header_bytes, self._tickets, self._limits)
         finally:
             channel.close()
             with self._lock:
                 del self._connections[channel]
 
-
-def receive_transfer(channel: Channel, tickets: Tickets, limits: ReceiveLimits) -> None:
-    """Serve one connection to its end. The outcome goes to the slot's callback and, as a reply, to the peer."""
-    try:
-        header = frames.decode_header(channel.read(frames.decode_preamble(channel.read(frames.PREAMBLE.size))))
-        slot = tickets.claim(header.ticket, channel.abort)
-    except DisaggError as error:
-        log.warning("refused a KV transfer from %s: %s", channel.peer, error)
-        _refuse(channel, error, limits)
-        return
-    try:
-        failure = _attempt(channel, header, slot, tickets, limits)
-        if failure is not None:
-            tickets.settle(slot, failure)
-            revoked_here = isinstance(slot.failure, Cancelled)
-            level = logging.INFO if revoked_here else logging.WARNING
-            log.log(level, "KV transfer of request %s failed: %s", slot.expected.request_id, slot.failure)
-            _refuse(channel, slot.failure or failure, limits)
-    finally:  # a defect in this program must not leave the request waiting
-        tickets.settle(slot, HandoffError(f"internal error of the KV receiver in request {slot.expected.request_id}"))
+    def _log_refusal(self, address: str, error: DisaggError) -> None:
+        self._refusals.add(f"refused a KV connection from {address}: {error}", time.monotonic())
 
 
-def _attempt(
-    channel: Channel, header: frames.Header, slot: Slot, tickets: Tickets, limits: ReceiveLimits
-) -> DisaggError | None:
-    """Receive, deliver and acknowledge. Returns None, or the failure after every buffer is freed."""
-    release = None
-    try:
-        slot.expected.require(header)
-        expected = slot.expected
-        nbytes = expected.layout.nbytes(expected.tokens, expected.start, header.wire)
-        release = tickets.budget.reserve(nbytes)
-        kv = _receive(channel, slot, header.wire, tickets.arenas, limits)
-        kv.on_release = release
-        received, timing = kv.nbytes, kv.timing  # before the owner may release it
-        if not tickets.settle(slot, kv):
-            raise Cancelled("the request ended before its KV was complete")
-    except BaseException as error:
-        if release is not None:
-            release()
-        if isinstance(error, DisaggError):
-            return DisaggError.from_json(error.to_json())  # a copy: the traceback's frames reference the buffers
-        raise
-    acknowledgement = frames.encode_ok(received_bytes=received, receive_s=timing.last_byte - timing.first_byte)
-    _reply(channel, acknowledgement)
-    channel.close_gently(limits.linger_s)
-    return None
-
-
-def _receive(channel: Channel, slot: Slot, wire: WireForm, arenas: Arenas, limits: ReceiveLimits) -> ReceivedKV:
-    """Accept the transfer and read all of it, each payload straight into its place."""
-    claimed = time.monotonic()
-    expected = slot.expected
-    channel.deadline, channel.idle_s = slot.deadline, limits.idle_s
-    channel.write([memoryview(frames.encode_ok())])
-    # After the reply, so that the prefill host computes its first chunk while fresh memory is allocated.
-    arena = arenas.acquire(Placement.of(expected.layout, expected.tokens, expected.start, wire).nbytes)
-    assembly = Assembly(expected.layout, expected.tokens, expected.start, arena, wire)
-    digest = frames.new_digest()
-    first_byte = 0.0
-    while True:
-        head = channel.read(frames.FRAME.size)
-        first_byte = first_byte or time.monotonic()
-        frame = frames.decode_frame(head)
-        if frame.kind is frames.Kind.END:
-            break
-        views = assembly.place(frame)
-        digest.update(head)
-        channel.read_into(views, digest.update)
-    totals = frames.decode_totals(channel.read(frames.TOTALS.size))
-    last_byte = time.monotonic()
-    kv = assembly.finish(totals, digest.digest())
-    kv.timing = ReceiveTiming(claimed, first_byte, last_byte, time.monotonic())
-    kv.return_arena = arenas.release
-    return kv
-
-
-def _refuse(channel: Channel, error: DisaggError, limits: ReceiveLimits) -> None:
-    _reply(channel, frames.encode_error(error))
-    channel.close_gently(limits.linger_s)
-
-
-def _reply(channel: Channel, raw: bytes) -> None:
-    """Send the last reply. A failure is only logged: the outcome has been delivered on this host."""
-    channel.deadline = max(channel.deadline, time.monotonic() + REPLY_S)
-    try:
-        channel.write([memoryview(raw)])
-    except PeerLost as error:
-        log.info("could not reply: %s", error)
-
-
-def _listen(host: str, port: int, *, backlog: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=backlog)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,8 +13,11 @@ from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, Protoc
 from disagg.kv import frames
 from disagg.kv.blocks import Block
 from disagg.kv.channel import Channel, OnPiece
+from disagg.kv.limits import SendLimits
 from disagg.kv.outbox import FramedBlock, Outbox
 from disagg.kv.sent import Span, TransferResult
+
+__all__ = ["SendLimits", "Transfer"]
 
 SEND_BUFFER_BYTES = 4 << 20
 POLL_S = 0.2  # interval between checks for a reply or the deadline while there is nothing to send
@@ -23,20 +25,8 @@ STOP_S = 5.0  # how long abort() waits for the sender thread
 WAITED_S = 1e-4  # shorter pauses do not count: the socket's buffers keep the link busy for longer
 
 
-@dataclass(frozen=True, slots=True)
-class SendLimits:
-    """Bounds on waiting, in seconds; the transfer's deadline bounds the whole. connect_s: for the connection. answer_s:
-    for the receiver's reply to the header. stall_s: while bytes wait to be sent and the receiver takes none, or until
-    it acknowledges the last one. max_queued_bytes: the most that may wait to be sent."""
-
-    connect_s: float = 3.0
-    answer_s: float = 5.0
-    stall_s: float = 5.0
-    max_queued_bytes: int = 16 << 30
-
-
 class Transfer:
-    """The transfer of one KV cache to a decode host. Call `send` for each block, then `finish`.
+    """The transfer of one KV cache, or of one part of it, to a decode host. Call `send` for each block, then `finish`.
 
     No call but `finish`, `abort` and `open` waits for the receiver: a thread of the transfer's own connects and sends.
     A failure, including one that the receiver reports, is raised by the next `send` and by `finish`. Leaving the `with`
@@ -49,7 +39,7 @@ class Transfer:
         """Begin to connect. deadline: on time.monotonic(), for the whole transfer."""
         self._peer = f"decode host {host}:{port}"
         self._address = (host, port)
-        self._layout, self._wire = header.layout, header.wire
+        self._header = header
         self._raw_header = frames.encode_header(header)
         self._deadline = deadline
         self._limits = limits or SendLimits()
@@ -95,7 +85,9 @@ class Transfer:
 
     def send(self, block: Block) -> None:
         """Queue a block; returns at once."""
-        self._outbox.put(FramedBlock(block.wait, frames.frames_of(block, self._layout, self._wire)))
+        header = self._header
+        framed = frames.frames_of(block, header.layout, header.wire, header.part)
+        self._outbox.put(FramedBlock(block.wait, framed))
 
     def finish(self) -> TransferResult:
         """Send what is queued and the end frame; returns once the receiver has acknowledged all of it."""
@@ -143,10 +135,11 @@ class Transfer:
         return self._conclude(channel)
 
     def _next(self, channel: Channel) -> FramedBlock | None:
-        """The next block to send, None for the end. While there is none, raises if the receiver reports a failure."""
+        """The next block to send, None for the end. While there is none, sends idle frames, and raises if the receiver
+        reports a failure."""
         with contextlib.suppress(TimeoutError):
             return self._outbox.take(0)
-        began = time.monotonic()
+        began = sent = time.monotonic()
         while True:
             try:
                 block = self._outbox.take(POLL_S)
@@ -156,8 +149,12 @@ class Transfer:
             except TimeoutError:
                 if channel.readable():
                     raise _reason(channel) from None
-                if time.monotonic() >= channel.deadline:
+                now = time.monotonic()
+                if now >= channel.deadline:
                     raise PeerLost("the KV transfer's deadline passed before all blocks were computed") from None
+                if now - sent >= self._limits.idle_s:
+                    _write(channel, [memoryview(frames.IDLE_FRAME)])
+                    sent = now
 
     def _send_block(self, channel: Channel, block: FramedBlock) -> None:
         if block.wait is not None:

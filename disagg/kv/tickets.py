@@ -1,17 +1,19 @@
 """One-time tickets for KV transfers, and the byte budget of received KV.
 
 A slot goes issued -> claimed -> done, or from either of the first two to failed. The transfer, its deadline and a
-revocation compete for the last step; the first one delivers the outcome, the others have no effect.
+revocation compete for the last step; the first one delivers the outcome, the others have no effect. The parts of one
+transfer claim the same ticket, each on a connection of its own; the failure of one ends all.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from disagg.api.names import AS_IS, WireForm
@@ -28,7 +30,10 @@ from disagg.errors import (
 from disagg.kv.arena import Allocate, Arenas, allocate_numpy
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.frames import Header
+from disagg.kv.incoming import Incoming
 from disagg.kv.layout import Layout
+from disagg.kv.parts import MAX_PARTS
+from disagg.kv.preamble import ticket_digest
 from disagg.kv.received import ReceivedKV
 
 TICKET_BYTES = 32
@@ -78,15 +83,18 @@ class Expected:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One issued ticket. Only `Tickets` changes it."""
+    """One issued ticket. Only `Tickets` changes it. aborts: end the connections that claimed it and still run.
+    failure: the outcome, in state failed."""
 
     ticket: str
     expected: Expected
     deadline: float  # time.monotonic()
     on_outcome: OnOutcome
+    incoming: Incoming
     state: Literal["issued", "claimed", "done", "failed"] = "issued"
-    abort: Callable[[], None] | None = None  # ends the connection that claimed the ticket
-    failure: DisaggError | None = None  # the outcome, in state failed
+    claims: int = 0
+    aborts: list[Callable[[], None]] = field(default_factory=list)
+    failure: DisaggError | None = None
 
 
 class Tickets:
@@ -102,7 +110,9 @@ class Tickets:
         self.arenas = Arenas(allocate, keep_bytes=max_kv_bytes // KEEP_SHARE, left=lambda: self.budget.left)
         self._max_outstanding = max_outstanding
         self._lock = threading.Lock()
-        self._slots: dict[str, Slot] = {}
+        # By a keyed hash of the ticket's digest: the time that a lookup takes tells a peer nothing about any ticket.
+        self._key = secrets.token_bytes(32)
+        self._slots: dict[bytes, Slot] = {}
 
     @property
     def held_bytes(self) -> int:
@@ -119,32 +129,47 @@ class Tickets:
 
         on_outcome is called exactly once, on any thread, with the KV or the error; it must neither block nor raise.
         """
-        slot = Slot(secrets.token_urlsafe(TICKET_BYTES), expected, deadline, on_outcome)
+        incoming = Incoming(expected, self.budget.reserve, self.arenas)
+        slot = Slot(secrets.token_urlsafe(TICKET_BYTES), expected, deadline, on_outcome, incoming)
         with self._lock:
             if len(self._slots) >= self._max_outstanding:
                 raise Overloaded(f"{len(self._slots)} KV transfers are already awaited", "try again shortly")
-            self._slots[slot.ticket] = slot
+            self._slots[self._place(ticket_digest(slot.ticket))] = slot
         return slot
 
-    def claim(self, ticket: str, abort: Callable[[], None]) -> Slot:
-        """Use a ticket up. `abort` is called if the slot ends before its transfer does. TicketRefused if the ticket is
-        unknown, used or expired."""
+    def claim(self, digest: bytes, abort: Callable[[], None]) -> Slot:
+        """Use a ticket for one connection, by the digest in its preamble. `abort` is called if the slot ends before
+        `unclaim`. TicketRefused if the ticket is unknown, used or expired."""
         with self._lock:
-            slot = self._find(ticket)
-            if slot is None or slot.state != "issued" or time.monotonic() >= slot.deadline:
+            slot = self._slots.get(self._place(digest))
+            used_up = slot is not None and (slot.incoming.full or slot.claims >= MAX_PARTS)
+            if slot is None or used_up or time.monotonic() >= slot.deadline:
                 raise TicketRefused(
                     "the KV ticket is unknown, already used or expired", "request a new one from the decode host"
                 )
-            slot.state, slot.abort = "claimed", abort
+            slot.state = "claimed"
+            slot.claims += 1
+            slot.aborts.append(abort)
         return slot
 
-    def settle(self, slot: Slot, outcome: KVOutcome) -> bool:
-        """Deliver the slot's outcome. False if one was delivered before; the caller then still owns `outcome`."""
+    def unclaim(self, slot: Slot, abort: Callable[[], None]) -> None:
+        """The connection that claimed with this `abort` ends by itself."""
         with self._lock:
-            if self._slots.pop(slot.ticket, None) is None:
+            slot.aborts.remove(abort)
+
+    def settle(self, slot: Slot, outcome: KVOutcome) -> bool:
+        """Deliver the slot's outcome; a failure aborts every connection that claimed it. False if an outcome was
+        delivered before; the caller then still owns `outcome`."""
+        with self._lock:
+            if self._slots.pop(self._place(ticket_digest(slot.ticket)), None) is None:
                 return False
             slot.failure = outcome if isinstance(outcome, DisaggError) else None
             slot.state = "failed" if slot.failure else "done"
+            aborts = list(slot.aborts) if slot.failure else []
+        if slot.failure:
+            slot.incoming.end()
+        for abort in aborts:
+            abort()
         try:
             slot.on_outcome(outcome)
         except Exception:  # a defect in one callback must not stop the thread that serves all requests
@@ -156,13 +181,15 @@ class Tickets:
     def revoke(self, ticket: str) -> bool:
         """End a ticket at any stage with Cancelled; a transfer under way is aborted. False if it had ended."""
         with self._lock:
-            slot = self._slots.get(ticket)
-        return slot is not None and self._abort(slot, Cancelled("the KV transfer was cancelled by its receiver"))
+            slot = self._slots.get(self._place(ticket_digest(ticket)))
+        return slot is not None and self.settle(slot, _cancelled())
 
     def revoke_all(self) -> None:
         """Revoke every ticket: for shutdown."""
-        for ticket in list(self._slots):
-            self.revoke(ticket)
+        with self._lock:
+            slots = list(self._slots.values())
+        for slot in slots:
+            self.settle(slot, _cancelled())
 
     def expire(self) -> None:
         """Fail every slot whose deadline has passed. The receiver calls this several times a second."""
@@ -171,21 +198,15 @@ class Tickets:
             late = [slot for slot in self._slots.values() if now >= slot.deadline]
         for slot in late:
             request = slot.expected.request_id
-            self._abort(slot, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
+            self.settle(slot, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
 
-    def _find(self, ticket: str) -> Slot | None:
-        """Compares with every ticket in constant time, so that the time taken reveals nothing about any of them."""
-        given, match = ticket.encode(), None
-        for issued, slot in self._slots.items():
-            if secrets.compare_digest(issued.encode(), given):
-                match = slot
-        return match
+    def _place(self, digest: bytes) -> bytes:
+        """The key of a ticket's slot."""
+        return hashlib.blake2b(digest, key=self._key, digest_size=16).digest()
 
-    def _abort(self, slot: Slot, error: DisaggError) -> bool:
-        settled = self.settle(slot, error)
-        if settled and slot.abort is not None:
-            slot.abort()
-        return settled
+
+def _cancelled() -> Cancelled:
+    return Cancelled("the KV transfer was cancelled by its receiver")
 
 
 class Budget:

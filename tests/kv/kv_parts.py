@@ -19,6 +19,7 @@ from disagg.kv import frames
 from disagg.kv.blocks import Block, KVBlock, StateBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
+from disagg.kv.parts import WHOLE, Part
 from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Expected, Slot, Tickets
@@ -85,21 +86,22 @@ class Cache:
             states.append([some(state.nbytes) for state in layer.states] if tokens > start else [])
         return Cache(layout, tokens, start, keys, values, states, wire)
 
-    def blocks(self, chunk: int = 4) -> Iterator[Block]:
+    def blocks(self, chunk: int = 4, part: Part = WHOLE) -> Iterator[Block]:
         """As a prefill emits them: chunk by chunk, layer by layer, states after the last chunk."""
         for begin in range(self.start, self.tokens, chunk):
             for index, layer in enumerate(self.layout.layers):
                 rows = layer.rows(self.tokens, self.start)
                 first, last = max(begin, rows.start), min(begin + chunk, self.tokens)
-                if layer.kind != "state" and first < last:
-                    part = slice(first - rows.start, last - rows.start)
+                heads = part.heads_of(self.layout, index)
+                if heads and first < last:
+                    some = slice(first - rows.start, last - rows.start)
                     keys, values = (
-                        [head[part].reshape(-1).data for plane in planes for head in plane]
+                        [plane[head][some].reshape(-1).data for plane in planes for head in heads]
                         for planes in (self.keys[index], self.values[index])
                     )
                     yield KVBlock(index, first, last, keys, values)
         for index, states in enumerate(self.states):
-            if states:
+            if states and part.has_states(self.layout, index):
                 yield StateBlock(index, [state.data for state in states])
 
     def matches(self, kv: ReceivedKV) -> bool:
@@ -130,12 +132,12 @@ def header_for(slot: Slot, **changes: Any) -> frames.Header:
 Parts = list[tuple[frames.Frame, bytes]]
 
 
-def parts_of(cache: Cache, chunk: int = 4) -> Parts:
+def parts_of(cache: Cache, chunk: int = 4, part: Part = WHOLE) -> Parts:
     """The data frames of a transfer as (head, payload), to be damaged at will."""
     return [
         (frame, b"".join(views))
-        for block in cache.blocks(chunk)
-        for frame, views in frames.frames_of(block, cache.layout, cache.wire)
+        for block in cache.blocks(chunk, part)
+        for frame, views in frames.frames_of(block, cache.layout, cache.wire, part)
     ]
 
 

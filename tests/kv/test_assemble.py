@@ -17,14 +17,16 @@ DIGEST = bytes(16)
 
 def build(parts: Parts, cache: Cache = CACHE, totals: Totals | None = None) -> ReceivedKV:
     arena = Arenas().acquire(Placement.of(cache.layout, cache.tokens, cache.start, cache.wire).nbytes)
-    assembly = Assembly(cache.layout, cache.tokens, cache.start, arena, cache.wire)
+    kv = ReceivedKV(cache.layout, cache.tokens, arena, cache.start, cache.wire)
+    assembly = Assembly(kv)
     for frame, payload in parts:
         rest = memoryview(payload)
         for view in assembly.place(frame):
             view[:] = rest[: len(view)]
             rest = rest[len(view) :]
         assert not rest
-    return assembly.finish(totals or Totals(len(parts), sum(len(p) for _, p in parts), DIGEST), DIGEST)
+    assembly.finish(totals or Totals(len(parts), sum(len(p) for _, p in parts), DIGEST), DIGEST)
+    return kv
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 10, 64])
@@ -106,7 +108,7 @@ FIRST_STATE = next(i for i, (frame, _) in enumerate(parts_of(CACHE)) if frame.ki
         (change(0, length=0), "announces"),
         (change(0, tensor=1), "not part of the model"),
         (change(0, layer=4), "not part of the model"),
-        (change(0, layer=2), "after the last expected row"),
+        (change(0, layer=2), "not in this connection's part"),
         (change(0, kind=Kind.STATE), "not expected"),
         (change(FIRST_STATE, tensor=7), "not expected"),
         (change(FIRST_STATE, end=1), "not expected"),

@@ -7,42 +7,79 @@ from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.errors import DisaggError, LayoutMismatch, Overloaded, ProtocolError
 from disagg.kv import frames
 from disagg.kv.blocks import KVBlock, StateBlock
+from disagg.kv.parts import Part
+from disagg.kv.preamble import (
+    MAGIC,
+    MAX_HEADER_BYTES,
+    OPENING,
+    PREAMBLE,
+    VERSION,
+    check_opening,
+    decode_preamble,
+    ticket_digest,
+)
 from tests.kv.kv_parts import FINGERPRINT, Cache, groups_layout, mixed_layout
 
-HEADER = frames.Header("ticket", "request", FINGERPRINT, mixed_layout(), "ab" * 32, tokens=9, start=2, wire=INT8)
+HEADER = frames.Header(
+    "ticket",
+    "request",
+    FINGERPRINT,
+    mixed_layout(),
+    "ab" * 32,
+    tokens=9,
+    start=2,
+    wire=INT8,
+    part=Part((0, 2), (1, 2), states=False),
+    parts=3,
+)
 
 
 def test_a_header_survives_the_wire() -> None:
     raw = frames.encode_header(HEADER)
-    size = frames.decode_preamble(raw[: frames.PREAMBLE.size])
-    assert frames.decode_header(raw[frames.PREAMBLE.size :]) == HEADER
-    assert len(raw) == frames.PREAMBLE.size + size
+    preamble = decode_preamble(raw[: PREAMBLE.size])
+    assert preamble == (ticket_digest("ticket"), len(raw) - PREAMBLE.size)
+    assert frames.decode_header(raw[PREAMBLE.size :], "ticket") == HEADER
 
 
 def test_a_header_over_the_bound_is_neither_sent_nor_read() -> None:
     with pytest.raises(ProtocolError, match="at most"):
-        frames.encode_header(frames.Header("t" * frames.MAX_HEADER_BYTES, "r", FINGERPRINT, mixed_layout(), "x", 1))
+        frames.encode_header(frames.Header("t", "r" * MAX_HEADER_BYTES, FINGERPRINT, mixed_layout(), "x", 1))
     with pytest.raises(ProtocolError, match="at most"):
-        frames.decode_preamble(frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, frames.MAX_HEADER_BYTES + 1))
+        decode_preamble(PREAMBLE.pack(MAGIC, VERSION, bytes(32), MAX_HEADER_BYTES + 1))
 
 
 def test_wrong_magic_and_wrong_version_are_different_errors() -> None:
     with pytest.raises(ProtocolError, match="not a KV transfer"):
-        frames.decode_preamble(b"GET / HTTP/1"[: frames.PREAMBLE.size])
-    with pytest.raises(ProtocolError, match="version 3, the receiver version 2"):
-        frames.decode_preamble(frames.PREAMBLE.pack(frames.MAGIC, 3, 10))
+        check_opening(b"GET / HTTP/1"[: OPENING.size])
+    with pytest.raises(ProtocolError, match="version 2, the receiver version 3") as caught:
+        check_opening(OPENING.pack(MAGIC, 2))
+    assert caught.value.hint == "install the same disagg version on both hosts"
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("ticket", None),
-        ("ticket", 7),
-        ("ticket", ""),
-        ("ticket", "é"),
-        ("ticket", "\ud800"),
-        ("ticket", "x" * 257),
         ("request_id", []),
+        ("request_id", None),
+        ("request_id", ""),
+        ("request_id", "é"),
+        ("request_id", "\ud800"),
+        ("request_id", "x" * 257),
+        ("part", None),
+        ("part", [1]),
+        ("part", {"layers": [0, 0], "heads": None, "states": True}),
+        ("part", {"layers": [1, 0], "heads": None, "states": True}),
+        ("part", {"layers": [-1], "heads": None, "states": True}),
+        ("part", {"layers": [1024], "heads": None, "states": True}),
+        ("part", {"layers": 5, "heads": None, "states": True}),
+        ("part", {"layers": None, "heads": [1], "states": True}),
+        ("part", {"layers": None, "heads": [1, 1], "states": True}),
+        ("part", {"layers": None, "heads": [0, 1.0], "states": True}),
+        ("part", {"layers": None, "heads": [0, 1 << 17], "states": True}),
+        ("part", {"layers": None, "heads": None, "states": 1}),
+        ("parts", 0),
+        ("parts", 65),
+        ("parts", None),
         ("token_hash", {}),
         ("tokens", -1),
         ("tokens", 1.0),
@@ -59,9 +96,9 @@ def test_wrong_magic_and_wrong_version_are_different_errors() -> None:
     ],
 )
 def test_each_malformed_header_field_is_a_protocol_error(field: str, value: Any) -> None:
-    body = json.loads(frames.encode_header(HEADER)[frames.PREAMBLE.size :])
+    body = json.loads(frames.encode_header(HEADER)[PREAMBLE.size :])
     with pytest.raises(ProtocolError):
-        frames.decode_header(json.dumps({**body, field: value}).encode())
+        frames.decode_header(json.dumps({**body, field: value}).encode(), "ticket")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +106,7 @@ def test_each_malformed_header_field_is_a_protocol_error(field: str, value: Any)
 )
 def test_a_header_that_is_no_json_object_is_a_protocol_error(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
-        frames.decode_header(raw)
+        frames.decode_header(raw, "ticket")
 
 
 def read_reply(raw: bytes) -> dict[str, Any]:
@@ -126,7 +163,10 @@ def test_the_end_frame_carries_totals() -> None:
     assert frames.decode_totals(raw[frames.FRAME.size :]) == totals
 
 
-@pytest.mark.parametrize("fields", [(0, 0, 0, 0, 0, 0), (5, 0, 0, 0, 0, 0), (4, 1, 0, 0, 0, 32), (4, 0, 0, 0, 0, 33)])
+@pytest.mark.parametrize(
+    "fields",
+    [(0, 0, 0, 0, 0, 0), (6, 0, 0, 0, 0, 0), (5, 0, 0, 0, 0, 1), (4, 1, 0, 0, 0, 32), (4, 0, 0, 0, 0, 33)],
+)
 def test_unknown_kinds_and_odd_end_frames_are_protocol_errors(fields: tuple[int, ...]) -> None:
     with pytest.raises(ProtocolError):
         frames.decode_frame(frames.FRAME.pack(*fields))

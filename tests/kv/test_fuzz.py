@@ -35,7 +35,7 @@ def damaged(raw: bytes, chance: random.Random) -> bytes:
 
 
 def test_damaged_transfers_never_hang_the_receiver_nor_leak_a_byte() -> None:
-    receiver = start_receiver(ReceiveLimits(header_s=2, idle_s=2, linger_s=0.5))
+    receiver = start_receiver(ReceiveLimits(header_s=2, stall_s=2, linger_s=0.5))
     chance = random.Random(20)
     unharmed = 0
     for _ in range(ROUNDS):

@@ -1,4 +1,6 @@
+import errno
 import gc
+import itertools
 import json
 import logging
 import socket
@@ -28,9 +30,11 @@ from disagg.errors import (
 from disagg.kv import frames
 from disagg.kv.frames import Kind
 from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.preamble import MAGIC, MAX_HEADER_BYTES, OPENING, PREAMBLE, VERSION, encode_preamble
 from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.received import ReceivedKV
-from disagg.kv.tickets import Tickets
+from disagg.kv.send import SendLimits, Transfer
+from disagg.kv.tickets import Slot, Tickets
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import (
     FINGERPRINT,
@@ -38,7 +42,6 @@ from tests.kv.kv_parts import (
     Cache,
     Parts,
     Receiver,
-    expected,
     groups_layout,
     header_for,
     mixed_layout,
@@ -50,7 +53,7 @@ from tests.kv.kv_parts import (
 )
 
 CACHE = Cache.random(mixed_layout(), 10)
-QUICK = ReceiveLimits(header_s=0.3, idle_s=0.3, linger_s=0.3, connections=3)
+QUICK = ReceiveLimits(preamble_s=0.3, header_s=0.3, stall_s=0.3, linger_s=0.3)
 
 
 def test_a_transfer_is_acknowledged_with_its_size_and_the_time_it_took(receiver: Receiver) -> None:
@@ -66,13 +69,11 @@ def test_a_transfer_is_acknowledged_with_its_size_and_the_time_it_took(receiver:
     kv.release()
 
 
-def header_with(**changes: Any) -> bytes:
-    """A whole header without a valid ticket, some of its fields replaced by what a hostile peer likes."""
-    tickets = Tickets(max_kv_bytes=0)
-    slot = tickets.issue(expected(CACHE), lambda result: None, deadline=time.monotonic() + 1)
-    body = json.loads(frames.encode_header(header_for(slot))[frames.PREAMBLE.size :])
+def header_with(slot: Slot, **changes: Any) -> bytes:
+    """Preamble and header for a slot, some of its fields replaced by what a hostile peer likes."""
+    body = json.loads(frames.encode_header(header_for(slot))[PREAMBLE.size :])
     raw = json.dumps({**body, **changes}).encode()
-    return frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, len(raw)) + raw
+    return encode_preamble(slot.ticket, len(raw)) + raw
 
 
 LONG = "x" * 200_000
@@ -89,15 +90,27 @@ ODD_LAYER = {"kind": LONG, "kv_heads": 1, "key_dim": 1, "value_dim": 1, "window"
         {"fingerprint": LONG},
         {"tokens": LONG},
         {"wire": LONG},
-        {"ticket": LONG},
+        {"part": LONG},
+        {"part": {"layers": [LONG], "heads": None, "states": True}},
+        {"parts": LONG},
     ],
 )
-def test_a_peer_without_a_ticket_writes_a_short_line_into_the_log(
+def test_a_malformed_header_fails_its_request_with_a_short_line_in_the_log(
     receiver: Receiver, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    (refused,) = receiver.exchange(header_with(**changes))
+    slot = receiver.issue(CACHE)
+    (refused,) = receiver.exchange(header_with(slot, **changes))
     assert refused["error"]["code"] == "ProtocolError"
-    assert "refused a KV transfer" in caplog.text and len(caplog.text) < 500
+    assert isinstance(receiver.result(slot), ProtocolError)
+    assert "KV transfer of request r1 failed" in caplog.text and len(caplog.text) < 500
+
+
+def test_without_a_valid_ticket_the_header_is_neither_awaited_nor_parsed(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("disagg.kv.frames.decode_header", lambda *_: pytest.fail("the header was parsed"))
+    (refused,) = receiver.exchange(encode_preamble("nobody issued this", MAX_HEADER_BYTES))  # no header follows
+    assert refused["error"]["code"] == "TicketRefused"
 
 
 def test_the_differences_of_a_ticket_holder_are_quoted_in_short(receiver: Receiver) -> None:
@@ -240,16 +253,26 @@ def test_a_transfer_of_something_else_is_refused_to_both_sides(
     ("raw", "message"),
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not a KV transfer"),
-        (frames.PREAMBLE.pack(frames.MAGIC, 99, 2) + b"{}", "version 99"),
-        (frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, 0xFFFFFFFF), "at most 262144"),
-        (frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, 2) + b"{}", "tokens in the transfer header"),
-        (frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, 3) + b"\xff\xff\xff", "not JSON"),
+        (b"x" * (1 << 18), "not a KV transfer"),
+        (OPENING.pack(MAGIC, 2) + b"{}", "version 2, the receiver version 3"),
+        (PREAMBLE.pack(MAGIC, 99, bytes(32), 2) + b"{}", "version 99"),
+        (PREAMBLE.pack(MAGIC, VERSION, bytes(32), 0xFFFFFFFF), "at most 262144"),
     ],
 )
 def test_what_is_not_a_transfer_gets_an_error_reply(receiver: Receiver, raw: bytes, message: str) -> None:
     (refused,) = receiver.exchange(raw)
     assert refused["error"]["code"] == "ProtocolError"
     assert message in refused["error"]["message"]
+    receiver.require_serving()
+
+
+@pytest.mark.parametrize(("raw", "message"), [(b"{}", "tokens in the transfer header"), (b"\xff\xff\xff", "not JSON")])
+def test_a_ticket_is_used_up_by_a_header_that_is_none(receiver: Receiver, raw: bytes, message: str) -> None:
+    slot = receiver.issue(CACHE)
+    (refused,) = receiver.exchange(encode_preamble(slot.ticket, len(raw)) + raw)
+    assert refused["error"]["code"] == "ProtocolError"
+    error = receiver.result(slot)
+    assert isinstance(error, ProtocolError) and message in error.message
     receiver.require_serving()
 
 
@@ -315,7 +338,7 @@ def test_kv_that_is_still_held_counts_against_the_budget() -> None:
     receiver.server.close()
 
 
-@pytest.mark.parametrize("said", [b"", b"DIS", frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, 1000) + b"{"])
+@pytest.mark.parametrize("said", [b"", b"DIS", OPENING.pack(MAGIC, VERSION) + b"half of a ticket"])
 def test_a_silent_peer_is_dropped_and_blocks_nobody(said: bytes) -> None:
     receiver = start_receiver(QUICK)
     with receiver.dial() as silent:
@@ -329,6 +352,16 @@ def test_a_silent_peer_is_dropped_and_blocks_nobody(said: bytes) -> None:
         kv.release()
         (dropped,) = read_replies(silent)
         assert dropped["error"]["code"] == "PeerLost"
+    receiver.require_serving()
+    receiver.server.close()
+
+
+def test_a_ticket_without_a_header_fails_its_request_after_the_headers_time() -> None:
+    receiver = start_receiver(QUICK)
+    slot = receiver.issue(CACHE)
+    with receiver.dial() as silent:
+        silent.sendall(encode_preamble(slot.ticket, 1000) + b"{")
+        assert isinstance(receiver.result(slot), PeerLost)
     receiver.require_serving()
     receiver.server.close()
 
@@ -363,14 +396,108 @@ def test_a_peer_that_stalls_in_mid_payload_is_dropped_after_the_idle_time() -> N
     receiver.server.close()
 
 
-def test_connections_over_the_bound_are_rejected_at_once() -> None:
-    receiver = start_receiver(ReceiveLimits(connections=2))
+def test_transfers_over_the_bound_are_rejected_at_once_and_keep_their_ticket() -> None:
+    receiver = start_receiver(ReceiveLimits(connections=2, linger_s=0.3))
+    slots = [receiver.issue(CACHE, f"r{i}") for i in range(3)]
     held = [receiver.dial() for _ in range(2)]
-    until(lambda: receiver.server.connections == 2)
-    (refused,) = receiver.exchange(b"")
+    for sock, slot in zip(held, slots, strict=False):
+        sock.sendall(frames.encode_header(header_for(slot)))
+    until(lambda: [slot.state for slot in slots[:2]] == ["claimed", "claimed"])
+    (refused,) = receiver.exchange(frames.encode_header(header_for(slots[2])))
     assert refused["error"]["code"] == "Overloaded"
+    assert slots[2].state == "issued"
     for sock in held:
         sock.close()
+    receiver.tickets.revoke_all()
+    receiver.require_serving()
+    receiver.server.close()
+
+
+@pytest.mark.parametrize("limits", [ReceiveLimits(newcomers=8), ReceiveLimits(newcomers_per_address=8)])
+def test_however_many_connections_are_silent_a_transfer_finds_a_place_at_once(limits: ReceiveLimits) -> None:
+    receiver = start_receiver(replace(limits, linger_s=0.3, preamble_s=60.0))
+    silent = [receiver.dial() for _ in range(64)]
+    until(lambda: receiver.server.connections == 8)
+    (evicted,) = read_replies(silent[0])
+    assert evicted["error"]["code"] == "Overloaded"
+    slot = receiver.issue(CACHE)
+    assert [reply["ok"] for reply in receiver.exchange(stream(header_for(slot), parts_of(CACHE)))] == [True, True]
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV)
+    kv.release()
+    for sock in silent:
+        sock.close()
+    receiver.require_serving()
+    receiver.server.close()
+
+
+def test_refused_connections_write_a_bounded_number_of_log_lines(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(50):
+        receiver.exchange(b"GET / HTTP/1.1\r\n\r\n")
+    assert [record.message for record in caplog.records] == [
+        "refused a KV connection from 127.0.0.1: not a KV transfer: it begins with b'GET / ' (point the sender at the "
+        "KV port)"
+    ]
+
+
+def test_when_descriptors_run_out_accepting_backs_off_and_recovers(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[float] = []
+    accept = socket.socket.accept
+
+    def no_descriptors(sock: socket.socket) -> tuple[socket.socket, Any]:
+        calls.append(time.monotonic())
+        if len(calls) <= 4:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(sock)
+
+    with receiver.dial() as silent:
+        until(lambda: receiver.server.connections == 1)
+        monkeypatch.setattr(socket.socket, "accept", no_descriptors)
+        slot = receiver.issue(CACHE)
+        receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+        assert read_replies(silent)[0]["error"]["code"] == "Overloaded"  # its descriptor was freed
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV)
+    kv.release()
+    pauses = [after - before for before, after in itertools.pairwise(calls[:5])]
+    assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2, 0.4), strict=True))
+    assert [r.message for r in caplog.records if "accept" in r.message] == [
+        "cannot accept a KV connection: [Errno 24] Too many open files"
+    ]
+
+
+def test_idle_frames_keep_a_transfer_alive_whose_prompt_waits_for_its_turn() -> None:
+    receiver = start_receiver(QUICK)
+    slot = receiver.issue(CACHE)
+    limits = SendLimits(idle_s=0.0)
+    header = header_for(slot)
+    with Transfer.open("127.0.0.1", receiver.server.port, header, deadline=slot.deadline, limits=limits) as transfer:
+        first, *rest = CACHE.blocks()
+        time.sleep(0.7)  # over twice the stall time
+        transfer.send(first)
+        time.sleep(0.7)
+        for block in rest:
+            transfer.send(block)
+        transfer.finish()
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV) and CACHE.matches(kv)
+    kv.release()
+    receiver.server.close()
+
+
+def test_a_sender_that_only_idles_is_lost_after_the_time_for_the_first_kv() -> None:
+    receiver = start_receiver(ReceiveLimits(first_byte_s=0.2, linger_s=0.3))
+    slot = receiver.issue(CACHE)
+    limits = SendLimits(idle_s=0.0)
+    header = header_for(slot)
+    with Transfer.open("127.0.0.1", receiver.server.port, header, deadline=slot.deadline, limits=limits) as transfer:
+        error = receiver.result(slot)
+        assert isinstance(error, PeerLost) and "sent no KV within 0.2 s" in error.message
+        until(lambda: isinstance(transfer.failed, PeerLost))
     receiver.require_serving()
     receiver.server.close()
 
@@ -454,10 +581,10 @@ def test_a_peer_that_never_reads_its_reply_is_left_after_the_linger_time() -> No
 
 def test_the_reply_to_a_hostile_header_stays_small(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
-    body = json.loads(frames.encode_header(header_for(slot))[frames.PREAMBLE.size :])
-    body["fingerprint"]["tokenizer"] = "\u0001" * 100_000
+    body = json.loads(frames.encode_header(header_for(slot))[PREAMBLE.size :])
+    body["fingerprint"]["tokenizer"] = "\u0001" * 40_000
     raw = json.dumps(body).encode()
-    (refused,) = receiver.exchange(frames.PREAMBLE.pack(frames.MAGIC, frames.VERSION, len(raw)) + raw)
+    (refused,) = receiver.exchange(encode_preamble(slot.ticket, len(raw)) + raw)
     assert len(refused["error"]["message"]) <= frames.MAX_ERROR_CHARS
     receiver.require_serving()
 

@@ -23,10 +23,11 @@ from disagg.errors import (
 from disagg.kv import frames
 from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.preamble import PREAMBLE, decode_preamble
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import SendLimits, Transfer
 from disagg.kv.sent import Span, TransferResult
-from disagg.kv.tickets import Expected, Slot
+from disagg.kv.tickets import Slot
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout, until
 
@@ -52,8 +53,8 @@ def peer(behave: Callable[[socket.socket], None]) -> Iterator[int]:
         sock, _ = listener.accept()
         sock.settimeout(PATIENCE_S)
         with sock:
-            size = frames.decode_preamble(sock.recv(frames.PREAMBLE.size, socket.MSG_WAITALL))
-            sock.recv(size, socket.MSG_WAITALL)
+            preamble = decode_preamble(sock.recv(PREAMBLE.size, socket.MSG_WAITALL))
+            sock.recv(preamble.header_bytes, socket.MSG_WAITALL)
             behave(sock)
             ended.wait(PATIENCE_S)
 
@@ -69,8 +70,7 @@ def peer(behave: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def any_header(layout: Layout, tokens: int) -> frames.Header:
-    expected = Expected("r1", layout, FINGERPRINT, "00" * 32, tokens)
-    return header_for(Slot("ticket", expected, 0.0, lambda _: None))
+    return frames.Header("ticket", "r1", FINGERPRINT, layout, "00" * 32, tokens)
 
 
 def accept(sock: socket.socket) -> None:

@@ -15,6 +15,7 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
+from disagg.kv.preamble import ticket_digest
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Budget, KVOutcome, Slot, Tickets
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, expected, header_for, mixed_layout
@@ -32,11 +33,12 @@ def nothing() -> None:
 
 
 def test_a_ticket_is_good_once() -> None:
-    tickets = Tickets(max_kv_bytes=0)
+    tickets = Tickets(max_kv_bytes=1 << 20)
     slot, _ = issue(tickets)
-    assert tickets.claim(slot.ticket, nothing) is slot
+    assert tickets.claim(ticket_digest(slot.ticket), nothing) is slot
+    slot.incoming.join(header_for(slot))
     with pytest.raises(TicketRefused):
-        tickets.claim(slot.ticket, nothing)
+        tickets.claim(ticket_digest(slot.ticket), nothing)
 
 
 @pytest.mark.parametrize("ticket", ["", "x", "é"])
@@ -44,14 +46,14 @@ def test_an_unknown_ticket_is_refused(ticket: str) -> None:
     tickets = Tickets(max_kv_bytes=0)
     issue(tickets)
     with pytest.raises(TicketRefused, match="unknown, already used or expired"):
-        tickets.claim(ticket, nothing)
+        tickets.claim(ticket_digest(ticket), nothing)
 
 
 def test_an_expired_ticket_is_refused_and_its_callback_called_once() -> None:
     tickets = Tickets(max_kv_bytes=0)
     slot, results = issue(tickets, lasts_s=-1)
     with pytest.raises(TicketRefused):
-        tickets.claim(slot.ticket, nothing)
+        tickets.claim(ticket_digest(slot.ticket), nothing)
     tickets.expire()
     tickets.expire()
     assert [type(r) for r in results] == [PeerLost]
@@ -79,7 +81,7 @@ def test_revoking_calls_the_callback_and_aborts_the_connection() -> None:
     tickets = Tickets(max_kv_bytes=0)
     slot, results = issue(tickets)
     cut: list[str] = []
-    tickets.claim(slot.ticket, lambda: cut.append("cut"))
+    tickets.claim(ticket_digest(slot.ticket), lambda: cut.append("cut"))
     assert tickets.revoke(slot.ticket)
     assert not tickets.revoke(slot.ticket)
     assert [type(r) for r in results] == [Cancelled]

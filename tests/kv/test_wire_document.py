@@ -16,6 +16,8 @@ from disagg.kv import frames
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.parts import MAX_PARTS
+from disagg.kv.preamble import MAX_HEADER_BYTES, PREAMBLE
 from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Expected
 from tests.kv.kv_parts import Receiver
@@ -62,8 +64,14 @@ def sender_pieces() -> tuple[list[Piece], list[Piece]]:
         ("XXH3-128 of the two frames", 40, 56),
     ):
         body.append((what, end[first:last]))
-    pieces = [("magic", header[:6]), ("version 2", header[6:8]), (f"{len(header) - 12} header bytes", header[8:12])]
-    return [*pieces, ("header", header[12:])], body
+    opening = [
+        ("magic", header[:6]),
+        ("version 3", header[6:8]),
+        ("SHA-256 of the ticket, one-time-ticket", header[8:40]),
+        (f"{len(header) - PREAMBLE.size} header bytes", header[40:44]),
+        ("header", header[44:]),
+    ]
+    return opening, body
 
 
 def listing() -> str:
@@ -124,7 +132,7 @@ def test_a_receiver_accepts_the_documented_bytes(receiver: Receiver, monkeypatch
     kv.release()
 
 
-@pytest.mark.parametrize("number", [frames.MAX_HEADER_BYTES, frames.MAX_REPLY_BYTES, frames.MAX_NAME_CHARS])
+@pytest.mark.parametrize("number", [MAX_HEADER_BYTES, frames.MAX_REPLY_BYTES, frames.MAX_NAME_CHARS, MAX_PARTS])
 def test_the_document_states_the_bounds_of_the_code(number: int) -> None:
     assert re.search(rf"\b{number}\b", DOCUMENT.read_text(encoding="utf-8").replace(",", ""))
 

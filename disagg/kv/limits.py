@@ -1,0 +1,39 @@
+"""How long each end of a transfer waits for what, and how much a peer may use. The whole transfer is bounded by its
+deadline on the sender and by its ticket's on the receiver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """Seconds. connect_s: for the connection. answer_s: for the receiver's reply to the header. stall_s: while bytes
+    wait to be sent and the receiver takes none, or until it acknowledges the last one. idle_s: between two idle frames
+    while there is no KV to send. max_queued_bytes: the most that may wait to be sent."""
+
+    connect_s: float = 3.0
+    answer_s: float = 5.0
+    stall_s: float = 5.0
+    idle_s: float = 1.0
+    max_queued_bytes: int = 16 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveLimits:
+    """Seconds. preamble_s: for the whole preamble. header_s: for the whole header. first_byte_s: from the accepted
+    header to the first KV, during which the prompt may wait for its turn. stall_s: without any byte or idle frame.
+    linger_s: for reading the last reply.
+
+    connections: with a valid ticket, at the same time; one more is refused with Overloaded. newcomers: without one yet;
+    newcomers_per_address: of one address. One newcomer more ends the oldest one.
+    """
+
+    preamble_s: float = 2.0
+    header_s: float = 5.0
+    first_byte_s: float = 60.0
+    stall_s: float = 5.0
+    linger_s: float = 1.0
+    connections: int = 256
+    newcomers: int = 128
+    newcomers_per_address: int = 16

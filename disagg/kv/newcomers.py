@@ -1,0 +1,164 @@
+"""Connections that have not shown a valid ticket. One thread serves them all and waits for none.
+
+A newcomer sends a preamble of fixed size. A valid ticket moves its connection to a thread of its own; everything else
+costs a small reply. There is always room for one more: the oldest newcomer is ended for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from disagg.errors import DisaggError, Overloaded, PeerLost
+from disagg.kv import frames
+from disagg.kv.limits import ReceiveLimits
+from disagg.kv.preamble import MAX_HEADER_BYTES, OPENING, PREAMBLE, Preamble, check_opening, decode_preamble
+
+DISCARD_BYTES = 1 << 16  # per read, of what follows a refused preamble
+
+# (socket, address, preamble): takes the connection over, or raises the error that refuses it.
+Admit = Callable[[socket.socket, str, Preamble], None]
+
+
+@dataclass(slots=True, eq=False)
+class Newcomer:
+    """discard: how many more bytes to read and ignore after a refusal, so that closing does not reset the connection
+    and lose the reply; None before one. until: when the connection is ended."""
+
+    sock: socket.socket
+    address: str
+    until: float
+    raw: bytearray = field(default_factory=bytearray)
+    discard: int | None = None
+
+
+class Newcomers:
+    """Used by one thread, which polls `poll` and passes on what it reports. Times are time.monotonic()."""
+
+    def __init__(
+        self, poll: select.poll, limits: ReceiveLimits, admit: Admit, refused: Callable[[str, DisaggError], None]
+    ) -> None:
+        self._poll = poll
+        self._limits = limits
+        self._admit = admit
+        self._refused = refused
+        self._waiting: dict[int, Newcomer] = {}  # by file descriptor, oldest first
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sock: socket.socket, address: str, now: float) -> None:
+        """A new connection. Its preamble is usually there already: then it is served at once."""
+        same = [one for one in self._waiting.values() if one.address == address]
+        if len(same) >= self._limits.newcomers_per_address:
+            self._evict(same[0])
+        elif len(self._waiting) >= self._limits.newcomers:
+            self.evict_oldest()
+        sock.setblocking(False)
+        newcomer = Newcomer(sock, address, now + self._limits.preamble_s)
+        self._waiting[sock.fileno()] = newcomer
+        self._poll.register(sock, select.POLLIN)
+        self.read(sock.fileno(), now)
+
+    def evict_oldest(self) -> bool:
+        """End the oldest newcomer; False if there is none."""
+        for oldest in self._waiting.values():
+            self._evict(oldest)
+            return True
+        return False
+
+    def read(self, descriptor: int, now: float) -> None:
+        """Read what a newcomer has sent."""
+        newcomer = self._waiting.get(descriptor)
+        if newcomer is None:  # ended since it was polled
+            return
+        try:
+            if newcomer.discard is None:
+                self._read_preamble(newcomer)
+            else:
+                self._discard(newcomer, newcomer.discard)
+        except BlockingIOError:
+            pass
+        except OSError:  # reset: nobody is left to reply to
+            self._end(newcomer)
+        except DisaggError as error:
+            self._refuse(newcomer, error, now)
+
+    def expire(self, now: float) -> None:
+        """End those whose time has passed; one that has sent no whole preamble gets a reply."""
+        for newcomer in [one for one in self._waiting.values() if now >= one.until]:
+            if newcomer.discard is None:
+                self._dismiss(newcomer, PeerLost(f"no ticket came within {self._limits.preamble_s:g} s"))
+            else:
+                self._end(newcomer)
+
+    def close(self) -> None:
+        """End all."""
+        for newcomer in list(self._waiting.values()):
+            self._end(newcomer)
+
+    def _read_preamble(self, newcomer: Newcomer) -> None:
+        while len(newcomer.raw) < PREAMBLE.size:
+            wanted = OPENING.size if len(newcomer.raw) < OPENING.size else PREAMBLE.size
+            piece = newcomer.sock.recv(wanted - len(newcomer.raw))
+            if not piece:
+                raise PeerLost("the connection was closed before its preamble was complete")
+            newcomer.raw += piece
+            if len(newcomer.raw) == OPENING.size:
+                check_opening(bytes(newcomer.raw))
+        preamble = decode_preamble(bytes(newcomer.raw))
+        self._forget(newcomer)
+        try:
+            self._admit(newcomer.sock, newcomer.address, preamble)
+        except DisaggError:
+            self._waiting[newcomer.sock.fileno()] = newcomer
+            self._poll.register(newcomer.sock, select.POLLIN)
+            raise
+
+    def _refuse(self, newcomer: Newcomer, error: DisaggError, now: float) -> None:
+        """Reply, and leave the peer time to read the reply."""
+        self._refused(newcomer.address, error)
+        if self._reply(newcomer, error):
+            newcomer.discard = MAX_HEADER_BYTES
+            newcomer.until = now + self._limits.linger_s
+        else:
+            self._end(newcomer)
+
+    def _discard(self, newcomer: Newcomer, room: int) -> None:
+        got = len(newcomer.sock.recv(DISCARD_BYTES))
+        newcomer.discard = room - got
+        if got == 0 or newcomer.discard <= 0:
+            self._end(newcomer)
+
+    def _evict(self, newcomer: Newcomer) -> None:
+        if newcomer.discard is None:
+            error = Overloaded("other connections came while this one sent no ticket", "send the ticket at once")
+            self._dismiss(newcomer, error)
+        else:
+            self._end(newcomer)
+
+    def _dismiss(self, newcomer: Newcomer, error: DisaggError) -> None:
+        self._refused(newcomer.address, error)
+        self._reply(newcomer, error)
+        self._end(newcomer)
+
+    def _reply(self, newcomer: Newcomer, error: DisaggError) -> bool:
+        """Send the last reply, which fits the empty buffer of a new socket. False if the peer has gone."""
+        try:
+            newcomer.sock.send(frames.encode_error(error))
+            newcomer.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return False
+        return True
+
+    def _end(self, newcomer: Newcomer) -> None:
+        self._forget(newcomer)
+        newcomer.sock.close()
+
+    def _forget(self, newcomer: Newcomer) -> None:
+        self._waiting.pop(newcomer.sock.fileno(), None)
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(newcomer.sock)

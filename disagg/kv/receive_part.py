@@ -1,0 +1,115 @@
+"""One connection whose ticket is valid: the KV of one part, from its header to its acknowledgement."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, TicketRefused
+from disagg.kv import frames
+from disagg.kv.assemble import Assembly
+from disagg.kv.channel import Channel
+from disagg.kv.limits import ReceiveLimits
+from disagg.kv.received import ReceiveTiming
+from disagg.kv.tickets import Slot, Tickets
+
+REPLY_S = 1.0  # how long sending the last reply may take
+
+log = logging.getLogger(__name__)
+
+
+def receive_part(channel: Channel, slot: Slot, header_bytes: int, tickets: Tickets, limits: ReceiveLimits) -> None:
+    """Serve a connection that has claimed its ticket to its end. The outcome goes to the slot's callback and, as a
+    reply, to the peer."""
+    try:
+        failure = _attempt(channel, slot, header_bytes, tickets, limits)
+        tickets.unclaim(slot, channel.abort)
+        if isinstance(failure, TicketRefused):  # one connection too many: the others are as good as before
+            _refuse(channel, failure, limits)
+        elif failure is not None:
+            tickets.settle(slot, failure)
+            revoked_here = isinstance(slot.failure, Cancelled)
+            level = logging.INFO if revoked_here else logging.WARNING
+            log.log(level, "KV transfer of request %s failed: %s", slot.expected.request_id, slot.failure)
+            _refuse(channel, slot.failure or failure, limits)
+    except BaseException:  # a defect in this program must not leave the request waiting
+        tickets.settle(slot, HandoffError(f"internal error of the KV receiver in request {slot.expected.request_id}"))
+        raise
+
+
+def _attempt(
+    channel: Channel, slot: Slot, header_bytes: int, tickets: Tickets, limits: ReceiveLimits
+) -> DisaggError | None:
+    """Receive, deliver and acknowledge. Returns None, or the failure after this connection has left the buffers."""
+    joined = False
+    try:
+        header = frames.decode_header(channel.read(header_bytes), slot.ticket)
+        slot.expected.require(header)
+        slot.incoming.join(header)
+        joined = True
+        timing, received = _receive(channel, slot, header, limits)
+        kv = slot.incoming.complete(timing)
+        if kv is not None and not tickets.settle(slot, kv):
+            kv.release()
+            raise Cancelled("the request ended before its KV was complete")
+    except DisaggError as error:
+        return DisaggError.from_json(error.to_json())  # a copy: the traceback's frames reference the buffers
+    finally:
+        if joined:
+            slot.incoming.leave()
+    acknowledgement = frames.encode_ok(received_bytes=received, receive_s=timing.last_byte - timing.first_byte)
+    send_reply(channel, acknowledgement)
+    channel.close_gently(limits.linger_s)
+    return None
+
+
+def _receive(channel: Channel, slot: Slot, header: frames.Header, limits: ReceiveLimits) -> tuple[ReceiveTiming, int]:
+    """Accept the part and read all of it, each payload straight into its place. Returns its times and its bytes."""
+    claimed = time.monotonic()
+    channel.deadline, channel.idle_s = slot.deadline, limits.stall_s
+    channel.write([memoryview(frames.encode_ok())])
+    # After the reply, so that the prefill host computes its first chunk while fresh memory is allocated.
+    assembly = Assembly(slot.incoming.kv(), header.part)
+    digest = frames.new_digest()
+    head = _first_head(channel, claimed + limits.first_byte_s, limits)
+    first_byte = time.monotonic()
+    while (frame := frames.decode_frame(head)).kind is not frames.Kind.END:
+        views = assembly.place(frame)
+        digest.update(head)
+        channel.read_into(views, digest.update)
+        head = _next_head(channel)
+    totals = frames.decode_totals(channel.read(frames.TOTALS.size))
+    last_byte = time.monotonic()
+    assembly.finish(totals, digest.digest())
+    return ReceiveTiming(claimed, first_byte, last_byte, time.monotonic()), assembly.nbytes
+
+
+def _first_head(channel: Channel, due: float, limits: ReceiveLimits) -> bytes:
+    """The head of the first frame that is not idle, which must come before `due`."""
+    while (head := channel.read(frames.FRAME.size)) == frames.IDLE_FRAME:
+        if time.monotonic() >= due:
+            raise PeerLost(
+                f"{channel.peer} sent no KV within {limits.first_byte_s:g} s", "check the load of the prefill host"
+            )
+    return head
+
+
+def _next_head(channel: Channel) -> bytes:
+    """The head of the next frame that is not idle."""
+    while (head := channel.read(frames.FRAME.size)) == frames.IDLE_FRAME:
+        pass
+    return head
+
+
+def _refuse(channel: Channel, error: DisaggError, limits: ReceiveLimits) -> None:
+    send_reply(channel, frames.encode_error(error))
+    channel.close_gently(limits.linger_s)
+
+
+def send_reply(channel: Channel, raw: bytes) -> None:
+    """Send the last reply. A failure is only logged: the outcome has been delivered on this host."""
+    channel.deadline = max(channel.deadline, time.monotonic() + REPLY_S)
+    try:
+        channel.write([memoryview(raw)])
+    except PeerLost as error:
+        log.info("could not reply: %s", error)
