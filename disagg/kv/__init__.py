@@ -2,11 +2,11 @@
 
 layout, fingerprint  the shape of a model's KV, and what else both hosts must have in common
 wire                 the forms in which KV crosses the network: as-is or quantised
+parts                the layers and heads that one of several connections carries
 blocks               KV in the sender's memory: rows of one layer
-frames               the wire format: values to bytes and back
-channel              a socket with timeouts; send and receive: the two ends of a transfer
-outbox, sent         the blocks that wait to be sent; what a finished transfer took
-tickets              one-time tickets for transfers, and the budget of received KV
-arena                memory to receive into; assemble: the place of each frame in it
-received             a complete KV cache in the receiver's memory
+preamble, frames     the wire format: values to bytes and back
+channel, limits      a socket with timeouts; how long each end waits for what
+send/, receive/      the two ends of a transfer
+tickets, incoming    one-time tickets for transfers; the KV that arrives for one, and the budget of received KV
+arena, received      memory to receive into; a complete KV cache in it
 """

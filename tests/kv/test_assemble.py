@@ -6,8 +6,8 @@ import pytest
 from disagg.api.names import INT8
 from disagg.errors import IntegrityError, ProtocolError
 from disagg.kv.arena import Arenas
-from disagg.kv.assemble import Assembly
 from disagg.kv.frames import Frame, Kind, Totals
+from disagg.kv.receive.assemble import Assembly
 from disagg.kv.received import Placement, ReceivedKV
 from tests.kv.kv_parts import Cache, Parts, groups_layout, mixed_layout, parts_of
 

@@ -562,7 +562,7 @@ def test_a_defect_in_the_receiver_reaches_the_owner_and_frees_the_bytes(
     monkeypatch.setattr(threading, "excepthook", broken.append)
     slot = receiver.issue(CACHE)
     with monkeypatch.context() as patch:
-        patch.setattr("disagg.kv.assemble.Assembly.place", defective)
+        patch.setattr("disagg.kv.receive.assemble.Assembly.place", defective)
         receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
     error = receiver.result(slot)
     assert isinstance(error, DisaggError) and "internal error of the KV receiver in request r1" in error.message

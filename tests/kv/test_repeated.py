@@ -2,7 +2,7 @@
 
 import pytest
 
-from disagg.kv.repeated import RepeatedWarning
+from disagg.kv.receive.repeated import RepeatedWarning
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.preamble import PREAMBLE, decode_preamble
 from disagg.kv.received import ReceivedKV
-from disagg.kv.send import SendLimits, Transfer
-from disagg.kv.sent import Span, TransferResult
+from disagg.kv.send import SendLimits, Span, Transfer, TransferResult
 from disagg.kv.tickets import Slot
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout, until

@@ -6,8 +6,7 @@ import threading
 
 from disagg.errors import Cancelled
 from disagg.kv.frames import Header
-from disagg.kv.send import Transfer
-from disagg.kv.sent import TransferResult
+from disagg.kv.send import Transfer, TransferResult
 
 
 class Delivery:

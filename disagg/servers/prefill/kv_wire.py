@@ -15,7 +15,7 @@ from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.config import KVWire
 from disagg.engines.base import PrefillTiming
 from disagg.kv.layout import Layout
-from disagg.kv.sent import TransferResult
+from disagg.kv.send import TransferResult
 
 MARGIN = 1.25  # how much longer the transfer must be than the compute: rates are known to about a tenth
 RATED_TOKENS = 512  # the speed of a shorter prompt does not predict that of longer ones

@@ -14,10 +14,8 @@ from disagg.kv import frames
 from disagg.kv.blocks import Block
 from disagg.kv.channel import Channel, OnPiece
 from disagg.kv.limits import SendLimits
-from disagg.kv.outbox import FramedBlock, Outbox
-from disagg.kv.sent import Span, TransferResult
-
-__all__ = ["SendLimits", "Transfer"]
+from disagg.kv.send.outbox import FramedBlock, Outbox
+from disagg.kv.send.result import Span, TransferResult
 
 SEND_BUFFER_BYTES = 4 << 20
 POLL_S = 0.2  # interval between checks for a reply or the deadline while there is nothing to send

@@ -7,9 +7,9 @@ import time
 
 from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, TicketRefused
 from disagg.kv import frames
-from disagg.kv.assemble import Assembly
 from disagg.kv.channel import Channel
 from disagg.kv.limits import ReceiveLimits
+from disagg.kv.receive.assemble import Assembly
 from disagg.kv.received import ReceiveTiming
 from disagg.kv.tickets import Slot, Tickets
 
