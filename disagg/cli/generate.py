@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from disagg.cli.views.stream import AnswersView
     from disagg.config import Fleet
+    from disagg.inference.client import AsyncClient
     from disagg.inference.several import Answer
 
 _DEFAULTS = Sampling()
@@ -34,6 +35,13 @@ class Side(StrEnum):
 
     decode = "decode"
     prefill = "prefill"
+
+
+class KVFailure(StrEnum):
+    """What follows if no prefill host delivers the KV."""
+
+    fallback = "fallback"
+    fail = "fail"
 
 
 def generate(
@@ -78,6 +86,11 @@ def generate(
     timeout: Annotated[
         float, typer.Option(metavar="S", help=f"Seconds until the answer must be complete, at most {MAX_DEADLINE_S:g}.")
     ] = DEFAULT_DEADLINE_S,
+    on_kv_failure: Annotated[
+        KVFailure,
+        typer.Option(help="If no prefill host delivers the KV: compute the prompt on the decode host, or fail."),
+    ] = KVFailure.fallback,
+    explain: Annotated[bool, typer.Option("--explain", help="Show first which hosts are chosen, and why.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt with one or several models: text to stdout, metrics to stderr."""
@@ -101,8 +114,9 @@ def generate(
         "logprobs": logprobs,
         "alone": alone.value if alone else None,
         "timeout": timeout,
+        "on_kv_failure": on_kv_failure.value,
     }
-    _run(fleet, call.models, request, as_json)
+    _run(fleet, _answers(call.models), request, Shown(as_json, explain))
 
 
 def _import_client_meanwhile() -> None:
@@ -185,22 +199,31 @@ def choose_models(fleet: Fleet, names: Sequence[str]) -> list[str]:
     raise UsageError(f"which model? {fleet.path.name} has {', '.join(fleet.models)}", f"name one: {_EXAMPLE}")
 
 
-def _run(fleet: Fleet, models: Sequence[str], request: dict[str, Any], as_json: bool) -> None:
+class Shown(NamedTuple):
+    """How answers are shown. ranking: also which hosts they may come from."""
+
+    as_json: bool
+    ranking: bool
+
+
+def _run(fleet: Fleet, answers: Sequence[Answer], request: dict[str, Any], shown: Shown) -> None:
     """Ask the models and show the answers. Ctrl-C shows what has arrived."""
     import asyncio
 
     from disagg.inference.client import AsyncClient
-    from disagg.inference.several import Answer, ask
+    from disagg.inference.several import ask
 
-    answers = [Answer(model) for model in models]
+    as_json = shown.as_json
     prompt = request.get("prompt") or ""
     view = _view(answers, prompt, as_json)
 
     async def run() -> None:
         async with AsyncClient(fleet) as client:
-            await client.connect(*models)  # so that no request's time includes it
+            await client.connect(*(answer.model for answer in answers))  # so that no request's time includes it
+            if shown.ranking:
+                _explain(client, answers, request, as_json)
             with view:
-                await ask(client.stream, answers, request, view.arrived)
+                await ask(client.stream, answers, request, view)
 
     try:
         asyncio.run(run())
@@ -213,6 +236,22 @@ def _run(fleet: Fleet, models: Sequence[str], request: dict[str, Any], as_json: 
         raise
     _finish(view, answers, as_json)
     _raise_errors(answers)
+
+
+def _answers(models: Sequence[str]) -> list[Answer]:
+    from disagg.inference.several import Answer
+
+    return [Answer(model) for model in models]
+
+
+def _explain(client: AsyncClient, answers: Sequence[Answer], request: dict[str, Any], as_json: bool) -> None:
+    """Note the ranking of each answer's hosts, and show it unless it is printed as JSON."""
+    from disagg.cli.views.ranking import ranking_view
+
+    for answer in answers:
+        answer.ranking = client.explain(answer.model, **request)
+        if not as_json:
+            stderr().print(ranking_view(answer.ranking))
 
 
 def _view(answers: Sequence[Answer], prompt: str, as_json: bool) -> AnswersView:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from disagg.errors import DisaggError
+from disagg.inference.hosts.route import Ranking
 from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Completion
 
@@ -18,22 +19,29 @@ OpenStream = Callable[..., AsyncStream]
 
 @dataclass(slots=True)
 class Answer:
-    """One model's answer: what has arrived, and at its end either `completion` or `error`. `wall`: seconds."""
+    """One model's answer: what has arrived, and at its end either `completion` or `error`. `wall`: seconds. notes: what
+    happened meanwhile. ranking: the hosts that it may come from, if that was asked for."""
 
     model: str
     text: str = ""
     tokens: int = 0
     wall: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    ranking: Ranking | None = None
     completion: Completion | None = None
     error: DisaggError | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The answer as `--json` prints it; token log-probabilities only if there are alternatives."""
+        body: dict[str, Any] = {"model": self.model, "text": self.text}
+        if self.ranking is not None:
+            body["ranking"] = self.ranking.to_json()
         if self.completion is None:
-            return {"model": self.model, "text": self.text, "error": self.error.to_json() if self.error else None}
+            if self.error is not None and self.error.partial is not None:
+                body["token_ids"] = list(self.error.partial.token_ids)
+            return {**body, "error": self.error.to_json() if self.error else None}
         done = self.completion
-        body: dict[str, Any] = {
-            "model": self.model,
+        body |= {
             "text": done.text,
             "finish_reason": done.finish_reason,
             "warnings": list(done.warnings),
@@ -44,34 +52,38 @@ class Answer:
         return body
 
 
-def ignore(answer: Answer, text: str) -> None:
-    """Show nothing while the answers arrive."""
+class Watcher:
+    """Is told what happens while answers arrive; this one does nothing with it."""
+
+    def arrived(self, answer: Answer, text: str) -> None:
+        """Called with each piece of text, which `answer` already has, and once more when the answer is complete."""
+
+    def noted(self, answer: Answer, note: str) -> None:
+        """Called with each note, which `answer` already has."""
 
 
 async def ask(
     stream: OpenStream,
     answers: Sequence[Answer],
     request: Mapping[str, Any],
-    arrived: Callable[[Answer, str], None] = ignore,
+    watcher: Watcher | None = None,
 ) -> float:
     """Fill all answers at the same time; returns the wall time in seconds. A model's error ends its own answer only.
 
-    `arrived(answer, text)` is called with each new piece of text. What it raises ends all answers and is raised here.
-    If this is cancelled, the answers keep the text that has arrived.
+    What the watcher raises ends all answers and is raised here. If this is cancelled, the answers keep the text that
+    has arrived.
     """
     began = time.monotonic()
     try:
         async with asyncio.TaskGroup() as group:
             for answer in answers:
-                group.create_task(_ask_one(stream, answer, request, arrived))
+                group.create_task(_ask_one(stream, answer, request, watcher or Watcher()))
     except ExceptionGroup as raised:  # the cause itself, such as a broken pipe
         raise raised.exceptions[0] from None
     return time.monotonic() - began
 
 
-async def _ask_one(
-    stream: OpenStream, answer: Answer, request: Mapping[str, Any], arrived: Callable[[Answer, str], None]
-) -> None:
+async def _ask_one(stream: OpenStream, answer: Answer, request: Mapping[str, Any], watcher: Watcher) -> None:
     began = time.monotonic()
     try:
         async with stream(answer.model, **request) as chunks:
@@ -79,11 +91,15 @@ async def _ask_one(
                 async for chunk in chunks:
                     answer.tokens += len(chunk.tokens)
                     answer.text += chunk.text
-                    arrived(answer, chunk.text)
+                    if chunk.note:
+                        answer.notes.append(chunk.note)
+                        watcher.noted(answer, chunk.note)
+                    else:
+                        watcher.arrived(answer, chunk.text)
             finally:
                 answer.text = chunks.text
         answer.completion = chunks.completion
-        arrived(answer, "")
+        watcher.arrived(answer, "")
     except DisaggError as error:
         answer.error = error
     answer.wall = time.monotonic() - began

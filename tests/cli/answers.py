@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from disagg.api.events import TokenLogprob
+from disagg.config import EngineOptions, Host
 from disagg.errors import UnknownModel
+from disagg.inference.hosts.route import Candidates, Choice, Ranking
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Chunk, Completion
@@ -54,12 +56,17 @@ def completion(model: str, warnings: tuple[str, ...] = (), text: str = TEXT, **c
     return Completion(text, tokens, "length", metrics(model, **changed), warnings)
 
 
+def host(name: str) -> Host:
+    return Host(name, "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 1)
+
+
 class FakeClient:
     """Stands in for AsyncClient: streams `text` in two pieces. `on_stream(model)` may raise. Notes its requests."""
 
     requests: ClassVar[list[dict[str, Any]]] = []
     on_stream = staticmethod(lambda model: None)
     text = TEXT
+    note = ""
 
     def __init__(self, fleet: Any, *, token: Any = None) -> None:
         self.token = token
@@ -73,6 +80,11 @@ class FakeClient:
     async def connect(self, *models: str) -> None:
         return None
 
+    def explain(self, model: str, prompt: Any = None, **options: Any) -> Ranking:
+        hosts = Candidates(model, (host("mac-1"), host("mac-2")), (host("dgx-1"),))
+        decode = Choice(hosts.decode[0], {"queue": 0.25, "prompt": 0.5}, held_tokens=64)
+        return Ranking(hosts, (decode,), (Choice(hosts.prefill[0], {"compute": 0.0}),), {"mac-2": "down"})
+
     def stream(self, model: str, prompt: Any = None, **options: Any) -> AsyncStream:
         FakeClient.requests.append({"model": model, "prompt": prompt, **options})
         return AsyncStream(functools.partial(self.answer, model))
@@ -83,6 +95,8 @@ class FakeClient:
             raise UnknownModel("no such model")
         self.on_stream(model)
         half = len(self.text) // 2
+        if self.note:
+            deliver(Chunk("", (), note=self.note))
         deliver(Chunk(self.text[:half], (TokenLogprob(1, 0.0),)))
         deliver(Chunk(self.text[half:], (TokenLogprob(2, 0.0),)))
         return completion(model, text=self.text)

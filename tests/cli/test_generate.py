@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from disagg.errors import Overloaded, RequestError
+from disagg.api.events import TokenLogprob
+from disagg.errors import Overloaded, Partial, RequestError, ServerUnavailable
 from disagg.inference import client
+from disagg.inference.types import Chunk
 from tests.cli.answers import TEXT, FakeClient
 from tests.cli.commandline import run, write_fleet
 
@@ -50,7 +52,21 @@ def test_the_text_goes_to_stdout_and_the_metrics_to_stderr(one: Path, capsys: py
 
 def test_every_option_reaches_the_request(one: Path) -> None:
     sampling = "--max-tokens 3 --temperature 0.5 --top-p 0.9 --top-k 4 --min-p 0.1 --repetition-penalty 1.1 --seed 7"
-    rest = ["--stop", "a", "--stop", "b", "--logprobs", "2", "--timeout", "9", "--alone", "prefill", "--json"]
+    rest = [
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+        "--logprobs",
+        "2",
+        "--timeout",
+        "9",
+        "--alone",
+        "prefill",
+        "--json",
+        "--on-kv-failure",
+        "fail",
+    ]
     assert run("--config", one, "generate", "-m", "tiny-alias", *sampling.split(), *rest, "x") == 0
     assert FakeClient.requests == [
         {
@@ -67,6 +83,7 @@ def test_every_option_reaches_the_request(one: Path) -> None:
             "logprobs": 2,
             "timeout": 9.0,
             "alone": "prefill",
+            "on_kv_failure": "fail",
         }
     ]
 
@@ -116,6 +133,48 @@ def test_a_failed_models_error_is_in_the_json(
     assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "--json", "x") == 3
     results = json.loads(capsys.readouterr().out)["results"]
     assert results[0] == {"model": "tiny", "text": "", "error": {"code": "Overloaded", "message": "full", "hint": ""}}
+
+
+def test_what_had_arrived_of_a_failed_answer_is_in_the_json(
+    one: Path, fake_client: type[FakeClient], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(self: FakeClient, model: str, deliver: Any) -> Any:
+        deliver(Chunk("half an", (TokenLogprob(5, 0.0), TokenLogprob(6, 0.0))))
+        error = ServerUnavailable("gone")
+        error.partial = Partial("half an", (5, 6))
+        raise error
+
+    monkeypatch.setattr(fake_client, "answer", fail)
+    assert run("--config", one, "generate", "--json", "x") == 4
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert (result["text"], result["token_ids"], result["error"]["message"]) == ("half an", [5, 6], "gone")
+
+
+def test_explain_shows_the_hosts_and_the_reasons_before_the_answer(
+    one: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", one, "generate", "--explain", "x") == 0
+    out, err = capsys.readouterr()
+    assert out == TEXT
+    assert "750 ms" in err and "holds 64 tokens of the prompt" in err and "gets no request: down" in err
+    assert err.index("mac-1") < err.index("dgx-1") < err.index("mac-2") < err.index("TTFT: request sent")
+
+
+def test_explain_in_json_is_a_field_of_the_answer(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--config", one, "generate", "--explain", "--json", "x") == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    ranking = result["ranking"]
+    assert [choice["host"] for choice in ranking["decode"]] == ["mac-1"] and ranking["left_out"] == {"mac-2": "down"}
+    assert ranking["decode"][0]["costs_s"] == {"queue": 0.25, "prompt": 0.5}
+
+
+def test_notes_about_the_answer_go_to_stderr(
+    one: Path, fake_client: type[FakeClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_client.note = "waiting: mac-1 is loading"
+    assert run("--config", one, "generate", "x") == 0
+    out, err = capsys.readouterr()
+    assert out == TEXT and err.startswith("note: waiting: mac-1 is loading\n")
 
 
 def test_which_model_must_be_said_where_there_are_several(two: Path, capsys: pytest.CaptureFixture[str]) -> None:

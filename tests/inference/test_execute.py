@@ -12,12 +12,12 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from disagg.config import Fleet, Host
+from disagg.config import Host
 from disagg.errors import ServerUnavailable
 from disagg.inference.answer import FALLBACK_WARNING
 from disagg.inference.client import Client
-from disagg.inference.policy import Timeouts
 from tests.fleets import TOKEN, RunningFleet, free_ports
+from tests.inference.fake_hosts import change_timeouts, start_at, with_first
 
 PROMPT = [9 + i for i in range(60)]
 OVERLOADED = b'{"error": {"code": "Overloaded", "message": "the queue is full", "hint": ""}}'
@@ -60,25 +60,6 @@ def misbehaving(kind: str, real: Host) -> Iterator[int]:
             thread.join()
 
 
-def with_first(fleet: Fleet, like: str, port: int) -> Fleet:
-    """The fleet with one more host, tried before the others, that is like `like` but on another port."""
-    bad = dataclasses.replace(fleet.hosts[like], name=f"bad-{like}", port=port)
-    return dataclasses.replace(fleet, hosts={bad.name: bad, **fleet.hosts})
-
-
-def start_at(client: Client, name: str) -> None:
-    """Make equal hosts be ranked beginning with this one, of its role."""
-    like = client.fleet.hosts[name].roles
-    names = [host.name for host in client.fleet.hosts.values() if host.roles == like]
-    client._async._next_start = names.index(name)
-
-
-def give_up_after(client: Client, **seconds: float) -> None:
-    """Change the timeouts of this client."""
-    driver = client._async._driver
-    driver.policy = dataclasses.replace(driver.policy, timeouts=dataclasses.replace(Timeouts(), **seconds))
-
-
 @pytest.mark.parametrize("kind", ["overloaded", "foreign"])
 def test_a_prefill_host_that_fails_is_followed_by_another(tiny_fleet: RunningFleet, kind: str) -> None:
     real = tiny_fleet.fleet.hosts["tiny-prefill"]
@@ -96,7 +77,7 @@ def test_a_prefill_host_that_falls_silent_is_given_up_long_before_the_deadline(t
         silent = dataclasses.replace(real, port=port)
         fleet = dataclasses.replace(tiny_fleet.fleet, hosts={**tiny_fleet.fleet.hosts, real.name: silent})
         with Client(fleet, token=TOKEN) as client:
-            give_up_after(client, silence=2.0)  # servers send progress every second
+            change_timeouts(client, silence=2.0)  # servers send progress every second
             answer = client.generate("tiny", tokens=PROMPT, max_tokens=3, timeout=60)
     assert answer.metrics.method == "fallback"
     assert answer.warnings[0].startswith(FALLBACK_WARNING) and "did not answer in time" in answer.warnings[0]
@@ -129,7 +110,7 @@ def test_a_decode_host_that_breaks_off_is_one_clear_error(tiny_fleet: RunningFle
         half = dataclasses.replace(real, port=port)
         fleet = dataclasses.replace(tiny_fleet.fleet, hosts={"d": half})
         with Client(fleet, token=TOKEN) as client, pytest.raises(ServerUnavailable, match="Decode server unavailable"):
-            give_up_after(client, none_up=0.2)
+            change_timeouts(client, none_up=0.2)
             client.generate("tiny", tokens=PROMPT, max_tokens=3)
 
 

@@ -17,8 +17,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disagg.cli.context import stderr
 from disagg.cli.views.units import counted, speed
-from disagg.inference.several import Answer
+from disagg.inference.several import Answer, Watcher
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIDE_BY_SIDE: Final = 50  # columns of a panel
@@ -34,7 +35,7 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-class AnswersView:
+class AnswersView(Watcher):
     """Shows answers while the block runs. This one shows nothing, as for --json."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
@@ -46,9 +47,6 @@ class AnswersView:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def arrived(self, answer: Answer, text: str) -> None:
-        """Called with each piece of text, which `answer` already has, and once more when the answer is complete."""
-
     def finish(self) -> None:
         """Show what is not shown yet of answers that are complete, failed or interrupted."""
 
@@ -58,6 +56,10 @@ class OneText(AnswersView):
 
     def arrived(self, answer: Answer, text: str) -> None:
         _write(printable(text) if sys.stdout.isatty() else text)
+
+    def noted(self, answer: Answer, note: str) -> None:
+        begun = answer.text and not answer.text.endswith("\n") and sys.stdout.isatty()
+        stderr().print(Text(f"{chr(10) if begun else ''}note: {note}", "dim"), soft_wrap=True)
 
     def finish(self) -> None:
         text = self.answers[0].text
@@ -198,7 +200,9 @@ def _footer(answer: Answer) -> str:
         metrics = answer.completion.metrics
         tokens, rate = counted(metrics.completion_tokens, "token"), speed(metrics.decode_speed)
         return f"{tokens} · {rate} · {answer.completion.finish_reason}"
-    return counted(answer.tokens, "token") if answer.tokens else "waiting for the first token"
+    if answer.tokens:
+        return counted(answer.tokens, "token")
+    return answer.notes[-1] if answer.notes else "waiting for the first token"
 
 
 class _Tail:

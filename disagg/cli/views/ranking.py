@@ -1,0 +1,28 @@
+"""Why a request goes to which hosts: `disagg generate --explain`."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from disagg.cli.views.units import seconds
+from disagg.inference.hosts.route import Ranking
+
+NOTE = "expected: seconds that the request should spend on the host. Hosts are tried from top to bottom."
+
+
+def ranking_view(ranking: Ranking) -> RenderableType:
+    """The hosts of each role, best first, then those that get no request now."""
+    table = Table(
+        title=f"hosts for {ranking.candidates.model}", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False
+    )
+    for name in ("role", "host", "expected", "why"):
+        table.add_column(name, overflow="fold", justify="right" if name == "expected" else "left")
+    for role, choices in (("decode", ranking.decode), ("prefill", ranking.prefill)):
+        for choice in choices:
+            table.add_row(role, choice.host.name, seconds(choice.cost_s), choice.reason)
+    for host, obstacle in ranking.left_out.items():
+        table.add_row("", Text(host, "dim"), "–", Text(f"gets no request: {obstacle}", "yellow"))
+    return Group(table, Text(NOTE, "dim"))

@@ -1,0 +1,95 @@
+"""Hosts that misbehave on purpose, in front of real ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import httpx
+
+from disagg.config import Fleet, Host
+from disagg.inference.client import Client
+from disagg.inference.policy import Timeouts
+from tests.fleets import RunningFleet
+
+End = Literal["cut", "error", "silent"]
+ENGINE_ERROR = b'event: error\ndata: {"code": "ModelError", "message": "out of memory", "hint": ""}\n\n'
+
+
+@contextmanager
+def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
+    """The port of a server that passes requests on to `real`, and after so many `tokens` events closes the
+    connection, sends an error of the engine, or sends nothing any more. GET /load answers as the real host."""
+    released = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = httpx.get(real.url + self.path, headers=self._headers(), timeout=20, trust_env=False)
+            self.send_response(answer.status_code)
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            url = real.url + self.path
+            with httpx.stream(
+                "POST", url, content=body, headers=self._headers(), timeout=20, trust_env=False
+            ) as answer:
+                self.send_response(answer.status_code)
+                self.end_headers()
+                left = after
+                for line in answer.iter_lines():
+                    if left == 0 and not line:
+                        break
+                    left -= line == "event: tokens"
+                    self.wfile.write(f"{line}\n".encode())
+            self.wfile.write(b"\n")
+            if end == "error":
+                self.wfile.write(ENGINE_ERROR)
+            if end == "silent":
+                released.wait(20)
+            self.close_connection = True
+
+        def _headers(self) -> dict[str, str]:
+            return {name: self.headers[name] for name in ("Authorization", "X-Request-Id") if name in self.headers}
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            released.set()
+            server.shutdown()
+            thread.join()
+
+
+def with_first(fleet: Fleet, like: str, port: int) -> Fleet:
+    """The fleet with one more host, tried before the others, that is like `like` but on another port."""
+    bad = dataclasses.replace(fleet.hosts[like], name=f"bad-{like}", port=port)
+    return dataclasses.replace(fleet, hosts={bad.name: bad, **fleet.hosts})
+
+
+def only(running: RunningFleet, *hosts: Host) -> Fleet:
+    """The fleet with these hosts instead of its own."""
+    return dataclasses.replace(running.fleet, hosts={host.name: host for host in hosts})
+
+
+def start_at(client: Client, name: str) -> None:
+    """Make equal hosts be ranked beginning with this one, of its role."""
+    like = client.fleet.hosts[name].roles
+    names = [host.name for host in client.fleet.hosts.values() if host.roles == like]
+    client._async._next_start = names.index(name)
+
+
+def change_timeouts(client: Client, **seconds: float) -> None:
+    """Change the timeouts of this client."""
+    driver = client._async._driver
+    driver.policy = dataclasses.replace(driver.policy, timeouts=dataclasses.replace(Timeouts(), **seconds))
