@@ -324,6 +324,10 @@ class Service(ABC, Generic[Engine]):
             )
             self.leases.take(request.key, request.id, lease_s, request.arrived, lambda: caller.end(late))
 
+    def note_problem(self) -> None:
+        """Report the engine's problem as the last error, though no request may have met it."""
+        self._last_error = _last_error(ServerUnavailable(self.problem, "its log has the details"))
+
     def _require_ready(self, model: str) -> None:
         """Refuse work while loading or draining, and for a model that is not served here."""
         if not self.engine_alive:

@@ -3,7 +3,7 @@
     python fake_server.py HOST MODEL ADDRESS PORT BEHAVIOUR
 
 BEHAVIOUR: serve | slow (loads forever) | crash (logs an error, exits 1) | die (exits 1 with plain words) |
-broken (answers with status error) | stubborn (ignores SIGTERM) | mute (listens, never answers) |
+broken (answers with status error) | stalled | stubborn (ignores SIGTERM) | mute (listens, never answers) |
 older (another version).
 """
 
@@ -25,7 +25,7 @@ from starlette.routing import Route
 host, model, address, port, behaviour = sys.argv[1:6]
 began = time.monotonic()
 token = Path(os.environ["DISAGG_TOKEN_FILE"]).read_text().strip()
-status = {"slow": "loading", "broken": "error"}.get(behaviour, "ok")
+status = {"slow": "loading", "broken": "error", "stalled": "stalled"}.get(behaviour, "ok")
 health_body = {
     "status": status,
     "host": host,
@@ -48,12 +48,14 @@ health_body = {
         "special_tokens": "s1",
     },
     "preflight": [],
+    "boot_id": "0123456789abcdef",
     "pid": os.getpid(),
 }
 load_body = {
     "queue": 1,
     "running": 2,
     "kv_bytes": 3 << 20,
+    "kv_held_bytes": 1 << 20,
     "memory": {"total": 128 << 30, "available": 100 << 30, "process": 2 << 30, "weights": 1 << 30},
     "device": {"name": "fake/cpu", "cpu_percent": 25.0, "utilisation": None},
     "last_error": None,

@@ -53,7 +53,8 @@ for port in "$@"; do
 done
 
 if test -f "$mine/logs/server.log"; then
-    tail -n 50 "$mine/logs/server.log" | cut -c1-2000 | tr '\t' ' ' | while IFS= read -r line || [ -n "$line" ]; do
+    # A log that has just been begun anew does not have the reason of an earlier end: the one before does.
+    { tail -n 50 "$mine/logs/server.log.1" 2>/dev/null; tail -n 50 "$mine/logs/server.log"; } | tail -n 50 | cut -c1-2000 | tr '\t' ' ' | while IFS= read -r line || [ -n "$line" ]; do
         printf 'log%s%s\n' "$tab" "$line"
     done
 fi

@@ -75,7 +75,7 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
     blank, deadline = _blank(host), time.monotonic() + timeout_s
     try:
         code, answer = get(host.address, host.port, "/health", token, timeout_s)
-        if code == 200 and answer is not None and answer.get("status") == "ok" and "model" in answer:
+        if answer is not None and "model" in answer and answer.get("status") != "loading":
             _, status = get(host.address, host.port, "/status", token, max(0.01, deadline - time.monotonic()))
             answer = status if status is not None else answer
     except OSError as error:
@@ -158,6 +158,7 @@ def _filled(blank: HostStatus, report: Health) -> HostStatus:
         queue=report.queue,
         running=report.running,
         kv_bytes=report.kv_bytes,
+        kv_held_bytes=report.kv_held_bytes,
         memory=report.memory,
         device=report.device,
         counters=report.counters,
@@ -180,7 +181,12 @@ def _judge(status: HostStatus, host: Host, state: State, report: Health) -> Host
         return replace(status, state="loading", why="the model is still loading", hint="disagg status --watch")
     if report.status == "draining":
         return replace(status, state="draining", why="it is shutting down", hint=_start_command(host, "start"))
-    return replace(status, state="failed", why="its engine has stopped", hint=f"read its log: {_log(host, state)}")
+    if report.status == "stalled":
+        why = "its engine has work and makes no progress; it restarts itself if that lasts for a minute"
+        return replace(status, state="stalled", why=why, hint=_start_command(host, "restart"))
+    failure = f": {status.last_error.message}" if status.last_error else ""
+    hint = f"read its log: {_log(host, state)}"
+    return replace(status, state="failed", why=f"its engine does not work{failure}", hint=hint)
 
 
 def _without_answer(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
@@ -247,4 +253,4 @@ def _supervised(host: Host) -> Literal["", "crash", "crash, reboot"]:
 
 
 def _log(host: Host, state: State) -> str:
-    return str(state.log_file(host.name)) if host.local else f"disagg logs --host {host.name}"
+    return str(state.log_with_reason(host.name)) if host.local else f"disagg logs --host {host.name}"

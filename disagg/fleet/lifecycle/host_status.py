@@ -3,6 +3,7 @@
     healthy       serves
     loading       runs, the model is not ready yet
     silent        its process runs, but does not answer in time
+    stalled       answers, but its engine has work and makes no progress
     draining      finishes its requests, then ends
     failed        runs but cannot serve, or ended by itself
     unauthorised  does not accept this fleet's token
@@ -24,7 +25,16 @@ import msgspec
 from disagg.api.status import Counters, DeviceUse, LastError, Memory, ModelFingerprint, PreflightFinding
 
 HealthState = Literal[
-    "healthy", "loading", "silent", "draining", "failed", "unauthorised", "foreign", "not running", "unreachable"
+    "healthy",
+    "loading",
+    "silent",
+    "stalled",
+    "draining",
+    "failed",
+    "unauthorised",
+    "foreign",
+    "not running",
+    "unreachable",
 ]
 
 
@@ -54,6 +64,7 @@ class HostStatus:
     queue: int | None = None
     running: int | None = None
     kv_bytes: int | None = None
+    kv_held_bytes: int | None = None
     memory: Memory | None = None
     device: DeviceUse = field(default_factory=DeviceUse)
     counters: Counters | None = None

@@ -3,7 +3,7 @@
 $XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
     token         the fleet's shared secret (0600), unless hosts.toml names a token_file
     <host>.pid    the process that is this host's server (JSON)
-    <host>.log    output of that process; <host>.log.1 is the run before
+    <host>.log    output of that process; <host>.log.1 is the run before, or what was written before the log was full
     lock          held while a command starts or stops servers
 """
 
@@ -119,15 +119,20 @@ class State:
 
     def log_tail(self, host: str, lines: int = 50) -> list[str]:
         """The last lines of the host's log."""
-        path = self.log_file(host)
-        with _reported(path), suppress(FileNotFoundError), path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-            return log.read().decode("utf-8", "replace").splitlines()[-lines:]
-        return []
+        return _tail(self.log_file(host))[-lines:]
 
     def last_error(self, host: str) -> DisaggError | None:
-        """The last error in the host's log, None if there is none."""
-        return last_error(self.log_tail(host))
+        """The last error in the log that `log_with_reason` names, None if there is none."""
+        return last_error(_tail(self.log_with_reason(host)))
+
+    def log_with_reason(self, host: str) -> Path:
+        """The file that has the last lines of the host's server: its log, or the one before if its log is empty. A log
+        is empty if it was begun anew just before, or if the disk was full by then."""
+        log = self.log_file(host)
+        before = log.with_name(log.name + ".1")
+        with _reported(log):
+            empty = not log.exists() or log.stat().st_size == 0
+            return before if empty and before.is_file() else log
 
     @contextmanager
     def locked(self, what: str, timeout_s: float = 10.0) -> Iterator[None]:
@@ -152,6 +157,14 @@ class State:
 
     def _pid_file(self, host: str) -> Path:
         return self.folder / f"{host}.pid"
+
+
+def _tail(path: Path) -> list[str]:
+    """The last lines of a log, empty if there is none."""
+    with _reported(path), suppress(FileNotFoundError), path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+        return log.read().decode("utf-8", "replace").splitlines()
+    return []
 
 
 def _acquire(descriptor: int, deadline: float) -> None:

@@ -61,7 +61,11 @@ class Monitor:
         stalled = service.progress.stalled(now, service.busy)
         if stalled != service.stalled:
             service.stalled = stalled
-            logs.event(logging.ERROR, "engine_stalled", seconds=STALLED_S) if stalled else logs.info("engine_goes_on")
+            if stalled:
+                logs.event(logging.ERROR, "engine_stalled", seconds=STALLED_S)
+                service.note_problem()
+            else:
+                logs.info("engine_goes_on")
         if stalled:
             self._end_requests(f"the engine of {service.host.name} has made no progress for {STALLED_S:g} s")
         elif not alive:
@@ -88,6 +92,8 @@ class Monitor:
             self._testing = None
         before = health.fault
         health.tested(error, time.monotonic())
+        if health.fault:
+            self._service.note_problem()
         if health.fault and not before:
             logs.log.error("self_test_failed", exc_info=error)
         elif before and not health.fault:

@@ -74,6 +74,11 @@ def test_health_names_every_host_in_full_and_what_mends_it(width: Any) -> None:
     assert "mac-studio-1: nothing listens\n  → fix it" in text
 
 
+def test_health_shows_kv_of_finished_conversations_if_there_is_any() -> None:
+    assert "+ 3.0 GiB held" in shown(health_view([healthy(kv_held_bytes=3 << 30)]))
+    assert "held" not in shown(health_view([healthy(kv_held_bytes=0)]))
+
+
 def test_health_shows_the_accelerators_use_where_a_server_knows_it() -> None:
     text = shown(health_view([healthy(device=DeviceUse(cpu_percent=3.0, utilisation=0.87))]))
     assert "87% GPU" in text and "CPU" not in text

@@ -109,3 +109,10 @@ def test_the_last_50_lines_come_whole_with_tabs_and_signs(home: Path) -> None:
     lines = [f"line {number}" for number in range(60)] + ["tab\there $(no) 'quote' \u2028 ü"]
     (home / "logs/server.log").write_text("\n".join(lines))
     assert seen().log == (*lines[-50:-1], "tab here $(no) 'quote' \u2028 ü")
+
+
+def test_a_log_that_was_begun_anew_is_read_together_with_the_one_before(home: Path) -> None:
+    (home / "logs/server.log.1").write_text("".join(f"old {n}\n" for n in range(60)))
+    (home / "logs/server.log").write_text("new\n")
+    log = seen().log
+    assert len(log) == 50 and log[-2:] == ("old 59", "new")

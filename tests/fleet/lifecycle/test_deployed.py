@@ -137,7 +137,7 @@ def test_a_slow_start_is_left_running_and_has_its_own_exit_code(yard: Yard) -> N
 def test_a_server_that_reports_an_error_is_stopped(yard: Yard) -> None:
     yard.deploy("a", "broken")
     (failed,) = yard.lifecycle().start(["a"])
-    assert (failed.outcome, present(failed.error).message) == ("failed", "a: its engine has stopped") and yard.pid(
+    assert (failed.outcome, present(failed.error).message) == ("failed", "a: its engine does not work") and yard.pid(
         "a"
     ) is None
 

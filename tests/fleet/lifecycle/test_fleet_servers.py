@@ -88,7 +88,7 @@ def test_a_server_that_listens_but_never_answers_is_slow(farm: Farm) -> None:
 def test_a_server_that_reports_an_error_is_ended(farm: Farm) -> None:
     farm.behaviour["a"] = "broken"
     (failed,) = farm.lifecycle.start(["a"])
-    assert (failed.outcome, present(failed.error).message) == ("failed", "a: its engine has stopped")
+    assert (failed.outcome, present(failed.error).message) == ("failed", "a: its engine does not work")
     assert present(failed.error).hint.startswith("read its log: ")
     assert farm.state.recorded("a") is None
 

@@ -62,7 +62,7 @@ def test_a_loading_and_a_broken_server_say_why(farm: Farm) -> None:
     wait_until(lambda: states(farm)["a"].why == "the model is still loading")
     wait_until(lambda: states(farm)["b"].state == "failed")
     b = states(farm)["b"]
-    assert b.why == "its engine has stopped" and b.hint.startswith("read its log: ")
+    assert b.why == "its engine does not work" and b.hint.startswith("read its log: ")
     assert exit_code(list(states(farm).values())) == 3
 
 
@@ -75,6 +75,28 @@ def test_a_server_killed_from_outside_is_failed_with_its_last_error(farm: Farm) 
     farm.state.log_file("a").write_text('{"level": "error", "code": "ModelError", "message": "out of memory"}\n')
     assert states(farm)["a"].why == "its process ended by itself: out of memory"
     assert states(farm)["a"].hint == "disagg start --host a"
+
+
+def test_after_an_end_on_a_full_disk_the_log_with_the_reason_is_named(farm: Farm) -> None:
+    farm.lifecycle.start(["a"])
+    pid = present(farm.state.recorded("a")).pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: local.identity(pid) is None)
+    log = farm.state.log_file("a")
+    before = log.with_name("a.log.1")
+    before.write_text("plain words\n")
+    log.write_text("")
+    assert states(farm)["a"].why == f"its process ended by itself: see {before}"
+    before.write_text('{"level": "error", "code": "FleetError", "message": "No space left on device"}\n')
+    assert states(farm)["a"].why == "its process ended by itself: No space left on device"
+
+
+def test_a_stalled_server_is_shown_as_such(farm: Farm) -> None:
+    farm.behaviour = {"a": "stalled"}
+    farm.lifecycle.start(["a"], timeout_s=0)
+    wait_until(lambda: states(farm)["a"].state == "stalled")
+    a = states(farm)["a"]
+    assert "makes no progress" in a.why and a.hint == "disagg restart --host a" and exit_code([a]) == 3
 
 
 def test_a_process_that_runs_but_does_not_answer_is_silent(farm: Farm) -> None:

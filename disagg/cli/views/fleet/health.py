@@ -20,6 +20,7 @@ STYLE = {
     "loading": "yellow",
     "draining": "yellow",
     "silent": "red",
+    "stalled": "red",
     "failed": "red",
     "unauthorised": "red",
     "foreign": "red",
@@ -92,7 +93,7 @@ def _table(statuses: Sequence[HostStatus]) -> Table:
     table.add_column("model\nbackend", overflow="fold")
     table.add_column("health", no_wrap=True)
     table.add_column("run\nqueue", justify="right", no_wrap=True)
-    table.add_column("KV held\ndevice", justify="right", no_wrap=True)
+    table.add_column("KV in use\ndevice", justify="right", no_wrap=True)
     table.add_column("memory\ntotal", justify="right", no_wrap=True)
     table.add_column("up\nversion", justify="right", no_wrap=True)
     for status in statuses:
@@ -112,7 +113,7 @@ def _row(status: HostStatus) -> list[Text | str]:
         model,
         health,
         _two(_number(status.running), _number(status.queue)),
-        _two(size(status.kv_bytes), _utilisation(status)),
+        _kv(status),
         _two(size(memory.process if memory else None), size(memory.total if memory else None)),
         _two(uptime(status.uptime_s), status.version or ""),
     ]
@@ -120,6 +121,12 @@ def _row(status: HostStatus) -> list[Text | str]:
 
 def _two(above: str, below: str) -> Text:
     return Text.assemble(above, "\n", (below, "dim"))
+
+
+def _kv(status: HostStatus) -> Text:
+    """KV of running requests, that of finished conversations if there is any, and how busy the device is."""
+    held = f"+ {size(status.kv_held_bytes)} held\n" if status.kv_held_bytes else ""
+    return _two(size(status.kv_bytes), held + _utilisation(status))
 
 
 def _utilisation(status: HostStatus) -> str:
