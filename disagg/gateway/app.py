@@ -24,6 +24,7 @@ from disagg.errors import BodyTooLarge, Cancelled, DisaggError, Overloaded, Requ
 from disagg.gateway import models
 from disagg.gateway.access import Access, require_model
 from disagg.gateway.answer import Answer, Outcome, json_response
+from disagg.gateway.dialects import ollama
 from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.dialects.openai import error_body
 from disagg.gateway.dialects.openai_chat import ChatCompletions
@@ -34,6 +35,7 @@ from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.request import GatewayRequest
 from disagg.gateway.run import run
 from disagg.inference.client import AsyncClient
+from disagg.version import VERSION
 
 BODY_S = 60.0  # for a whole request body to arrive
 MAX_REQUESTS = 512  # at a time; more would only wait for the hosts
@@ -59,10 +61,22 @@ def build(client: AsyncClient, access: Access) -> ASGIApp:
         name = request.path_params["model"]
         return json_response(models.described(client.fleet, access.key(request), name, started))
 
+    async def tags(request: Request) -> Response:
+        return json_response(models.tags(client.fleet, access.key(request), started))
+
+    async def version(_: Request) -> Response:
+        return json_response({"version": VERSION})
+
     async def health(_: Request) -> Response:
         return json_response({"status": "ok"})
 
-    routes = [Route("/health", health, methods=["GET"])]
+    routes = [
+        Route("/health", health, methods=["GET"]),
+        Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
+        Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
+        Route("/api/tags", tags, methods=["GET"]),
+        Route("/api/version", version, methods=["GET"]),
+    ]
     for prefix in ("/v1", ""):
         routes += [
             Route(f"{prefix}/chat/completions", gateway.post(ChatCompletions()), methods=["POST"]),

@@ -6,6 +6,7 @@ from typing import Any
 
 from disagg.config import Fleet, Model
 from disagg.gateway.access import may_use, require_model
+from disagg.gateway.dialects.ollama import timestamp
 from disagg.gateway.keys import Key
 
 
@@ -21,6 +22,17 @@ def listed(fleet: Fleet, key: Key | None, created: float) -> dict[str, Any]:
 def described(fleet: Fleet, key: Key | None, name: str, created: float) -> dict[str, Any]:
     """GET /v1/models/NAME. Raises UnknownModel and ModelNotAllowed."""
     return _described(require_model(fleet, key, name), created)
+
+
+def tags(fleet: Fleet, key: Key | None, created: float) -> dict[str, Any]:
+    """Ollama's GET /api/tags. The hosts' files are not known here: there is no size and no digest."""
+    return {
+        "models": [
+            {"name": model.name, "model": model.name, "modified_at": timestamp(created), "size": 0, "digest": ""}
+            for model in fleet.models.values()
+            if may_use(key, model)
+        ]
+    }
 
 
 def _described(model: Model, created: float) -> dict[str, Any]:

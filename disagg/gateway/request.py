@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 from disagg.api.requests import Messages
 
-MAX_CHOICES = 16
+MAX_CHOICES: Final = 16
 """Answers to one request: prompts times `n`."""
+
+
+DEFAULT_MAX_TOKENS: Final = 4096
+"""The longest answer to a request that names no bound, if the context leaves as much: a decode host reserves room for
+the KV of prompt and answer."""
+
+
+def answer_length(given: int | None) -> dict[str, Any]:
+    """The options of AsyncClient.stream that bound the answer; given: what the caller has set, in tokens."""
+    return {"max_tokens": DEFAULT_MAX_TOKENS, "fit_context": True} if given is None else {"max_tokens": given}
 
 
 class Prompt(TypedDict, total=False):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from disagg.api.base import Contract, InvalidValue
+from disagg.errors import RequestError
 from disagg.gateway.events import Finished, Piece
 from disagg.gateway.problems import Problem
 from disagg.gateway.request import GatewayRequest
@@ -57,3 +59,21 @@ class Dialect(Protocol):
     def error(self, problem: Problem) -> Mapping[str, Any]:
         """The body of an answer that is an error."""
         ...
+
+
+Body = TypeVar("Body", bound=Contract)
+
+
+def read_fields(kind: type[Body], body: Mapping[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> Body:
+    """The fields of a body that its dialect honours; all others are ignored, except those that would change the answer.
+
+    harmless: those, with the values besides null that change nothing. Raises RequestError for one with another value,
+    and for a field of the wrong type.
+    """
+    for name, values in harmless.items():
+        if (value := body.get(name)) is not None and value not in values:
+            raise RequestError(f"{name}: not supported by this gateway", f"leave out {name}")
+    try:
+        return kind.from_json(body)
+    except InvalidValue as error:
+        raise RequestError(str(error)) from None

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from disagg.api.base import Contract, InvalidValue
+from disagg.api.base import Contract
 from disagg.api.events import TokenLogprob
-from disagg.errors import RequestError
+from disagg.gateway.dialects.base import Body, read_fields
 from disagg.gateway.events import Usage
 from disagg.gateway.problems import Problem
-from disagg.gateway.request import MAX_CHOICES
+from disagg.gateway.request import MAX_CHOICES, answer_length
 from disagg.inference.types import Completion
 
 SSE: Final = "text/event-stream"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
-DEFAULT_MAX_TOKENS: Final = 4096
-"""The longest answer to a request that names no bound, if the context leaves as much: a decode host reserves room for
-the KV of prompt and answer."""
 
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     # tools
@@ -92,37 +89,25 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
     stop: str | tuple[str, ...] | None = None
     ignore_eos: bool | None = None
 
-    def options(self) -> dict[str, Any]:
-        """The options of AsyncClient.stream. OpenAI's temperature is 1 if the request does not set it."""
+    def options(self, longest: int | None) -> dict[str, Any]:
+        """The options of AsyncClient.stream. longest: tokens of the answer, None if the request names no bound.
+
+        OpenAI's temperature is 1 if the request does not set it.
+        """
         names = ("temperature", "top_p", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
-            given["top_k"] = max(self.top_k, 0) if self.top_k == -1 else self.top_k
-        return {"temperature": 1.0, **given, **max_tokens(self.max_tokens)}
+            given["top_k"] = 0 if self.top_k == -1 else self.top_k
+        return {"temperature": 1.0, **given, **answer_length(longest)}
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-Body = TypeVar("Body", bound=Contract)
-
-
-def max_tokens(given: int | None) -> dict[str, Any]:
-    """The options that bound the answer's length."""
-    return {"max_tokens": DEFAULT_MAX_TOKENS, "fit_context": True} if given is None else {"max_tokens": given}
-
-
 def read(kind: type[Body], body: Mapping[str, Any]) -> Body:
-    """The fields that the gateway honours. Raises RequestError for one that is wrong or that it cannot honour; all
-    others are ignored."""
-    for name, values in HARMLESS.items():
-        if (value := body.get(name)) is not None and value not in values:
-            raise RequestError(f"{name}: not supported by this gateway", f"leave out {name}")
-    try:
-        return kind.from_json(body)
-    except InvalidValue as error:
-        raise RequestError(str(error)) from None
+    """The fields that the gateway honours; raises RequestError for one that is wrong or that it cannot honour."""
+    return read_fields(kind, body, HARMLESS)
 
 
 def error_body(problem: Problem) -> dict[str, Any]:

@@ -52,10 +52,8 @@ class ChatCompletions:
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
         fields = openai.read(ChatBody, body)
-        options = fields.options()
-        if fields.max_completion_tokens is not None:
-            options |= openai.max_tokens(fields.max_completion_tokens)
-            options.pop("fit_context", None)
+        longest = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+        options = fields.options(longest)
         if fields.logprobs:
             options["logprobs"] = fields.top_logprobs or 0
         elif fields.top_logprobs:

@@ -43,7 +43,7 @@ class Completions:
         prompts = _prompts(fields.prompt)
         if len(prompts) * n > MAX_CHOICES:
             raise RequestError(f"n: {len(prompts)} prompts times {n} answers are over {MAX_CHOICES}", "send fewer")
-        options = fields.options()
+        options = fields.options(fields.max_tokens)
         if fields.logprobs is not None:
             options["logprobs"] = fields.logprobs
         return GatewayRequest(

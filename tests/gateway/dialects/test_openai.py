@@ -1,0 +1,221 @@
+"""The OpenAI dialects as pure functions: body -> request, events -> answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from disagg.errors import RequestError
+from disagg.gateway.dialects.base import Dialect, Head
+from disagg.gateway.dialects.openai import HARMLESS
+from disagg.gateway.dialects.openai_chat import ChatCompletions
+from disagg.gateway.dialects.openai_completions import Completions
+from disagg.gateway.events import Finished, Piece
+from disagg.gateway.problems import Problem
+from disagg.gateway.request import GatewayRequest
+from tests.gateway.fake_client import completion, tokens_of
+
+CHAT, TEXT = ChatCompletions(), Completions()
+MESSAGES = [{"role": "user", "content": "hello"}]
+DEFAULTS = {"temperature": 1.0, "max_tokens": 4096, "fit_context": True}
+BOUNDED = {"temperature": 1.0, "max_tokens": 7}
+
+
+def chat(**fields: Any) -> GatewayRequest:
+    return CHAT.read({"model": "m", "messages": MESSAGES, **fields})
+
+
+def text(**fields: Any) -> GatewayRequest:
+    return TEXT.read({"model": "m", "prompt": "x", **fields})
+
+
+@pytest.mark.parametrize("read", [chat, text])
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, DEFAULTS),
+        ({"max_tokens": 7}, BOUNDED),
+        ({"temperature": 0, "top_p": 0.5, "min_p": 0.1}, {**DEFAULTS, "temperature": 0, "top_p": 0.5, "min_p": 0.1}),
+        ({"top_k": -1}, {**DEFAULTS, "top_k": 0}),
+        ({"top_k": 40, "seed": 3}, {**DEFAULTS, "top_k": 40, "seed": 3}),
+        ({"stop": "\n"}, {**DEFAULTS, "stop": "\n"}),
+        ({"stop": ["a", "b"]}, {**DEFAULTS, "stop": ("a", "b")}),
+        ({"stop": None, "seed": None, "max_tokens": None, "temperature": None}, DEFAULTS),
+        ({"repetition_penalty": 1.1, "ignore_eos": True}, {**DEFAULTS, "repetition_penalty": 1.1, "ignore_eos": True}),
+        ({"user": "u", "metadata": {}, "store": True, "priority": 1, "parallel_tool_calls": True}, DEFAULTS),
+    ],
+)
+def test_sampling_fields_become_options(read: Any, fields: dict[str, Any], options: dict[str, Any]) -> None:
+    assert read(**fields).options == options
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"max_tokens": 9, "max_completion_tokens": 7}, BOUNDED),
+        ({"max_completion_tokens": 7}, BOUNDED),
+        ({"logprobs": True}, {**DEFAULTS, "logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 3}, {**DEFAULTS, "logprobs": 3}),
+        ({"logprobs": False, "top_logprobs": 0}, DEFAULTS),
+    ],
+)
+def test_fields_that_only_chats_have(fields: dict[str, Any], options: dict[str, Any]) -> None:
+    assert chat(**fields).options == options
+
+
+@pytest.mark.parametrize(
+    ("given", "messages"),
+    [
+        ([{"role": "developer", "content": "be short"}], [{"role": "system", "content": "be short"}]),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+            [{"role": "user", "content": "ab"}],
+        ),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [], "reasoning_content": "hm", "name": "x"}],
+            [{"role": "assistant", "content": ""}],
+        ),
+    ],
+)
+def test_messages_become_texts(given: list[Any], messages: list[Any]) -> None:
+    assert CHAT.read({"model": "m", "messages": given}).prompts == ({"messages": messages},)
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ("x", ({"prompt": "x"},)),
+        (["x", "y"], ({"prompt": "x"}, {"prompt": "y"})),
+        ([1, 2], ({"tokens": [1, 2]},)),
+        ([[1, 2], [3]], ({"tokens": (1, 2)}, {"tokens": (3,)})),
+    ],
+)
+def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
+    assert text(prompt=given).prompts == prompts
+
+
+@pytest.mark.parametrize(
+    ("read", "fields", "named"),
+    [
+        (chat, {"messages": []}, "messages"),
+        (chat, {"messages": "hello"}, "messages"),
+        (chat, {"messages": [{"content": "x"}]}, "messages[0].role"),
+        (chat, {"messages": [*MESSAGES, {"role": "tool", "content": "4"}]}, "messages[1].role"),
+        (chat, {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
+        (chat, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        (chat, {"model": None}, "model"),
+        (chat, {"n": 0}, "n"),
+        (chat, {"n": 17}, "n"),
+        (chat, {"temperature": "hot"}, "temperature"),
+        (chat, {"top_logprobs": 2}, "top_logprobs"),
+        (chat, {"tools": [{"type": "function"}]}, "tools"),
+        (chat, {"response_format": {"type": "json_object"}}, "response_format"),
+        (chat, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (text, {"prompt": []}, "prompt"),
+        (text, {"prompt": ["x", 1]}, "prompt"),
+        (text, {"prompt": 1}, "prompt"),
+        (text, {"prompt": ["x"] * 9, "n": 2}, "n"),
+        (text, {"best_of": 3}, "best_of"),
+        (text, {"echo": True}, "echo"),
+        (text, {"logit_bias": {"50256": -100}}, "logit_bias"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(read: Any, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(**fields)
+    assert caught.value.message.partition(": ")[0] == named
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in HARMLESS.items() for value in values])
+def test_the_neutral_value_of_a_refused_field_is_accepted(name: str, value: object) -> None:
+    assert chat(**{name: value}).options == DEFAULTS
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_null_is_neutral(name: str) -> None:
+    assert chat(**{name: None}).options == DEFAULTS
+
+
+def streamed(dialect: Dialect, request: GatewayRequest) -> list[Any]:
+    """The events of an answer "one two" in two pieces."""
+    writer, whole = dialect.writer(Head(request, "id", 5.5)), completion("one two", held_tokens=3)
+    parts = [
+        writer.piece(Piece(0, "one ", tokens_of("one"))),
+        writer.piece(Piece(0, "", ())),
+        writer.piece(Piece(0, "two", tokens_of("two"))),
+        writer.finished(Finished(0, whole)),
+        writer.end([whole]),
+    ]
+    data = [line.removeprefix("data: ") for line in b"".join(parts).decode().split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in data]
+
+
+def test_a_streamed_chat_is_role_then_text_then_reason_then_usage() -> None:
+    *chunks, usage, done = streamed(CHAT, chat(stream=True, stream_options={"include_usage": True}))
+    assert {(chunk["id"], chunk["object"], chunk["created"], chunk["model"]) for chunk in chunks} == {
+        ("chatcmpl-id", "chat.completion.chunk", 5, "m")
+    }
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["delta"] for choice in choices] == [
+        {"role": "assistant", "content": ""},
+        {"content": "one "},
+        {"content": "two"},
+        {},
+    ]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
+    assert choices[-1]["disagg"]["decode_server"] == "m-decode"
+    assert usage["choices"] == [] and usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert done == "[DONE]"
+
+
+def test_without_include_usage_a_stream_has_none() -> None:
+    for dialect, request in ((CHAT, chat(stream=True)), (TEXT, text(stream=True))):
+        *chunks, done = streamed(dialect, request)
+        assert done == "[DONE]" and not any("usage" in chunk for chunk in chunks)
+
+
+def test_streamed_log_probabilities_come_with_their_text() -> None:
+    chunks = streamed(CHAT, chat(stream=True, logprobs=True, top_logprobs=2))
+    found = [chunk["choices"][0]["logprobs"] for chunk in chunks[:-1]]
+    assert [one and [token["token"] for token in one["content"]] for one in found] == [
+        None,
+        ["token_id:0"],
+        ["token_id:0"],
+        None,
+    ]
+    assert found[1]["content"][0]["top_logprobs"][1] == {"token": "token_id:99", "logprob": -2.0, "bytes": None}
+
+
+def test_a_streamed_completion_is_text_then_reason() -> None:
+    *chunks, done = streamed(TEXT, text(stream=True, logprobs=1))
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["text"] for choice in choices if choice["text"]] == ["one ", "two"]
+    offsets = [choice["logprobs"]["text_offset"] for choice in choices if choice["logprobs"]]
+    assert offsets == [[0], [4]]
+    assert choices[-1]["finish_reason"] == "stop" and done == "[DONE]"
+
+
+def test_whole_answers_count_each_prompt_once() -> None:
+    request = TEXT.read({"model": "m", "prompt": ["x", "y"], "n": 2})
+    body = TEXT.writer(Head(request, "id", 0.0)).whole([completion(words) for words in ("a", "a b", "c", "c d")])
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (10, 6)
+    assert body["usage"]["total_tokens"] == 16
+
+
+def test_each_answer_of_a_seeded_request_has_its_own_seed() -> None:
+    request = TEXT.read({"model": "m", "prompt": ["x", "y"], "n": 2, "seed": 7})
+    assert [(request.arguments(choice)["prompt"], request.arguments(choice)["seed"]) for choice in range(4)] == [
+        ("x", 7),
+        ("x", 8),
+        ("y", 7),
+        ("y", 8),
+    ]
+
+
+def test_an_error_has_openai_s_fields() -> None:
+    problem = Problem(400, "invalid_request_error", "some_code", "what is wrong", "n")
+    body = {"message": "what is wrong", "type": "invalid_request_error", "param": "n", "code": "some_code"}
+    assert CHAT.error(problem) == TEXT.error(problem) == {"error": body}
