@@ -168,7 +168,8 @@ def drive(hosts: Path, args: argparse.Namespace) -> list[Metrics]:
     with Client(fleet) as client:
         client.generate("model", tokens=prompt[:64], max_tokens=2)  # what only a first request costs
         return [
-            client.generate("model", tokens=prompt, max_tokens=args.output_tokens).metrics for _ in range(args.rounds)
+            client.generate("model", tokens=prompt, max_tokens=args.output_tokens, cache_salt=f"{k}").metrics
+            for k in range(args.rounds)
         ]
 
 

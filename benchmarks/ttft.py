@@ -46,7 +46,9 @@ def one(servers: FleetServer, length: int, requests: int) -> dict[str, float]:
     """Medians in milliseconds; the first request warms up."""
     with Client(servers.fleet, token=servers.token) as client:
         answers = [
-            client.generate("model", tokens=[(7 * i + k) % 900 + 8 for i in range(length)], max_tokens=4)
+            client.generate(
+                "model", tokens=[(7 * i + k) % 900 + 8 for i in range(length)], max_tokens=4, cache_salt=f"{k}"
+            )
             for k in range(requests + 1)
         ]
     measured = [answer.metrics for answer in answers[1:]]

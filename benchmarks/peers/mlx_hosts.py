@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -93,7 +94,9 @@ class FleetServer:
 
 async def _stream(client: AsyncClient, prompt: str, tokens: int, where: dict[str, Any]) -> Answer:
     events = Events()
-    async with client.stream("model", prompt, max_tokens=tokens, ignore_eos=True, **where) as stream:
+    async with client.stream(
+        "model", prompt, max_tokens=tokens, ignore_eos=True, cache_salt=secrets.token_hex(8), **where
+    ) as stream:
         async for _ in stream:
             events.piece()
     completion = stream.completion

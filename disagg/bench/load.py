@@ -7,6 +7,7 @@ requests under way and keeps all records so far.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -126,8 +127,10 @@ class _RequestSender:
         return record
 
     async def _collect(self, item: Item, gaps: list[float]) -> Completion:
-        """Read the whole answer; append the time between consecutive tokens to `gaps`."""
-        request: dict[str, Any] = {**item.request(), "alone": ALONE[self.mode], "timeout": self.timeout}
+        """Read the whole answer; append the time between consecutive tokens to `gaps`. No request uses KV that an
+        earlier one has left on the hosts: repeated prompts would measure nothing."""
+        apart = {"alone": ALONE[self.mode], "timeout": self.timeout, "cache_salt": secrets.token_hex(8)}
+        request: dict[str, Any] = {**item.request(), **apart}
         before = 0.0
         async with self.stream(self.model, **request) as chunks:
             async for chunk in chunks:

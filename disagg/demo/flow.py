@@ -76,20 +76,23 @@ async def compare(
     shown: Callable[[Sequence[Answer]], AbstractContextManager[object]],
     note: Callable[[str], None],
 ) -> DemoResult:
-    """Run all models at the same time, within `shown(answers)`, then each by itself. Raises the first error."""
+    """Run all models at the same time, within `shown(answers)`, then each by itself. Raises the first error.
+
+    No run uses KV that an earlier one has left on the hosts, since their times are compared.
+    """
     fleet, state = running
     request = {"prompt": prompt, "max_tokens": max_tokens, "stop": STOP}
     together, by_itself = _answers(fleet), _answers(fleet)
     async with inference.AsyncClient(fleet, token=state.token()) as client:
         # The first request of a connection and of a server costs more than the others: one token that is not shown.
-        await ask(client.stream, first := _answers(fleet), {**request, "max_tokens": 1})
+        await ask(client.stream, first := _answers(fleet), {**request, "max_tokens": 1, "cache_salt": "warm-up"})
         _raise_first(first)
         with shown(together):
-            wall = await ask(client.stream, together, request)
+            wall = await ask(client.stream, together, {**request, "cache_salt": "together"})
         _raise_first(together)
         for answer in by_itself:
             note(f"{answer.model} by itself ...")
-            await ask(client.stream, [answer], request)
+            await ask(client.stream, [answer], {**request, "cache_salt": "by itself"})
         _raise_first(by_itself)
     comparison = Comparison(
         parallel_wall=wall,
