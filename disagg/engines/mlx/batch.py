@@ -7,6 +7,7 @@ All sequences of one batch are left-padded to the longest; `groups` runs several
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +37,8 @@ class Job:
 
     kv, held: until the caches are built. answered: how many of `tokens` belong to the answer. covered: how many
     tokens' KV the caches contain that it begins with. snapshots: for the KV that is held after its end, see
-    model.held.HeldStore.add. ended: its tokens and caches, taken out of the batch at its end. lock: held during calls
-    to the listener. open: the listener may be called.
+    model.held.HeldStore.add. ended: its tokens and caches, taken out of the batch at its end. finite: no probability
+    was NaN, so that its KV may be used again. lock: held during calls to the listener. open: it may be called.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Job:
     covered: int = 0
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     ended: tuple[list[int], list[Any]] | None = None
+    finite: bool = True
     timing: DecodeTiming = field(default_factory=DecodeTiming)
     lock: threading.RLock = field(default_factory=threading.RLock)
     open: bool = True
@@ -112,7 +114,7 @@ class Batch:
         """Drop the job at any stage; no effect if it is not in this batch. Sets `job.ended` if it was decoding."""
         if job.uid is not None and self._jobs.pop(job.uid, None) is not None:
             self._reading.discard(job.uid)
-            taken = self._generator.remove([job.uid], return_prompt_caches=job.written > 0)
+            taken = self._generator.remove([job.uid], return_prompt_caches=job.written > 0 and job.finite)
             if job.uid in taken:
                 caches, tokens = taken[job.uid]
                 job.ended = list(tokens), caches
@@ -158,15 +160,17 @@ class Batch:
     def _token(self, response: Any) -> Token:
         job = self._jobs[response.uid]
         job.written += 1
-        if response.finish_reason:
-            job.ended = list(response.all_tokens), response.prompt_cache
         row = mlx_sampling.read_row(response.logprobs)
         if job.penalty is not None:
             row = mlx_sampling.log_softmax(mlx_sampling.as_float(mlx_sampling.read_row(job.penalty.raw.popleft())))
         chosen = int(response.token)
         top = mlx_sampling.top_logprobs(row, job.sampling.logprobs) if job.sampling.logprobs else ()
         finish: FinishReason | None = response.finish_reason
-        return Token(chosen, float(mlx_sampling.as_float(row[chosen : chosen + 1])[0]), top, finish)
+        logprob = float(mlx_sampling.as_float(row[chosen : chosen + 1])[0])
+        job.finite = job.finite and not math.isnan(logprob)
+        if finish and job.finite:
+            job.ended = list(response.all_tokens), response.prompt_cache
+        return Token(chosen, logprob, top, finish)
 
 
 def row(job: Job) -> Row:

@@ -82,11 +82,13 @@ def rows(caches: Sequence[Any], start: int, end: int) -> Rows:
 
 def covers(caches: Sequence[Any], tokens: int) -> bool:
     """Whether caches that mlx-lm has taken out of a batch hold what a request needs to go on after `tokens` tokens."""
-    return all(
-        isinstance(cache, ArraysCache)
-        or (cache.offset == tokens and cache.keys is not None and cache.keys.shape[2] >= cache.size())
-        for cache in caches
-    )
+    return all(isinstance(cache, ArraysCache) or _has_rows(cache, tokens) for cache in caches)
+
+
+def _has_rows(cache: Any, tokens: int) -> bool:
+    if not isinstance(cache, KVCache | RotatingKVCache) or cache.keys is None:
+        return False
+    return bool(cache.offset == tokens and cache.keys.shape[2] >= cache.size())
 
 
 def segments(prefix: HeldPrefix, layer: int) -> Iterator[Layer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.received import ReceivedKV
 from tests.engines.mlx.mlx_parts import Collector, Reference, References, prompt, start, until
 from tests.tiny_models import WINDOW, TinyModel
+from tests.values import present
 
 MODELS = ["llama", "gpt_oss", "gemma3_text"]  # full, sliding and full, mostly sliding
 CHUNK = 48
@@ -320,6 +322,17 @@ def test_kv_that_cannot_be_copied_is_not_held_and_its_answer_is_whole(
     monkeypatch.setattr(loop, "rows", _raise)
     answer, _ = chat.send(tokens)
     assert answer.result() == chat.reference.greedy(tokens, 24)
+    assert (chat.engine.held_bytes, chat.engine.find_held(tokens, "")) == (0, None)
+
+
+def test_kv_that_gave_a_nan_is_not_held(chat: Chat) -> None:
+    tokens = prompt(100)
+    kv = chat._kv(tokens, 0)
+    present(kv.arena).data[:] = 0xFF
+    broken = Collector()
+    chat.engine.submit(DecodeRequest("nan", tokens, Sampling(max_tokens=3, ignore_eos=True), kv), broken)
+    broken.result()
+    assert math.isnan(broken.tokens[0].logprob)
     assert (chat.engine.held_bytes, chat.engine.find_held(tokens, "")) == (0, None)
 
 
