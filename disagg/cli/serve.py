@@ -10,7 +10,7 @@ import typer
 from disagg.cli.context import Output, settings, stderr
 from disagg.errors import UsageError
 
-_PACKAGES = ("starlette", "uvicorn")
+_PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
 
 def serve(

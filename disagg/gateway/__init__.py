@@ -9,6 +9,7 @@ request   a request in the gateway's own form
 events    what happens to a request while it is answered
 dialects  one file per API: body -> request, events -> answer
 models    the lists of models
+metrics   figures for Prometheus
 run       a request's events, from AsyncClient
 answer    events -> HTTP, streamed or whole
 problems  errors as clients expect them

@@ -31,6 +31,7 @@ from disagg.gateway.dialects.openai_chat import ChatCompletions
 from disagg.gateway.dialects.openai_completions import Completions
 from disagg.gateway.keys import Key
 from disagg.gateway.limits import Limits
+from disagg.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.request import GatewayRequest
 from disagg.gateway.run import run
@@ -67,11 +68,16 @@ def build(client: AsyncClient, access: Access) -> ASGIApp:
     async def version(_: Request) -> Response:
         return json_response({"version": VERSION})
 
+    async def metrics(request: Request) -> Response:
+        access.key(request)
+        return Response(gateway.metrics.text(), media_type=CONTENT_TYPE)
+
     async def health(_: Request) -> Response:
         return json_response({"status": "ok"})
 
     routes = [
         Route("/health", health, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
         Route("/api/tags", tags, methods=["GET"]),
@@ -95,6 +101,7 @@ class Gateway:
         self._client = client
         self._access = access
         self._limits = Limits()
+        self.metrics = GatewayMetrics()
         self._running = 0
         context = max(model.context for model in client.fleet.models.values())
         self._body_limit = max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context)
@@ -109,14 +116,18 @@ class Gateway:
                 asked = self._admitted(key, dialect.read(await self._body(request)))
             except DisaggError as error:
                 problem = problem_of(error)
+                self.metrics.refused("", problem)
                 return json_response(dialect.error(problem), problem.status, problem.headers)
             head = Head(asked, request.scope[_REQUEST_ID_KEY], arrived)
+            model = self._client.fleet.model(asked.model).name
             self._running += 1
+            self.metrics.started(model)
 
             def ended(outcome: Outcome) -> None:
                 self._running -= 1
                 if key is not None:
                     self._limits.spend(key, outcome.all_tokens(asked.n), time.monotonic())
+                self.metrics.ended(model, outcome.in_order, outcome.error, cancelled=outcome.cancelled)
                 _log(dialect, head, key, outcome)
 
             return Answer(dialect, head, run(self._client, asked), ended)
