@@ -1,0 +1,244 @@
+"""disagg/servers/prefill/service.py with a simulated engine, and decode hosts that are only a KV port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disagg.api.events import DoneEvent, Event, ShippedEvent, TokensEvent
+from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
+from disagg.api.sampling import Sampling
+from disagg.config import load
+from disagg.engines.base import PrefillRun
+from disagg.errors import DeadlineExceeded, Overloaded, RequestError
+from disagg.kv.fingerprint import token_hash
+from disagg.kv.receive import KVServer
+from disagg.kv.received import ReceivedKV
+from disagg.kv.tickets import Expected, KVOutcome, Tickets
+from disagg.servers import caller as callers
+from disagg.servers.caller import Caller
+from disagg.servers.prefill.service import PrefillService
+from disagg.servers.run import make_service
+from tests.fleets import free_ports
+from tests.simulated import write_simulated
+from tests.values import of_type
+
+PATIENCE_S = 20.0
+PROMPT = list(range(5, 305))
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, hardware: str = "h200-sxm") -> AsyncIterator[PrefillService]:
+    """The prefill host of a fleet with two decode hosts, m-decode and m-other."""
+    path = write_simulated(tmp_path, prefill=hardware)
+    port, kv_port = free_ports(2)
+    other = path.read_text().partition("[hosts.m-decode]")[2]
+    lines = [f"kv_port = {kv_port}" if line.startswith("kv_port") else line for line in other.splitlines()]
+    lines = [f"port = {port}" if line.startswith("port") else line for line in lines]
+    text = "\n".join(lines).replace('roles = ["decode"]\nport', 'roles = ["decode"]\nport')
+    path.write_text(path.read_text() + "[hosts.m-other]" + text)
+    fleet = load(path)
+    service = of_type(make_service(fleet, fleet.hosts["m-prefill"]), PrefillService)
+    await service.load()
+    try:
+        yield service
+    finally:
+        await service.close()
+
+
+@dataclass(slots=True)
+class Receiver:
+    """The KV port of a decode host."""
+
+    service: PrefillService
+    to: KVAddress
+    tickets: Tickets
+    outcomes: queue.Queue[KVOutcome]
+
+    def body(self, tokens: list[int], start: int = 0, answered: int = 0, salt: str = "") -> PrefillBody:
+        """answered: how many of `tokens`, the last ones, belong to the answer."""
+        info = self.service.engine.info
+        expected = Expected("r", info.layout, info.fingerprint, token_hash(tokens), len(tokens) - 1, start)
+        slot = self.tickets.issue(expected, self.outcomes.put, deadline=time.monotonic() + PATIENCE_S)
+        prompt = len(tokens) - answered
+        return PrefillBody(
+            model="m",
+            tokens=tuple(tokens[:prompt]),
+            answer_tokens=tuple(tokens[prompt:]),
+            deliver=self.to,
+            ticket=slot.ticket,
+            start=start,
+            cache_salt=salt,
+        )
+
+    def received(self) -> ReceivedKV:
+        return of_type(self.outcomes.get(timeout=PATIENCE_S), ReceivedKV)
+
+
+@contextmanager
+def receiving(service: PrefillService, name: str = "m-decode") -> Iterator[Receiver]:
+    to = address(service, name)
+    tickets = Tickets(max_kv_bytes=1 << 30)
+    with KVServer(to.host, to.port, tickets):
+        yield Receiver(service, to, tickets, queue.Queue())
+
+
+@contextmanager
+def frozen(service: PrefillService, name: str) -> Iterator[KVAddress]:
+    """A KV port that accepts connections and reads nothing, as that of a stopped process does."""
+    to = address(service, name)
+    with socket.create_server((to.host, to.port)):
+        yield to
+
+
+def address(service: PrefillService, name: str) -> KVAddress:
+    host = service.fleet.hosts[name]
+    assert host.kv_port is not None
+    return KVAddress(host.kv_address, host.kv_port)
+
+
+def prefill(service: PrefillService, body: PrefillBody) -> AsyncGenerator[Event, None]:
+    return service._prefill(body, "r")
+
+
+async def shipped(service: PrefillService, body: PrefillBody) -> ShippedEvent:
+    async with asyncio.timeout(PATIENCE_S):
+        (event,) = [event async for event in prefill(service, body)]
+    return of_type(event, ShippedEvent)
+
+
+async def test_only_the_rows_that_the_decode_host_lacks_are_sent(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        layout = service.engine.info.layout
+        with receiving(service) as receiver:
+            event = await shipped(service, receiver.body(PROMPT, start=200))
+            kv = receiver.received()
+        assert (kv.start, kv.tokens) == (200, 299)
+        assert event.kv_bytes == layout.nbytes(299, 200)
+        assert (event.computed_tokens, event.held_tokens, event.prompt_tokens) == (299, 0, 300)
+        with pytest.raises(RequestError, match="start: 300 is not within"):
+            await shipped(
+                service, PrefillBody(model="m", tokens=(1,) * 300, deliver=kv_port(service), ticket="x" * 43, start=300)
+            )
+
+
+def kv_port(service: PrefillService) -> KVAddress:
+    return address(service, "m-decode")
+
+
+async def test_a_prompt_that_begins_like_an_earlier_one_is_computed_from_there_on(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        with receiving(service) as receiver:
+            for prompt, salt, held in ((PROMPT, "", 0), (PROMPT + [9] * 50, "", 299), (PROMPT, "other", 0)):
+                event = await shipped(service, receiver.body(prompt, salt=salt))
+                assert (event.held_tokens, event.computed_tokens) == (held, len(prompt) - 1 - held)
+                assert receiver.received().tokens == len(prompt) - 1
+        assert service.load_figures().kv_held_bytes == service.engine.held_bytes > 0
+
+
+async def test_an_answer_that_another_host_began_is_part_of_the_prompt(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        with receiving(service) as receiver:
+            body = receiver.body([*PROMPT, 7, 8], answered=2)
+            event = await shipped(service, body)
+            assert receiver.received().tokens == len(PROMPT) + 1
+        assert (event.prompt_tokens, event.computed_tokens) == (len(PROMPT), len(PROMPT) + 1)
+
+
+async def test_a_generated_answer_goes_on_after_the_tokens_of_another_host(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+
+        async def ids(*given: int) -> list[int]:
+            body = GenerateBody(model="m", tokens=tuple(PROMPT), answer_tokens=given, sampling=Sampling(max_tokens=10))
+            *tokens, done = [event async for event in service._generate(body, "r")]
+            finished = of_type(done, DoneEvent)
+            assert (finished.completion_tokens, finished.prompt_tokens) == (10, len(PROMPT))
+            return [token.id for event in tokens for token in of_type(event, TokensEvent).tokens]
+
+        whole = await ids()
+        assert await ids(*whole[:4]) == whole[4:]
+        assert await ids(*whole) == []
+
+
+async def test_a_frozen_decode_host_holds_up_no_prompt_for_another(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        with frozen(service, "m-other") as to, receiving(service) as receiver:
+            stuck = [
+                asyncio.ensure_future(
+                    shipped(service, PrefillBody(model="m", tokens=(n, *PROMPT), deliver=to, ticket="x" * 43))
+                )
+                for n in range(10)
+            ]
+            async with asyncio.timeout(PATIENCE_S):
+                while service.kv_bytes == 0:
+                    await asyncio.sleep(0.01)
+            began = time.monotonic()
+            await shipped(service, receiver.body(PROMPT))
+            assert time.monotonic() - began < 3.0 and not any(one.done() for one in stuck)
+            for one in stuck:
+                one.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
+            await until_idle(service)
+
+
+async def until_idle(service: PrefillService) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while (service.kv_bytes, service.queue_tokens, service.status().running) != (0, 0, 0):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_ends_at_its_deadline_even_if_the_engine_is_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def stuck(*_: Any, **__: Any) -> PrefillRun:
+        go_on.wait(PATIENCE_S)
+        raise RuntimeError("let go")
+
+    async with serving(tmp_path) as service:
+        monkeypatch.setattr(service.engine, "start_answer", stuck)
+        body = GenerateBody(model="m", prompt="x", deadline_s=0.2)
+        with pytest.raises(DeadlineExceeded):
+            async with asyncio.timeout(PATIENCE_S):
+                await anext(service._generate(body, "r"))
+        assert service.busy
+        go_on.set()
+        await until_idle(service)
+
+
+async def test_a_draining_host_refuses_what_has_not_begun_and_finishes_the_rest(tmp_path: Path) -> None:
+    async with serving(tmp_path, "m4-max") as service:
+        running, queued = Caller(), Caller()
+        callers.current.set(running)
+        long = GenerateBody(model="m", tokens=tuple([9] * 2000), sampling=Sampling(max_tokens=5))
+        answer = asyncio.ensure_future(collect(service, long))
+        callers.current.set(queued)
+        async with asyncio.timeout(PATIENCE_S):
+            while not service.busy:
+                await asyncio.sleep(0.001)
+            waiting = asyncio.ensure_future(collect(service, long))
+            while len(service.active) < 2 or running.phase == "queued":
+                await asyncio.sleep(0.001)
+            service.drain()
+            assert isinstance(queued.error, Overloaded) and running.error is None
+            waiting.cancel()
+            assert isinstance((await answer)[-1], DoneEvent)
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        await until_idle(service)
+
+
+async def collect(service: PrefillService, body: GenerateBody) -> list[Event]:
+    return [event async for event in service._generate(body, "r")]
