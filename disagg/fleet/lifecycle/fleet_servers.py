@@ -31,7 +31,7 @@ from disagg.fleet.machine.fan_out import each
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
 
-_UNDECIDED = ("loading", "silent", "draining")
+_UNDECIDED = ("loading", "silent", "stalled", "draining")
 _UNSEEN = ("not running", "unreachable")
 
 
