@@ -134,7 +134,7 @@ async def test_when_the_prefill_host_dies_midway_every_request_is_still_accounte
 
         monitor.changed = kill_after_six
         made = plan((point(50, 4),), modes=("disaggregated", "prefill-alone"), requests=6, warmup=0)
-        turn_results = await play(fleet, made, monitor)
+        turn_results = await play(fleet, made, monitor, timeout=8.0)  # a host that is down is waited for
         fleet.processes.pop("tiny-prefill")
     by_mode = {mode: [r for turn in turn_results if turn.mode == mode for r in turn.records] for mode in made.modes}
     assert all(len(records) == 6 for records in by_mode.values())
