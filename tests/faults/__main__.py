@@ -1,7 +1,10 @@
 """The long runs of the fault harness.
 
     python -m tests.faults matrix [--only TEXT] [--write docs/faults.md]
-    python -m tests.faults chaos [--requests N] [--seed N] ...
+    python -m tests.faults chaos [--requests 1000] [--concurrency 16] [--seed 1] ...
+    python -m tests.faults soak [--requests 20000] ...
+    python -m tests.faults turns [--architecture gpt_oss] ...
+    python -m tests.faults mixed
 
 Each starts its own servers on free ports of this machine and prints what it measured. Linux only.
 """
@@ -9,21 +12,24 @@ Each starts its own servers on free ports of this machine and prints what it mea
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests import tiny_models
-from tests.faults import chaos
+from tests.faults import chaos, mixed, soak, turns
 from tests.faults import fleet as fleets
 from tests.faults.cells import cells
 from tests.faults.fleet import FaultFleet
 from tests.faults.matrix import SAMPLINGS, undisturbed
 from tests.faults.report import line, page
+
+S = TypeVar("S", chaos.Settings, soak.Settings, turns.Settings, mixed.Settings)
 
 
 def main() -> None:
@@ -33,10 +39,14 @@ def main() -> None:
     matrix.add_argument("--only", default="", help="cells whose name contains this")
     matrix.add_argument("--write", type=Path, help="write the table there")
     matrix.set_defaults(run=run_matrix)
-    wild = runs.add_parser("chaos", help="many requests while hosts are killed and frozen")
-    for name, value in asdict(chaos.Settings()).items():
-        wild.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    wild.set_defaults(run=run_chaos)
+    settings = {"chaos": chaos.Settings, "soak": soak.Settings, "turns": turns.Settings, "mixed": mixed.Settings}
+    for name, kind in settings.items():
+        run = runs.add_parser(name, help=(sys.modules[kind.__module__].__doc__ or "").strip())
+        for field in fields(kind):
+            run.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+        run.set_defaults(run=_RUNS[name])
+        if name == "turns":
+            run.add_argument("--architecture", default="qwen3", help="of tests.tiny_models, e.g. gpt_oss")
     args = options.parse_args()
     sys.exit(args.run(args))
 
@@ -56,11 +66,38 @@ def run_matrix(args: argparse.Namespace) -> int:
 
 
 def run_chaos(args: argparse.Namespace) -> int:
-    settings = chaos.Settings(**{name: getattr(args, name) for name in asdict(chaos.Settings())})
     with small_fleet(proxied=False) as fleet:
-        report = chaos.run(fleet, settings)
+        report = chaos.run(fleet, _settings(chaos.Settings, args))
     write("\n".join(chaos.table(report)))
     return int(bool(report.problems))
+
+
+def run_soak(args: argparse.Namespace) -> int:
+    with small_fleet(proxied=False) as fleet:
+        report = asyncio.run(soak.run(fleet, _settings(soak.Settings, args)))
+    write("\n".join(soak.table(report)))
+    return int(bool(report.problems))
+
+
+def run_turns(args: argparse.Namespace) -> int:
+    with small_fleet(args.architecture, proxied=False) as fleet:
+        done = asyncio.run(turns.run(fleet, _settings(turns.Settings, args)))
+    write("\n".join(turns.table(done)))
+    return int(bool(turns.problems(done)))
+
+
+def run_mixed(args: argparse.Namespace) -> int:
+    with small_fleet(proxied=False, roles={"prefill": 1, "decode": 1}) as fleet:
+        report = asyncio.run(mixed.run(fleet, _settings(mixed.Settings, args)))
+    write("\n".join(mixed.table(report)))
+    return int(report.ratio > mixed.ALLOWED)
+
+
+def _settings(kind: type[S], args: argparse.Namespace) -> S:
+    return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
+
+
+_RUNS = {"chaos": run_chaos, "soak": run_soak, "turns": run_turns, "mixed": run_mixed}
 
 
 @contextmanager

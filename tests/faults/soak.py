@@ -1,0 +1,97 @@
+"""Many short requests, a tenth of them aborted: does a server's memory grow?"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from disagg.errors import DisaggError
+from disagg.inference.client import AsyncClient
+from tests.faults.fleet import MODEL, FaultFleet
+from tests.faults.process import Held
+
+ALLOWED_GROWTH: Final = 1.02
+TIMEOUT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """requests: in all. early: after so many, memory is measured for the first time. aborted: share of requests."""
+
+    requests: int = 20_000
+    early: int = 2_000
+    concurrency: int = 8
+    aborted: float = 0.1
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What each server had open early and at the end. failed: messages of requests that failed."""
+
+    early: Mapping[str, Held]
+    late: Mapping[str, Held]
+    aborted: int
+    failed: tuple[str, ...]
+    left: tuple[str, ...]
+
+    @property
+    def problems(self) -> list[str]:
+        grown = [
+            f"{name}: {self.growth(name):.3f} times the memory"
+            for name in self.early
+            if self.growth(name) > ALLOWED_GROWTH
+        ]
+        return [*grown, *self.failed, *self.left]
+
+    def growth(self, name: str) -> float:
+        return self.late[name].resident / self.early[name].resident
+
+
+async def run(fleet: FaultFleet, settings: Settings) -> Report:
+    """Raises nothing for a request that fails: the report has its message."""
+    chance = random.Random(settings.seed)
+    before, failed, aborted = fleet.held(), [], 0
+
+    async def caller(client: AsyncClient, numbers: list[int]) -> None:
+        nonlocal aborted
+        while numbers:
+            number = numbers.pop()
+            abort_s = chance.uniform(0.0, 0.1) if chance.random() < settings.aborted else None
+            tokens = [10 + (number * 31 + n) % 600 for n in range(chance.randint(8, 64))]
+            request = asyncio.ensure_future(
+                client.generate(MODEL, tokens=tokens, max_tokens=8, ignore_eos=True, timeout=TIMEOUT_S)
+            )
+            _, running = await asyncio.wait((request,), timeout=abort_s)
+            if running:
+                aborted += 1
+                request.cancel()
+                await asyncio.wait((request,))
+            elif isinstance(error := request.exception(), DisaggError):
+                failed.append(f"{error.code()}: {error}")
+
+    async def part(first: int, last: int) -> Mapping[str, Held]:
+        numbers = list(range(last, first, -1))
+        async with fleet.client() as client:
+            await asyncio.gather(*(caller(client, numbers) for _ in range(settings.concurrency)))
+        await asyncio.to_thread(fleet.wait_idle, before)
+        return fleet.held()
+
+    early = await part(0, settings.early)
+    late = await part(settings.early, settings.requests)
+    left = await asyncio.to_thread(fleet.left_over, before)
+    return Report(early, late, aborted, tuple(failed), tuple(left))
+
+
+def table(report: Report) -> list[str]:
+    lines = [f"{report.aborted} aborted, {len(report.failed)} failed"]
+    for name, early in report.early.items():
+        late = report.late[name]
+        lines.append(
+            f"{name}: {early.resident / 1e6:.1f} -> {late.resident / 1e6:.1f} MB ({report.growth(name) - 1:+.1%}), "
+            f"{early.threads} -> {late.threads} threads, {early.sockets} -> {late.sockets} sockets"
+        )
+    return lines + [f"  problem: {problem}" for problem in report.problems[:20]]
