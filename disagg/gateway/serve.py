@@ -17,6 +17,7 @@ from disagg.errors import FleetError, PortInUse
 from disagg.gateway.access import Access, is_loopback, require_keys_if_public
 from disagg.gateway.app import build
 from disagg.gateway.keys import KeyFile, KeyRing
+from disagg.gateway.protocol import HeadTimeoutProtocol
 from disagg.inference.client import AsyncClient
 
 BACKLOG = 512
@@ -71,7 +72,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=HeadTimeoutProtocol,
                 ws="none",
                 log_config=None,
                 access_log=False,

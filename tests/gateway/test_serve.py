@@ -1,0 +1,92 @@
+"""The gateway's process on a socket: bounds on connections, and how it ends. No fleet is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import httpx
+import pytest
+
+from disagg.errors import PortInUse
+from disagg.gateway import protocol, serve
+from tests.gateway import fake_client
+from tests.gateway.fake_client import FakeClient
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+class Running:
+    """A gateway that serves on a socket of this process."""
+
+    def __init__(self, server: serve.Server, port: int, task: asyncio.Task[None]) -> None:
+        self.server, self.port, self.task = server, port, task
+        self.url = f"http://127.0.0.1:{port}"
+
+
+@asynccontextmanager
+async def running(client: FakeClient) -> AsyncIterator[Running]:
+    listener = serve.listen("127.0.0.1", 0)
+    server = serve.Server(fake_client.app(client))
+    task = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        yield Running(server, listener.getsockname()[1], task)
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(task, 10)
+        listener.close()
+
+
+async def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
+    async with running(FakeClient()) as gateway:
+        for start in (b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: "):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(start)
+            with suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+
+
+async def test_a_slow_answer_is_not_taken_for_a_slow_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
+    async with running(FakeClient(0.4, "late ")) as gateway, httpx.AsyncClient(trust_env=False) as http:
+        for _ in range(2):
+            answer = await http.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
+            assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_gateway_that_stops_lets_running_answers_finish() -> None:
+    client = FakeClient("one ", 0.4, "two")
+    async with running(client) as gateway, httpx.AsyncClient(trust_env=False) as http:
+        async with http.stream("POST", f"{gateway.url}/v1/chat/completions", json=CHAT) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            gateway.server.should_exit = True
+            rest = [line async for line in lines if line]
+        await asyncio.wait_for(gateway.task, 5)
+    assert rest[-1] == "data: [DONE]"
+
+
+async def test_a_gateway_that_cannot_wait_any_longer_ends_answers_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve, "DRAIN_S", 0)
+    client = FakeClient("one ", 60.0)
+    async with running(client) as gateway, httpx.AsyncClient(trust_env=False) as http:
+        async with http.stream("POST", f"{gateway.url}/v1/chat/completions", json=CHAT) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            gateway.server.should_exit = True
+            rest = [line async for line in lines if line]
+        await asyncio.wait_for(gateway.task, 5)
+    assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "gateway_stopped"
+    assert client.streams[0].closed
+
+
+def test_a_port_that_is_in_use_is_named() -> None:
+    listener = serve.listen("127.0.0.1", 0)
+    with listener, pytest.raises(PortInUse, match="in use"):
+        serve.listen("127.0.0.1", listener.getsockname()[1])
