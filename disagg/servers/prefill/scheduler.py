@@ -39,7 +39,8 @@ class Policy:
     ageing: seconds of computing that each second of waiting is worth, so that a prompt of 1 s comes before any that
     arrives 4 s after it. queue_tokens: the most prompt tokens that wait to be computed. behind_bytes: a prompt with
     more KV waiting to be sent is not computed further until then.
-    chunk_tokens: the longest chunk, if it takes at most chunk_s and nothing else waits; else shared_chunk_tokens.
+    chunk_tokens: the longest chunk, shared_chunk_tokens while others wait. A chunk is to take chunk_s, but is not
+    shorter than least_chunk_tokens: a GPU takes as long for fewer, since it reads all weights.
     """
 
     chunk_tokens: int
@@ -50,6 +51,7 @@ class Policy:
     ageing: float = 0.25
     behind_bytes: int = 256 << 20
     shared_chunk_tokens: int = 512
+    least_chunk_tokens: int = 512
     chunk_s: float = 0.5
 
 
@@ -106,11 +108,11 @@ def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], polic
     return out
 
 
-def chunk(alone: bool, tokens_s: float | None, policy: Policy) -> int:
-    """The most tokens of the next step. alone: nothing else waits for the thread. tokens_s: None if not measured."""
-    if not alone or tokens_s is None:
-        return min(policy.chunk_tokens, policy.shared_chunk_tokens)
-    return min(policy.chunk_tokens, max(policy.shared_chunk_tokens, int(policy.chunk_s * tokens_s)))
+def chunk(alone: bool, tokens_s: float, policy: Policy) -> int:
+    """The most tokens of the next step. alone: nothing else waits for the thread. tokens_s: speed of the prompt's last
+    step, which falls as the prompt grows."""
+    most = policy.chunk_tokens if alone else min(policy.chunk_tokens, policy.shared_chunk_tokens)
+    return min(most, max(policy.least_chunk_tokens, int(policy.chunk_s * tokens_s)))
 
 
 def retry_after(tokens: int, tokens_s: float) -> int:
@@ -139,6 +141,7 @@ class Job:
     state: State = "waiting"
     run: PrefillRun | None = None
     stepped: int = 0
+    tokens_s: float | None = None  # of its last step
     released: bool = False
 
     def __post_init__(self) -> None:
@@ -152,10 +155,11 @@ class Job:
 
 
 class Scheduler:
-    """The compute thread of a prefill host. Its methods may be called from any thread."""
+    """The compute thread of a prefill host. Its methods may be called from any thread. policy: may be replaced before
+    the first job."""
 
     def __init__(self, policy: Policy, on_beat: Callable[[], None] = lambda: None) -> None:
-        self._policy = policy
+        self.policy = policy
         self._on_beat = on_beat
         self._jobs: list[Job] = []
         self._changed = threading.Condition()
@@ -206,7 +210,7 @@ class Scheduler:
             if self._closing or not self._thread.is_alive():
                 raise ModelError("the engine's thread has ended", "see the server's log, then `disagg restart`")
             waiting = self.tokens
-            if waiting and waiting + job.tokens > self._policy.queue_tokens:
+            if waiting and waiting + job.tokens > self.policy.queue_tokens:
                 raise Overloaded(
                     f"{waiting} prompt tokens wait to be computed, and {job.tokens} more are too many",
                     "try again in a moment, or add a prefill host for this model",
@@ -282,13 +286,13 @@ class Scheduler:
                 job.remaining,
                 job.kv_bytes,
                 job.to,
-                behind=job.state == "started" and job.queued_bytes() > self._policy.behind_bytes,
+                behind=job.state == "started" and job.queued_bytes() > self.policy.behind_bytes,
                 stepped=job.stepped,
             )
             for job in self._jobs
         ]
         speed = self._tokens_s or FIRST_TOKENS_S
-        return [self._jobs[index] for index in order(candidates, time.monotonic(), speed, self._policy)]
+        return [self._jobs[index] for index in order(candidates, time.monotonic(), speed, self.policy)]
 
     def _step(self, job: Job) -> None:
         """One piece of work for this job. Its failure is its own."""
@@ -317,16 +321,16 @@ class Scheduler:
             with self._changed:
                 alone = all(other is job or other.state == "computed" for other in self._jobs)
             before, began = job.run.remaining, time.monotonic()
-            job.run.step(chunk(alone, self._tokens_s, self._policy))
-            self._rate(before - job.run.remaining, time.monotonic() - began)
+            job.run.step(chunk(alone, job.tokens_s or self._tokens_s or 0.0, self.policy))
+            self._rate(job, before - job.run.remaining, time.monotonic() - began)
         if job.run.done:
             with self._changed:
                 job.state = "computed"
             job.computed.set_result(job.run)
 
-    def _rate(self, tokens: int, seconds: float) -> None:
+    def _rate(self, job: Job, tokens: int, seconds: float) -> None:
         if tokens >= RATED_TOKENS and seconds > 0:
-            rate = tokens / seconds
+            job.tokens_s = rate = tokens / seconds
             self._tokens_s = rate if self._tokens_s is None else self._tokens_s + RATE_WEIGHT * (rate - self._tokens_s)
 
     def _fail(self, job: Job, error: DisaggError) -> None:

@@ -79,13 +79,12 @@ def test_who_may_start(candidates: list[Candidate], expected: list[int]) -> None
 
 @pytest.mark.parametrize(
     ("alone", "tokens_s", "expected"),
-    [(True, 10_000, 2048), (True, 2000, 1000), (True, 100, 512), (True, None, 512), (False, 10_000, 512)],
+    [(True, 10_000, 2048), (True, 2000, 1000), (True, 100, 512), (True, 0.0, 512), (False, 10_000, 512)],
 )
-def test_chunks_are_short_enough_that_others_need_not_wait_long(
-    alone: bool, tokens_s: float | None, expected: int
-) -> None:
+def test_chunks_are_short_enough_that_others_need_not_wait_long(alone: bool, tokens_s: float, expected: int) -> None:
     assert chunk(alone, tokens_s, POLICY) == expected
     assert chunk(alone, tokens_s, replace(POLICY, chunk_tokens=64)) == 64
+    assert chunk(alone, 100, replace(POLICY, least_chunk_tokens=32)) == 50
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(0, 1), (900, 1), (2001, 3), (1_000_000, 30)])
