@@ -7,19 +7,20 @@ same time for 10 hosts and for 1,000.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from disagg.api.requests import PrefillOffer
+from disagg.api.status import Load
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable
-from disagg.inference.hosts.view import WAITED_FOR, FleetView
+from disagg.inference.hosts.view import WAITED_FOR, FleetView, HostView
 
 Alone = Literal["decode", "prefill"]
 """The role of the one host that runs a request by itself, without a hand-off."""
 COMPARED = 6  # hosts of each role
-PREFILL_TOKENS_S = 1000.0  # of a host that has measured nothing yet
+PREFILL_TOKENS_S = 1000.0  # if no host has measured it; one that has not is taken for as fast as the fastest
 DECODE_TOKENS_S = 30.0
 SHARED_STEP = 0.5  # a full batch makes every step longer by about this share
 FULL = 0.95  # of kv_limit: a new request waits for another's end
@@ -108,10 +109,13 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
     """The hosts for a request, best first. start: a random number; equal hosts are ranked in turn beginning there."""
     hosts = request.candidates
     look = _Look(view, now, start, {})
-    prefill = [_prefill_choice(view, host, request.prompt_tokens) for host in _compared(look, hosts.prefill, ())]
+    computing = _compared(look, hosts.prefill, ())
+    speed = _fastest([load.prefill_tokens_s for load in _loads(view, computing)], PREFILL_TOKENS_S)
+    prefill = [_prefill_choice(view.of(host.name), host, request.prompt_tokens, speed) for host in computing]
     prefill.sort(key=_cost)
-    speed = _prefill_speed(view, prefill[0].host) if prefill else PREFILL_TOKENS_S
-    decode = [_decode_choice(view, host, request, speed) for host in _compared(look, hosts.decode, request.held)]
+    answering = _compared(look, hosts.decode, request.held)
+    answer_speed = _fastest([load.decode_tokens_s for load in _loads(view, answering)], DECODE_TOKENS_S)
+    decode = [_decode_choice(view.of(host.name), host, request, speed, answer_speed) for host in answering]
     decode.sort(key=_cost)
     if prefill and decode:
         _add_transfer(view, prefill, decode[0], request)
@@ -151,29 +155,33 @@ def _compared(look: _Look, hosts: Sequence[Host], held: Iterable[str]) -> list[H
     return found
 
 
-def _prefill_choice(view: FleetView, host: Host, tokens: int) -> Choice:
-    speed = _prefill_speed(view, host)
-    return Choice(host, {"queue": view.of(host.name).tokens_ahead / speed, "compute": tokens / speed})
+def _loads(view: FleetView, hosts: Iterable[Host]) -> Iterator[Load]:
+    for host in hosts:
+        if (load := view.of(host.name).load) is not None:
+            yield load
 
 
-def _prefill_speed(view: FleetView, host: Host) -> float:
-    load = view.of(host.name).load
-    return (load.prefill_tokens_s if load else None) or PREFILL_TOKENS_S
+def _fastest(measured: Sequence[float | None], default: float) -> float:
+    return max((speed for speed in measured if speed), default=default)
 
 
-def _decode_choice(view: FleetView, host: Host, request: RouteRequest, prefill_speed: float) -> Choice:
-    seen = view.of(host.name)
+def _prefill_choice(seen: HostView, host: Host, tokens: int, speed: float) -> Choice:
+    speed = (seen.load.prefill_tokens_s if seen.load else None) or speed
+    return Choice(host, {"queue": seen.tokens_ahead / speed, "compute": tokens / speed})
+
+
+def _decode_choice(seen: HostView, host: Host, request: RouteRequest, prefill_speed: float, speed: float) -> Choice:
     load, ahead = seen.load, seen.ahead
-    answer_s = request.answer_tokens / ((load.decode_tokens_s if load else None) or DECODE_TOKENS_S)
+    answer_s = request.answer_tokens / ((load.decode_tokens_s if load else None) or speed)
     limit = max(1, load.running_limit if load else host.engine.max_batch)
     waiting = max(0, ahead + 1 - limit)
     full = load is not None and load.kv_limit > 0 and load.kv_bytes > FULL * load.kv_limit
     held = min(request.held.get(host.name, 0), request.prompt_tokens)
     costs = {
         "queue": answer_s * waiting / limit,
-        "shared steps": answer_s * SHARED_STEP * min(ahead, limit) / limit,
         "KV memory": answer_s / limit if full else 0.0,
         "prompt": (request.prompt_tokens - held) / prefill_speed,
+        "answer": answer_s * (1 + SHARED_STEP * min(ahead, limit) / limit),
     }
     return Choice(host, costs, held)
 

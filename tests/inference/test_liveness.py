@@ -1,0 +1,155 @@
+"""How a caller finds out that a host does not get on, how it waits, how it keeps its leases. No server runs here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import pytest
+
+from disagg.api.events import ProgressEvent
+from disagg.config import EngineOptions, Host
+from disagg.errors import DisaggError, Overloaded, ServerSilent, ServerUnavailable
+from disagg.inference import http as calls
+from disagg.inference.attempts import Pause
+from disagg.inference.hosts.heartbeat import Heartbeat
+from disagg.inference.hosts.refresh import Refresher
+from disagg.inference.hosts.view import FleetView
+from disagg.inference.policy import Timeouts
+from disagg.inference.waiting import RetryBudget, Waiting
+
+D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 1)
+E = Host("e", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)
+
+
+@pytest.mark.parametrize(
+    ("phases", "beats", "stalled_for"),
+    [
+        (["generating"] * 4, [5, 5, 5, 5], 3.0),
+        (["generating"] * 4, [5, 6, 6, 6], 2.0),
+        (["generating"] * 4, [5, 6, 7, 8], 0.0),
+        (["computing the prompt"] * 4, [5, 5, 5, 5], 3.0),
+        (["waiting for KV"] * 4, [5, 5, 5, 5], 0.0),
+        (["queued", "queued", "generating", "generating"], [5, 5, 5, 5], 2.0),
+    ],
+)
+def test_a_host_that_computes_and_finishes_nothing_is_stuck(
+    phases: list[str], beats: list[int], stalled_for: float
+) -> None:
+    """One progress event a second."""
+    seen = calls.Beats()
+    events = [ProgressEvent(phase=phase, beats=count) for phase, count in zip(phases, beats, strict=True)]
+    assert [seen.stalled_for(event, float(now)) for now, event in enumerate(events)][-1] == stalled_for
+
+
+def answering(*chunks: bytes, status: int = 200) -> httpx.AsyncClient:
+    """An HTTP client whose every request is answered with this."""
+
+    async def stream() -> object:
+        for chunk in chunks:
+            yield chunk
+
+    return httpx.AsyncClient(
+        transport=httpx.MockTransport(lambda _: httpx.Response(status, content=stream()))  # type: ignore[arg-type]
+    )
+
+
+async def events_of(*chunks: bytes, timeouts: Timeouts = Timeouts()) -> list[str]:  # noqa: B008 - frozen
+    call = calls.Call(D, "/generate", ProgressEvent(phase="", beats=0), "r", timeouts)
+    async with answering(*chunks) as http, calls.events(http, call) as events:
+        return [event.event async for event in events]
+
+
+NESTED = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"event: tokens\ndata: " + NESTED + b"\n\n",
+        b"event: done\ndata: {}\n\n",
+        b"event: done\ndata: 7\n\n",
+        b"event: tokens\ndata: {\n\n",
+        b"event: tokens\ndata: \xff\n\n",
+        b"event: error\ndata: " + NESTED + b"\n\n",
+        b"event: error\ndata: {}\n\n",
+        b"event: error\ndata: []\n\n",
+        b'event: error\ndata: {"code": 5, "message": null}\n\n',
+        b"data: x\n\n",
+        b"event: \xff\n\n",
+        b"",
+    ],
+)
+async def test_whatever_a_host_sends_is_an_answer_or_a_disagg_error(sent: bytes) -> None:
+    with pytest.raises(DisaggError):
+        await events_of(sent)
+
+
+@pytest.mark.parametrize("sent", [NESTED, b"{}", b"[]", b"\xff", b"", b'{"status": "odd", "boot_id": 5}'])
+@pytest.mark.parametrize("status", [200, 503])
+async def test_whatever_a_host_answers_to_get_load_it_is_up_or_down(sent: bytes, status: int) -> None:
+    view = FleetView()
+    async with answering(sent, status=status) as http:
+        for _ in range(2):
+            await Refresher(http, view).read([D])
+    assert view.of("d").obstacle(time.monotonic()) == "down"
+
+
+async def test_a_stuck_host_ends_the_call() -> None:
+    progress = b'event: progress\ndata: {"phase": "generating", "beats": 3}\n\n'
+    with pytest.raises(ServerSilent, match="generating, and its engine has made no progress"):
+        await events_of(progress, progress, timeouts=Timeouts(stall=0.0))
+
+
+def pause(*, limited: bool, reason: str = "no host is up") -> Pause:
+    return Pause(0.1, reason, limited, ServerUnavailable("no host is up"))
+
+
+async def test_a_wait_for_a_host_that_is_not_up_is_bounded() -> None:
+    waiting = Waiting(Timeouts(none_up=0.1, note=9), lambda _: None)
+    await waiting.wait(pause(limited=True), 0.1)
+    with pytest.raises(ServerUnavailable, match="no host is up"):
+        await waiting.wait(pause(limited=True), 0.1)
+
+
+async def test_a_wait_for_a_busy_host_is_bounded_by_the_deadline_only_and_stated_once() -> None:
+    notes: list[str] = []
+    waiting = Waiting(Timeouts(none_up=0.0, note=0.05), notes.append)
+    for _ in range(3):
+        await waiting.wait(pause(limited=False, reason="p1 is busy"), 0.03)
+    assert set(notes) == {"waiting: p1 is busy"} and waiting.error is None
+
+
+async def test_a_deadline_during_a_wait_has_the_reason_of_the_wait() -> None:
+    waiting = Waiting(Timeouts(), lambda _: None)
+    busy = Pause(9, "p1 is busy", False, Overloaded("p1 is busy"))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await waiting.wait(busy, 9)
+    assert waiting.error is busy.error
+
+
+def test_the_retries_of_one_client_are_spread() -> None:
+    budget = RetryBudget(per_s=10)
+    assert [round(budget.delay(100.0), 3) for _ in range(4)] == [0.0, 0.1, 0.2, 0.3]
+    assert budget.delay(200.0) == 0.0
+
+
+async def test_leases_of_requests_that_run_for_long_are_extended_on_their_hosts() -> None:
+    asked: list[tuple[int | None, bytes]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.port, request.content))
+        return httpx.Response(200, json={"unknown": []})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        heartbeat = Heartbeat(http, lease_s=0.2)
+        with heartbeat.lease(D, "long"), heartbeat.lease(E, "long"):
+            with heartbeat.lease(D, "short"):
+                pass
+            async with asyncio.timeout(10):
+                while len(asked) < 4:
+                    await asyncio.sleep(0.01)
+        await heartbeat.stop()
+    assert set(asked) == {(1, b'{"request_ids":["long"]}'), (2, b'{"request_ids":["long"]}')}

@@ -1,0 +1,141 @@
+"""The ranking of hosts, read as tables: (view, request) -> hosts, best first. No server runs here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disagg.api.status import Load
+from disagg.config import EngineOptions, Fleet, Host, Model
+from disagg.errors import ServerUnavailable
+from disagg.inference.hosts import route
+from disagg.inference.hosts.route import COMPARED, Candidates, Ranking, RouteRequest, rank
+from disagg.inference.hosts.view import FleetView
+
+
+def host(name: str) -> Host:
+    return Host(name, "10.0.0.1", ("decode",), "m", EngineOptions("simulated"), 1, kv_port=9)
+
+
+def candidates(decode: str, prefill: str = "p1") -> Candidates:
+    return Candidates("m", tuple(map(host, decode.split())), tuple(map(host, prefill.split())))
+
+
+def load(**figures: Any) -> Load:
+    status = figures.pop("status", "ok")
+    return Load(status, boot_id="b", **{"running_limit": 4, **figures})
+
+
+def seen(**loads: Load) -> FleetView:
+    view = FleetView()
+    for name, figures in loads.items():
+        view.answered(name, figures)
+    return view
+
+
+def ranked(
+    view: FleetView, hosts: Candidates, tokens: int = 1000, held: Mapping[str, int] | None = None, start: int = 0
+) -> Ranking:
+    return rank(view, RouteRequest(hosts, tokens, 100, held or {}), now=0.0, start=start)
+
+
+def names(ranking: Ranking) -> str:
+    return " ".join(choice.host.name for choice in (*ranking.decode, *ranking.prefill))
+
+
+@pytest.mark.parametrize(
+    ("loads", "held", "expected"),
+    [
+        ({}, {}, "d1 d2 p1 p2"),
+        ({"d1": load(running=2)}, {}, "d2 d1 p1 p2"),
+        ({"d1": load(running=4, queue=2), "d2": load(running=4)}, {}, "d2 d1 p1 p2"),
+        ({"d1": load(decode_tokens_s=20.0), "d2": load(decode_tokens_s=80.0, running=1)}, {}, "d2 d1 p1 p2"),
+        ({"d1": load(decode_tokens_s=20.0)}, {}, "d1 d2 p1 p2"),
+        ({"d1": load(kv_limit=100, kv_bytes=99), "d2": load(kv_limit=100, kv_bytes=50)}, {}, "d2 d1 p1 p2"),
+        ({}, {"d2": 900}, "d2 d1 p1 p2"),
+        ({"d2": load(running=4, queue=9)}, {"d2": 900}, "d1 d2 p1 p2"),
+        ({"p1": load(queue_tokens=5000)}, {}, "d1 d2 p2 p1"),
+        (
+            {"p1": load(queue_tokens=5000, prefill_tokens_s=9000.0), "p2": load(prefill_tokens_s=500.0)},
+            {},
+            "d1 d2 p1 p2",
+        ),
+        ({"p1": load(prefill_tokens_s=1000.0), "p2": load(prefill_tokens_s=2000.0)}, {}, "d1 d2 p2 p1"),
+        ({"p2": load(prefill_tokens_s=20.0)}, {}, "d1 d2 p1 p2"),
+    ],
+)
+def test_the_host_on_which_the_request_ends_first_is_best(
+    loads: Mapping[str, Load], held: Mapping[str, int], expected: str
+) -> None:
+    assert names(ranked(seen(**loads), candidates("d1 d2", "p1 p2"), held=held)) == expected
+
+
+def test_a_slow_link_makes_its_prefill_host_worse() -> None:
+    view = seen(p1=load(prefill_tokens_s=1000.0, links={"10.0.0.1:9": 1e6}), p2=load(prefill_tokens_s=1000.0))
+    view.kv_bytes_per_token["m"] = 100_000.0
+    ranking = ranked(view, candidates("d1", "p1 p2"))
+    assert names(ranking) == "d1 p2 p1"
+    assert ranking.prefill[1].costs["transfer"] == pytest.approx(1000 * 100_000 / 1e6 - 1.0)
+
+
+@pytest.mark.parametrize("status", ["loading", "draining", "stalled", "error"])
+def test_a_host_that_cannot_serve_is_left_out_with_the_reason(status: str) -> None:
+    ranking = ranked(seen(d1=load(status=status)), candidates("d1 d2"))
+    assert names(ranking) == "d2 p1" and ranking.left_out == {"d1": status}
+    waited_for = f"d1 is {status}" if status in ("loading", "draining") else ""
+    assert ranking.waits_for(ranking.candidates.decode) == waited_for
+
+
+def test_equal_hosts_are_begun_with_at_random() -> None:
+    hosts = candidates("d1 d2 d3", "p1 p2")
+    first = Counter(ranked(FleetView(), hosts, start=start).decode[0].host.name for start in range(300))
+    assert first == {"d1": 100, "d2": 100, "d3": 100}
+
+
+def test_without_figures_the_host_with_the_fewest_own_requests_is_next() -> None:
+    view, hosts = FleetView(), candidates("d1 d2 d3")
+    for start in range(30):
+        best = ranked(view, hosts, start=start).decode[0].host.name
+        view.began(best, 1000)
+    assert [view.of(f"d{number}").outstanding for number in (1, 2, 3)] == [10, 10, 10]
+
+
+def test_of_many_hosts_a_few_are_compared_and_the_load_stays_even() -> None:
+    hosts = candidates(" ".join(f"d{number}" for number in range(200)), "")
+    view = FleetView()
+    for number in range(2000):
+        ranking = ranked(view, hosts, start=number * 7919)
+        assert len(ranking.decode) == COMPARED
+        view.began(ranking.decode[0].host.name, 10)
+    assert max(view.of(f"d{number}").outstanding for number in range(200)) <= 13
+
+
+def test_of_many_hosts_the_one_that_holds_the_prompt_is_compared() -> None:
+    hosts = candidates(" ".join(f"d{number}" for number in range(200)), "")
+    assert ranked(FleetView(), hosts, held={"d150": 900}).decode[0].host.name == "d150"
+
+
+def test_the_reason_of_a_choice_names_what_it_costs() -> None:
+    view = seen(d1=load(running=4, queue=3, decode_tokens_s=50.0), p1=load(queue_tokens=500, prefill_tokens_s=500.0))
+    ranking = ranked(view, candidates("d1"), held={"d1": 800})
+    costs = "queue 2.000 s, prompt 0.400 s, answer 3.000 s"
+    assert ranking.decode[0].reason == f"holds 800 tokens of the prompt, {costs}"
+    assert ranking.prefill[0].reason == "queue 1.000 s, compute 2.000 s"
+
+
+def test_the_offer_to_the_decode_host_is_the_best_prefill_hosts_measured_speed() -> None:
+    view = seen(p1=load(queue_tokens=500, prefill_tokens_s=500.0, links={"10.0.0.1:9": 1e9}))
+    offer = ranked(view, candidates("d1")).offer
+    assert offer is not None and (offer.wait_s, offer.tokens_s, offer.link_bytes_s) == (1.0, 500.0, 1e9)
+    assert ranked(FleetView(), candidates("d1")).offer is None
+
+
+def test_a_model_without_the_role_that_must_answer_is_an_error() -> None:
+    fleet = Fleet("f", Path("hosts.toml"), {"m": Model("m", {}, 10)}, {"p": host("p")})
+    assert route.candidates(fleet, "m").decode == (fleet.hosts["p"],)
+    with pytest.raises(ServerUnavailable, match="no prefill host serves m"):
+        route.candidates(fleet, "m", "prefill")
