@@ -34,12 +34,7 @@ class HeadTimeoutProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _expect_head(self) -> None:
-        self._timer = self.loop.call_later(HEAD_S, self._give_up)
-
-    def _give_up(self) -> None:
-        self._timer = None
-        if self._waiting_for_head():
-            self.transport.abort()
+        self._timer = self.loop.call_later(HEAD_S, self.transport.abort)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
