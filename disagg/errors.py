@@ -6,6 +6,7 @@
     ├── RequestError                 exit 2, HTTP 400  the request is wrong
     │   ├── UnknownModel             exit 2, HTTP 404
     │   ├── ContextLengthExceeded    exit 2
+    │   ├── KVMemoryExceeded         exit 2
     │   ├── BodyTooLarge             exit 2, HTTP 413
     │   ├── ModelNotAllowed          exit 2, HTTP 403  the caller's key is not for this model
     │   └── Unauthorized             exit 2, HTTP 401
@@ -120,6 +121,10 @@ class UnknownModel(RequestError):
 
 class ContextLengthExceeded(RequestError):
     """prompt tokens + max_tokens do not fit the model's context."""
+
+
+class KVMemoryExceeded(RequestError):
+    """The KV of prompt and answer is larger than all KV memory of the decode host: it never fits there."""
 
 
 class BodyTooLarge(RequestError):

@@ -102,12 +102,20 @@ class Tickets:
 
     max_kv_bytes: bound on the KV that is arriving or has arrived and is not released. max_outstanding: bound on
     tickets. allocate: returns memory to receive KV into. Of max_kv_bytes, one part in KEEP_SHARE may be kept idle for
-    later transfers while it is not reserved.
+    later transfers, as far as `left()` has room: bytes that are not reserved here, if it is not given.
     """
 
-    def __init__(self, *, max_kv_bytes: int, max_outstanding: int = 1024, allocate: Allocate = allocate_numpy) -> None:
+    def __init__(
+        self,
+        *,
+        max_kv_bytes: int,
+        max_outstanding: int = 1024,
+        allocate: Allocate = allocate_numpy,
+        left: Callable[[], int] | None = None,
+    ) -> None:
         self.budget = Budget(max_kv_bytes)
-        self.arenas = Arenas(allocate, keep_bytes=max_kv_bytes // KEEP_SHARE, left=lambda: self.budget.left)
+        keep_bytes = max_kv_bytes // KEEP_SHARE
+        self.arenas = Arenas(allocate, keep_bytes=keep_bytes, left=left or (lambda: self.budget.left))
         self._max_outstanding = max_outstanding
         self._lock = threading.Lock()
         # By a keyed hash of the ticket's digest: the time that a lookup takes tells a peer nothing about any ticket.

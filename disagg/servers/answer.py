@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
 from disagg.api.sampling import Sampling
-from disagg.engines.base import DecodeTiming, Token
+from disagg.engines.base import DecodeEngine, DecodeTiming, PrefillEngine, Token
 from disagg.engines.model.text import TextStream
 from disagg.errors import ModelError
 from disagg.servers.feed import Step
+from disagg.servers.request import ActiveRequest
 
 LEAST_LOGPROB = -9999.0
 """Sent for a token of probability 0: JSON has no infinity."""
@@ -79,6 +81,16 @@ class Answer:
             text += self.text.finish()
             self.finish_reason = "stop" if self.text.stopped else token.finish
         return text
+
+
+async def begin_answer(request: ActiveRequest, engine: PrefillEngine | DecodeEngine) -> Answer:
+    """The answer to a request, with the tokens that another host has sent. Their text is computed on a worker
+    thread."""
+    text = engine.tokenizer.stream(request.sampling.stop)
+    given = request.tokens[request.prompt_tokens :]
+    if not given:
+        return Answer(text)
+    return await asyncio.to_thread(Answer.resumed, text, given, request.sampling, engine.info.eos_ids)
 
 
 def _logprob(token: Token) -> TokenLogprob:

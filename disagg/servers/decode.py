@@ -11,26 +11,28 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from disagg.api.events import DoneEvent, Event, SlotEvent
-from disagg.api.requests import DecodeBody, GenerateBody, KVAddress
+from disagg.api.events import DoneEvent, Event, LocalEvent
+from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillOffer
 from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host
-from disagg.engines.base import DecodeEngine, DecodeRequest
+from disagg.engines.base import DecodeEngine, DecodeRequest, HeldKV
 from disagg.errors import HandoffError
-from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
-from disagg.kv.tickets import Expected, KVOutcome, Tickets
-from disagg.kv.wire import WIRE_FORMS
+from disagg.kv.tickets import Tickets
 from disagg.servers import logs
 from disagg.servers.admission import Admission
-from disagg.servers.answer import Answer
+from disagg.servers.answer import Answer, begin_answer
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.health.engine import TEST_LIMIT_S
+from disagg.servers.kv_memory import KVMemory
+from disagg.servers.local_prefill import MEASURED_TOKENS, Choice, Speed, choose
 from disagg.servers.request import ActiveRequest
 from disagg.servers.service import Endpoint, Service, on_daemon_thread
+from disagg.servers.slots import OpenSlot, Slots
 
 
 class DecodeService(Service[DecodeEngine]):
@@ -45,11 +47,16 @@ class DecodeService(Service[DecodeEngine]):
         self._kv_address = KVAddress(host.kv_address, host.kv_port)
         self._make_engine = make_engine
         self._handover: Handover  # set with the engine
+        self._memory = KVMemory(options.max_kv_bytes, lambda: self.kv_held_bytes, self._give_up_held)
+        places = options.max_batch + host.queue_size
         self._tickets = Tickets(
             max_kv_bytes=options.max_kv_bytes,
-            max_outstanding=options.max_batch + host.queue_size,
+            max_outstanding=places,
             allocate=self._allocate,
+            left=lambda: self._memory.left,
         )
+        self._slots = Slots(self._tickets, self._kv_address, max(options.max_batch, places * 3 // 4))
+        self._prefill_speed, self._decode_speed = Speed(), Speed()
         self._kv_server: KVServer | None = None
 
     @property
@@ -59,7 +66,24 @@ class DecodeService(Service[DecodeEngine]):
     @property
     def kv_bytes(self) -> int:
         in_use = self._engine.kv_bytes if self._engine else 0
-        return max(self._tickets.held_bytes, in_use)  # what is in use is also reserved: a leak of either shows
+        # What has arrived and what is in use is also reserved: a leak of any of them shows.
+        return max(self._memory.reserved, self._tickets.held_bytes, in_use)
+
+    @property
+    def kv_limit(self) -> int:
+        return self._memory.limit
+
+    @property
+    def kv_held_bytes(self) -> int:
+        return self._engine.held_bytes if self._engine else 0
+
+    @property
+    def prefill_tokens_s(self) -> float | None:
+        return self._prefill_speed.tokens_s
+
+    @property
+    def decode_tokens_s(self) -> float | None:
+        return self._decode_speed.tokens_s
 
     @property
     def busy(self) -> bool:
@@ -99,143 +123,175 @@ class DecodeService(Service[DecodeEngine]):
     def endpoints(self) -> Sequence[Endpoint[Any]]:
         return [Endpoint("/decode", DecodeBody, self._decode), Endpoint("/generate", GenerateBody, self._generate)]
 
+    def _give_up_held(self, nbytes: int) -> None:
+        self.engine.give_up_held(nbytes)
+
     def _allocate(self, nbytes: int) -> Any:
         """Memory of the engine, which is loaded before the first ticket is issued."""
         return self.engine.allocate(nbytes)
 
     async def _decode(self, body: DecodeBody, request_id: str) -> AsyncGenerator[Event, None]:
         """POST /decode: a slot, then the answer from the KV that arrives there. If it does not arrive whole, the
-        prompt is computed here, or the request fails, as the caller chose."""
+        prompt is computed here, or the request fails, as the caller chose. No slot if the caller offers a prefill
+        host that would take longer than this one."""
         async with self.admitted(body, request_id, body.sampling) as request:
-            answer = await self._begin_answer(request)
-            if answer.finish_reason is not None:
-                yield self._done(request, answer, 0.0, None, "")
-                return
-            arrival: asyncio.Future[ReceivedKV] = asyncio.get_running_loop().create_future()
-            yield self._open_slot(request, arrival)
-            kv, fallback = None, ""
-            try:
-                kv = await request.within_deadline(arrival, "the KV had not arrived")
-                self.count(kv_bytes_total=kv.nbytes)
-            except HandoffError as error:
-                if body.kv_failure == "fail":
-                    raise
-                fallback = str(error)
-            async with aclosing(self._answer(request, answer, kv, fallback)) as events:
+            answer = await begin_answer(request, self.engine)
+            kv = PromptKV()
+            if answer.finish_reason is None:
+                kv.held = await self._reserve(request, body.cache_salt)
+                choice = self._choose(request, kv.held_tokens, body.prefill)
+                if choice.local:
+                    kv.local = choice.reason
+                    yield self._local_event(request, kv)
+                else:
+                    if kv.held is not None:
+                        self._release_held(kv.held)
+                        kv.held = None
+                    slot = await self._slots.open(request, self.engine.info, kv.held_tokens)
+                    yield slot.event
+                    await self._receive(slot, kv, body.kv_failure)
+            async with aclosing(self._answer(request, answer, kv, body.cache_salt)) as events:
                 async for event in events:
                     yield event
 
     async def _generate(self, body: GenerateBody, request_id: str) -> AsyncGenerator[Event, None]:
-        """POST /generate: the prompt is computed here."""
+        """POST /generate: what is not held of the prompt is computed here."""
         async with self.admitted(body, request_id, body.sampling) as request:
-            answer = await self._begin_answer(request)
-            if answer.finish_reason is not None:
-                yield self._done(request, answer, 0.0, None, "")
-                return
-            async with aclosing(self._answer(request, answer, None)) as events:
+            answer = await begin_answer(request, self.engine)
+            kv = PromptKV()
+            if answer.finish_reason is None:
+                kv.held = await self._reserve(request, body.cache_salt)
+            async with aclosing(self._answer(request, answer, kv, body.cache_salt)) as events:
                 async for event in events:
                     yield event
 
-    async def _begin_answer(self, request: ActiveRequest) -> Answer:
-        """The answer, with the tokens that another host has generated; on a worker thread if there are any, since their
-        text is computed."""
-        text = self.engine.tokenizer.stream(request.sampling.stop)
-        given = request.tokens[request.prompt_tokens :]
-        eos_ids = self.engine.info.eos_ids
-        if not given:
-            return Answer(text)
-        return await asyncio.to_thread(Answer.resumed, text, given, request.sampling, eos_ids)
+    async def _reserve(self, request: ActiveRequest, salt: str) -> HeldKV | None:
+        """Reserve the KV of prompt and answer until the request ends, and return the held KV that it can go on from."""
+        nbytes = self.engine.info.layout.nbytes(request.prompt_tokens + request.sampling.max_tokens)
+        held = self._find_held(request, salt)
+        if self._memory.try_reserve(nbytes, request.cleanup):
+            return held
+        if held is not None:
+            held.release()  # else this request might wait for room that it occupies itself
+        room = self._memory.reserve(nbytes, request.cleanup)
+        await request.within_deadline(room, "there was no room for its KV")
+        return self._find_held(request, salt)
 
-    def _open_slot(self, request: ActiveRequest, arrival: asyncio.Future[ReceivedKV]) -> SlotEvent:
-        """Issue the request's ticket; the outcome of its transfer settles `arrival`."""
-        loop, info = asyncio.get_running_loop(), self.engine.info
-        expected = Expected(
+    def _find_held(self, request: ActiveRequest, salt: str) -> HeldKV | None:
+        held = self.engine.find_held(request.tokens, salt)
+        if held is not None:
+            request.cleanup.callback(self._release_held, held)
+        return held
+
+    def _release_held(self, held: HeldKV) -> None:
+        held.release()
+        self._memory.wake()
+
+    def _choose(self, request: ActiveRequest, held_tokens: int, offer: PrefillOffer | None) -> Choice:
+        last = len(request.tokens) - 1
+        rest_bytes = self.engine.info.layout.nbytes(last, held_tokens)
+        return choose(last - held_tokens, offer, self.prefill_tokens_s, rest_bytes)
+
+    def _local_event(self, request: ActiveRequest, kv: PromptKV) -> LocalEvent:
+        return LocalEvent(
             request_id=request.id,
-            layout=info.layout,
-            fingerprint=info.fingerprint,
-            token_hash=token_hash(request.tokens),
-            tokens=len(request.tokens) - 1,
-            wires=WIRE_FORMS,
+            prompt_tokens=request.prompt_tokens,
+            held_tokens=kv.held_tokens,
+            reason=kv.local,
         )
 
-        def settle(outcome: KVOutcome) -> None:
-            loop.call_soon_threadsafe(_settle, arrival, outcome)
-
-        slot = self._tickets.issue(expected, settle, deadline=request.deadline)
-        request.cleanup.callback(self._tickets.revoke, slot.ticket)
-        request.cleanup.callback(_drop, arrival)
-        request.phase, request.slot_sent = "waiting for KV", time.monotonic()
-        return SlotEvent(
-            request_id=request.id, ticket=slot.ticket, kv=self._kv_address, prompt_tokens=request.prompt_tokens
-        )
+    async def _receive(self, slot: OpenSlot, kv: PromptKV, on_failure: Literal["fail", "recompute"]) -> None:
+        """Wait for the KV of a slot. If it fails and that is allowed, the engine computes it."""
+        try:
+            kv.received = await slot.kv()
+            self.count(kv_bytes_total=kv.received.nbytes)
+        except HandoffError as error:
+            if on_failure == "fail":
+                raise
+            kv.fallback = str(error)
 
     async def _answer(
-        self, request: ActiveRequest, answer: Answer, kv: ReceivedKV | None, fallback: str = ""
+        self, request: ActiveRequest, answer: Answer, kv: PromptKV, salt: str
     ) -> AsyncGenerator[Event, None]:
-        """Wait for a place in the batch, run the engine, stream its tokens, end with the figures."""
+        """The rest of the answer, if it is not whole already, and its end with the figures."""
+        turn_s = 0.0
+        if answer.finish_reason is None:
+            turn_s = await self._take_turn(request)
+            feed = self._submit(request, kv, salt)
+            while answer.finish_reason is None:
+                event = answer.add(await feed.steps())
+                self._release_inputs(kv)
+                yield event
+        done = self._done(request, answer, kv, turn_s)
+        logs.info("decoded", **done.to_json())
+        yield done
+
+    async def _take_turn(self, request: ActiveRequest) -> float:
+        """Wait for a place in the batch; returns the seconds that it took."""
         ready = time.monotonic()
         request.phase = "queued"
         await request.within_deadline(self._admission.take_turn(request.cleanup), "the request's turn had not come")
-        turn_s = time.monotonic() - ready
-        self._reserve(request, kv)
+        return time.monotonic() - ready
+
+    def _submit(self, request: ActiveRequest, kv: PromptKV, salt: str) -> TokenFeed:
+        """Give the request to the engine."""
         feed = TokenFeed(self._handover, request.deadline)
         request.cleanup.callback(feed.close)
         request.cleanup.callback(self.engine.cancel, request.key)
         request.phase = "generating"
-        work = DecodeRequest(request.key, request.tokens, request.sampling, kv, answered=request.answered)
+        work = DecodeRequest(
+            id=request.key,
+            tokens=request.tokens,
+            sampling=request.sampling,
+            kv=kv.received,
+            held=kv.held,
+            answered=request.answered,
+            salt=salt,
+        )
         self.engine.submit(work, feed)
-        while answer.finish_reason is None:
-            event = answer.add(await feed.steps())
-            if kv is not None:  # from the first token on the engine uses its own copy
-                kv.release(reuse=True)
-            yield event
-        yield self._done(request, answer, turn_s, kv, fallback)
+        return feed
 
-    def _done(
-        self, request: ActiveRequest, answer: Answer, turn_s: float, kv: ReceivedKV | None, fallback: str
-    ) -> DoneEvent:
+    def _release_inputs(self, kv: PromptKV) -> None:
+        """After the first token the engine uses its own copies."""
+        if kv.received is not None:
+            kv.received.release(reuse=True)
+        if kv.held is not None:
+            self._release_held(kv.held)
+
+    def _done(self, request: ActiveRequest, answer: Answer, kv: PromptKV, turn_s: float) -> DoneEvent:
         """The end of an answer that is finished."""
         assert answer.finish_reason is not None
-        computed = answer.timing.computed_prompt_tokens
+        timing, computed = answer.timing, answer.timing.computed_prompt_tokens
         self.count(completion_tokens=answer.generated_tokens, computed_prompt_tokens=computed)
-        done = DoneEvent(
+        if kv.received is None and computed >= MEASURED_TOKENS:
+            self._prefill_speed.add(computed, timing.first_token - timing.ingested)
+        if answer.generated_tokens > 1:
+            self._decode_speed.add(answer.generated_tokens - 1, answer.decode_s)
+        accepted = kv.received.timing.accepted if kv.received else None
+        return DoneEvent(
             finish_reason=answer.finish_reason,
             prompt_tokens=request.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             computed_prompt_tokens=computed,
-            timing=request.timing(turn_s, answer.timing, kv.timing.accepted if kv else None, answer.decode_s),
-            fallback=fallback,
+            timing=request.timing(turn_s, timing, accepted, answer.decode_s),
+            fallback=kv.fallback,
+            local=kv.local,
+            held_tokens=min(kv.held_tokens, request.prompt_tokens),
             simulated=self.host.simulated,
-            kv_wire=kv.wire if kv else None,
+            kv_wire=kv.received.wire if kv.received else None,
         )
-        logs.info("decoded", **done.to_json())
-        return done
-
-    def _reserve(self, request: ActiveRequest, kv: ReceivedKV | None) -> None:
-        """Reserve the bytes of the prompt's and the answer's KV until the request ends. Raises Overloaded if there is
-        no room. The received buffers are released earlier; their reservation passes to the request."""
-        total = self.engine.info.layout.nbytes(request.prompt_tokens + request.sampling.max_tokens)
-        if kv is not None and kv.on_release is not None:
-            request.cleanup.callback(kv.on_release)
-            kv.on_release = None
-        reserved = kv.nbytes if kv is not None else 0
-        request.cleanup.callback(self._tickets.budget.reserve(max(0, total - reserved)))
 
 
-def _settle(arrival: asyncio.Future[ReceivedKV], outcome: KVOutcome) -> None:
-    """On the event loop: pass the transfer's outcome to the request, or release it if the request has ended."""
-    if arrival.done():
-        if isinstance(outcome, ReceivedKV):
-            outcome.release()
-    elif isinstance(outcome, ReceivedKV):
-        arrival.set_result(outcome)
-    else:
-        arrival.set_exception(outcome)
+@dataclass(slots=True)
+class PromptKV:
+    """Where the KV of one request's prompt comes from. held: kept from an earlier request. received: of the tokens
+    after those. The engine computes the rest. fallback, local: see DoneEvent."""
 
+    held: HeldKV | None = None
+    received: ReceivedKV | None = None
+    fallback: str = ""
+    local: str = ""
 
-def _drop(arrival: asyncio.Future[ReceivedKV]) -> None:
-    """Release the KV if it has arrived, even in the moment in which its request ended; else stop waiting for it."""
-    if not arrival.done():
-        arrival.cancel()
-    elif not arrival.cancelled() and arrival.exception() is None:
-        arrival.result().release()
+    @property
+    def held_tokens(self) -> int:
+        return self.held.tokens if self.held is not None else 0

@@ -185,13 +185,16 @@ def test_health_with_the_token_says_what_is_served(tiny_fleet: RunningFleet) -> 
 
 
 def test_a_full_queue_answers_503_with_retry_after(tiny_fleet: RunningFleet) -> None:
-    """Four requests may run and eight may wait: twelve slots whose KV never comes leave no place for a thirteenth."""
+    """Four requests may run and eight may wait: twelve whose KV never comes leave no place for a thirteenth. Nine of
+    them have a slot, the others wait for one."""
+    first_lines = []
     with contextlib.ExitStack() as stack:
         for _ in range(12):
             http = stack.enter_context(tiny_fleet.http("tiny-decode"))
             answer = stack.enter_context(http.stream("POST", "/decode", json=PROMPT))
             lines = cast(Generator[str, None, None], answer.iter_lines())
-            assert next(stack.enter_context(contextlib.closing(lines))) == "event: slot"
+            first_lines.append(next(stack.enter_context(contextlib.closing(lines))))
+        assert first_lines == ["event: slot"] * 9 + ["event: progress"] * 3
         with tiny_fleet.http("tiny-decode") as http:
             refused = http.post("/decode", json=PROMPT)
     assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE

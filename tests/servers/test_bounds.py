@@ -77,8 +77,9 @@ def test_kv_in_use_is_bounded_for_prompts_computed_here_too(tmp_path: Path) -> N
             refused = http.post("/generate", json=LONG)
             small = http.post("/generate", json={**LONG, "sampling": {"max_tokens": 2}})
         wait_until(lambda: idle(fleet, "tiny-decode"), 20, "both to end")
-    assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
-    assert "no room for" in refused.json()["error"]["message"]
+    assert refused.status_code == httpx.codes.BAD_REQUEST
+    assert refused.json()["error"]["code"] == "KVMemoryExceeded"
+    assert str(1 << 20) in refused.json()["error"]["message"]
     assert "event: done" in small.text
 
 

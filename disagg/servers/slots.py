@@ -1,0 +1,107 @@
+"""The slots of a decode host: tickets that requests wait at for their KV."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from disagg.api.events import SlotEvent
+from disagg.api.requests import KVAddress
+from disagg.engines.base import EngineInfo
+from disagg.errors import PeerLost
+from disagg.kv.fingerprint import token_hash
+from disagg.kv.received import ReceivedKV
+from disagg.kv.tickets import Expected, KVOutcome, Slot, Tickets
+from disagg.kv.wire import WIRE_FORMS
+from disagg.servers.request import ActiveRequest
+
+UNUSED_S = 120.0
+"""A slot whose ticket no prefill host has used by then is closed: its KV memory may be needed by others."""
+
+
+class Slots:
+    """At most `limit` requests wait for KV at the same time, so that others keep their places; one more waits its turn
+    for a slot."""
+
+    def __init__(self, tickets: Tickets, address: KVAddress, limit: int) -> None:
+        self._tickets = tickets
+        self._address = address
+        self._free = asyncio.Semaphore(limit)
+
+    async def open(self, request: ActiveRequest, info: EngineInfo, held_tokens: int) -> OpenSlot:
+        """A slot for the KV of tokens [held_tokens, all but the last). It ends with the request at the latest."""
+        await request.within_deadline(self._free.acquire(), "there was no free slot for its KV")
+        cleanup = ExitStack()
+        request.cleanup.callback(cleanup.close)
+        cleanup.callback(self._free.release)
+        expected = Expected(
+            request_id=request.id,
+            layout=info.layout,
+            fingerprint=info.fingerprint,
+            token_hash=token_hash(request.tokens),
+            tokens=len(request.tokens) - 1,
+            start=held_tokens,
+            wires=WIRE_FORMS,
+        )
+        loop = asyncio.get_running_loop()
+        arrival: asyncio.Future[ReceivedKV] = loop.create_future()
+        request.cleanup.callback(_drop, arrival)
+
+        def settle(outcome: KVOutcome) -> None:
+            loop.call_soon_threadsafe(_settle, arrival, outcome)
+
+        slot = self._tickets.issue(expected, settle, deadline=request.deadline)
+        cleanup.callback(self._tickets.revoke, slot.ticket)
+        request.phase, request.slot_sent = "waiting for KV", time.monotonic()
+        event = SlotEvent(
+            request_id=request.id,
+            ticket=slot.ticket,
+            kv=self._address,
+            prompt_tokens=request.prompt_tokens,
+            held_tokens=held_tokens,
+        )
+        return OpenSlot(event, slot, request, arrival, cleanup)
+
+
+@dataclass(slots=True, eq=False)
+class OpenSlot:
+    """A slot of one request. event: what its caller is sent."""
+
+    event: SlotEvent
+    _slot: Slot
+    _request: ActiveRequest
+    _arrival: asyncio.Future[ReceivedKV]
+    _cleanup: ExitStack
+
+    async def kv(self) -> ReceivedKV:
+        """Wait for the KV, then close the slot. Raises the transfer's error, PeerLost if none begins in UNUSED_S, and
+        DeadlineExceeded at the request's deadline."""
+        with self._cleanup:
+            return await self._request.within_deadline(self._wait(), "the KV had not arrived")
+
+    async def _wait(self) -> ReceivedKV:
+        await asyncio.wait((self._arrival,), timeout=UNUSED_S)
+        if self._slot.state == "issued":
+            raise PeerLost(f"no prefill host has sent KV within {UNUSED_S:g} s", "see the log of the prefill host")
+        return await self._arrival
+
+
+def _settle(arrival: asyncio.Future[ReceivedKV], outcome: KVOutcome) -> None:
+    """On the event loop: pass the transfer's outcome to the request, or release it if the request has ended."""
+    if arrival.done():
+        if isinstance(outcome, ReceivedKV):
+            outcome.release()
+    elif isinstance(outcome, ReceivedKV):
+        arrival.set_result(outcome)
+    else:
+        arrival.set_exception(outcome)
+
+
+def _drop(arrival: asyncio.Future[ReceivedKV]) -> None:
+    """Release the KV if it has arrived, even in the moment in which its request ended; else stop waiting for it."""
+    if not arrival.done():
+        arrival.cancel()
+    elif not arrival.cancelled() and arrival.exception() is None:
+        arrival.result().release()

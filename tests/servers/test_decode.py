@@ -1,0 +1,196 @@
+"""disagg/servers/decode.py without HTTP or a model: slots, KV memory, held KV, and prompts that are computed here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from disagg.api.events import DoneEvent, Event, LocalEvent, SlotEvent
+from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer, PromptBody
+from disagg.api.sampling import Sampling
+from disagg.config import load
+from disagg.errors import DeadlineExceeded, KVMemoryExceeded, Overloaded, PeerLost
+from disagg.servers import slots
+from disagg.servers.decode import DecodeService
+from disagg.servers.run import make_service
+from tests.simulated import ROW_BYTES, write_simulated
+from tests.values import of_type, present
+
+PATIENCE_S = 20.0
+SLOW = PrefillOffer(wait_s=60.0, tokens_s=1.0)
+PROMPT = tuple(range(40))
+DECODE = DecodeBody(model="m", tokens=PROMPT, sampling=Sampling(max_tokens=4))
+MAX_BATCH, QUEUE = 2, 2
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[DecodeService]:
+    """Two requests may run and two wait, three may have a slot, and there is KV memory for 200 tokens."""
+    path = write_simulated(tmp_path)
+    limits = f"max_batch = {MAX_BATCH}, max_kv_bytes = {200 * ROW_BYTES}"
+    text = path.read_text().replace('roles = ["decode"]', f'roles = ["decode"]\nqueue_size = {QUEUE}')
+    head, decode = text.split("[hosts.m-decode]")
+    path.write_text(f"{head}[hosts.m-decode]{decode.replace('chunk_tokens = 512', f'chunk_tokens = 512, {limits}')}")
+    fleet = load(path)
+    made = of_type(make_service(fleet, fleet.hosts["m-decode"]), DecodeService)
+    await made.load()
+    yield made
+    await made.close()
+
+
+class Held:
+    """Held KV of the simulated engine, which has none of its own."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.released = False
+
+    def release(self) -> None:
+        self.released = True
+
+
+def ask(service: DecodeService, body: PromptBody) -> AsyncGenerator[Event, None]:
+    path = "/decode" if isinstance(body, DecodeBody) else "/generate"
+    (endpoint,) = (one for one in service.endpoints() if one.path == path)
+    return endpoint.events(body, "the-request")
+
+
+async def answered(service: DecodeService, body: PromptBody) -> list[Event]:
+    async with asyncio.timeout(PATIENCE_S):
+        return [event async for event in ask(service, body)]
+
+
+async def idle(service: DecodeService) -> None:
+    """Until nothing is held any more; fails if that takes too long."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (load := service.load_figures()).queue or load.running or load.kv_bytes:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_rest_that_is_computed_faster_here_needs_no_slot(service: DecodeService) -> None:
+    first, *_, last = await answered(service, replace(DECODE, tokens=PROMPT[:30], prefill=SLOW))
+    local, done = of_type(first, LocalEvent), of_type(last, DoneEvent)
+    assert (local.prompt_tokens, local.held_tokens) == (30, 0) and "29 tokens" in local.reason
+    assert (done.local, done.fallback, done.computed_prompt_tokens) == (local.reason, "", 30)
+    await idle(service)
+
+
+async def test_speeds_are_measured_and_decide_where_later_prompts_are_computed(service: DecodeService) -> None:
+    assert (service.load_figures().prefill_tokens_s, service.load_figures().decode_tokens_s) == (None, None)
+    await answered(service, GenerateBody(model="m", tokens=PROMPT, sampling=Sampling(max_tokens=4)))
+    load = service.load_figures()
+    assert present(load.prefill_tokens_s) > 0 and present(load.decode_tokens_s) > 0
+    first, *_ = await answered(service, replace(DECODE, prefill=SLOW))
+    assert "39 tokens: " in of_type(first, LocalEvent).reason
+
+
+async def test_without_an_offer_of_a_prefill_host_the_kv_is_waited_for(service: DecodeService) -> None:
+    async with aclosing(ask(service, replace(DECODE, tokens=PROMPT[:3]))) as events:
+        assert isinstance(await anext(events), SlotEvent)
+    await idle(service)
+
+
+async def test_an_answer_that_was_given_whole_gets_neither_slot_nor_tokens(service: DecodeService) -> None:
+    (done,) = await answered(service, replace(DECODE, answer_tokens=(7, 8, 9, 10)))
+    assert of_type(done, DoneEvent).finish_reason == "length"
+
+
+async def test_prompt_and_answer_are_reserved_before_the_slot_is_given(service: DecodeService) -> None:
+    async with aclosing(ask(service, replace(DECODE, answer_tokens=(1, 2)))) as events:
+        slot = of_type(await anext(events), SlotEvent)
+        load = service.load_figures()
+        assert (load.kv_bytes, load.kv_limit) == (44 * ROW_BYTES, 200 * ROW_BYTES)
+        assert slot.prompt_tokens == 40
+    await idle(service)
+
+
+async def test_a_request_that_can_never_fit_is_refused_as_such(service: DecodeService) -> None:
+    with pytest.raises(KVMemoryExceeded):
+        await answered(service, replace(DECODE, sampling=Sampling(max_tokens=161)))
+    await idle(service)
+
+
+async def test_a_request_waits_for_kv_memory_until_its_deadline_and_no_longer(service: DecodeService) -> None:
+    async with aclosing(ask(service, replace(DECODE, sampling=Sampling(max_tokens=150)))) as large:
+        await anext(large)
+        with pytest.raises(DeadlineExceeded, match="there was no room for its KV"):
+            await answered(service, replace(DECODE, deadline_s=0.05))
+    await idle(service)
+
+
+async def test_a_request_goes_on_when_kv_memory_is_released(service: DecodeService) -> None:
+    body = GenerateBody(model="m", tokens=PROMPT, sampling=Sampling(max_tokens=20))
+    async with aclosing(ask(service, replace(DECODE, sampling=Sampling(max_tokens=150)))) as large:
+        await anext(large)
+        waiting = asyncio.ensure_future(answered(service, body))
+        async with asyncio.timeout(PATIENCE_S):
+            while service.load_figures().queue < 2:
+                await asyncio.sleep(0.01)
+    assert isinstance((await waiting)[-1], DoneEvent)
+
+
+async def test_slots_leave_places_for_requests_that_need_none(service: DecodeService) -> None:
+    waiting = [ask(service, DECODE) for _ in range(3)]
+    for events in waiting:
+        assert isinstance(await anext(events), SlotEvent)
+    with pytest.raises(DeadlineExceeded, match="no free slot"):
+        await answered(service, replace(DECODE, deadline_s=0.05))
+    body = GenerateBody(model="m", tokens=PROMPT, sampling=Sampling(max_tokens=4))
+    assert isinstance((await answered(service, body))[-1], DoneEvent)
+    for events in waiting:
+        await events.aclose()
+    await idle(service)
+
+
+@pytest.mark.parametrize("on_failure", ["fail", "recompute"])
+async def test_a_slot_that_nobody_uses_is_closed_long_before_the_deadline(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch, on_failure: Any
+) -> None:
+    monkeypatch.setattr(slots, "UNUSED_S", 0.05)
+    body = replace(DECODE, kv_failure=on_failure)
+    if on_failure == "fail":
+        with pytest.raises(PeerLost, match=r"no prefill host has sent KV within 0\.05 s"):
+            await answered(service, body)
+    else:
+        done = of_type((await answered(service, body))[-1], DoneEvent)
+        assert "no prefill host has sent KV" in done.fallback and done.computed_prompt_tokens == 40
+    await idle(service)
+    assert service._tickets.outstanding == 0
+
+
+async def test_held_kv_is_used_for_what_is_computed_here_and_released_with_the_first_token(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, asked = Held(25), list[tuple[Sequence[int], str]]()
+
+    def find(tokens: Sequence[int], salt: str) -> Held:
+        asked.append((tokens, salt))
+        return held
+
+    monkeypatch.setattr(service.engine, "find_held", find)
+    events = await answered(service, replace(DECODE, prefill=SLOW, cache_salt="tenant"))
+    local, done = of_type(events[0], LocalEvent), of_type(events[-1], DoneEvent)
+    assert (local.held_tokens, done.held_tokens) == (25, 25) and "14 tokens" in local.reason
+    assert held.released and asked == [(list(PROMPT), "tenant")]
+
+
+async def test_a_full_queue_says_when_to_try_again(service: DecodeService) -> None:
+    waiting = [ask(service, DECODE) for _ in range(3)]
+    for events in waiting:
+        await anext(events)
+    last = asyncio.ensure_future(answered(service, DECODE))
+    await asyncio.sleep(0.05)
+    with pytest.raises(Overloaded) as refused:
+        await answered(service, DECODE)
+    assert 1 <= refused.value.retry_after_s <= 30
+    last.cancel()
+    for events in waiting:
+        await events.aclose()
+    await asyncio.wait((last,))
+    await idle(service)

@@ -1,0 +1,86 @@
+"""disagg/servers/kv_memory.py: who gets KV memory, in which order, and what is given up for it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from disagg.errors import KVMemoryExceeded
+from disagg.servers.kv_memory import KVMemory
+
+
+class Kept:
+    """KV of finished requests, of which `in_use` bytes cannot be given up."""
+
+    def __init__(self, nbytes: int = 0, in_use: int = 0) -> None:
+        self.nbytes, self.in_use = nbytes, in_use
+
+    def give_up(self, nbytes: int) -> None:
+        self.nbytes -= min(nbytes, self.nbytes - self.in_use)
+
+
+def memory(limit: int, kept: Kept | None = None) -> KVMemory:
+    kept = kept or Kept()
+    return KVMemory(limit, lambda: kept.nbytes, kept.give_up)
+
+
+async def waiting(room: KVMemory, nbytes: int, cleanup: ExitStack) -> asyncio.Task[None]:
+    """A task that has asked for `nbytes`."""
+    task = asyncio.ensure_future(room.reserve(nbytes, cleanup))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_request_that_can_never_fit_is_refused_as_such_even_while_others_wait() -> None:
+    room, first, second = memory(100), ExitStack(), ExitStack()
+    await room.reserve(80, first)
+    task = await waiting(room, 50, second)
+    with pytest.raises(KVMemoryExceeded, match="need 101 bytes of KV, this host has 100"):
+        await room.reserve(101, ExitStack())
+    first.close()
+    await task
+    assert room.reserved == 50
+    second.close()
+    assert room.reserved == 0
+
+
+async def test_a_small_request_does_not_overtake_a_large_one_that_waits() -> None:
+    room, first, large, small = memory(100), ExitStack(), ExitStack(), ExitStack()
+    await room.reserve(80, first)
+    one, other = await waiting(room, 90, large), await waiting(room, 10, small)
+    assert not room.try_reserve(10, ExitStack())
+    assert not one.done() and not other.done()
+    first.close()
+    await asyncio.gather(one, other)
+    assert room.reserved == 100
+
+
+@pytest.mark.parametrize("granted", [False, True], ids=["before", "as"])
+async def test_a_request_that_leaves_before_or_as_it_gets_room_holds_none(granted: bool) -> None:
+    room, first, second = memory(100), ExitStack(), ExitStack()
+    await room.reserve(80, first)
+    task, next_one = await waiting(room, 90, ExitStack()), await waiting(room, 20, second)
+    if granted:
+        first.close()
+    task.cancel()
+    await asyncio.wait((task,))
+    await next_one
+    first.close()
+    second.close()
+    assert task.cancelled() and room.reserved == 0
+
+
+async def test_kept_kv_is_given_up_for_a_request_as_far_as_it_is_not_in_use() -> None:
+    kept = Kept(90, in_use=30)
+    room, first, second = memory(100, kept), ExitStack(), ExitStack()
+    assert room.left == 10
+    await room.reserve(20, first)
+    assert (kept.nbytes, room.reserved, room.left) == (80, 20, 0)
+    task = await waiting(room, 60, second)
+    assert not task.done() and kept.nbytes == 30
+    kept.in_use = 0
+    room.wake()
+    await task
+    assert (kept.nbytes, room.left) == (20, 0)

@@ -1,0 +1,43 @@
+"""disagg/servers/local_prefill.py: where the rest of a prompt is computed, as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from disagg.api.requests import PrefillOffer
+from disagg.servers.local_prefill import UNMEASURED_TOKENS, Speed, choose
+
+FAST = PrefillOffer(tokens_s=5000, link_bytes_s=1e9)
+
+
+@pytest.mark.parametrize(
+    ("rest", "offer", "tokens_s", "rest_bytes", "local", "reason"),
+    [
+        (12, None, 1000.0, 0, False, "no prefill host was offered"),
+        (0, FAST, None, 0, True, "the KV of all tokens but the last is held"),
+        (UNMEASURED_TOKENS, FAST, None, 0, True, "32 tokens: at most 32, and the speed here is not measured"),
+        (UNMEASURED_TOKENS + 1, FAST, None, 0, False, "33 tokens: over 32, and the speed here is not measured"),
+        (13, FAST, 1000.0, 0, False, "13 tokens: 0.013 s here, 0.013 s on a prefill host"),
+        (11, FAST, 1000.0, 0, True, "11 tokens: 0.011 s here, 0.012 s on a prefill host"),
+        (1000, FAST, 1000.0, 0, False, "1000 tokens: 1 s here, 0.21 s on a prefill host"),
+        (1000, FAST, 1000.0, 2 * 10**9, True, "1000 tokens: 1 s here, 2 s on a prefill host"),
+        (1000, PrefillOffer(wait_s=3, tokens_s=5000), 1000.0, 9**9, True, "1000 tokens: 1 s here, 3.2 s on a prefill"),
+    ],
+)
+def test_the_rest_is_computed_where_it_is_expected_to_be_faster(
+    rest: int, offer: PrefillOffer | None, tokens_s: float | None, rest_bytes: int, local: bool, reason: str
+) -> None:
+    choice = choose(rest, offer, tokens_s, rest_bytes)
+    assert choice.local == local and choice.reason.startswith(reason)
+
+
+def test_a_speed_follows_the_latest_measurements_by_their_tokens() -> None:
+    speed = Speed()
+    assert speed.tokens_s is None
+    speed.add(1000, 1.0)
+    assert speed.tokens_s == 1000
+    speed.add(10, 1.0)
+    assert speed.tokens_s == pytest.approx(710 / 1.7)
+    for _ in range(30):
+        speed.add(500, 1.0)
+    assert speed.tokens_s == pytest.approx(500, rel=0.01)
