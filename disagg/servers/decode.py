@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from disagg.api.events import DoneEvent, Event, LocalEvent
@@ -21,18 +20,18 @@ from disagg.config import Fleet, Host
 from disagg.engines.base import DecodeEngine, DecodeRequest, HeldKV
 from disagg.errors import HandoffError
 from disagg.kv.receive import KVServer
-from disagg.kv.received import ReceivedKV
 from disagg.kv.tickets import Tickets
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer, begin_answer
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.health.engine import TEST_LIMIT_S
-from disagg.servers.kv_memory import KVMemory
-from disagg.servers.local_prefill import MEASURED_TOKENS, Choice, Speed, choose
+from disagg.servers.prompt_kv.local_prefill import MEASURED_TOKENS, Choice, Speed, choose
+from disagg.servers.prompt_kv.memory import KVMemory
+from disagg.servers.prompt_kv.slots import OpenSlot, Slots
+from disagg.servers.prompt_kv.source import PromptKV
 from disagg.servers.request import ActiveRequest
 from disagg.servers.service import Endpoint, Service, on_daemon_thread
-from disagg.servers.slots import OpenSlot, Slots
 
 
 class DecodeService(Service[DecodeEngine]):
@@ -144,9 +143,6 @@ class DecodeService(Service[DecodeEngine]):
                     kv.local = choice.reason
                     yield self._local_event(request, kv)
                 else:
-                    if kv.held is not None:
-                        self._release_held(kv.held)
-                        kv.held = None
                     slot = await self._slots.open(request, self.engine.info, kv.held_tokens)
                     yield slot.event
                     await self._receive(slot, kv, body.kv_failure)
@@ -280,18 +276,3 @@ class DecodeService(Service[DecodeEngine]):
             simulated=self.host.simulated,
             kv_wire=kv.received.wire if kv.received else None,
         )
-
-
-@dataclass(slots=True)
-class PromptKV:
-    """Where the KV of one request's prompt comes from. held: kept from an earlier request. received: of the tokens
-    after those. The engine computes the rest. fallback, local: see DoneEvent."""
-
-    held: HeldKV | None = None
-    received: ReceivedKV | None = None
-    fallback: str = ""
-    local: str = ""
-
-    @property
-    def held_tokens(self) -> int:
-        return self.held.tokens if self.held is not None else 0

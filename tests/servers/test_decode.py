@@ -16,8 +16,8 @@ from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer, PromptBo
 from disagg.api.sampling import Sampling
 from disagg.config import load
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, Overloaded, PeerLost
-from disagg.servers import slots
 from disagg.servers.decode import DecodeService
+from disagg.servers.prompt_kv import slots
 from disagg.servers.run import make_service
 from tests.simulated import ROW_BYTES, write_simulated
 from tests.values import of_type, present
@@ -178,6 +178,40 @@ async def test_held_kv_is_used_for_what_is_computed_here_and_released_with_the_f
     local, done = of_type(events[0], LocalEvent), of_type(events[-1], DoneEvent)
     assert (local.held_tokens, done.held_tokens) == (25, 25) and "14 tokens" in local.reason
     assert held.released and asked == [(list(PROMPT), "tenant")]
+
+
+async def test_a_slot_names_the_tokens_that_are_held_and_awaits_only_the_others(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(25)
+    monkeypatch.setattr(service.engine, "find_held", lambda tokens, salt: held)
+    async with aclosing(ask(service, DECODE)) as events:
+        slot = of_type(await anext(events), SlotEvent)
+        expected = next(iter(service._tickets._slots.values())).expected
+    assert (slot.held_tokens, expected.start, expected.tokens) == (25, 25, 39)
+    await idle(service)
+    assert held.released
+
+
+async def test_held_kv_is_let_go_while_its_request_waits_for_room(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Held]()
+
+    def find(tokens: Sequence[int], salt: str) -> Held:
+        made.append(Held(25))
+        return made[-1]
+
+    monkeypatch.setattr(service.engine, "find_held", find)
+    async with aclosing(ask(service, replace(DECODE, sampling=Sampling(max_tokens=150)))) as large:
+        await anext(large)
+        waiting = asyncio.ensure_future(answered(service, replace(DECODE, prefill=SLOW)))
+        async with asyncio.timeout(PATIENCE_S):
+            while len(made) < 2:
+                await asyncio.sleep(0.01)
+        assert (made[0].released, made[1].released) == (False, True)
+    assert of_type((await waiting)[-1], DoneEvent).held_tokens == 25
+    assert [one.released for one in made] == [True, True, True]
 
 
 async def test_a_full_queue_says_when_to_try_again(service: DecodeService) -> None:

@@ -24,7 +24,7 @@ from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.servers import logs
 from disagg.servers.admission import Admission
-from disagg.servers.answer import Answer
+from disagg.servers.answer import Answer, begin_answer
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.prefill.delivery import Delivery
 from disagg.servers.prefill.kv_wire import MeasuredRates, choose
@@ -207,21 +207,12 @@ class PrefillService(Service[PrefillEngine]):
     async def _generate(self, body: GenerateBody, request_id: str) -> AsyncGenerator[Event, None]:
         """POST /generate: prompt and answer on this host. The engine does not wait for whoever reads the answer."""
         async with self.admitted(body, request_id, body.sampling) as request:
-            answer = await self._begin_answer(request)
+            answer = await begin_answer(request, self.engine)
             if answer.finish_reason is None:
                 async with aclosing(self._answer(request, body, answer)) as events:
                     async for event in events:
                         yield event
             yield self._done(request, answer)
-
-    async def _begin_answer(self, request: ActiveRequest) -> Answer:
-        """The answer, with the tokens that another host has generated; on a worker thread if there are any, since their
-        text is computed."""
-        text = self.engine.tokenizer.stream(request.sampling.stop)
-        if not request.answered:
-            return Answer(text)
-        given, eos_ids = request.tokens[request.prompt_tokens :], self.engine.info.eos_ids
-        return await asyncio.to_thread(Answer.resumed, text, given, request.sampling, eos_ids)
 
     async def _answer(self, request: ActiveRequest, body: GenerateBody, answer: Answer) -> AsyncGenerator[Event, None]:
         """The events of the answer until it is finished."""
