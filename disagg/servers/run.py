@@ -54,7 +54,7 @@ def make_service(fleet: Fleet, host: Host) -> AnyService:
 
         return PrefillService(fleet, host, lambda: _prefill_engine(host, model))
     if "decode" in host.roles:
-        from disagg.servers.decode import DecodeService
+        from disagg.servers.decode.service import DecodeService
 
         return DecodeService(fleet, host, lambda: _decode_engine(host, model))
     raise ConfigError(f"{host.name} has no role that serves a model", 'give it roles = ["prefill"] or ["decode"]')

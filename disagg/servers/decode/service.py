@@ -24,12 +24,12 @@ from disagg.kv.tickets import Tickets
 from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer, begin_answer
+from disagg.servers.decode.local_prefill import MEASURED_TOKENS, Choice, Speed, choose
+from disagg.servers.decode.memory import KVMemory
+from disagg.servers.decode.slots import OpenSlot, Slots
+from disagg.servers.decode.source import PromptKV
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.health.engine import TEST_LIMIT_S
-from disagg.servers.prompt_kv.local_prefill import MEASURED_TOKENS, Choice, Speed, choose
-from disagg.servers.prompt_kv.memory import KVMemory
-from disagg.servers.prompt_kv.slots import OpenSlot, Slots
-from disagg.servers.prompt_kv.source import PromptKV
 from disagg.servers.request import ActiveRequest
 from disagg.servers.service import Endpoint, Service, on_daemon_thread
 

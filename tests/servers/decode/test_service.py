@@ -1,4 +1,4 @@
-"""disagg/servers/decode.py without HTTP or a model: slots, KV memory, held KV, and prompts that are computed here."""
+"""disagg/servers/decode/service.py without HTTP or a model: slots, KV memory, held KV, prompts that are computed here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer, PromptBo
 from disagg.api.sampling import Sampling
 from disagg.config import load
 from disagg.errors import DeadlineExceeded, KVMemoryExceeded, Overloaded, PeerLost
-from disagg.servers.decode import DecodeService
-from disagg.servers.prompt_kv import slots
+from disagg.servers.decode import slots
+from disagg.servers.decode.service import DecodeService
 from disagg.servers.run import make_service
 from tests.simulated import ROW_BYTES, write_simulated
 from tests.values import of_type, present
@@ -86,7 +86,7 @@ async def test_speeds_are_measured_and_decide_where_later_prompts_are_computed(s
     await answered(service, GenerateBody(model="m", tokens=PROMPT, sampling=Sampling(max_tokens=4)))
     load = service.load_figures()
     assert present(load.prefill_tokens_s) > 0 and present(load.decode_tokens_s) > 0
-    first, *_ = await answered(service, replace(DECODE, prefill=SLOW))
+    first, *_ = await answered(service, replace(DECODE, prefill=SLOW, cache_salt="nothing is held"))
     assert "39 tokens: " in of_type(first, LocalEvent).reason
 
 

@@ -1,11 +1,11 @@
-"""disagg/servers/prompt_kv/local_prefill.py: where the rest of a prompt is computed, as a table."""
+"""disagg/servers/decode/local_prefill.py: where the rest of a prompt is computed, as a table."""
 
 from __future__ import annotations
 
 import pytest
 
 from disagg.api.requests import PrefillOffer
-from disagg.servers.prompt_kv.local_prefill import UNMEASURED_TOKENS, Speed, choose
+from disagg.servers.decode.local_prefill import UNMEASURED_TOKENS, Speed, choose
 
 FAST = PrefillOffer(tokens_s=5000, link_bytes_s=1e9)
 

@@ -1,4 +1,4 @@
-"""disagg/servers/prompt_kv/memory.py: who gets KV memory, in which order, and what is given up for it."""
+"""disagg/servers/decode/memory.py: who gets KV memory, in which order, and what is given up for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from disagg.errors import KVMemoryExceeded
-from disagg.servers.prompt_kv.memory import KVMemory
+from disagg.servers.decode.memory import KVMemory
 
 
 class Kept:
