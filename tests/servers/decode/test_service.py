@@ -1,4 +1,4 @@
-"""disagg/servers/decode/service.py without HTTP or a model: slots, KV memory, held KV, prompts that are computed here."""
+"""disagg/servers/decode/service.py without HTTP or a model: slots, KV memory, held KV, prompts computed here."""
 
 from __future__ import annotations
 
