@@ -206,6 +206,13 @@ def test_several_clients_in_one_process_do_not_disturb_each_other(tiny_fleet: Ru
         ({"alone": "gpu"}, "'gpu'", ""),
         ({"temperature": float("nan")}, r"temperature: .* \(got nan\)", "temperature: 0 to 10"),
         ({"temperature": 11}, r"temperature: .* <= 10.0 \(got 11\)", "temperature: 0 to 10"),
+        ({"timeout": None}, r"timeout: .* \(got None\)", "timeout: over 0, at most 86,400"),
+        ({"timeout": "5"}, r"timeout: .* \(got '5'\)", "timeout: over 0, at most 86,400"),
+        ({"timeout": float("nan")}, r"timeout: .* \(got nan\)", "timeout: over 0, at most 86,400"),
+        ({"timeout": float("inf")}, r"timeout: .* \(got inf\)", "timeout: over 0, at most 86,400"),
+        ({"stop": 5}, r"stop: expected array, got int \(got 5\)", ""),
+        ({"on_kv_failure": "wait"}, "'wait'", ""),
+        ({"cache_salt": 5}, r"cache_salt: .* \(got 5\)", ""),
         ({"timeout": 0}, r"timeout: .* > 0.0 \(got 0\)", "timeout: over 0, at most 86,400"),
         ({"bogus": 0}, "bogus: unknown field", "the options are max_tokens, "),
         ({"tokens": [1]}, "exactly one of prompt, messages and tokens", ""),
@@ -268,6 +275,29 @@ def test_a_closed_client_says_what_to_do(tiny_fleet: RunningFleet) -> None:
     for call in (client.connect, lambda: client.generate("tiny", PROMPT), lambda: client.stream("tiny", PROMPT)):
         with pytest.raises(RequestError, match="this client is closed"):
             call()
+
+
+def test_a_client_in_a_forked_child_says_so_instead_of_waiting_for_ever(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        child = os.fork()
+        if child == 0:
+            try:
+                client.generate("tiny", PROMPT)
+            except RequestError as error:
+                client.close()
+                os._exit(0 if "make a new one in the child" in error.hint else 1)
+            finally:
+                os._exit(2)
+        wait_until(lambda: os.waitpid(child, os.WNOHANG)[0], 20, "the child to end")
+        assert client.generate("tiny", PROMPT, max_tokens=1).finish_reason == "length"
+
+
+def test_the_hosts_are_explained_without_a_request(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        client.connect("tiny")
+        ranking = client.explain("tiny", PROMPT)
+    assert [choice.host.name for choice in (*ranking.decode, *ranking.prefill)] == ["tiny-decode", "tiny-prefill"]
+    assert ranking.decode[0].reason and not ranking.left_out
 
 
 @pytest.mark.parametrize("chunks", [0, 1])
