@@ -167,7 +167,7 @@ def test_auto_sends_the_first_prompts_as_they_are_and_then_int8_over_a_link_that
         assert third.kv_bytes / first.kv_bytes == 136 / 256
         *_, before, after = [line for line in events(fleet, "m-prefill") if line["event"] == "kv_wire"]
         assert (before["chosen"], before["link_bytes_per_s"]) == ("as-is", None)
-        assert after["chosen"] == "int8-g64" and after["link_bytes_per_s"] > 0 and after["link_fell_behind"]
+        assert after["chosen"] == "int8-g64" and after["link_bytes_per_s"] > 0
 
 
 def test_auto_leaves_kv_as_it_is_where_the_link_keeps_up(tmp_path: Path) -> None:

@@ -147,13 +147,6 @@ def test_a_sender_that_waits_for_kv_begins_its_stretch_anew(receiver: Receiver) 
     kv.release()
 
 
-def test_a_link_fell_behind_where_nearly_all_was_sent_in_one_stretch() -> None:
-    assert sent(4.0, 100 * MB, 100 * MB).fell_behind
-    assert sent(4.0, 10 * MB, 190 * MB, backlog=1).fell_behind
-    assert not sent(4.0, 100 * MB, 100 * MB, backlog=1).fell_behind
-    assert not sent(4.0).fell_behind
-
-
 def test_a_block_is_waited_for_on_the_sender_thread_before_it_is_read(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
     ready = threading.Event()

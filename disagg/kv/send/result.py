@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BEHIND_SHARE = 0.8  # of the bytes: more than a link that keeps up with the computation ever sends without a pause
 RATED_BYTES = 64 << 20  # for a rate: many times both ends' socket buffers, whose bytes are sent but not delivered
 
 
@@ -31,12 +30,6 @@ class TransferResult:
     @property
     def payload_bytes(self) -> int:
         return sum(span.nbytes for span in self.spans)
-
-    @property
-    def fell_behind(self) -> bool:
-        """Whether nearly all of it was sent without waiting for KV: the computation was ahead, and may have been
-        slowed by the link."""
-        return sum(span.nbytes for span in self.spans[self.backlog :]) > BEHIND_SHARE * self.payload_bytes
 
     @property
     def link_bytes_s(self) -> float | None:

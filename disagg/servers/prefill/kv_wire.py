@@ -1,8 +1,8 @@
 """The form in which a prompt's KV is sent to a decode host: what hosts.toml sets, or for "auto" the faster one.
 
 Quantised KV is not exact, so "auto" chooses it only if measured transfers show that requests wait for the link: sending
-the prompt's KV as-is would take longer than computing it. The compute rate is measured only while the link keeps up,
-because a slow link delays the computation too; a link that always falls behind is reason enough without it.
+the prompt's KV as-is would take longer than computing it. The link does not slow the computation down, so that the rate
+of the one says nothing about the other.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measured rates of this host's computation and of one link; None if not measured yet.
-    behind: the latest transfer over this link fell behind the computation."""
+    """Measured rates of this host's computation and of one link; None if not measured yet."""
 
     tokens_s: float | None = None
     link_bytes_s: float | None = None
-    behind: bool = False
 
 
 def choose(wanted: KVWire, layout: Layout, tokens: int, rates: Rates) -> WireForm:
@@ -43,10 +41,8 @@ def choose(wanted: KVWire, layout: Layout, tokens: int, rates: Rates) -> WireFor
         return AS_IS
     if wanted == "int8":
         return INT8
-    if rates.link_bytes_s is None:
+    if rates.link_bytes_s is None or rates.tokens_s is None:
         return AS_IS
-    if rates.tokens_s is None:
-        return INT8 if rates.behind else AS_IS
     return INT8 if nbytes / rates.link_bytes_s > MARGIN * tokens / rates.tokens_s else AS_IS
 
 
@@ -62,14 +58,11 @@ class MeasuredRates:
     def __init__(self) -> None:
         self._tokens_s: float | None = None
         self._links: dict[Address, deque[_Measurement]] = {}
-        self._behind: dict[Address, bool] = {}
 
     def add(self, to: Address, timing: PrefillTiming, result: TransferResult) -> None:
         """Record a transfer that was acknowledged."""
         if timing.tokens >= RATED_TOKENS and timing.compute_s > 0:
-            self._behind[to] = result.fell_behind
-            if not result.fell_behind:
-                self._tokens_s = timing.tokens / timing.compute_s
+            self._tokens_s = timing.tokens / timing.compute_s
         if (rate := result.link_bytes_s) is not None:
             self._links.setdefault(to, deque(maxlen=MAX_TRANSFERS)).append(_Measurement(rate, result.acknowledged))
 
@@ -77,7 +70,7 @@ class MeasuredRates:
         """The rates at `now` (time.monotonic()): the best of the link's recent transfers."""
         since = (time.monotonic() if now is None else now) - FRESH_S
         fresh = [one.bytes_s for one in self._links.get(to, ()) if one.ended > since]
-        return Rates(self._tokens_s, max(fresh) if len(fresh) >= MIN_TRANSFERS else None, self._behind.get(to, False))
+        return Rates(self._tokens_s, max(fresh) if len(fresh) >= MIN_TRANSFERS else None)
 
     def links(self, now: float | None = None) -> dict[str, float]:
         """The rate of each link that is known at `now`, by "address:port"."""

@@ -186,13 +186,7 @@ class PrefillService(Service[PrefillEngine]):
         rates = self._rates.rates((to.host, to.port))
         wire = choose(wanted, self.engine.info.layout, tokens, rates)
         if wanted == "auto":
-            logs.info(
-                "kv_wire",
-                chosen=wire,
-                tokens_per_s=rates.tokens_s,
-                link_bytes_per_s=rates.link_bytes_s,
-                link_fell_behind=rates.behind,
-            )
+            logs.info("kv_wire", chosen=wire, tokens_per_s=rates.tokens_s, link_bytes_per_s=rates.link_bytes_s)
         return wire
 
     def _require_decode_host(self, to: KVAddress) -> None:
