@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import httpx
+import openai
 import pytest
 
-from disagg.errors import PortInUse
+from disagg.errors import PortInUse, ServerUnavailable
 from disagg.gateway import protocol, serve
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
@@ -84,6 +85,26 @@ async def test_a_gateway_that_cannot_wait_any_longer_ends_answers_with_an_error(
         await asyncio.wait_for(gateway.task, 5)
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "gateway_stopped"
     assert client.streams[0].closed
+
+
+async def test_the_official_client_does_not_repeat_what_was_already_retried_here() -> None:
+    client = FakeClient(ServerUnavailable("none up"))
+    async with running(client) as gateway, openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="unused") as sdk:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await sdk.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}])
+    assert (caught.value.status_code, caught.value.code) == (503, "no_host_available")
+    assert len(client.asked) == 1
+
+
+async def test_the_official_client_raises_an_error_at_the_end_of_a_cut_stream() -> None:
+    client = FakeClient("one ", ServerUnavailable("Decode server unavailable"))
+    async with running(client) as gateway, openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="unused") as sdk:
+        stream = await sdk.completions.create(model="m", prompt="x", stream=True)
+        texts = []
+        with pytest.raises(openai.APIError, match="Decode server unavailable"):
+            async for chunk in stream:
+                texts.append(chunk.choices[0].text)
+    assert texts == ["one "]
 
 
 def test_a_port_that_is_in_use_is_named() -> None:
