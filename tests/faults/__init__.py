@@ -4,4 +4,14 @@ flow     pure: where in a stream of bytes a fault strikes, and what it does ther
 proxy    a TCP proxy that applies faults to the connections through it
 process  faults of a server's process: killed, frozen, without memory, disk or descriptors
 fleet    two prefill and two decode servers of one model with a proxy before every port
+cells    the fault matrix as data
+matrix   runs its cells; report writes docs/faults.md
+chaos    many requests while hosts are killed and frozen
+soak     many short requests: does memory grow?
+turns    a conversation: what does each turn ship?
+mixed    short requests beside a long one
+fuzz     random bytes to the KV receiver
+bodies   random bodies of HTTP requests
+
+`python -m tests.faults` runs the long ones; `make test` runs cells that stand for the matrix.
 """

@@ -5,6 +5,7 @@
     python -m tests.faults soak [--requests 20000] ...
     python -m tests.faults turns [--architecture gpt_oss] ...
     python -m tests.faults mixed
+    python -m tests.faults fuzz [--minutes 10]
 
 Each starts its own servers on free ports of this machine and prints what it measured. Linux only.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests import tiny_models
-from tests.faults import chaos, mixed, soak, turns
+from tests.faults import chaos, fuzz, mixed, soak, turns
 from tests.faults import fleet as fleets
 from tests.faults.cells import cells
 from tests.faults.fleet import FaultFleet
@@ -47,6 +48,9 @@ def main() -> None:
         run.set_defaults(run=_RUNS[name])
         if name == "turns":
             run.add_argument("--architecture", default="qwen3", help="of tests.tiny_models, e.g. gpt_oss")
+    random_bytes = runs.add_parser("fuzz", help="random bytes to the KV receiver")
+    random_bytes.add_argument("--minutes", type=float, default=10.0)
+    random_bytes.set_defaults(run=lambda args: fuzz.run(args.minutes))
     args = options.parse_args()
     sys.exit(args.run(args))
 

@@ -195,7 +195,7 @@ class _Connection:
 
     def _forward(self, direction: Direction, data: bytes) -> None:
         flow, injection, target = self._flow, self._injection, self._ends[direction][1]
-        if flow is None or injection is None or flow.fault.direction != direction or injection.spent != flow.struck:
+        if flow is None or injection is None or flow.fault.direction != direction:
             target.sendall(data)
             return
         struck = flow.struck

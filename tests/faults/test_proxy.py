@@ -109,11 +109,15 @@ def test_a_corrupted_request_reaches_the_server_with_one_byte_changed(proxy: Pro
 def test_a_slow_answer_takes_its_time(proxy: Proxy) -> None:
     proxy.inject(Injection(Fault("slow", rate=1000.0)))
     began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", proxy.port), WAIT_S) as connection:
-        connection.sendall(b"x" * 200)
-        connection.shutdown(socket.SHUT_WR)
-        assert b"".join(iter(lambda: connection.recv(1000), b"")) == b"x" * 200
+    assert exchange(proxy, b"x" * 200) == b"x" * 200
     assert time.monotonic() - began > 0.1
+
+
+def test_a_slow_flow_stays_slow_while_other_connections_are_struck(proxy: Proxy) -> None:
+    proxy.inject(Injection(Fault("slow", rate=20_000.0, times=1000)))
+    began = time.monotonic()
+    assert exchange(proxy, b"x" * 10_000) == b"x" * 10_000
+    assert time.monotonic() - began > 0.3
 
 
 def test_a_fault_of_a_path_strikes_only_after_that_request(proxy: Proxy) -> None:
