@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from contextlib import ExitStack
 
 from disagg.errors import Overloaded
-
-MAX_RETRY_AFTER_S = 30
-_WEIGHT = 0.8  # of all earlier turns in the mean length of a turn, when one more ends
 
 
 class Admission:
     """At most `running_limit` requests run and `queue_limit` more wait, first come first served.
 
-    A request first takes a place, then waits for its turn. Closing its `cleanup` stack releases both. turn_s: mean
-    length of the latest turns, in seconds.
+    A request first takes a place, then waits for its turn. Closing its `cleanup` stack releases both.
     """
 
     def __init__(self, running_limit: int, queue_limit: int) -> None:
@@ -26,12 +20,6 @@ class Admission:
         self._limit = running_limit + queue_limit
         self._admitted = 0
         self.running = 0
-        self.turn_s = 0.0
-
-    @property
-    def retry_after_s(self) -> int:
-        """Seconds in which those who wait now will have begun, by the mean turn: from 1 to MAX_RETRY_AFTER_S."""
-        return min(max(1, math.ceil(self.turn_s * self.queued / self.running_limit)), MAX_RETRY_AFTER_S)
 
     @property
     def queued(self) -> int:
@@ -41,12 +29,10 @@ class Admission:
     def take_place(self, cleanup: ExitStack) -> None:
         """Take a place until `cleanup` is closed. Raises Overloaded if there is none."""
         if self._admitted >= self._limit:
-            full = Overloaded(
+            raise Overloaded(
                 f"the server's queue is full ({self.running} running, {self.queued} waiting)",
                 "try again in a moment, or add a host for this model",
             )
-            full.retry_after_s = self.retry_after_s
-            raise full
         self._admitted += 1
         cleanup.callback(self._release_place)
 
@@ -54,13 +40,11 @@ class Admission:
         """Wait for a turn, and hold it until `cleanup` is closed."""
         await self._turns.acquire()
         self.running += 1
-        cleanup.callback(self._release_turn, time.monotonic())
+        cleanup.callback(self._release_turn)
 
     def _release_place(self) -> None:
         self._admitted -= 1
 
-    def _release_turn(self, began: float) -> None:
-        length = time.monotonic() - began
-        self.turn_s = self.turn_s * _WEIGHT + length * (1 - _WEIGHT) if self.turn_s else length
+    def _release_turn(self) -> None:
         self.running -= 1
         self._turns.release()

@@ -60,31 +60,3 @@ async def test_a_cancelled_wait_releases_its_place_and_takes_no_turn() -> None:
     with ExitStack() as stack:
         await admit(admission, stack)
         assert admission.running == 1
-
-
-@pytest.mark.parametrize(
-    ("turn_s", "running_limit", "waiting", "seconds"),
-    [(0.0, 1, 3, 1), (0.1, 4, 3, 1), (4.0, 1, 3, 12), (4.0, 4, 3, 3), (600.0, 1, 3, 30)],
-)
-async def test_a_refusal_says_when_those_who_wait_will_have_begun(
-    turn_s: float, running_limit: int, waiting: int, seconds: int
-) -> None:
-    admission = Admission(running_limit, waiting)
-    with ExitStack() as stack:
-        for _ in range(running_limit):
-            await admit(admission, stack)
-        for _ in range(waiting):
-            admission.take_place(stack)
-        admission.turn_s = turn_s
-        with pytest.raises(Overloaded) as refused:
-            admission.take_place(stack)
-        assert refused.value.retry_after_s == seconds
-
-
-async def test_the_mean_turn_follows_the_latest_turns() -> None:
-    admission = Admission(1, 0)
-    admission.turn_s = 10.0
-    for _ in range(20):
-        with ExitStack() as stack:
-            await admission.take_turn(stack)
-    assert admission.turn_s < 0.2

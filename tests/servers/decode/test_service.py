@@ -15,7 +15,7 @@ from disagg.api.events import DoneEvent, Event, LocalEvent, SlotEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillOffer, PromptBody
 from disagg.api.sampling import Sampling
 from disagg.config import load
-from disagg.errors import DeadlineExceeded, KVMemoryExceeded, Overloaded, PeerLost
+from disagg.errors import DeadlineExceeded, KVMemoryExceeded, PeerLost
 from disagg.servers.decode import slots
 from disagg.servers.decode.service import DecodeService
 from disagg.servers.run import make_service
@@ -212,19 +212,3 @@ async def test_held_kv_is_let_go_while_its_request_waits_for_room(
         assert (made[0].released, made[1].released) == (False, True)
     assert of_type((await waiting)[-1], DoneEvent).held_tokens == 25
     assert [one.released for one in made] == [True, True, True]
-
-
-async def test_a_full_queue_says_when_to_try_again(service: DecodeService) -> None:
-    waiting = [ask(service, DECODE) for _ in range(3)]
-    for events in waiting:
-        await anext(events)
-    last = asyncio.ensure_future(answered(service, DECODE))
-    await asyncio.sleep(0.05)
-    with pytest.raises(Overloaded) as refused:
-        await answered(service, DECODE)
-    assert 1 <= refused.value.retry_after_s <= 30
-    last.cancel()
-    for events in waiting:
-        await events.aclose()
-    await asyncio.wait((last,))
-    await idle(service)
