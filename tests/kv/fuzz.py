@@ -1,0 +1,216 @@
+"""The receiver fed with any bytes, without sockets and threads, and what must hold whatever they are.
+
+    python -m tests.kv.fuzz SECONDS
+
+runs a coverage-guided fuzzer (atheris, in the extra `fuzz`) on it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy
+
+from disagg.errors import (
+    DisaggError,
+    FingerprintMismatch,
+    IntegrityError,
+    LayoutMismatch,
+    PeerLost,
+    ProtocolError,
+    TicketRefused,
+)
+from disagg.kv import frames
+from disagg.kv.channel import Channel
+from disagg.kv.limits import ReceiveLimits
+from disagg.kv.preamble import OPENING, PREAMBLE, check_opening, decode_preamble
+from disagg.kv.receive.part import receive_part
+from disagg.kv.received import Placement, ReceivedKV
+from disagg.kv.tickets import KVOutcome, Slot, Tickets
+from tests.kv.kv_parts import PATIENCE_S, Cache, Parts, expected, header_for, mixed_layout, parts_of, stream
+
+CACHE = Cache.random(mixed_layout(), 12, 3)
+SPARE = 2.0  # an arena may be a little larger than requested
+LIMITS = ReceiveLimits()
+# What a sender may be told: anything else is a defect.
+STATED = (ProtocolError, IntegrityError, PeerLost, TicketRefused, LayoutMismatch, FingerprintMismatch)
+
+
+class MemoryChannel(Channel):
+    """A connection whose bytes are all there: reading past them is the peer's disconnecting."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.peer = "the fuzzer"
+        self.deadline = 0.0
+        self.idle_s = 0.0
+        self.replies = b""
+        self._raw = memoryview(raw)
+
+    def read_into(self, views: Sequence[memoryview], on_piece: Callable[[memoryview], object] | None = None) -> None:
+        for view in views:
+            if len(view) > len(self._raw):
+                raise PeerLost(f"{self.peer} closed the connection before the transfer was complete")
+            view[:] = self._raw[: len(view)]
+            self._raw = self._raw[len(view) :]
+            if on_piece is not None:
+                on_piece(view)
+
+    def write(
+        self,
+        views: Sequence[memoryview],
+        on_piece: Callable[[memoryview], object] | None = None,
+        *,
+        stop_on_reply: bool = False,
+    ) -> bool:
+        self.replies += b"".join(views)
+        return True
+
+    def abort(self) -> None:
+        pass
+
+    def close_gently(self, linger_s: float) -> None:
+        pass
+
+
+@dataclass
+class Host:
+    """The receiver's side of one ticket. allocated: the size of each allocation."""
+
+    cache: Cache = CACHE
+    allocated: list[int] = field(default_factory=list)
+    outcomes: list[KVOutcome] = field(default_factory=list)
+    tickets: Tickets = field(init=False)
+    slot: Slot = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tickets = Tickets(max_kv_bytes=1 << 20, allocate=self._allocate)
+        deadline = time.monotonic() + PATIENCE_S
+        self.slot = self.tickets.issue(expected(self.cache), self.outcomes.append, deadline=deadline)
+
+    def _allocate(self, nbytes: int) -> object:
+        self.allocated.append(nbytes)
+        return numpy.zeros(nbytes, numpy.uint8)
+
+    def receive(self, raw: bytes) -> DisaggError | None:
+        """One connection. Returns the error that refused it before it had a slot."""
+        channel = MemoryChannel(raw)
+        try:
+            check_opening(bytes(raw[: OPENING.size]).ljust(OPENING.size, b"\0"))
+            preamble = decode_preamble(channel.read(PREAMBLE.size))
+            slot = self.tickets.claim(preamble.ticket_digest, channel.abort)
+        except DisaggError as error:
+            return error
+        receive_part(channel, slot, preamble.header_bytes, self.tickets, LIMITS)
+        return None
+
+    def require_sound(self) -> None:
+        """After any number of connections: at most one outcome, the exact bytes or a stated error, and nothing held."""
+        needed = Placement.of(self.cache.layout, self.cache.tokens, self.cache.start, self.cache.wire).nbytes
+        assert sum(self.allocated) <= max(1, SPARE * needed)
+        assert len(self.outcomes) <= 1
+        for outcome in self.outcomes:
+            if isinstance(outcome, ReceivedKV):
+                outcome.release()
+            else:
+                assert type(outcome) in STATED, repr(outcome)
+        self.tickets.revoke_all()
+        assert self.tickets.held_bytes == 0 and self.tickets.outstanding == 0
+
+
+def fuzz_one(data: bytes) -> None:
+    """The first byte chooses what the rest is: a stream, what follows a valid preamble, or what follows a valid header;
+    with a true end frame, so that the digest does not hide what comes before it."""
+    host = Host()
+    kind, rest = (data[0] % 4, data[1:]) if data else (0, b"")
+    header = frames.encode_header(header_for(host.slot))
+    if kind == 0:
+        error = host.receive(rest)
+        assert error is None or type(error) in STATED, repr(error)
+    elif kind == 1:
+        host.receive(header[: PREAMBLE.size - 4] + len(rest).to_bytes(4, "little") + rest)
+    elif kind == 2:
+        host.receive(header + rest)
+    else:
+        digest = frames.new_digest()
+        digest.update(rest)
+        host.receive(header + rest + frames.encode_end(frames.Totals(_count(rest), _payload(rest), digest.digest())))
+    host.require_sound()
+
+
+def seeds() -> list[bytes]:
+    """Inputs to begin with: whole transfers in several chunkings."""
+    host = Host()
+    header = header_for(host.slot)
+    size = len(frames.encode_header(header))
+    inputs = []
+    for chunk in (1, 4, 12):
+        raw = stream(header, parts_of(CACHE, chunk))
+        inputs += [b"\0" + raw, b"\1" + raw[PREAMBLE.size :], b"\2" + raw[size:]]
+        inputs.append(b"\3" + raw[size : -frames.FRAME.size - frames.TOTALS.size])
+    return inputs
+
+
+def shuffled(parts: Parts, chance: random.Random) -> Parts:
+    """Some frames swapped, repeated, left out, or with a changed head."""
+    some = list(parts)
+    for _ in range(chance.randint(1, 3)):
+        i, j = chance.randrange(len(some)), chance.randrange(len(some))
+        match chance.randrange(4):
+            case 0:
+                some[i], some[j] = some[j], some[i]
+            case 1:
+                some.insert(i, some[j])
+            case 2 if len(some) > 1:
+                some.pop(i)
+            case _:
+                frame, payload = some[i]
+                name = chance.choice(["layer", "tensor", "start", "end", "length"])
+                some[i] = (frame._replace(**{name: chance.choice([0, 1, getattr(frame, name) + 1, 60_000])}), payload)
+    return some
+
+
+def _heads(raw: bytes) -> list[int]:
+    """The payload lengths of the frames in `raw`, as far as they can be read."""
+    lengths, at = [], 0
+    while at + frames.FRAME.size <= len(raw):
+        *_, length = frames.FRAME.unpack_from(raw, at)
+        if raw[at : at + frames.FRAME.size] != frames.IDLE_FRAME:
+            lengths.append(length)
+        at += frames.FRAME.size + length
+    return lengths
+
+
+def _count(raw: bytes) -> int:
+    return len(_heads(raw))
+
+
+def _payload(raw: bytes) -> int:
+    return sum(_heads(raw)) % (1 << 64)
+
+
+def main(seconds: int) -> None:
+    """Run atheris for so long; it exits with a traceback and the input at the first failure."""
+    import logging
+    import tempfile
+    from pathlib import Path
+
+    import atheris
+
+    logging.disable()  # a line per input
+    atheris.instrument_all()
+    with tempfile.TemporaryDirectory() as corpus:
+        for i, seed in enumerate(seeds()):
+            (Path(corpus) / f"seed-{i}").write_bytes(seed)
+        atheris.Setup(
+            [sys.argv[0], f"-max_total_time={seconds}", "-max_len=16384", "-rss_limit_mb=2048", "-timeout=10", corpus],
+            fuzz_one,
+        )
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,214 @@
+"""Whatever a peer sends, the exact bytes arrive or a stated error; no hang, no allocation over the bound."""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from disagg.api.names import AS_IS, INT8, WireForm
+from disagg.errors import DisaggError, ProtocolError
+from disagg.kv import frames
+from disagg.kv.frames import Header
+from disagg.kv.layout import LayerLayout, Layout, StateTensor
+from disagg.kv.parts import MAX_HEADS, WHOLE, Part
+from disagg.kv.preamble import OPENING, PREAMBLE, check_opening, decode_preamble
+from disagg.kv.received import ReceivedKV
+from tests.kv.fuzz import CACHE, STATED, Host, fuzz_one, seeds, shuffled
+from tests.kv.kv_parts import FINGERPRINT, Cache, header_for, parts_of, stream
+
+hypothesis = pytest.importorskip("hypothesis", reason="the extra `dev` installs it")
+st = hypothesis.strategies
+
+LAYERS = st.one_of(
+    st.builds(
+        LayerLayout,
+        st.just("full"),
+        kv_heads=st.integers(1, 5),
+        key_dim=st.sampled_from([1, 6, 64, 128]),
+        value_dim=st.sampled_from([0, 3, 64]),
+    ),
+    st.builds(
+        LayerLayout,
+        st.just("sliding"),
+        kv_heads=st.integers(1, 3),
+        key_dim=st.sampled_from([4, 64]),
+        value_dim=st.sampled_from([4, 64]),
+        window=st.integers(1, 12),
+    ),
+    st.builds(
+        lambda sizes: LayerLayout("state", states=tuple(StateTensor((size,)) for size in sizes)),
+        st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    ),
+)
+LAYOUTS = st.builds(
+    lambda layers, dtype: Layout(tuple(layers), dtype),
+    st.lists(LAYERS, min_size=1, max_size=5),
+    st.sampled_from(["float32", "float16", "bfloat16"]),
+)
+SEEDS = st.integers(0, 1 << 32)
+
+
+def check(holds: Callable[..., None], *strategies: Any, examples: int = 150) -> None:
+    """The property holds for random values of these strategies; a failure is printed as its smallest example."""
+    settings = hypothesis.settings(max_examples=examples, deadline=None, database=None, print_blob=True)
+    settings(hypothesis.given(*strategies)(holds))()
+
+
+def split(layout: Layout, chance: random.Random) -> list[Part]:
+    """Random parts that are the layout exactly once: groups of layers, each cut between some heads."""
+    groups: dict[int, list[int]] = {}
+    for layer in range(len(layout.layers)):
+        groups.setdefault(chance.randrange(3), []).append(layer)
+    parts = []
+    for layers in groups.values():
+        cuts = sorted({0, MAX_HEADS, *(chance.randrange(1, 5) for _ in range(chance.randrange(3)))})
+        parts += [Part(tuple(layers), heads, states=heads[0] == 0) for heads in pairwise(cuts)]
+    chance.shuffle(parts)
+    return parts if chance.random() < 0.8 else [WHOLE]
+
+
+def test_random_parts_from_random_starts_arrive_as_the_exact_bytes() -> None:
+    def holds(layout: Layout, tokens: int, start: int, wire: WireForm, seed: int) -> None:
+        chance = random.Random(seed)
+        cache = Cache.random(layout, tokens, min(start, tokens), seed, wire)
+        host = Host(cache)
+        parts = split(layout, chance)
+        for part in parts:
+            header = header_for(host.slot, part=part, parts=len(parts))
+            assert host.receive(stream(header, parts_of(cache, chance.randint(1, 9), part))) is None
+        (kv,) = host.outcomes
+        assert isinstance(kv, ReceivedKV) and cache.matches(kv)
+        host.require_sound()
+
+    check(holds, LAYOUTS, st.integers(0, 20), st.integers(0, 20), st.sampled_from([AS_IS, INT8]), SEEDS, examples=80)
+
+
+def test_parts_that_are_left_out_or_doubled_never_complete_a_transfer() -> None:
+    def holds(layout: Layout, seed: int) -> None:
+        chance = random.Random(seed)
+        cache = Cache.random(layout, 9, 2, seed)
+        host = Host(cache)
+        parts = split(layout, chance)
+        carries = [part for part in parts if parts_of(cache, 4, part)]
+        if chance.random() < 0.5:
+            parts.remove(chance.choice(carries))
+        else:
+            parts.append(chance.choice(carries))
+        for part in parts:
+            host.receive(stream(header_for(host.slot, part=part, parts=max(1, len(parts))), parts_of(cache, 4, part)))
+        assert not any(isinstance(outcome, ReceivedKV) for outcome in host.outcomes)
+        host.require_sound()
+
+    check(holds, LAYOUTS, SEEDS)
+
+
+def test_reordered_doubled_missing_and_changed_frames_arrive_exactly_or_are_refused() -> None:
+    def holds(seed: int) -> None:
+        chance = random.Random(seed)
+        host = Host()
+        changed = shuffled(parts_of(CACHE, chance.choice([1, 4, 12])), chance)
+        raw = stream(header_for(host.slot), changed)
+        host.receive(raw[: len(raw) if chance.random() < 0.7 else chance.randrange(len(raw))])
+        for outcome in host.outcomes:
+            if isinstance(outcome, ReceivedKV):
+                assert CACHE.matches(outcome)
+            else:
+                assert isinstance(outcome, STATED)
+        host.require_sound()
+
+    check(holds, SEEDS, examples=300)
+
+
+def test_damaged_streams_never_break_the_receiver() -> None:
+    valid = seeds()
+
+    def holds(index: int, edits: list[tuple[int, int]], cut: int) -> None:
+        data = bytearray(valid[index % len(valid)])
+        for at, value in edits:
+            data[at % len(data)] = value
+        fuzz_one(bytes(data[: len(data) - cut]))
+
+    edits = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=6)
+    check(holds, st.integers(0, 100), edits, st.sampled_from([0, 0, 1, 30, 500]), examples=300)
+
+
+def test_any_bytes_never_break_the_receiver() -> None:
+    check(fuzz_one, st.binary(max_size=400), examples=200)
+
+
+@pytest.mark.parametrize(
+    ("decode", "size"),
+    [
+        (check_opening, OPENING.size),
+        (decode_preamble, PREAMBLE.size),
+        (lambda raw: frames.decode_header(raw, "ticket"), None),
+        (frames.decode_frame, frames.FRAME.size),
+        (frames.decode_reply_length, frames.REPLY_LENGTH.size),
+    ],
+)
+def test_any_bytes_are_a_value_or_a_protocol_error(decode: Callable[[bytes], object], size: int | None) -> None:
+    def holds(raw: bytes) -> None:
+        try:
+            decode(raw)
+        except ProtocolError as error:
+            assert len(str(error)) < 500
+
+    check(holds, st.binary(max_size=300) if size is None else st.binary(min_size=size, max_size=size))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = ["request_id", "tokens", "start", "wire", "part", "parts", "token_hash", "fingerprint", "layout"]
+PATHS = [(name,) for name in FIELDS] + [
+    ("part", "layers"),
+    ("part", "heads"),
+    ("part", "states"),
+    ("layout", "dtype"),
+    ("layout", "layers"),
+    ("fingerprint", "rope"),
+]
+
+
+def test_a_header_with_any_json_in_any_field_is_a_value_or_a_protocol_error() -> None:
+    import json
+
+    valid = frames.encode_header(Header("ticket", "r1", FINGERPRINT, CACHE.layout, "00" * 32, 12, 3))[PREAMBLE.size :]
+
+    def holds(path: tuple[str, ...], value: object) -> None:
+        body = json.loads(valid)
+        inner = body
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = value
+        try:
+            header = frames.decode_header(json.dumps(body).encode(), "ticket")
+        except ProtocolError as error:
+            assert len(str(error)) < 500
+            return
+        host = Host()
+        try:
+            host.slot.expected.require(header)
+            host.slot.incoming.join(header)
+            host.slot.incoming.leave()
+        except DisaggError as error:
+            assert isinstance(error, STATED) and len(str(error)) < 1000
+        host.require_sound()
+
+    check(holds, st.sampled_from(PATHS), JSON, examples=200)
+
+
+def test_any_header_survives_the_wire() -> None:
+    def holds(layout: Layout, tokens: int, start: int, wire: WireForm, seed: int) -> None:
+        part = random.Random(seed).choice(split(layout, random.Random(seed)))
+        header = Header("t", "r", FINGERPRINT, layout, "x", tokens, min(start, tokens), wire, part, 1 + seed % 64)
+        raw = frames.encode_header(header)
+        assert decode_preamble(raw[: PREAMBLE.size]).header_bytes == len(raw) - PREAMBLE.size
+        assert frames.decode_header(raw[PREAMBLE.size :], "t") == header
+
+    tokens = st.integers(0, frames.MAX_TOKENS)
+    check(holds, LAYOUTS, tokens, tokens, st.sampled_from([AS_IS, INT8]), SEEDS)
