@@ -42,6 +42,7 @@ def serve(fleet: Fleet, address: str, port: int, ready: Callable[[str], None]) -
 
 async def _serve(fleet: Fleet, access: Access, listener: socket.socket, ready: Callable[[str], None]) -> None:
     async with AsyncClient(fleet) as client:
+        await client.connect()  # so that no request's time includes it
         server = Server(build(client, access))
         host, port = listener.getsockname()[:2]
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
