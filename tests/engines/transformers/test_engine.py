@@ -127,6 +127,38 @@ def test_a_layer_leaves_before_the_next_is_computed(gpt_oss: TransformersPrefill
     assert events == one_chunk * 2
 
 
+def test_the_engine_beats_with_each_layer_of_each_chunk_and_each_token(gpt_oss: TransformersPrefillEngine) -> None:
+    beats: list[None] = []
+    gpt_oss.on_beat = lambda: beats.append(None)
+    try:
+        gpt_oss.prefill(prompt(50), lambda block: None, chunk_tokens=25)
+        assert len(beats) == 4 * 2
+        for _ in gpt_oss.generate(prompt(26), Sampling(max_tokens=3)):
+            pass
+        assert len(beats) == 4 * 2 + 4 * (1 + 3)
+    finally:
+        del gpt_oss.on_beat
+
+
+def test_several_prompts_are_computed_by_turns_as_if_each_were_alone(gpt_oss: TransformersPrefillEngine) -> None:
+    prompts = [prompt(W + 90), prompt(40, seed=2), prompt(W + 37, seed=3)]
+    alone: list[list[Any]] = [[], [], []]
+    for tokens, blocks in zip(prompts, alone, strict=True):
+        gpt_oss.prefill(tokens, blocks.append)
+    by_turns: list[list[Any]] = [[], [], []]
+    runs = [gpt_oss.start(tokens, blocks.append) for tokens, blocks in zip(prompts, by_turns, strict=True)]
+    answer: list[int] = []
+    talking = gpt_oss.start_answer(prompt(30, seed=4), Sampling(max_tokens=6), lambda token: answer.append(token.id))
+    while not all(run.done for run in (*runs, talking)):
+        for run in (*runs, talking):
+            if not run.done:
+                run.step()
+    assert answer == [token.id for token in gpt_oss.generate(prompt(30, seed=4), Sampling(max_tokens=6))]
+    for tokens, ours, theirs in zip(prompts, by_turns, alone, strict=True):
+        for got, want in zip(*(collected(gpt_oss, blocks, len(tokens)) for blocks in (ours, theirs)), strict=True):
+            assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+
+
 def test_views_stay_unchanged_until_the_last_chunk(gpt_oss: TransformersPrefillEngine) -> None:
     seen: list[tuple[Block, list[bytes]]] = []
 
