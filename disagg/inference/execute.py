@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -51,21 +50,16 @@ class Driver:
         await self.http.aclose()
 
 
-def _ignore(ranking: Ranking) -> None:
-    """Do not look at the ranking."""
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request to run. called: time.monotonic() when the caller asked for the answer. start: a random number for the
-    choice among equal hosts. ranked: called with the first ranking."""
+    choice among equal hosts."""
 
     candidates: Candidates
     body: GenerateBody
     called: float
     policy: RetryPolicy = DEFAULT_POLICY
     start: int = field(default_factory=lambda: random.getrandbits(32))
-    ranked: Callable[[Ranking], None] = _ignore
 
 
 def ranking(view: FleetView, request: Request, prompt: Prompt) -> Ranking:
@@ -113,7 +107,6 @@ class _Run:
 
     async def to_end(self) -> Completion:
         """Look at the fleet and perform the attempts that this gives, until one completes the answer."""
-        self.request.ranked(ranking(self.driver.view, self.request, self.prompt))
         while True:
             failures: list[Failure] = []
             ranked = ranking(self.driver.view, self.request, self.prompt)

@@ -153,3 +153,13 @@ async def test_leases_of_requests_that_run_for_long_are_extended_on_their_hosts(
                     await asyncio.sleep(0.01)
         await heartbeat.stop()
     assert set(asked) == {(1, b'{"request_ids":["long"]}'), (2, b'{"request_ids":["long"]}')}
+
+
+async def test_a_request_that_has_just_begun_needs_no_heartbeat() -> None:
+    async with httpx.AsyncClient() as http:
+        heartbeat = Heartbeat(http, lease_s=400.0)
+        with heartbeat.lease(D, "r"):
+            now = time.monotonic()
+            assert heartbeat.due(now) == {} and heartbeat.due(now + 100) == {"d": ["r"]}
+        assert heartbeat.due(now + 100) == {}
+        await heartbeat.stop()
