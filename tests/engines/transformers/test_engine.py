@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from disagg.api.sampling import Sampling
 from disagg.config import DType, EngineOptions
-from disagg.engines.base import PrefillEngine
+from disagg.engines.base import PrefillEngine, PrefillRun
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import Cancelled, PeerLost, PreflightRefused
 from disagg.kv.blocks import Block, KVBlock
@@ -146,14 +146,17 @@ def test_several_prompts_are_computed_by_turns_as_if_each_were_alone(gpt_oss: Tr
     for tokens, blocks in zip(prompts, alone, strict=True):
         gpt_oss.prefill(tokens, blocks.append)
     by_turns: list[list[Any]] = [[], [], []]
-    runs = [gpt_oss.start(tokens, blocks.append) for tokens, blocks in zip(prompts, by_turns, strict=True)]
+    runs: list[PrefillRun] = [
+        gpt_oss.start(tokens, blocks.append) for tokens, blocks in zip(prompts, by_turns, strict=True)
+    ]
     answer: list[int] = []
-    talking = gpt_oss.start_answer(prompt(30, seed=4), Sampling(max_tokens=6), lambda token: answer.append(token.id))
-    while not all(run.done for run in (*runs, talking)):
-        for run in (*runs, talking):
+    sampling = Sampling(max_tokens=6)
+    runs.append(gpt_oss.start_answer(prompt(30, seed=4), sampling, lambda token: answer.append(token.id)))
+    while not all(run.done for run in runs):
+        for run in runs:
             if not run.done:
                 run.step()
-    assert answer == [token.id for token in gpt_oss.generate(prompt(30, seed=4), Sampling(max_tokens=6))]
+    assert answer == [token.id for token in gpt_oss.generate(prompt(30, seed=4), sampling)]
     for tokens, ours, theirs in zip(prompts, by_turns, alone, strict=True):
         for got, want in zip(*(collected(gpt_oss, blocks, len(tokens)) for blocks in (ours, theirs)), strict=True):
             assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
