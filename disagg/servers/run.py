@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import socket
@@ -25,11 +26,13 @@ from disagg.servers.health.watchdog import Watchdog, promise
 from disagg.servers.http.accept import accept
 from disagg.servers.http.app import build
 from disagg.servers.http.protocol import KEEP_ALIVE_S, BoundedProtocol, free_descriptor
+from disagg.servers.http.sse import unfinished
 from disagg.servers.service import AnyService
 from disagg.token import fleet_token
 
 DRAIN_S = 20  # for running requests to finish
 LAST_BYTES_S = 2  # for their last bytes to leave
+CLOSE_S = 5  # for the engine to end; together less than the 30 s that service managers wait
 BACKLOG = 512
 SWITCH_S = 0.0005  # else an engine's Python code delays the event loop and the KV threads by 5 ms at a time
 
@@ -119,13 +122,24 @@ async def _serve(service: AnyService, token: str, listener: socket.socket) -> No
         loaded = loading.done()
         loading.cancel()
         await asyncio.wait((loading,))
-        await service.close()
+        closed = await _close(service)
     logs.info("stopped", host=service.host.name)
-    if not loaded:
-        # The loading thread runs native code that cannot be interrupted; it holds nothing that outlives the process.
+    if not loaded or not closed or unfinished():
+        # A thread runs native code that cannot be interrupted; it holds nothing that outlives the process.
         sys.stderr.flush()
         os._exit(0)
     loading.result()
+
+
+async def _close(service: AnyService) -> bool:
+    """Close the service. False if it takes longer than CLOSE_S, e.g. because the engine is stuck."""
+    closing = asyncio.ensure_future(service.close())
+    await asyncio.wait((closing,), timeout=CLOSE_S)
+    if not closing.done():
+        logs.event(logging.WARNING, "engine_does_not_close", seconds=CLOSE_S)
+        return False
+    closing.result()
+    return True
 
 
 async def _load(service: AnyService, server: uvicorn.Server) -> None:

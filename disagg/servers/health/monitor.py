@@ -112,5 +112,5 @@ class Problems:
         before, self._ticks = self._ticks, self._monitor.ticks
         service = self._service
         if service.state != "loading" and before == self._ticks:
-            return Problem(f"the event loop of {service.host.name} has not run")
+            return Problem(f"the event loop of {service.host.name} has not run", STUCK_S)
         return Problem(service.problem, DEAD_S if service.engine_health.dead else STUCK_S)

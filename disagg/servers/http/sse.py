@@ -137,6 +137,11 @@ async def _ended(task: asyncio.Task[None]) -> bool:
     return False
 
 
+def unfinished() -> int:
+    """How many requests were answered and still have not released what they hold."""
+    return len(_still_ending)
+
+
 def _forget(task: asyncio.Task[None]) -> None:
     _still_ending.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:

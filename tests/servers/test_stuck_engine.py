@@ -1,0 +1,160 @@
+"""An engine whose thread hangs inside a step: its callers, its health, and the end of its server. Simulated engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from disagg.servers.health import monitor, progress
+from disagg.servers.health.monitor import Monitor
+from disagg.servers.health.watchdog import EXIT_CODE
+from disagg.servers.http import sse
+from disagg.servers.http.app import build
+from disagg.servers.run import _Server, listen
+from disagg.servers.service import AnyService
+from disagg.token import TOKEN_FILE_VARIABLE
+from tests.servers.test_service import serving
+from tests.simulated import write_simulated
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 20.0
+TOKEN = "test-token-of-sixteen-or-more"
+LONG = {"model": "m", "tokens": [9] * 40, "sampling": {"max_tokens": 10_000, "ignore_eos": True}}
+
+
+@pytest.fixture(params=["m-prefill", "m-decode"])
+async def service(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[AnyService]:
+    """A service behind HTTP that notices in half a second what else takes ten."""
+    monkeypatch.setattr(monitor, "TICK_S", 0.05)
+    monkeypatch.setattr(progress, "STALLED_S", 0.5)
+    monkeypatch.setattr(sse, "CLEANUP_S", 0.2)
+    async with serving(tmp_path, request.param) as one:
+        server = _Server(one, build(one, TOKEN))
+        running = asyncio.ensure_future(server.serve([listen(one.host)]))
+        watching = asyncio.ensure_future(Monitor(one).run())
+        while not server.started:
+            await asyncio.sleep(0)
+        yield one
+        watching.cancel()
+        server.should_exit = True
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait((running, watching))
+
+
+def client(service: AnyService) -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    return httpx.AsyncClient(base_url=service.host.url, headers=headers, timeout=PATIENCE_S, trust_env=False)
+
+
+def hang_after_the_next_step(service: AnyService, goes_on: threading.Event) -> None:
+    """Block the engine's thread, inside a piece of its work, until `goes_on`."""
+    if service.role == "decode":
+        service.engine.on_beat = goes_on.wait
+        return
+    scheduler: Any = service._scheduler  # type: ignore[attr-defined]
+    advance = scheduler._advance
+
+    def hanging(job: object) -> None:
+        advance(job)
+        goes_on.wait()
+
+    scheduler._advance = hanging
+
+
+async def until(service: AnyService, status: str) -> None:
+    async with asyncio.timeout(PATIENCE_S), client(service) as caller:
+        while (await caller.get("/health")).json()["status"] != status:
+            await asyncio.sleep(0.05)
+
+
+async def test_callers_of_an_engine_that_hangs_in_a_step_get_an_error_and_it_may_come_back(service: AnyService) -> None:
+    goes_on = threading.Event()
+    try:
+        async with client(service) as caller, caller.stream("POST", "/generate", json=LONG) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == "event: tokens"
+            hang_after_the_next_step(service, goes_on)
+            began = time.monotonic()
+            rest = [line async for line in lines]
+        assert "event: error" in rest and "has made no progress" in "".join(rest)
+        assert time.monotonic() - began < PATIENCE_S / 2
+        await until(service, "stalled")
+        async with client(service) as caller:
+            refused = await caller.post("/generate", json=LONG)
+        assert refused.status_code == httpx.codes.BAD_GATEWAY and "no progress" in refused.text
+    finally:
+        goes_on.set()
+    service.progress.beat()
+    await until(service, "ok")
+    async with asyncio.timeout(PATIENCE_S):
+        while service.active or sse.unfinished():
+            await asyncio.sleep(0.02)
+    status = service.status()
+    assert (status.queue, status.running, status.kv_bytes, status.counters.failed) == (0, 0, 0, 1)
+
+
+async def test_a_lease_that_is_not_extended_ends_its_request_within_a_tick(service: AnyService) -> None:
+    async with client(service) as caller, caller.stream("POST", "/generate", json={**LONG, "lease_s": 0.3}) as answer:
+        rest = [line async for line in answer.aiter_lines()]
+    assert rest[-3] == "event: error" and json.loads(rest[-2].removeprefix("data: "))["code"] == "Cancelled"
+    async with asyncio.timeout(PATIENCE_S):
+        while service.active:
+            await asyncio.sleep(0.02)
+    assert service.status().counters.cancelled == 1
+
+
+PROGRAM = """
+import asyncio, sys, threading, time
+from disagg.servers import __main__
+from disagg.servers.decode import service as decode
+from disagg.servers.health import monitor, watchdog
+watchdog.TICK_S, monitor.DEAD_S, monitor.STUCK_S, monitor.TICK_S = 0.2, 0.5, 0.5, 0.05
+load = decode.DecodeService.load
+
+async def broken(self):
+    await load(self)
+    {breaks}
+
+decode.DecodeService.load = broken
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("breaks", "reason"),
+    [
+        ("type(self).engine_alive = False", "its thread has ended"),
+        ("self.engine_health.tested(TimeoutError(), time.monotonic() + 1e6)", "its self-test failed"),
+        ("asyncio.get_running_loop().call_later(0.1, time.sleep, 60)", "the event loop of m-decode has not run"),
+    ],
+    ids=["a dead engine", "an engine that does not work", "a stuck event loop"],
+)
+def test_a_server_that_cannot_serve_again_ends_itself_and_says_why(tmp_path: Path, breaks: str, reason: str) -> None:
+    config, token = write_simulated(tmp_path), tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(breaks=breaks), "--config", str(config), "--host", "m-decode"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), TOKEN_FILE_VARIABLE: str(token)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == EXIT_CODE, ended.stderr
+    (line,) = (json.loads(line) for line in ended.stderr.splitlines() if '"event": "watchdog"' in line)
+    assert reason in line["message"] and line["message"].endswith(f"so the server ends with code {EXIT_CODE}")
+    assert "most recent call first" in ended.stderr, "the traces of its threads"
