@@ -152,9 +152,15 @@ SPARE: Final = {"sockets": 2, "threads": 8}
 
 @contextmanager
 def running(
-    folder: Path, model: Path, *, proxied: bool = True, roles: Mapping[str, int] = TWO_AND_TWO, **options: object
+    folder: Path,
+    model: Path,
+    *,
+    proxied: bool = True,
+    roles: Mapping[str, int] = TWO_AND_TWO,
+    max_kv_bytes: int = 1 << 28,
 ) -> Iterator[FaultFleet]:
-    """The fleet, ready. proxied: callers and prefill hosts reach hosts through proxies. options: of every host."""
+    """The fleet, ready. proxied: callers and prefill hosts reach hosts through proxies. max_kv_bytes: of a decode host,
+    which bounds the KV of finished conversations that it keeps."""
     hosts = {f"{role}-{n + 1}": role for role, count in roles.items() for n in range(count)}
     decode = [name for name, role in hosts.items() if role == "decode"]
     ports = dict(zip(hosts, free_ports(len(hosts)), strict=True))
@@ -170,7 +176,7 @@ def running(
         seen = {**ports, **{name: proxy.port for name, proxy in proxies.items()}}
         seen_kv = {**kv_ports, **{name: link.port for name, link in links.items()}}
         for file, http, kv in (("seen", seen, seen_kv), ("prefill", ports, seen_kv), ("decode", ports, kv_ports)):
-            (folder / f"{file}.toml").write_text(_hosts_file(model, hosts, http, kv, options))
+            (folder / f"{file}.toml").write_text(_hosts_file(model, hosts, http, kv, max_kv_bytes))
         (folder / "token").write_text(TOKEN)
         servers = {name: RunningFleet(load(folder / f"{role}.toml"), folder) for name, role in hosts.items()}
         fleet = FaultFleet(folder / "seen.toml", servers, proxies, links)
@@ -197,19 +203,18 @@ def _hosts_file(
     hosts: Mapping[str, str],
     ports: Mapping[str, int],
     kv_ports: Mapping[str, int],
-    options: Mapping[str, object],
+    max_kv_bytes: int,
 ) -> str:
     lines = ['[fleet]\nname = "faults"', f'[models."{MODEL}"]\ncontext = {CONTEXT}']
     lines.append(f'[models."{MODEL}".sources]\ntransformers = "{model}"\nmlx = "{model}"')
     for name, role in hosts.items():
         lines.append(f'[hosts.{name}]\naddress = "127.0.0.1"\nport = {ports[name]}\nroles = ["{role}"]')
         lines.append(f'model = "{MODEL}"\nconnector = "local"\nservice = "process"')
-        lines += [f"{key} = {value}" for key, value in options.items()]
         if role == "decode":
             lines.append(f"kv_port = {kv_ports[name]}")
         engine = "mlx" if role == "decode" else "transformers"
-        chunk = "chunk_tokens = 256" if role == "prefill" else ""
+        option = "chunk_tokens = 256" if role == "prefill" else f"max_kv_bytes = {max_kv_bytes}"
         lines.append(
-            f'[hosts.{name}.engine]\nname = "{engine}"\ndtype = "float32"\ndevice = "cpu"\nthreads = 1\n{chunk}'
+            f'[hosts.{name}.engine]\nname = "{engine}"\ndtype = "float32"\ndevice = "cpu"\nthreads = 1\n{option}'
         )
     return "\n".join(lines) + "\n"
