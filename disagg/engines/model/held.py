@@ -31,7 +31,7 @@ class Rows(Protocol):
     def nbytes(self) -> int: ...
 
     def split(self, at: int) -> tuple[Self, Self]:
-        """The rows of the first `at` tokens, and the others, in memory of their own."""
+        """The rows of the first `at` tokens, and the others, in memory of their own: together as many bytes."""
         ...
 
 
@@ -225,7 +225,6 @@ class HeldStore(Generic[R, S]):
         assert node.parent is not None and node.rows is not None, "the root has no rows to split"
         bytes_above = (at - node.start) * _ID_BYTES
         above = _Node(node.key[:bytes_above], node.start, node.parent, upper, used=node.used)
-        self._nbytes += upper.nbytes + lower.nbytes - node.rows.nbytes
         node.parent.children[above.key[:_ID_BYTES]] = above
         node.key, node.start, node.parent, node.rows = node.key[bytes_above:], at, above, lower
         above.children[node.key[:_ID_BYTES]] = node
