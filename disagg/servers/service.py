@@ -221,9 +221,7 @@ class Service(ABC, Generic[Engine]):
 
     def unstarted(self, request: ActiveRequest) -> bool:
         """Whether no work on this request would be lost if it ended now."""
-        return request.phase in ("tokenising", "waiting for KV") or (
-            request.phase == "queued" and not request.slot_sent
-        )
+        return request.phase in UNSTARTED and not (request.phase == "queued" and request.slot_sent)
 
     @property
     def retry_after_s(self) -> int:
