@@ -158,7 +158,9 @@ def test_a_decode_host_that_breaks_off_is_one_clear_error(tiny_fleet: RunningFle
 
 def test_a_decode_host_told_to_recompute_answers_when_the_kv_is_refused(tiny_fleet: RunningFleet) -> None:
     """Spoil the transfer by using its ticket up with a header that does not fit."""
+    salt = "nothing of this prompt is held"
     body = {"model": "tiny", "tokens": PROMPT, "sampling": {"max_tokens": 3}, "kv_failure": "recompute"}
+    body["cache_salt"] = salt
     other = {"model": "tiny", "tokens": PROMPT[:-1]}
     with (
         tiny_fleet.http("tiny-decode") as decode,
