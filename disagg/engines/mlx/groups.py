@@ -24,6 +24,9 @@ from disagg.engines.mlx.prepare import Prepared
 # backend attention allocates [prompts, heads, chunk, context] scores: with eight prompts of 4,000 tokens, the process
 # of a 1 MB model grew to 1.5 GB with chunks of 2,048 tokens each, and to 0.5 GB when they shared one chunk.
 _MIN_CHUNK_TOKENS = 64
+# A step computes at most so many prompt tokens: running answers wait for it, and a long one looks like a stuck engine.
+# With 2,048 tokens a busy CPU of two cores took over 10 s for a step of a tiny model.
+_MAX_CHUNK_TOKENS = 512
 # The cost of a pass per layer on top of its weights, as bytes that could be read in that time: 20 us (the roofline's
 # layer overhead) at the 620 GB/s that an M3 Ultra reaches.
 _LAYER_BYTES = 12_000_000
@@ -40,7 +43,7 @@ class GroupedBatch:
     def __init__(self, prepared: Prepared, *, stream: Any, max_batch: int, chunk_tokens: int) -> None:
         self._model, self._stream = prepared.model, stream
         self._eos_ids = prepared.info.eos_ids
-        self._max_batch, self._chunk_tokens = max_batch, chunk_tokens
+        self._max_batch, self._chunk_tokens = max_batch, min(chunk_tokens, _MAX_CHUNK_TOKENS)
         layout = prepared.info.layout
         self._kv_bytes: Callable[[int], int] = grouping.kv_growth(layout)
         self._pass_bytes = prepared.active_bytes + _LAYER_BYTES * len(layout.layers)
