@@ -333,6 +333,12 @@ def test_kv_that_gave_a_nan_is_not_held(chat: Chat) -> None:
     chat.engine.submit(DecodeRequest("nan", tokens, Sampling(max_tokens=3, ignore_eos=True), kv), broken)
     broken.result()
     assert math.isnan(broken.tokens[0].logprob)
+    cancelled = Collector()
+    again = DecodeRequest("cancelled", tokens, Sampling(max_tokens=5000, ignore_eos=True), kv)
+    chat.engine.submit(again, cancelled)
+    assert cancelled.first.wait(60)
+    chat.engine.cancel("cancelled")
+    chat.engine._loop.call(lambda model: None)  # after the removal
     assert (chat.engine.held_bytes, chat.engine.find_held(tokens, "")) == (0, None)
 
 
