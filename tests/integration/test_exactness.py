@@ -64,20 +64,22 @@ def test_every_length_gives_the_tokens_of_each_engine_alone(fleet: RunningFleet)
         for length in LENGTHS:
             tokens = prompt(length)
             before = computed_prompt_tokens(fleet)
-            handed_over = client.generate("m", tokens=tokens, **ANSWER)
+            handed_over = client.generate("m", tokens=tokens, cache_salt=f"handed over {length}", **ANSWER)
             assert computed_prompt_tokens(fleet) - before == 1
             assert handed_over.metrics.method == "disaggregated"
             for engine in ("prefill", "decode"):
-                alone = client.generate("m", tokens=tokens, alone=engine, **ANSWER)
+                alone = client.generate("m", tokens=tokens, alone=engine, cache_salt=f"{engine} {length}", **ANSWER)
                 assert ids(handed_over) == ids(alone), f"{length} tokens against {engine} alone"
             assert len(set(ids(handed_over))) > 12
 
 
 async def test_concurrent_requests_join_the_running_batch_without_disturbing_it(fleet: RunningFleet) -> None:
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
-        single = [ids(await client.generate("m", tokens=prompt(length), **ANSWER)) for length in LENGTHS]
+        single = [ids(await client.generate("m", tokens=prompt(n), cache_salt=f"{n}", **ANSWER)) for n in LENGTHS]
         before = await asyncio.to_thread(computed_prompt_tokens, fleet)
-        together = await asyncio.gather(*(client.generate("m", tokens=prompt(n), **ANSWER) for n in LENGTHS))
+        together = await asyncio.gather(
+            *(client.generate("m", tokens=prompt(n), cache_salt=f"together {n}", **ANSWER) for n in LENGTHS)
+        )
     assert [ids(answer) for answer in together] == single
     assert computed_prompt_tokens(fleet) - before == len(LENGTHS)
 
@@ -87,7 +89,7 @@ def test_wrong_kv_changes_the_answer(fleet: RunningFleet) -> None:
     tokens = prompt(200)
     with fleet.client() as client:
         right = ids(client.generate("m", tokens=tokens, **ANSWER))
-    body = {"model": "m", "tokens": tokens, "sampling": ANSWER}
+    body = {"model": "m", "tokens": tokens, "sampling": ANSWER, "cache_salt": "noise"}
     with fleet.http("m-decode") as http, http.stream("POST", "/decode", json=body) as answer:
         lines = answer.iter_lines()
         assert next(lines) == "event: slot"

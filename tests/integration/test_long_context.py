@@ -22,9 +22,9 @@ def test_gpt_oss_with_yarn_is_exact_at_6000_tokens(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
     with running(write_hosts(tmp_path, {"m": model}, prefill={"chunk_tokens": 512})) as fleet, fleet.client() as client:
         answers = [
-            client.generate("m", tokens=tokens, **options),
-            client.generate("m", tokens=tokens, alone="prefill", **options),
-            client.generate("m", tokens=tokens, alone="decode", **options),
+            client.generate("m", tokens=tokens, cache_salt="handed over", **options),
+            client.generate("m", tokens=tokens, alone="prefill", cache_salt="prefill", **options),
+            client.generate("m", tokens=tokens, alone="decode", cache_salt="decode", **options),
         ]
         with fleet.http("m-decode") as http:
             findings = http.get("/health").json()["preflight"]

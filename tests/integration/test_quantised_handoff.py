@@ -125,7 +125,7 @@ def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 def test_real_servers_say_so_wherever_figures_are_shown(fleet: RunningFleet) -> None:
     with fleet.client() as client:
         handed_over = client.generate("m", tokens=prompt(300), **ANSWER).metrics
-        alone = client.generate("m", tokens=prompt(300), alone="decode", max_tokens=1).metrics
+        alone = client.generate("m", tokens=prompt(300), alone="decode", max_tokens=1, cache_salt="alone").metrics
     assert (handed_over.method, handed_over.decode_computed_tokens) == ("disaggregated", 1)
     assert (handed_over.kv_wire, alone.kv_wire) == ("int8-g64", None)
     for host, event in (("m-prefill", "prefilled"), ("m-decode", "decoded")):
