@@ -6,6 +6,7 @@ takes one step per turn; `grouping` chooses the group of a new request, which st
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,16 +18,10 @@ from disagg.engines.base import Token
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import grouping
 from disagg.engines.mlx.batch import Batch, Job, row
+from disagg.engines.mlx.chunk import ChunkLength
 from disagg.engines.mlx.held import snapshot
 from disagg.engines.mlx.prepare import Prepared
 
-# Prompts that are computed together share the prompt tokens of one step; each gets at least this many. On the CPU
-# backend attention allocates [prompts, heads, chunk, context] scores: with eight prompts of 4,000 tokens, the process
-# of a 1 MB model grew to 1.5 GB with chunks of 2,048 tokens each, and to 0.5 GB when they shared one chunk.
-_MIN_CHUNK_TOKENS = 64
-# A step computes at most so many prompt tokens: running answers wait for it, and a long one looks like a stuck engine.
-# With 2,048 tokens a busy CPU of two cores took over 10 s for a step of a tiny model.
-_MAX_CHUNK_TOKENS = 512
 # The cost of a pass per layer on top of its weights, as bytes that could be read in that time: 20 us (the roofline's
 # layer overhead) at the 620 GB/s that an M3 Ultra reaches.
 _LAYER_BYTES = 12_000_000
@@ -37,13 +32,13 @@ Caches = list[Any] | None
 class GroupedBatch:
     """Running requests, at most `max_batch` in all groups together, and a queue of those that wait.
 
-    chunk_tokens: prompt tokens per step, shared by the prompts that are computed together.
+    chunk_tokens: the most prompt tokens per step, shared by the prompts that are computed together.
     """
 
     def __init__(self, prepared: Prepared, *, stream: Any, max_batch: int, chunk_tokens: int) -> None:
         self._model, self._stream = prepared.model, stream
         self._eos_ids = prepared.info.eos_ids
-        self._max_batch, self._chunk_tokens = max_batch, min(chunk_tokens, _MAX_CHUNK_TOKENS)
+        self._max_batch, self._chunk = max_batch, ChunkLength(chunk_tokens)
         layout = prepared.info.layout
         self._kv_bytes: Callable[[int], int] = grouping.kv_growth(layout)
         self._pass_bytes = prepared.active_bytes + _LAYER_BYTES * len(layout.layers)
@@ -94,9 +89,13 @@ class GroupedBatch:
         """One token for every decoding job, and one chunk for every job whose prompt is being computed."""
         while self._waiting and len(self._group_of) < self._max_batch:
             self._place(*self._waiting.popleft())
-        side_by_side = max(1, sum(group.reading for group in self._groups))
-        chunk = max(self._chunk_tokens // side_by_side, min(self._chunk_tokens, _MIN_CHUNK_TOKENS))
-        return [job_and_token for group in self._groups for job_and_token in group.step(chunk)]
+        side_by_side = sum(group.reading for group in self._groups)
+        length = self._chunk.length(side_by_side)
+        began = time.monotonic()
+        generated = [job_and_token for group in self._groups for job_and_token in group.step(length)]
+        if side_by_side:
+            self._chunk.took(time.monotonic() - began)
+        return generated
 
     def drop_finished(self, jobs: Sequence[Job]) -> None:
         """Drop jobs whose last token was returned."""
