@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import secrets
 import threading
 import time
 from collections import Counter
@@ -183,7 +184,8 @@ async def _outcome(client: AsyncClient, request: Request) -> Outcome:
     outcome = Outcome("hung", time.monotonic(), 0.0)
     try:
         async with asyncio.timeout(HANG_S):
-            stream = client.stream(MODEL, tokens=request.tokens, timeout=TIMEOUT_S, **request.options)
+            salt = secrets.token_hex(8)  # so that every request hands its KV off
+            stream = client.stream(MODEL, tokens=request.tokens, timeout=TIMEOUT_S, cache_salt=salt, **request.options)
             async with stream:
                 async for chunk in stream:
                     ids += [token.id for token in chunk.tokens]
