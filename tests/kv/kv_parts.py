@@ -199,7 +199,7 @@ class Receiver:
 
 def start_receiver(limits: ReceiveLimits | None = None, max_kv_bytes: int = 1 << 26) -> Receiver:
     tickets = Tickets(max_kv_bytes=max_kv_bytes)
-    return Receiver(KVServer("127.0.0.1", 0, tickets, limits or ReceiveLimits(linger_s=0.5)), tickets)
+    return Receiver(KVServer("127.0.0.1", 0, tickets, limits or ReceiveLimits(linger_s=0.5, stall_s=30.0)), tickets)
 
 
 def read_replies(sock: socket.socket) -> list[dict[str, Any]]:
