@@ -25,8 +25,8 @@ import mlx.core as mx
 
 from disagg.config import EngineOptions
 from disagg.engines.base import Token
-from disagg.engines.mlx.batch import Job, bound_memory, release_memory
-from disagg.engines.mlx.groups import GroupedBatch
+from disagg.engines.mlx.batching.batch import Job, bound_memory, release_memory
+from disagg.engines.mlx.batching.groups import GroupedBatch
 from disagg.engines.mlx.held import Rows, Snapshot, covers, make_store, rows, snapshot
 from disagg.engines.mlx.load import select_device
 from disagg.engines.mlx.patches import Patch

@@ -18,9 +18,9 @@ from mlx_lm.generate import BatchGenerator
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
-from disagg.engines.mlx import batch as mlx_batch
-from disagg.engines.mlx import groups as mlx_groups
 from disagg.engines.mlx import loop as mlx_loop
+from disagg.engines.mlx.batching import batch as mlx_batch
+from disagg.engines.mlx.batching import groups as mlx_groups
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
 from tests.engines.mlx.mlx_parts import Collector, Engines, References, counting, held_up, prompt, start, until

@@ -16,9 +16,9 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from disagg.engines.base import Token
 from disagg.engines.mlx import cache as mlx_cache
-from disagg.engines.mlx import grouping
-from disagg.engines.mlx.batch import Batch, Job, row
-from disagg.engines.mlx.chunk import ChunkLength
+from disagg.engines.mlx.batching import grouping
+from disagg.engines.mlx.batching.batch import Batch, Job, row
+from disagg.engines.mlx.batching.chunk import ChunkLength
 from disagg.engines.mlx.held import snapshot
 from disagg.engines.mlx.prepare import Prepared
 

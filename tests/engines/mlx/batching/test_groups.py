@@ -13,7 +13,7 @@ from mlx_lm.generate import BatchGenerator
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
-from disagg.engines.mlx import groups as mlx_groups
+from disagg.engines.mlx.batching import groups as mlx_groups
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import ModelError
 from disagg.kv.layout import Layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.engines.mlx.chunk import CHUNK_S, FIRST_TOKENS, LEAST_TOKENS, ChunkLength
+from disagg.engines.mlx.batching.chunk import CHUNK_S, FIRST_TOKENS, LEAST_TOKENS, ChunkLength
 
 
 def test_the_first_chunk_of_a_model_of_unknown_speed_is_short() -> None:

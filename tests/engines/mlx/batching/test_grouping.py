@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disagg.engines.mlx.grouping import Row, choose, kv_growth
+from disagg.engines.mlx.batching.grouping import Row, choose, kv_growth
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
 
 FULL = LayerLayout("full", kv_heads=8, key_dim=64, value_dim=64)

@@ -19,7 +19,7 @@ from disagg.api.events import FinishReason
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, Listener, Token
 from disagg.engines.mlx import sampling as mlx_sampling
-from disagg.engines.mlx.grouping import Row
+from disagg.engines.mlx.batching.grouping import Row
 from disagg.engines.mlx.held import HeldArrays, Snapshot, covers, snapshot
 from disagg.engines.mlx.sampling import RepetitionPenalty
 from disagg.kv.received import ReceivedKV

@@ -1,0 +1,7 @@
+"""The running batch.
+
+batch     one group of requests that decode in one pass, on mlx-lm's BatchGenerator
+groups    several of them side by side, and the requests that wait
+grouping  which requests decode in one pass; pure
+chunk     how many prompt tokens one step computes
+"""
