@@ -115,7 +115,14 @@ def _route(metrics: Metrics) -> Text:
     if metrics.kv_bytes:
         line.append(f"; {_kv(metrics)} {size(metrics.kv_bytes)}, transfer {seconds(metrics.hidden_transfer)} hidden")
         line.append(f", {seconds(metrics.exposed_transfer)} exposed")
+    for reason in filter(None, (_held(metrics), metrics.local)):
+        line.append(f"; {reason}")
     return line
+
+
+def _held(metrics: Metrics) -> str:
+    """How much of the prompt's KV the decode host had from earlier requests; empty if none."""
+    return f"held KV of {metrics.held_tokens} of {metrics.prompt_tokens} prompt tokens" if metrics.held_tokens else ""
 
 
 def _quantised(metrics: Metrics) -> str:
@@ -130,8 +137,9 @@ def _kv(metrics: Metrics) -> str:
 def _transfer(metrics: Metrics) -> Text:
     """What the hand-off transferred, and how many prompt tokens the decode host computed itself."""
     recomputed = f"{metrics.decode_computed_tokens} of {metrics.prompt_tokens}"
+    held = f"\n      {_held(metrics)}" if metrics.held_tokens else ""
     if not metrics.kv_bytes:
-        return Text.assemble(("KV    ", "dim"), f"no hand-off: {metrics.method}")
+        return Text.assemble(("KV    ", "dim"), f"no hand-off: {metrics.local or metrics.method}", (held, "dim"))
     return Text.assemble(
         ("KV    ", "dim"),
         (size(metrics.kv_bytes), "bold"),
@@ -140,6 +148,7 @@ def _transfer(metrics: Metrics) -> Text:
         f"{seconds(metrics.hidden_transfer)} hidden, {seconds(metrics.exposed_transfer)} exposed",
         ("\n      prompt tokens computed by the decode host: ", "dim"),
         recomputed,
+        (held, "dim"),
     )
 
 

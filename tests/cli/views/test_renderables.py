@@ -178,6 +178,15 @@ def test_a_request_without_handoff_says_so_and_shows_its_warnings() -> None:
         assert "fallback" in text and "Using fallback mode - slower performance" in text
 
 
+def test_held_kv_and_the_reason_for_a_local_prompt_are_shown_and_nothing_without_them() -> None:
+    reason = "12 tokens: 0.02 s here, 0.31 s on a prefill host"
+    chat = completion("m", prompt_tokens=100, held_tokens=88, method="local", local=reason, kv_bytes=0)
+    for view in (metrics_view([chat]), model_panel(chat)):
+        text = " ".join(shown(view, 120).split())
+        assert "held KV of 88 of 100 prompt tokens" in text and reason in text
+    assert "held KV" not in shown(model_panel(completion("m")), 120)
+
+
 @WIDTHS
 def test_the_metrics_table_has_a_row_per_model_and_its_formulas(width: Any) -> None:
     text = shown(metrics_view([completion("qwen3-demo"), completion("gpt-oss-demo")]), width)
