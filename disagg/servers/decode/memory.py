@@ -62,8 +62,15 @@ class KVMemory:
 
     def wake(self) -> None:
         """Give room to those who wait: after a reservation was released, or kept KV is no longer in use."""
-        while self._waiting and self._take(self._waiting[0][0]):
-            self._waiting.popleft()[1].set_result(None)
+        while self._waiting:
+            nbytes, room = self._waiting[0]
+            if room.cancelled():  # its request has ended, and has not run since
+                self._waiting.popleft()
+            elif self._take(nbytes):
+                self._waiting.popleft()
+                room.set_result(None)
+            else:
+                return
 
     def _take(self, nbytes: int) -> bool:
         if nbytes > self.left:

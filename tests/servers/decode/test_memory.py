@@ -72,6 +72,19 @@ async def test_a_request_that_leaves_before_or_as_it_gets_room_holds_none(grante
     assert task.cancelled() and room.reserved == 0
 
 
+async def test_room_that_is_released_as_a_waiting_request_is_cancelled_goes_to_the_next_one() -> None:
+    room, first, third = memory(100), ExitStack(), ExitStack()
+    await room.reserve(80, first)
+    cancelled, next_one = await waiting(room, 90, ExitStack()), await waiting(room, 30, third)
+    cancelled.cancel()
+    first.close()  # before the cancelled task has run
+    await next_one
+    await asyncio.wait((cancelled,))
+    assert cancelled.cancelled() and room.reserved == 30
+    third.close()
+    assert room.reserved == 0
+
+
 async def test_kept_kv_is_given_up_for_a_request_as_far_as_it_is_not_in_use() -> None:
     kept = Kept(90, in_use=30)
     room, first, second = memory(100, kept), ExitStack(), ExitStack()
