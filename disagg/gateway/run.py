@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 
-from disagg.errors import DisaggError, ServerUnavailable, Unauthorized
+from disagg.errors import ServerUnavailable, Unauthorized
 from disagg.gateway.events import Event, Finished, Piece
 from disagg.gateway.request import GatewayRequest
 from disagg.inference.client import AsyncClient
@@ -39,13 +39,13 @@ async def _answer(choice: int, stream: AsyncStream) -> AsyncGenerator[Event, Non
 
 async def _together(streams: Sequence[AsyncStream]) -> AsyncGenerator[Event, None]:
     """The events of several answers in the order of their arrival."""
-    queue: asyncio.Queue[Event | DisaggError] = asyncio.Queue(WAITING_EVENTS)
+    queue: asyncio.Queue[Event | Exception] = asyncio.Queue(WAITING_EVENTS)
 
     async def read(events: AsyncIterator[Event]) -> None:
         try:
             async for event in events:
                 await queue.put(event)
-        except DisaggError as error:
+        except Exception as error:  # noqa: BLE001 - whatever failed, it is raised below: nobody may wait for the answer
             await queue.put(error)
 
     tasks = [asyncio.ensure_future(read(_answer(choice, stream))) for choice, stream in enumerate(streams)]
@@ -53,10 +53,11 @@ async def _together(streams: Sequence[AsyncStream]) -> AsyncGenerator[Event, Non
     try:
         while running:
             event = await queue.get()
-            if isinstance(event, DisaggError):
+            if isinstance(event, Exception):
                 raise event
             running -= isinstance(event, Finished)
             yield event
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.wait(tasks)

@@ -108,9 +108,10 @@ async def test_a_gateway_that_is_stopped_says_that_the_answer_is_cut() -> None:
     assert client.streams[0].closed
 
 
-async def test_one_of_several_answers_that_fails_ends_them_all() -> None:
-    client = FakeClient("text ", 0.01, ServerUnavailable("gone"))
-    async with fake_client.http(fake_client.app(client)) as http:
+@pytest.mark.parametrize("error", [ServerUnavailable("gone"), RuntimeError("a bug")])
+async def test_one_of_several_answers_that_fails_ends_them_all(error: Exception) -> None:
+    client = FakeClient("text ", 0.01, error)
+    async with fake_client.http(fake_client.app(client)) as http, asyncio.timeout(5):
         response = await http.post("/v1/chat/completions", json={**STREAMED, "n": 3})
     assert "error" in events(response.text)[-1]
     assert [one.closed for one in client.streams] == [True] * 3
