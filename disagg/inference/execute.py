@@ -80,7 +80,7 @@ async def run(driver: Driver, request: Request, deliver: Deliver) -> Completion:
     waiting = Waiting(request.policy.timeouts, answer.note)
     try:
         async with asyncio.timeout(request.body.deadline_s):
-            with driver.refresher.using(hosts.model, (*hosts.decode, *hosts.prefill)):
+            with driver.refresher.using((*hosts.decode, *hosts.prefill)):
                 return await _Run(driver, request, answer, waiting, prompt_of(request.body)).to_end()
     except TimeoutError:
         error = waiting.error or DeadlineExceeded(

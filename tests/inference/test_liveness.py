@@ -163,3 +163,11 @@ async def test_a_request_that_has_just_begun_needs_no_heartbeat() -> None:
             assert heartbeat.due(now) == {} and heartbeat.due(now + 100) == {"d": ["r"]}
         assert heartbeat.due(now + 100) == {}
         await heartbeat.stop()
+
+
+async def test_the_hosts_of_every_role_that_requests_use_are_asked() -> None:
+    async with answering(b"{}") as http:
+        refresher = Refresher(http, FleetView())
+        with refresher.using([D]), refresher.using([E]):
+            assert {host.name for host in refresher.due(time.monotonic())} == {"d", "e"}
+        await refresher.stop()

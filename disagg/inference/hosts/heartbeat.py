@@ -61,6 +61,7 @@ class Heartbeat:
         try:
             for first in range(0, len(request_ids), MAX_LEASES):
                 body = LeaseBody(tuple(request_ids[first : first + MAX_LEASES]))
-                await calls.post(self._http, host, "/lease", body, timeout=self._every_s)
-        except DisaggError as error:
+                async with asyncio.timeout(self._every_s):  # httpx bounds each of its steps, not their sum
+                    await calls.post(self._http, host, "/lease", body, timeout=self._every_s)
+        except (DisaggError, TimeoutError) as error:
             log.debug("leases of %s: %s", host.name, error)

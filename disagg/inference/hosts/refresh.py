@@ -25,7 +25,7 @@ PER_INTERVAL = 64  # hosts asked in one interval; of larger fleets each is asked
 
 @dataclass(slots=True)
 class _Use:
-    """The hosts of one model. requests: that run now. last: time.monotonic() when one ended."""
+    """The hosts that some requests may use. requests: that run now. last: time.monotonic() when one ended."""
 
     hosts: Sequence[Host]
     requests: int = 0
@@ -37,15 +37,14 @@ class Refresher:
 
     def __init__(self, http: httpx.AsyncClient, view: FleetView) -> None:
         self._http, self._view = http, view
-        self._uses: dict[str, _Use] = {}
+        self._uses: dict[tuple[str, ...], _Use] = {}  # by the names of their hosts: one or a few per model
         self._asked: dict[str, float] = {}
         self._task = Background(self._run)
 
     @contextmanager
-    def using(self, model: str, hosts: Sequence[Host]) -> Iterator[None]:
-        """A request that may use these hosts of a model runs."""
-        use = self._uses.setdefault(model, _Use(hosts))
-        use.hosts = hosts if len(hosts) > len(use.hosts) else use.hosts  # a request of one role has fewer
+    def using(self, hosts: Sequence[Host]) -> Iterator[None]:
+        """A request that may use these hosts runs."""
+        use = self._uses.setdefault(tuple(host.name for host in hosts), _Use(hosts))
         use.requests += 1
         self._task.ensure_running()
         try:
