@@ -4,6 +4,7 @@
     prefill host is busy -> another one -> wait for it: to compute the prompt elsewhere would slow down everybody
     decode host fails    -> the next decode host that serves the model -> a prefill host, alone
     decode host is busy  -> another one -> wait for it
+    request is too large -> another decode host, whose KV memory may be larger
     no host is up        -> wait a while for one
 
 An answer that was cut off goes on with the next attempt. `attempts` is the whole table for one look at the fleet. A
@@ -23,6 +24,7 @@ from disagg.errors import (
     DeadlineExceeded,
     DisaggError,
     HandoffError,
+    KVMemoryExceeded,
     Overloaded,
     RequestError,
     ServerSilent,
@@ -94,7 +96,12 @@ class Failure:
     @property
     def final(self) -> bool:
         """Whether no other attempt could succeed: the request itself is wrong, was cancelled or is too late."""
-        return isinstance(self.error, RequestError | Cancelled | DeadlineExceeded)
+        return isinstance(self.error, RequestError | Cancelled | DeadlineExceeded) and not self.too_large
+
+    @property
+    def too_large(self) -> bool:
+        """Whether the request never fits the KV memory of the host; it may fit that of another one."""
+        return isinstance(self.error, KVMemoryExceeded)
 
     @property
     def busy(self) -> bool:
@@ -167,7 +174,8 @@ def _allowed(attempt: Attempt, route: Route, policy: RetryPolicy, failures: Sequ
     if attempt.method == "fallback":
         return not any(failure.busy for failure in undelivered) and (bool(route.prefill) or not route.prefill_waits)
     if attempt.method == "prefill-alone" and route.alone is None:
-        failed = {failure.host.name for failure in failures if failure.side == "decode" and not failure.busy}
+        undone = [failure for failure in failures if failure.side == "decode" and not failure.busy]
+        failed = {failure.host.name for failure in undone if not failure.too_large}
         return not route.decode_waits and all(host.name in failed for host in route.decode)
     return True
 
@@ -207,6 +215,8 @@ def final_error(route: Route, failures: Sequence[Failure]) -> DisaggError:
     if route.alone == "prefill":
         return failures[-1].error if failures else ServerUnavailable(f"no prefill host of {route.model} is up", _HINT)
     decode = [failure for failure in failures if failure.answering]
+    if decode and all(failure.too_large for failure in decode):
+        return decode[-1].error
     hint = next((failure.error.hint for failure in reversed(decode) if failure.error.hint), _HINT)
     messages = _messages(decode) or f"no decode host of {route.model} is up"
     return ServerUnavailable(f"Decode server unavailable - request failed: {messages}", hint)

@@ -14,6 +14,7 @@ from disagg.errors import (
     DeadlineExceeded,
     DisaggError,
     HandoffError,
+    KVMemoryExceeded,
     ModelError,
     Overloaded,
     PeerLost,
@@ -25,7 +26,7 @@ from disagg.inference.hosts.route import Alone
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 
 LOST, BUSY, SILENT, DOWN = PeerLost("lost"), Overloaded("full"), ServerSilent("silent"), ServerUnavailable("gone")
-ENGINE = ModelError("out of memory")
+ENGINE, LARGE = ModelError("out of memory"), KVMemoryExceeded("needs 2 bytes, has 1")
 FAIL = RetryPolicy(on_kv_failure="fail")
 Side = Literal["prefill", "decode"]
 
@@ -108,6 +109,8 @@ P1D1, P2D1, P1D2, P2D2 = (f"disaggregated {pair}" for pair in ("p1 d1", "p2 d1",
         ("p1 p2", [("decode", ENGINE)], [P1D1, P1D2]),
         ("p1 p2", [("decode", DisaggError("bug"))], [P1D1, P1D2]),
         ("p1 p2", [("decode", SILENT)], [P1D1, P1D2]),
+        ("p1", [("decode", LARGE)], [P1D1, P1D2]),
+        ("p1", [("decode", LARGE)] * 2, [P1D1, P1D2, "none"]),
         ("p1 p2", [("prefill", SILENT), ("decode", BUSY)], [P1D1, P2D1, P2D2]),
         ("p1", [("prefill", LOST)] * 2 + [("decode", DOWN)], [P1D1, P1D1, "fallback - d1", "fallback - d2"]),
         ("p1", [("decode", DOWN)] * 2, [P1D1, P1D2, "prefill-alone p1 -"]),
@@ -205,3 +208,11 @@ def test_the_error_when_waiting_does_not_help(
 )
 def test_which_failures_are_the_requests_own(error: DisaggError, final: bool) -> None:
     assert Failure(Attempt("disaggregated", host("d1"), host("p1")), "decode", error).final is final
+
+
+def test_a_request_that_is_too_large_for_every_decode_host_fails_as_such() -> None:
+    which = route("d1 d2", "p1")
+    _, failures = performed(which, [("decode", LARGE)] * 2)
+    assert not any(failure.final for failure in failures)
+    with pytest.raises(KVMemoryExceeded):
+        after(which, DEFAULT_POLICY, failures)
