@@ -49,7 +49,7 @@ class KVServer:
         self._newcomers = Newcomers(self._poll, self._limits, self._admit, self._log_refusal)
         self._refusals = RepeatedWarning("KV connections were refused", log.warning)
         self._accept_errors = RepeatedWarning("KV connections could not be accepted", log.warning)
-        self._pause_s, self._listen_from = 0.0, 0.0
+        self._pause_s, self._listen_from, self._swept = 0.0, 0.0, 0.0
         self._acceptor = threading.Thread(target=self._run, name=f"kv-accept-{self.port}", daemon=True)
         self._acceptor.start()
 
@@ -79,17 +79,23 @@ class KVServer:
 
     def _run(self) -> None:
         """The accepting thread: new connections, those without a ticket, and the tickets' deadlines."""
-        swept = 0.0
         while not self._closed.is_set():
-            self._serve_ready()
-            now = time.monotonic()
-            if now >= swept + SWEEP_S:
-                swept = now
-                self._newcomers.expire(now)
-                self._tickets.expire()
-                self._refusals.flush(now)
-                self._accept_errors.flush(now)
+            try:
+                self._serve_ready()
+                self._sweep()
+            except Exception:  # a defect must not end the thread: no KV would arrive, and no ticket expire
+                log.exception("the KV receiver failed")
+                self._closed.wait(SWEEP_S)
         self._newcomers.close()
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        if now >= self._swept + SWEEP_S:
+            self._swept = now
+            self._newcomers.expire(now)
+            self._tickets.expire()
+            self._refusals.flush(now)
+            self._accept_errors.flush(now)
 
     def _serve_ready(self) -> None:
         now = time.monotonic()
