@@ -224,14 +224,6 @@ class Scheduler:
             job.released = True
             self._changed.notify()
 
-    def refuse_waiting(self, error: DisaggError) -> None:
-        """End all jobs that have not started with this error."""
-        with self._changed:
-            waiting = [job for job in self._jobs if job.state == "waiting"]
-            self._jobs = [job for job in self._jobs if job.state != "waiting"]
-        for job in waiting:
-            _settle(job, error)
-
     def close(self) -> None:
         """End the thread after the step that it is in; what is left ends with Cancelled."""
         with self._changed:

@@ -232,7 +232,7 @@ class PrefillService(Service[PrefillEngine]):
             prompt_tokens=request.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             computed_prompt_tokens=computed,
-            held_tokens=len(request.tokens) - computed if computed else 0,
+            held_tokens=min(len(request.tokens) - computed, request.prompt_tokens) if computed else 0,
             timing=request.timing(turn_s, timing, None, answer.decode_s),
             simulated=self.host.simulated,
         )
