@@ -30,9 +30,9 @@ PerMinute = Annotated[int, Meta(ge=1)]
 
 
 class Key(Contract, frozen=True, kw_only=True):
-    """One client's key. id: random, the cache_salt of its requests. sha256: of the secret, which has 256 random bits, so
-    that a slow hash would protect nothing. created, revoked: seconds since 1970. models: canonical names, None for all.
-    The limits are None if there are none."""
+    """One client's key. id: random, the cache_salt of its requests. sha256: of the secret, which has 256 random bits:
+    a slow hash would protect nothing. created, revoked: seconds since 1970. models: canonical names, None for all. The
+    limits are None if there are none."""
 
     id: str
     name: Annotated[str, Meta(min_length=1, max_length=64)]
