@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from disagg.config import load
+from disagg.errors import ServerUnavailable
 from disagg.inference.types import Chunk
 from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet, running, wait_until, write_hosts
@@ -113,12 +114,15 @@ def test_a_fleet_without_its_prefill_host_falls_back_and_says_so(tmp_path: Path,
     assert answer.warnings[0].startswith("Using fallback mode - slower performance: no server answers at http://")
 
 
-def test_a_fleet_without_its_decode_host_is_one_clear_error(tmp_path: Path, model: Path) -> None:
+def test_without_its_decode_host_the_prefill_host_answers_alone_and_says_so(tmp_path: Path, model: Path) -> None:
     path = write_hosts(tmp_path, {"m": model})
     with running(path, "m-prefill") as fleet, fleet.client() as client:
-        with pytest.raises(Exception, match="Decode server unavailable - request failed") as caught:
-            client.generate("m", "def f(x):")
-        assert fleet.status("m-prefill")["running"] == 0
+        answer = client.generate("m", "def f(x):", max_tokens=8)
+        fleet.stop("m-prefill")
+        with pytest.raises(ServerUnavailable, match="Decode server unavailable - request failed") as caught:
+            client.generate("m", "def f(x):", timeout=3.0)
+    assert (answer.metrics.method, len(answer.tokens)) == ("prefill-alone", 8)
+    assert any(warning.startswith("Using fallback mode - slower performance") for warning in answer.warnings)
     assert "disagg status" in str(caught.value)
 
 

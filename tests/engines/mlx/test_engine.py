@@ -20,7 +20,7 @@ from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest
 from disagg.engines.mlx import loop as mlx_loop
 from disagg.engines.mlx.batching import batch as mlx_batch
-from disagg.engines.mlx.batching import groups as mlx_groups
+from disagg.engines.mlx.batching import chunk as mlx_chunk
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
 from tests.engines.mlx.mlx_parts import Collector, Engines, References, counting, held_up, prompt, start, until
@@ -484,7 +484,7 @@ def test_prompts_side_by_side_share_one_chunk_per_step(
     model = engine._loop._prepared.model
     fed: list[int] = []
     original = type(model).__call__
-    monkeypatch.setattr(mlx_groups, "_MIN_CHUNK_TOKENS", 4)
+    monkeypatch.setattr(mlx_chunk, "LEAST_TOKENS", 4)
     monkeypatch.setattr(type(model), "__call__", counting(original, fed))
     prompts = [prompt(100 + i, seed=i) for i in range(4)]
     with held_up(engine):
