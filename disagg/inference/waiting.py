@@ -11,17 +11,20 @@ from disagg.errors import DisaggError
 from disagg.inference.attempts import Pause
 from disagg.inference.policy import Timeouts
 
+LONGEST_DELAY_S = 5.0
+
 
 @dataclass(slots=True)
 class RetryBudget:
-    """Spreads the retries of one client: at most `per_s` a second. Pure but for its own count."""
+    """Spreads the retries of one client: `per_s` a second, and more only if a request would else be delayed by over
+    LONGEST_DELAY_S. Pure but for its own count."""
 
     per_s: float
     _next: float = 0.0
 
     def delay(self, now: float) -> float:
         """Seconds to wait in addition, so that the budget is kept; counts this retry."""
-        at = max(now, self._next)
+        at = min(max(now, self._next), now + LONGEST_DELAY_S)
         self._next = at + 1 / self.per_s
         return at - now
 

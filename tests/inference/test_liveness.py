@@ -17,7 +17,7 @@ from disagg.inference.hosts.heartbeat import Heartbeat
 from disagg.inference.hosts.refresh import Refresher
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.policy import Timeouts
-from disagg.inference.waiting import RetryBudget, Waiting
+from disagg.inference.waiting import LONGEST_DELAY_S, RetryBudget, Waiting
 
 D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 1)
 E = Host("e", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)
@@ -134,6 +134,11 @@ def test_the_retries_of_one_client_are_spread() -> None:
     budget = RetryBudget(per_s=10)
     assert [round(budget.delay(100.0), 3) for _ in range(4)] == [0.0, 0.1, 0.2, 0.3]
     assert budget.delay(200.0) == 0.0
+
+
+def test_no_retry_is_delayed_for_long_however_many_requests_of_a_client_wait() -> None:
+    budget = RetryBudget(per_s=10)
+    assert max(budget.delay(100.0) for _ in range(500)) == LONGEST_DELAY_S
 
 
 async def test_leases_of_requests_that_run_for_long_are_extended_on_their_hosts() -> None:
