@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import hypothesis
 import pytest
 
 from disagg.api.names import AS_IS, INT8, WireForm
@@ -18,7 +19,6 @@ from disagg.kv.received import ReceivedKV
 from tests.kv.fuzz import CACHE, STATED, Host, fuzz_one, seeds, shuffled
 from tests.kv.kv_parts import FINGERPRINT, Cache, header_for, parts_of, stream
 
-hypothesis = pytest.importorskip("hypothesis", reason="the extra `dev` installs it")
 st = hypothesis.strategies
 
 LAYERS = st.one_of(
@@ -52,8 +52,9 @@ SEEDS = st.integers(0, 1 << 32)
 
 def check(holds: Callable[..., None], *strategies: Any, examples: int = 150) -> None:
     """The property holds for random values of these strategies; a failure is printed as its smallest example."""
-    settings = hypothesis.settings(max_examples=examples, deadline=None, database=None, print_blob=True)
-    settings(hypothesis.given(*strategies)(holds))()
+    settings: Any = hypothesis.settings(max_examples=examples, deadline=None, database=None, print_blob=True)
+    given: Any = hypothesis.given(*strategies)
+    settings(given(holds))()
 
 
 def split(layout: Layout, chance: random.Random) -> list[Part]:
