@@ -87,6 +87,9 @@ class DisaggError(Exception):
         kind = kinds.get(str(body.get("code")), DisaggError)
         error = kind.__new__(kind)
         DisaggError.__init__(error, str(body.get("message", "unknown error")), str(body.get("hint", "")))
+        after = body.get("retry_after_s")
+        if isinstance(error, Overloaded) and isinstance(after, int):
+            error.retry_after_s = after
         return error
 
 

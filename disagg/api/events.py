@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Literal
 from disagg.api.base import Contract
 from disagg.api.names import WireForm
 from disagg.api.requests import KVAddress
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, Overloaded
 
 FinishReason = Literal["stop", "length"]
 ERROR: Final = "error"
@@ -126,17 +126,20 @@ class ShippedEvent(Contract, frozen=True, kw_only=True):
 
 
 class ErrorEvent(Contract, frozen=True):
-    """A DisaggError: `code` is the name of its class, `hint` what to do about it."""
+    """A DisaggError: `code` is the name of its class, `hint` what to do about it. retry_after_s: seconds after which
+    an Overloaded host may have a place, None for other errors."""
 
     event: ClassVar[str] = ERROR
     code: str
     message: str
     hint: str = ""
+    retry_after_s: int | None = None
 
     @classmethod
-    def of(cls, error: DisaggError) -> ErrorEvent:
-        """The event that reports this error."""
-        return cls(error.code(), error.message, error.hint)
+    def of(cls, error: DisaggError, retry_after_s: int = 1) -> ErrorEvent:
+        """The event that reports this error. retry_after_s: the host's own, for an error that states less."""
+        after = max(error.retry_after_s, retry_after_s) if isinstance(error, Overloaded) else None
+        return cls(error.code(), error.message, error.hint, after)
 
 
 class ErrorAnswer(Contract, frozen=True):

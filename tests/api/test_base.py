@@ -11,7 +11,7 @@ from disagg.api.events import EVENTS, ErrorAnswer, ErrorEvent, TokenLogprob, Tok
 from disagg.api.requests import DecodeBody, PromptBody
 from disagg.api.sampling import Sampling
 from disagg.api.status import Health
-from disagg.errors import Overloaded, ProtocolError
+from disagg.errors import Overloaded, ProtocolError, RequestError
 
 PROMPT = {"model": "m", "prompt": "x"}
 
@@ -65,8 +65,9 @@ def test_a_malformed_answer_names_its_sender_and_type() -> None:
 
 def test_an_error_event_carries_a_disagg_error() -> None:
     event = ErrorEvent.of(Overloaded("full", "wait"))
-    body = {"error": {"code": "Overloaded", "message": "full", "hint": "wait"}}
+    body = {"error": {"code": "Overloaded", "message": "full", "hint": "wait", "retry_after_s": 1}}
     assert ErrorAnswer(event).to_json() == body
+    assert ErrorEvent.of(RequestError("bad")).retry_after_s is None
     assert {kind.event for kind in EVENTS.values()} == set(EVENTS) and ErrorEvent.event == "error"
 
 

@@ -120,10 +120,11 @@ def parse(kind: type[Received], data: bytes) -> Received:
 
 def error_response(error: DisaggError, status: int | None = None, retry_after_s: int = 1) -> Response:
     """An error as JSON (ErrorAnswer), with its own HTTP status if no other is given. retry_after_s: for Overloaded."""
-    headers = {"Retry-After": str(max(error.retry_after_s, retry_after_s))} if isinstance(error, Overloaded) else {}
+    event = ErrorEvent.of(error, retry_after_s)
+    headers = {"Retry-After": str(event.retry_after_s)} if event.retry_after_s is not None else {}
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return _json(ErrorAnswer(ErrorEvent.of(error)), status or error.http_status, headers)
+    return _json(ErrorAnswer(event), status or error.http_status, headers)
 
 
 def _json(body: Contract, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -138,7 +139,8 @@ def _post(endpoint: Endpoint[PromptBody], service: AnyService) -> Handler:
     async def post(request: Request) -> Response:
         body = parse(endpoint.body, await _body(request, limit, hint))
         events = endpoint.events(body, request.scope[_REQUEST_ID_KEY])
-        return EventStream(events, partial(_answer_error, service), lambda: service.progress.beats)
+        answer_error = partial(_answer_error, service)
+        return EventStream(events, answer_error, lambda: service.progress.beats, lambda: service.retry_after_s)
 
     return post
 

@@ -39,7 +39,7 @@ class EventStream(Response):
     The response starts with its first event. An error before that is answered by `on_error`, with the error's HTTP
     status; a later one is the last event. If the caller disconnects or stops reading, the generator is cancelled, and
     its `finally` blocks run at once. If the service ends the request, the caller gets its error without waiting for
-    them: the engine that they wait for may be stuck.
+    them: the engine that they wait for may be stuck. beats: for progress events. retry_after_s: for Overloaded.
     """
 
     media_type = "text/event-stream"
@@ -49,11 +49,13 @@ class EventStream(Response):
         events: AsyncGenerator[Event, None],
         on_error: Callable[[DisaggError], ASGIApp],
         beats: Callable[[], int] = lambda: 0,
+        retry_after_s: Callable[[], int] = lambda: 1,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-store"})
         self._events = events
         self._on_error = on_error
         self._beats = beats
+        self._retry_after_s = retry_after_s
         self._caller = Caller()
         self._started = False
         self._quiet = True  # nothing was sent since the timer of progress events was set
@@ -82,7 +84,7 @@ class EventStream(Response):
                     await self._on_error(event)(scope, receive, send)
                     return
                 self._quiet = False
-                await self._send(send, encode(ErrorEvent.of(event) if isinstance(event, DisaggError) else event))
+                await self._send(send, encode(self._error(event) if isinstance(event, DisaggError) else event))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self) -> Event | DisaggError | None:
@@ -109,8 +111,11 @@ class EventStream(Response):
                 if not self._started:
                     await self._on_error(error)(scope, receive, send)
                     return
-                await self._send(send, encode(ErrorEvent.of(error)))
+                await self._send(send, encode(self._error(error)))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _error(self, error: DisaggError) -> ErrorEvent:
+        return ErrorEvent.of(error, self._retry_after_s())
 
     async def _send(self, send: Send, body: bytes) -> None:
         try:

@@ -92,6 +92,19 @@ async def test_an_error_after_the_first_event_is_the_last_event(error: Exception
     assert ErrorEvent.from_bytes(last[1].removeprefix(b"data: ")).message == message
 
 
+async def test_an_overloaded_error_after_the_first_event_carries_its_retry_after() -> None:
+    async def events() -> AsyncGenerator[Event, None]:
+        yield EVENT
+        raise Overloaded("full", "wait")
+
+    connection = Connection()
+    stream = EventStream(events(), error_response, retry_after_s=lambda: 7)
+    await stream({"type": "http"}, connection.receive, connection.send)
+    event = ErrorEvent.from_bytes(connection.body.partition(b"event: error\ndata: ")[2])
+    error = DisaggError.from_json(event.to_json())
+    assert isinstance(error, Overloaded) and error.retry_after_s == 7
+
+
 async def endless(ended: list[str]) -> AsyncGenerator[Event, None]:
     try:
         yield EVENT
