@@ -8,5 +8,5 @@ service    what both services share: admission, health, status, counters
 prefill/   computes KV and sends it
 decode     receives KV and generates           feed     tokens from the engine's thread to the event loop
 request    one request                         answer   decode steps to events
-admission  the bounded queue                   gpu, logs
+admission  the bounded queue
 """

@@ -10,10 +10,10 @@ import argparse
 import os
 from pathlib import Path
 
+from disagg import logs
 from disagg.config import Fleet, Host, load
 from disagg.engines.exit import exit_without_cleanup
 from disagg.errors import ConfigError, DisaggError
-from disagg.servers import logs
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from disagg import logs
 from disagg.config import Fleet, Host, Model
 from disagg.engines.base import DecodeEngine, PrefillEngine
-from disagg.errors import ConfigError, FleetError, PortInUse
-from disagg.servers import logs
+from disagg.errors import ConfigError
+from disagg.http.accept import ListenHints, listen
+from disagg.http.connections import Bounds
+from disagg.http.server import BoundedServer
 from disagg.servers.health.monitor import Monitor, Problems
 from disagg.servers.health.watchdog import Watchdog, promise
-from disagg.servers.http.accept import accept
 from disagg.servers.http.app import build
-from disagg.servers.http.protocol import KEEP_ALIVE_S, BoundedProtocol, free_descriptor
 from disagg.servers.http.sse import unfinished
 from disagg.servers.service import AnyService
 from disagg.token import fleet_token
@@ -33,14 +30,14 @@ from disagg.token import fleet_token
 DRAIN_S = 20  # for running requests to finish
 LAST_BYTES_S = 2  # for their last bytes to leave
 CLOSE_S = 5  # for the engine to end; together less than the 30 s that service managers wait
-BACKLOG = 512
+BOUNDS = Bounds()
 SWITCH_S = 0.0005  # else an engine's Python code delays the event loop and the KV threads by 5 ms at a time
 
 
 def serve(fleet: Fleet, host: Host) -> int:
     """Run the server of `host` until SIGTERM or SIGINT and return 0. Raises what made it fail."""
     token = fleet_token(fleet)
-    listener = listen(host)
+    listener = listener_of(host)
     sys.setswitchinterval(SWITCH_S)
     try:
         asyncio.run(_serve(make_service(fleet, host), token, listener))
@@ -85,25 +82,10 @@ def _decode_engine(host: Host, model: Model) -> DecodeEngine:
     return MLXDecodeEngine(source, model.context, options)
 
 
-def listen(host: Host) -> socket.socket:
+def listener_of(host: Host) -> socket.socket:
     """A listening socket on the host's address and port, bound before the model loads."""
-    family = socket.AF_INET6 if ":" in host.address else socket.AF_INET
-    # asyncio sets TCP_NODELAY on accepted connections only if the protocol is named; else every answer waits 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host.address, host.port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        where = f"{host.address}:{host.port}"
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                f"port {host.port} on {host.address} is in use",
-                f"stop the process on it (`ss -ltnp 'sport = :{host.port}'`) or change the port of {host.name}",
-            ) from error
-        raise FleetError(f"cannot listen on {where}: {error.strerror}", "check the address in hosts.toml") from error
-    return listener
+    taken = f"stop the process on it (`ss -ltnp 'sport = :{host.port}'`) or change the port of {host.name}"
+    return listen(host.address, host.port, ListenHints(taken, "check the address in hosts.toml"))
 
 
 async def _serve(service: AnyService, token: str, listener: socket.socket) -> None:
@@ -154,48 +136,23 @@ async def _load(service: AnyService, server: uvicorn.Server) -> None:
     logs.info("ready", host=service.host.name, seconds=round(time.monotonic() - started, 3))
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, but connections are accepted by `accept`, and a signal lets running requests finish first.
+class _Server(BoundedServer):
+    """A signal lets running requests finish first.
 
     Until they have, the server still answers: 503 to new requests, "draining" to health. A second signal ends at once.
     """
 
-    def __init__(self, service: AnyService, app: ASGIApp) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=BoundedProtocol,
-                ws="none",
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                h11_max_incomplete_event_size=64 << 10,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=LAST_BYTES_S,
-            )
-        )
+    def __init__(self, service: AnyService, app: ASGIApp, bounds: Bounds = BOUNDS) -> None:
+        super().__init__(app, bounds, LAST_BYTES_S)
         self._service = service
-        self._tasks: list[asyncio.Task[None]] = []  # accepting, and draining
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As in uvicorn, but a handled signal is not raised again: the engine must still be closed."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+        self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.state == "draining":
             super().handle_exit(sig, frame)
         else:
             self._service.drain()
-            self._tasks.append(asyncio.ensure_future(self._exit_when_idle()))
+            self._draining = asyncio.ensure_future(self._exit_when_idle())
 
     async def _exit_when_idle(self) -> None:
         ends = time.monotonic() + DRAIN_S
@@ -203,22 +160,8 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(0.05)
         self.should_exit = True
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.lifespan.startup()
-        self.servers = []
-        connections = self.server_state.connections
-        for listener in sockets or []:
-            listener.setblocking(False)
-            accepting = accept(listener, self._protocol, lambda: free_descriptor(connections))
-            self._tasks.append(asyncio.ensure_future(accepting))
-        self.started = True
-
-    def _protocol(self) -> BoundedProtocol:
-        return BoundedProtocol(self.config, self.server_state, self.lifespan.state)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.state = "draining"
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
+        if self._draining is not None:
+            self._draining.cancel()
         await super().shutdown(sockets)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import psutil
 from msgspec import structs
 
+from disagg import logs
 from disagg.api.events import Event
 from disagg.api.names import Role
 from disagg.api.requests import Messages, PromptBody
@@ -45,7 +46,6 @@ from disagg.errors import (
     UnknownModel,
 )
 from disagg.servers import caller as callers
-from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.caller import Caller
 from disagg.servers.health.engine import EngineHealth

@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import numpy
 
+from disagg import logs
 from disagg.api.sampling import Sampling
 from disagg.api.verify import BackendFinding, RunComparison, VerifyReport
 from disagg.config import DType, EngineOptions
@@ -24,7 +25,6 @@ from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model import checkpoint
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
-from disagg.servers import logs
 from disagg.verify.pair import EnginePair
 
 MAX_LOGIT_DIFF = 1e-2  # float32; 3e-6 to 2e-3 were measured over thirteen architectures (gemma3 the largest)

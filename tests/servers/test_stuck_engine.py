@@ -21,7 +21,7 @@ from disagg.servers.health.monitor import Monitor
 from disagg.servers.health.watchdog import EXIT_CODE
 from disagg.servers.http import sse
 from disagg.servers.http.app import build
-from disagg.servers.run import _Server, listen
+from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests.servers.test_service import serving
@@ -43,7 +43,7 @@ async def service(
     monkeypatch.setattr(sse, "CLEANUP_S", 0.2)
     async with serving(tmp_path, request.param) as one:
         server = _Server(one, build(one, TOKEN))
-        running = asyncio.ensure_future(server.serve([listen(one.host)]))
+        running = asyncio.ensure_future(server.serve([listener_of(one.host)]))
         watching = asyncio.ensure_future(Monitor(one).run())
         while not server.started:
             await asyncio.sleep(0)

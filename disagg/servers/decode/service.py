@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
+from disagg import logs
 from disagg.api.events import DoneEvent, Event, LocalEvent
 from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillOffer
 from disagg.api.sampling import Sampling
@@ -21,7 +22,6 @@ from disagg.engines.base import DecodeEngine, DecodeRequest, HeldKV
 from disagg.errors import HandoffError
 from disagg.kv.receive import KVServer
 from disagg.kv.tickets import Tickets
-from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer, begin_answer
 from disagg.servers.decode.local_prefill import MEASURED_TOKENS, Choice, Speed, choose

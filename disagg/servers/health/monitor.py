@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 
+from disagg import logs
 from disagg.errors import ServerUnavailable
-from disagg.servers import logs
 from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.health.progress import STALLED_S
 from disagg.servers.health.watchdog import DEAD_S, STUCK_S, Problem

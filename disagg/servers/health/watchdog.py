@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from disagg.servers import logs
+from disagg import logs
 
 EXIT_CODE = 70
 """Of a process that ended itself because its engine, or its event loop, did not come back."""

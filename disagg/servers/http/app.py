@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import re
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -13,28 +11,23 @@ from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from disagg import logs
 from disagg.api.base import Contract, InvalidValue
 from disagg.api.events import ErrorAnswer, ErrorEvent
 from disagg.api.requests import MAX_LEASES, LeaseBody, PromptBody
 from disagg.api.status import Liveness
-from disagg.errors import BodyTooLarge, Cancelled, DisaggError, Overloaded, RequestError, Unauthorized
-from disagg.servers import logs
+from disagg.errors import DisaggError, Overloaded, RequestError, Unauthorized
+from disagg.http import requests
+from disagg.http.protocol import connection_of
 from disagg.servers.health import gpu
-from disagg.servers.http.connections import MAX_CONNECTIONS, Connection
-from disagg.servers.http.protocol import CONNECTION
-from disagg.servers.http.sse import INTERNAL_ERROR, EventStream, read_body
+from disagg.servers.http.sse import INTERNAL_ERROR, EventStream
 from disagg.servers.service import AnyService, Endpoint
 
-BODY_S = 60.0  # for a whole request body to arrive
-SURPLUS_BODY_S = 2.0
-MIN_BODY_LIMIT = 1 << 20
-BODY_BYTES_PER_TOKEN = 64  # of context: several times what any tokenizer's average token takes, also as JSON
-REQUEST_ID = "X-Request-Id"
 _REQUEST_ID_KEY = "disagg.request_id"  # in the ASGI scope
 
 Received = TypeVar("Received", bound=Contract)
@@ -70,7 +63,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        scope[_REQUEST_ID_KEY] = _request_id(request)
+        scope[_REQUEST_ID_KEY] = requests.request_id(request)
         reset = logs.request_id.set(scope[_REQUEST_ID_KEY])
         try:
             if (refusal := await self._refusal(request)) is not None:
@@ -82,7 +75,7 @@ class Gate:
             logs.request_id.reset(reset)
 
     async def _refusal(self, request: Request) -> Response | None:
-        connection: Connection | None = request.scope.get("state", {}).get(CONNECTION)
+        connection = connection_of(request.scope)
         proven = authorized(request, self._token)
         if connection is not None:
             connection.proven = connection.proven or proven
@@ -95,10 +88,9 @@ class Gate:
 
 
 async def _no_place(request: Request, retry_after_s: int) -> Response:
-    """503 on a connection that closes after it. The body is read first: else the caller would see a reset."""
-    with suppress(TimeoutError, ClientDisconnect):
-        await read_body(request, MIN_BODY_LIMIT, SURPLUS_BODY_S)
-    full = Overloaded(f"the server has no place for more than {MAX_CONNECTIONS} connections", "try again in a moment")
+    """503 on a connection that closes after it."""
+    await requests.discard_body(request)
+    full = Overloaded("the server has no place for more connections", "try again in a moment")
     response = error_response(full, retry_after_s=retry_after_s)
     response.headers["Connection"] = "close"
     return response
@@ -133,11 +125,11 @@ def _json(body: Contract, status: int = 200, headers: dict[str, str] | None = No
 
 def _post(endpoint: Endpoint[PromptBody], service: AnyService) -> Handler:
     """A POST endpoint that answers with the events of the service. The model's context bounds the body's size."""
-    limit = max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * service.model.context)
+    limit = requests.body_limit(service.model.context)
     hint = f"shorten the prompt: {service.model.context} tokens of context cannot need more"
 
     async def post(request: Request) -> Response:
-        body = parse(endpoint.body, await _body(request, limit, hint))
+        body = parse(endpoint.body, await requests.body(request, limit, hint))
         events = endpoint.events(body, request.scope[_REQUEST_ID_KEY])
         answer_error = partial(_answer_error, service)
         return EventStream(events, answer_error, lambda: service.progress.beats, lambda: service.retry_after_s)
@@ -148,27 +140,10 @@ def _post(endpoint: Endpoint[PromptBody], service: AnyService) -> Handler:
 def _lease(service: AnyService) -> Handler:
     async def lease(request: Request) -> Response:
         hint = f"name at most {MAX_LEASES} requests at a time"
-        return _json(service.extend_leases(parse(LeaseBody, await _body(request, MIN_BODY_LIMIT, hint)).request_ids))
+        named = parse(LeaseBody, await requests.body(request, requests.MIN_BODY_LIMIT, hint))
+        return _json(service.extend_leases(named.request_ids))
 
     return lease
-
-
-async def _body(request: Request, limit: int, hint: str) -> bytes:
-    """The whole body. Raises BodyTooLarge with this hint, and RequestError if it does not arrive in time."""
-    try:
-        data = await read_body(request, limit, BODY_S)
-    except TimeoutError:
-        raise RequestError(f"the request body did not arrive within {BODY_S:g} s", "send it at once") from None
-    except ClientDisconnect:
-        raise Cancelled("the caller disconnected before its request body had arrived") from None
-    if data is None:
-        raise BodyTooLarge(f"the request body is over {limit} bytes", hint)
-    return data
-
-
-def _request_id(request: Request) -> str:
-    given = request.headers.get(REQUEST_ID, "")
-    return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else secrets.token_hex(8)
 
 
 def _health(service: AnyService, token: str) -> Handler:

@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from disagg import logs
 from disagg.api.events import EVENTS, ErrorEvent, Event, ProgressEvent
 from disagg.errors import Cancelled, DisaggError
+from disagg.http.requests import disconnected
 from disagg.servers import caller as callers
-from disagg.servers import logs
 from disagg.servers.caller import Caller
 
 PROGRESS_S = 1.0  # without another event, a progress event is sent
@@ -64,7 +64,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         callers.current.set(self._caller)  # the tasks below inherit it
         writing = asyncio.ensure_future(self._write(scope, receive, send))
-        others = asyncio.ensure_future(_disconnected(receive)), asyncio.ensure_future(self._progress(send))
+        others = asyncio.ensure_future(disconnected(receive)), asyncio.ensure_future(self._progress(send))
         try:
             await asyncio.wait((writing, *others, self._caller.ended), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -151,19 +151,3 @@ def _forget(task: asyncio.Task[None]) -> None:
     _still_ending.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         logs.event(logging.INFO, "request_ended_late", reason=repr(error))
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def read_body(request: Request, limit: int, seconds: float) -> bytes | None:
-    """The whole body, or None if it is longer than `limit` bytes. Raises TimeoutError after `seconds`."""
-    body = bytearray()
-    async with asyncio.timeout(seconds):
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                return None
-    return bytes(body)

@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
+from disagg import logs
 from disagg.engines.base import PrefillRun
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded
-from disagg.servers import logs
 
 POLL_S = 0.005  # while every prompt waits for its receiver
 JOIN_S = 10.0

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from disagg import logs
 from disagg.api.events import DoneEvent, Event, ShippedEvent
 from disagg.api.names import WireForm
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
@@ -22,7 +23,6 @@ from disagg.engines.model import preflight
 from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
-from disagg.servers import logs
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer, begin_answer
 from disagg.servers.feed import Handover, TokenFeed

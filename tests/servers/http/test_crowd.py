@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from disagg.api.events import ErrorAnswer
 from disagg.api.status import Load
-from disagg.servers.http import accept as accept_module
-from disagg.servers.http import connections
-from disagg.servers.http.accept import UNACKNOWLEDGED_S, accept, set_options
+from disagg.http.connections import Bounds
 from disagg.servers.http.app import build
-from disagg.servers.run import _Server, listen
+from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
 from tests.servers.test_service import serving
 
@@ -31,11 +26,16 @@ SHORT = {"model": "m", "tokens": [9] * 40, "sampling": {"max_tokens": 3}}
 
 
 @pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[AnyService]:
+def bounds() -> Bounds:
+    return Bounds()
+
+
+@pytest.fixture
+async def service(tmp_path: Path, bounds: Bounds) -> AsyncIterator[AnyService]:
     """A decode service behind HTTP."""
     async with serving(tmp_path, "m-decode") as one:
-        server = _Server(one, build(one, TOKEN))
-        running = asyncio.ensure_future(server.serve([listen(one.host)]))
+        server = _Server(one, build(one, TOKEN), bounds)
+        running = asyncio.ensure_future(server.serve([listener_of(one.host)]))
         while not server.started:
             await asyncio.sleep(0)
         yield one
@@ -56,10 +56,8 @@ async def polling(service: AnyService) -> tuple[asyncio.StreamReader, asyncio.St
     return reader, writer
 
 
-async def test_connections_that_only_polled_bare_health_make_room(
-    service: AnyService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "MAX_UNPROVEN", 3)
+@pytest.mark.parametrize("bounds", [Bounds(unproven=3)])
+async def test_connections_that_only_polled_bare_health_make_room(service: AnyService) -> None:
     pollers = [await polling(service) for _ in range(3)]
     async with client(service, **WITH_TOKEN) as caller:
         assert (await caller.get("/load")).status_code == httpx.codes.OK
@@ -71,10 +69,8 @@ async def test_connections_that_only_polled_bare_health_make_room(
         writer.close()
 
 
-async def test_a_caller_without_a_place_gets_503_and_health_is_still_answered(
-    service: AnyService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
+@pytest.mark.parametrize("bounds", [Bounds(connections=1)])
+async def test_a_caller_without_a_place_gets_503_and_health_is_still_answered(service: AnyService) -> None:
     async with client(service, **WITH_TOKEN) as busy, busy.stream("POST", "/generate", json=LONG) as answer:
         lines = answer.aiter_lines()  # held: the response closes when its iterator is dropped
         await anext(lines)
@@ -133,51 +129,6 @@ async def test_a_bug_is_logged_once(
     assert answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
     assert "internal error" in ErrorAnswer.from_bytes(answer.content).error.message
     assert len([record for record in caplog.records if record.exc_info]) == 1
-
-
-async def test_without_descriptors_a_server_waits_and_does_not_fill_its_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(accept_module, "RETRY_S", 0.02)
-    loop, tries = asyncio.get_running_loop(), 0
-    real = loop.sock_accept
-
-    async def sock_accept(listener: socket.socket) -> Any:
-        nonlocal tries
-        tries += 1
-        if tries <= 3:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return await real(listener)
-
-    monkeypatch.setattr(loop, "sock_accept", sock_accept)
-    accepted = asyncio.Event()
-
-    class Greeting(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            accepted.set()
-            transport.close()
-
-    freed = iter([True, False, False])
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        accepting = asyncio.ensure_future(accept(listener, Greeting, lambda: next(freed)))
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
-        async with asyncio.timeout(PATIENCE_S):
-            await accepted.wait()
-            assert await reader.read() == b""
-        writer.close()
-        accepting.cancel()
-        await asyncio.wait((accepting,))
-    assert [record.getMessage() for record in caplog.records] == ["cannot_accept"] * 3
-
-
-def test_the_kernel_finds_out_that_a_caller_is_gone() -> None:
-    with socket.socket() as connection:
-        set_options(connection)
-        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            ms = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            assert ms == UNACKNOWLEDGED_S * 1000
 
 
 async def test_a_draining_server_refuses_what_has_not_begun_and_finishes_what_runs(service: AnyService) -> None:

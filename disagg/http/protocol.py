@@ -11,31 +11,37 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from starlette.types import Scope
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
-from disagg.servers.http.connections import MAX_SURPLUS, Connection, least_useful, make_room
+from disagg.http.connections import Bounds, Connection, least_useful, make_room
 
 HEAD_S = 10.0  # from the moment a request may start until its head is complete
 KEEP_ALIVE_S = 75
-CONNECTION = "connection"
-"""The key of the Connection in the state of an ASGI scope."""
+_CONNECTION = "connection"  # in the state of an ASGI scope
 
 
 class BoundedProtocol(H11Protocol):
     """uvicorn's own h11 protocol, with a timer on request heads and a place among a bounded number of connections."""
 
     place: Connection
-    _head_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], bounds: Bounds) -> None:
+        super().__init__(config, server_state, app_state)
+        self._bounds = bounds
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         others = places(self.connections)
         super().connection_made(transport)
         self.place = Connection(self.client[0] if self.client else "", self, time.monotonic())
-        self.app_state = {**self.app_state, CONNECTION: self.place}
-        victim = make_room(self.place, others)
+        self.app_state = {**self.app_state, _CONNECTION: self.place}
+        victim = make_room(self.place, others, self._bounds)
         if victim is not None:
             victim.owner.close_idle()
-        elif self.place.surplus and sum(one.surplus for one in others) >= MAX_SURPLUS:
+        elif self.place.surplus and sum(one.surplus for one in others) >= self._bounds.surplus:
             transport.abort()
             return
         self._expect_head(HEAD_S)
@@ -79,6 +85,12 @@ class BoundedProtocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def connection_of(scope: Scope) -> Connection | None:
+    """The connection that this request is on; None without a server, as in a test of an application alone."""
+    found: Connection | None = scope.get("state", {}).get(_CONNECTION)
+    return found
 
 
 def places(connections: Iterable[Any]) -> list[Connection]:

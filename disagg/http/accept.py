@@ -1,5 +1,5 @@
-"""Accept connections: with the socket options of a server that is left alone, and without spinning when descriptors
-run out.
+"""Listen, and accept connections: with the socket options of a server that is left alone, and without spinning when
+descriptors run out.
 
 asyncio's own accept loop logs one error per place in the backlog when the process has no descriptor left: 39,880 lines
 in ten seconds.
@@ -8,17 +8,45 @@ in ten seconds.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
-from disagg.servers import logs
+from disagg import logs
+from disagg.errors import FleetError, PortInUse
 
+BACKLOG = 512
 RETRY_S = 0.5
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 3, 3
 UNACKNOWLEDGED_S = 30
 """A caller that acknowledges nothing for this long is gone, e.g. its cable is cut."""
+
+
+class ListenHints(NamedTuple):
+    """What to do about a port that is in use, and about an address that is not this machine's."""
+
+    port: str
+    address: str
+
+
+def listen(address: str, port: int, hints: ListenHints) -> socket.socket:
+    """A listening socket. Port 0: any that is free. Raises PortInUse or FleetError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # asyncio sets TCP_NODELAY on accepted connections only if the protocol is named; else every answer waits 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"port {port} on {address} is in use", hints.port) from error
+        raise FleetError(f"cannot listen on {address}:{port}: {error.strerror or error}", hints.address) from error
+    return listener
 
 
 async def accept(

@@ -1,18 +1,12 @@
-"""disagg/servers/http/connections.py: which connection makes room for a new one."""
+"""disagg/http/connections.py: which connection makes room for a new one."""
 
 from __future__ import annotations
 
 import pytest
 
-from disagg.servers.http.connections import (
-    MAX_CONNECTIONS,
-    MAX_SURPLUS,
-    MAX_UNPROVEN,
-    MAX_UNPROVEN_PER_ADDRESS,
-    Connection,
-    least_useful,
-    make_room,
-)
+from disagg.http.connections import Bounds, Connection, least_useful, make_room
+
+BOUNDS = Bounds()
 
 
 def connections(count: int, *, proven: bool = False, busy: bool = False, address: str = "") -> list[Connection]:
@@ -45,36 +39,36 @@ def test_the_least_useful_connection_is_idle_and_unproven_if_there_is_one(crowd:
 
 
 def test_while_there_is_room_nothing_is_closed() -> None:
-    others = connections(MAX_UNPROVEN - 1) + connections(MAX_CONNECTIONS - MAX_UNPROVEN, proven=True)
+    others = connections(BOUNDS.unproven - 1) + connections(BOUNDS.connections - BOUNDS.unproven, proven=True)
     new = Connection("new")
-    assert make_room(new, others) is None and not new.surplus
+    assert make_room(new, others, BOUNDS) is None and not new.surplus
 
 
 def test_one_address_takes_the_place_of_its_own_connections() -> None:
-    others = connections(3) + connections(MAX_UNPROVEN_PER_ADDRESS, address="crowd")
-    assert make_room(Connection("crowd"), others) is others[3]
-    assert make_room(Connection("other"), others) is None
+    others = connections(3) + connections(BOUNDS.unproven_per_address, address="crowd")
+    assert make_room(Connection("crowd"), others, BOUNDS) is others[3]
+    assert make_room(Connection("other"), others, BOUNDS) is None
 
 
 def test_callers_without_a_token_cannot_take_the_places_of_those_with_one() -> None:
-    others = connections(10, proven=True) + connections(MAX_UNPROVEN)
-    assert make_room(Connection("new"), others) is others[10]
+    others = connections(10, proven=True) + connections(BOUNDS.unproven)
+    assert make_room(Connection("new"), others, BOUNDS) is others[10]
 
 
 def test_a_caller_with_the_token_is_not_bounded_by_its_address() -> None:
-    others = connections(MAX_CONNECTIONS - 1, proven=True, busy=True, address="gateway")
-    assert make_room(Connection("gateway"), others) is None
+    others = connections(BOUNDS.connections - 1, proven=True, busy=True, address="gateway")
+    assert make_room(Connection("gateway"), others, BOUNDS) is None
 
 
 def test_without_an_idle_connection_the_new_one_is_surplus() -> None:
-    others = connections(MAX_CONNECTIONS, proven=True, busy=True)
+    others = connections(BOUNDS.connections, proven=True, busy=True)
     new = Connection("new")
-    assert make_room(new, others) is None and new.surplus
+    assert make_room(new, others, BOUNDS) is None and new.surplus
 
 
 def test_surplus_connections_take_each_others_places_only() -> None:
-    others = connections(MAX_CONNECTIONS, proven=True, busy=True) + connections(MAX_SURPLUS)
-    for one in others[MAX_CONNECTIONS:]:
+    others = connections(BOUNDS.connections, proven=True, busy=True) + connections(BOUNDS.surplus)
+    for one in others[BOUNDS.connections :]:
         one.surplus = True
     new = Connection("new")
-    assert make_room(new, others) is others[MAX_CONNECTIONS] and new.surplus
+    assert make_room(new, others, BOUNDS) is others[BOUNDS.connections] and new.surplus

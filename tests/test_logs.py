@@ -1,4 +1,4 @@
-"""disagg/servers/logs.py: how many lines there are, and which file they are in."""
+"""disagg/logs.py: how many lines there are, and which file they are in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from disagg.api.names import LOG_FILE_VARIABLE
-from disagg.servers.logs import MAX_LINES, WINDOW_S, LogFile, RateLimit
+from disagg.logs import MAX_LINES, WINDOW_S, LogFile, RateLimit
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def test_a_kind_of_line_is_limited_for_a_while_and_what_was_left_out_is_counted(
 
 def run(code: str, log: Path, expect: int = 0, log_file: Path | None = None) -> list[dict[str, Any]]:
     """The log's lines of a process that configures its logs and runs `code`."""
-    program = f"import logging; from disagg.servers import logs; logs.configure()\n{code}"
+    program = f"import logging; from disagg import logs; logs.configure()\n{code}"
     with log.open("ab") as output:
         done = subprocess.run(
             [sys.executable, "-c", program],

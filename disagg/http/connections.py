@@ -1,6 +1,6 @@
 """Which connections a server keeps when there are too many. Pure; times are time.monotonic().
 
-A caller proves itself with the fleet's token, once per connection. Those that have not cannot lock out those that have,
+A caller proves itself with a token or key, once per connection. Those that have not cannot lock out those that have,
 or will: they have places of their own, and few per address. A new connection takes the place of the least useful one,
 which is never one that carries a request.
 """
@@ -11,18 +11,26 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_CONNECTIONS = 512
-MAX_UNPROVEN = 384
-"""The rest of the places are for callers that have shown the token."""
-MAX_UNPROVEN_PER_ADDRESS = 64
-MAX_SURPLUS = 64
-"""Connections beyond MAX_CONNECTIONS that are answered with 503, or with their health, instead of a reset."""
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many connections a server has.
+
+    unproven: of them, for callers that have not shown that they may use it; the rest of the places are for those that
+    have. unproven_per_address: of those. surplus: beyond `connections`; they are answered with 503, or with the
+    server's health, instead of a reset.
+    """
+
+    connections: int = 512
+    unproven: int = 384
+    unproven_per_address: int = 64
+    surplus: int = 64
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One connection. owner: what closes it. proven: a request on it had the fleet's token. busy: it carries a request.
-    surplus: there was no place for it."""
+    """One connection. owner: what closes it. proven: a request on it had a valid token or key. busy: it carries a
+    request. surplus: there was no place for it."""
 
     address: str
     owner: Any = field(default=None, repr=False)
@@ -32,16 +40,16 @@ class Connection:
     surplus: bool = False
 
 
-def make_room(new: Connection, others: Collection[Connection]) -> Connection | None:
+def make_room(new: Connection, others: Collection[Connection], bounds: Bounds) -> Connection | None:
     """The connection to close for the new one, if any. Marks the new one as surplus if there is no room."""
     kept = [one for one in others if not one.surplus]
     unproven = [one for one in kept if not one.proven]
     here = [one for one in unproven if one.address == new.address]
-    if len(here) >= MAX_UNPROVEN_PER_ADDRESS:
+    if len(here) >= bounds.unproven_per_address:
         crowd: Iterable[Connection] = here
-    elif len(unproven) >= MAX_UNPROVEN:
+    elif len(unproven) >= bounds.unproven:
         crowd = unproven
-    elif len(kept) >= MAX_CONNECTIONS:
+    elif len(kept) >= bounds.connections:
         crowd = kept
     else:
         return None
@@ -49,7 +57,7 @@ def make_room(new: Connection, others: Collection[Connection]) -> Connection | N
         return victim
     new.surplus = True
     surplus = [one for one in others if one.surplus]
-    return least_useful(surplus) if len(surplus) >= MAX_SURPLUS else None
+    return least_useful(surplus) if len(surplus) >= bounds.surplus else None
 
 
 def least_useful(connections: Iterable[Connection]) -> Connection | None:

@@ -1,0 +1,69 @@
+"""What every request to a disagg server has: an id, and a body of bounded size that arrives in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from contextlib import suppress
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from disagg.errors import BodyTooLarge, Cancelled, RequestError
+
+BODY_S = 60.0  # for a whole request body to arrive
+SURPLUS_BODY_S = 2.0
+MIN_BODY_LIMIT: Final = 1 << 20
+BODY_BYTES_PER_TOKEN: Final = 64  # of context: several times what any tokenizer's average token takes, also as JSON
+REQUEST_ID: Final = "X-Request-Id"
+
+
+def body_limit(context: int) -> int:
+    """The bytes that a request body may have. context: tokens of the largest prompt."""
+    return max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context)
+
+
+def request_id(request: Request) -> str:
+    """The caller's id of this request if it is usable, else a new one."""
+    given = request.headers.get(REQUEST_ID, "")
+    return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else secrets.token_hex(8)
+
+
+async def body(request: Request, limit: int, hint: str) -> bytes:
+    """The whole body. Raises BodyTooLarge with this hint if it is longer than `limit` bytes, RequestError if it does
+    not arrive in time, Cancelled if the caller disconnects."""
+    try:
+        data = await _read(request, limit, BODY_S)
+    except TimeoutError:
+        raise RequestError(f"the request body did not arrive within {BODY_S:g} s", "send it at once") from None
+    except ClientDisconnect:
+        raise Cancelled("the caller disconnected before its request body had arrived") from None
+    if data is None:
+        raise BodyTooLarge(f"the request body is over {limit} bytes", hint)
+    return data
+
+
+async def discard_body(request: Request) -> None:
+    """Read the body before an early refusal: a connection closed with unread data is reset, and the caller would never
+    see the answer."""
+    with suppress(TimeoutError, ClientDisconnect):
+        await _read(request, MIN_BODY_LIMIT, SURPLUS_BODY_S)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the caller disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read(request: Request, limit: int, seconds: float) -> bytes | None:
+    """The whole body, or None if it is longer than `limit` bytes. Raises TimeoutError after `seconds`."""
+    data = bytearray()
+    async with asyncio.timeout(seconds):
+        async for part in request.stream():
+            data += part
+            if len(data) > limit:
+                return None
+    return bytes(data)
