@@ -14,6 +14,7 @@ from disagg.api.requests import GenerateBody
 from disagg.errors import Partial
 from disagg.inference.attempts import Attempt
 from disagg.inference.measure import Trace, metrics
+from disagg.inference.stages import Phase, Stage, Watch, phase_of, stage_of, unwatched
 from disagg.inference.types import Chunk, Completion
 
 FALLBACK_WARNING = "Using fallback mode - slower performance"
@@ -32,11 +33,14 @@ class AttemptOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class ArrivingAnswer:
-    """What has arrived. trace: the times of the attempt that runs. notes: what the caller was told meanwhile."""
+    """What has arrived. trace: the times of the attempt that runs. notes: what the caller was told meanwhile.
+    stage: what the request is doing; `watch` is told when it changes."""
 
     model: str
     called: float
     deliver: Deliver
+    watch: Watch = unwatched
+    stage: Stage | None = None
     trace: Trace = field(init=False)
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenLogprob] = field(default_factory=list)
@@ -47,6 +51,24 @@ class ArrivingAnswer:
         first, last = (self.trace.first_token, self.trace.last_token) if self.tokens else (0.0, 0.0)
         self.trace = Trace(attempt, self.model, self.called, began, resumed_tokens=len(self.tokens))
         self.trace.first_token, self.trace.last_token = first, last
+        self.stage = None
+        self.enter("queue")
+
+    def enter(self, phase: Phase, prompt_tokens: int = 0, held_tokens: int = 0) -> None:
+        """The request comes to this phase of the attempt that runs. The tokens: 0 if no host has counted them anew."""
+        if self.stage is not None:
+            prompt_tokens = prompt_tokens or self.stage.prompt_tokens
+            held_tokens = held_tokens or self.stage.held_tokens
+        stage = stage_of(self.trace.attempt, phase, prompt_tokens, held_tokens)
+        if stage != self.stage:
+            self.stage = stage
+            self.watch(stage)
+
+    def reported(self, phase: str) -> None:
+        """A host's progress event states this phase."""
+        known = phase_of(phase)
+        if known is not None and not (self.stage is not None and self.stage.phase == "decode"):
+            self.enter(known)
 
     def body(self, body: GenerateBody, deadline_s: float, lease_s: float) -> GenerateBody:
         """The request as the next host gets it: with the tokens that have arrived, and the time that is left."""
@@ -64,6 +86,7 @@ class ArrivingAnswer:
         """Note one event's tokens and deliver them; returns the event if it is the last one."""
         if isinstance(event, TokensEvent):
             now = time.monotonic()
+            self.enter("decode")
             self.trace.first_token = self.trace.first_token or now
             self.trace.last_token = now
             self.texts.append(event.text)

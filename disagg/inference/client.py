@@ -12,8 +12,8 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
@@ -30,7 +30,9 @@ from disagg.errors import RequestError
 from disagg.inference import execute, http
 from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.hosts.route import Alone, Ranking, candidates
+from disagg.inference.hosts.view import FleetView
 from disagg.inference.policy import OnKVFailure
+from disagg.inference.stages import Watch, unwatched
 from disagg.inference.stream import AsyncStream, Perform, Stream
 from disagg.inference.types import Completion
 from disagg.token import fleet_token
@@ -124,10 +126,26 @@ class AsyncClient:
         *,
         messages: Messages | None = None,
         tokens: Sequence[int] | None = None,
+        watch: Watch = unwatched,
         **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
-        """Send the request; its answer can be read while it arrives. Raises RequestError if it is not valid."""
-        return AsyncStream(self._perform(model, prompt, messages, tokens, options))
+        """Send the request; its answer can be read while it arrives. Raises RequestError if it is not valid.
+
+        watch: is called on the event loop whenever the request comes to another stage; it must not raise.
+        """
+        return AsyncStream(self._perform(model, prompt, messages, tokens, options, watch=watch))
+
+    @property
+    def view(self) -> FleetView:
+        """What this client sees of its hosts: who is up, how loaded, who fails."""
+        return self._driver.view
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Keep the view of all hosts fresh within the block, which runs on the event loop; without, only hosts of
+        models in use are asked."""
+        with self._driver.refresher.using(tuple(self.fleet.hosts.values())):
+            yield
 
     def _perform(
         self,
@@ -136,11 +154,13 @@ class AsyncClient:
         messages: Messages | None,
         tokens: Sequence[int] | None,
         options: GenerateOptions,
+        *,
+        watch: Watch = unwatched,
     ) -> Perform:
         """The validated request, to be run by a stream."""
         request = self._request(model, prompt, messages, tokens, options)
         self._next_start = random.getrandbits(32)
-        return functools.partial(execute.run, self._driver, request)
+        return functools.partial(execute.run, self._driver, request, watch=watch)
 
     def _request(
         self,

@@ -27,6 +27,7 @@ from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.perform import Caller, PrefillFailed, perform
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
+from disagg.inference.stages import Watch, unwatched
 from disagg.inference.types import Completion
 from disagg.inference.waiting import RetryBudget, Waiting
 
@@ -70,13 +71,13 @@ def ranking(view: FleetView, request: Request, prompt: Prompt) -> Ranking:
     return rank(view, seen, time.monotonic(), request.start)
 
 
-async def run(driver: Driver, request: Request, deliver: Deliver) -> Completion:
-    """The whole answer; `deliver` gets each chunk when it arrives.
+async def run(driver: Driver, request: Request, deliver: Deliver, watch: Watch = unwatched) -> Completion:
+    """The whole answer; `deliver` gets each chunk when it arrives, `watch` each stage that the request comes to.
 
     Ends by the request's deadline. Raises a DisaggError, which has what had arrived of the answer.
     """
     hosts = request.candidates
-    answer = ArrivingAnswer(hosts.model, request.called, deliver)
+    answer = ArrivingAnswer(hosts.model, request.called, deliver, watch)
     waiting = Waiting(request.policy.timeouts, answer.note)
     try:
         async with asyncio.timeout(request.body.deadline_s):

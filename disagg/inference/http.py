@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -43,7 +43,8 @@ class Beats:
 
 @dataclass(slots=True)
 class Call:
-    """A POST to one host. `written`: time.monotonic() when its body was about to be written to an open connection."""
+    """A POST to one host. `written`: time.monotonic() when its body was about to be written to an open connection.
+    reported: is called with the phase that each of the host's progress events states."""
 
     host: Host
     path: str
@@ -51,6 +52,7 @@ class Call:
     request_id: str
     timeouts: Timeouts = DEFAULT_POLICY.timeouts
     written: float = 0.0
+    reported: Callable[[str], None] | None = None
 
     async def trace(self, name: str, _: Any) -> None:
         """httpcore's trace extension."""
@@ -147,7 +149,10 @@ async def _parse(response: httpx.Response, call: Call) -> AsyncGenerator[Event, 
                     event = _DECODERS[name].decode(line[6:])
                     if not isinstance(event, ProgressEvent):
                         yield event
-                    elif (seconds := beats.stalled_for(event, time.monotonic())) >= call.timeouts.stall:
+                        continue
+                    if call.reported is not None:
+                        call.reported(event.phase)
+                    if (seconds := beats.stalled_for(event, time.monotonic())) >= call.timeouts.stall:
                         raise _stalled(host, event.phase, seconds)
         if len(buffer) > MAX_EVENT_BYTES:
             raise ProtocolError(f"{host.name} sent an event of over {MAX_EVENT_BYTES} bytes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -31,10 +31,19 @@ class Caller:
     heartbeat: Heartbeat
     timeouts: Timeouts
 
-    def call(self, host: Host, path: str, body: msgspec.Struct, request_id: str, leases: ExitStack) -> calls.Call:
-        """A POST whose lease is extended until `leases` is closed."""
+    def call(
+        self,
+        host: Host,
+        path: str,
+        body: msgspec.Struct,
+        leases: ExitStack,
+        *,
+        request_id: str,
+        reported: Callable[[str], None],
+    ) -> calls.Call:
+        """A POST whose lease is extended until `leases` is closed. reported: gets the phases that the host states."""
         leases.enter_context(self.heartbeat.lease(host, request_id))
-        return calls.Call(host, path, body, request_id, self.timeouts)
+        return calls.Call(host, path, body, request_id, self.timeouts, reported=reported)
 
 
 class PrefillFailed(Exception):
@@ -52,7 +61,9 @@ async def perform(
     with ExitStack() as leases:
         if attempt.prefill and isinstance(body, DecodeBody):
             return await _hand_off(caller, attempt, body, answer, leases)
-        call = caller.call(attempt.answering, "/generate", body, _new_request_id(), leases)
+        call = caller.call(
+            attempt.answering, "/generate", body, leases, request_id=_new_request_id(), reported=answer.reported
+        )
         async with calls.events(caller.http, call) as events:
             answer.trace.requested = call.written
             return AttemptOutcome(await answer.read(events))
@@ -64,17 +75,21 @@ async def _hand_off(
     """The prompt on one host, the answer on another; on the decode host alone if it finds that faster."""
     decode, prefill = attempt.decode, attempt.prefill
     assert decode is not None and prefill is not None, "a hand-off has two hosts"
-    call = caller.call(decode, "/decode", body, _new_request_id(), leases)
+    call = caller.call(decode, "/decode", body, leases, request_id=_new_request_id(), reported=answer.reported)
     async with calls.events(caller.http, call) as events:
         slot = await anext(events)
         answer.trace.requested, answer.trace.slot = call.written, time.monotonic()
+        if isinstance(slot, LocalEvent | SlotEvent):
+            answer.enter("prefill", slot.prompt_tokens, slot.held_tokens)
         if isinstance(slot, LocalEvent):
             return AttemptOutcome(await answer.read(events))
         if isinstance(slot, DoneEvent):  # the answer was complete when its host failed
             return AttemptOutcome(slot)
         if not isinstance(slot, SlotEvent):
             raise ProtocolError(f"{decode.name} opened its answer with {slot.event!r} instead of a slot")
-        order = caller.call(prefill, "/prefill", _prefill_body(body, slot), call.request_id, leases)
+        order = caller.call(
+            prefill, "/prefill", _prefill_body(body, slot), leases, request_id=call.request_id, reported=answer.reported
+        )
         shipping = asyncio.ensure_future(calls.closing_event(caller.http, order, ShippedEvent))
         try:
             done = answer.take(await _first_tokens(events, shipping, caller.timeouts.blame))

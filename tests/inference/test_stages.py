@@ -1,0 +1,107 @@
+"""Which stages a request's watcher is told, from what arrives of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from disagg.api.events import ProgressEvent, TokenLogprob, TokensEvent
+from disagg.config import EngineOptions, Host
+from disagg.errors import ModelError
+from disagg.inference import http as calls
+from disagg.inference.answer import ArrivingAnswer
+from disagg.inference.attempts import Attempt
+from disagg.inference.client import AsyncClient
+from disagg.inference.stages import Phase, Stage, phase_of
+from tests.fleets import TOKEN, RunningFleet
+
+P = Host("p", "127.0.0.1", ("prefill",), "m", EngineOptions("simulated"), 1)
+D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)
+HANDED_OFF = Attempt("disaggregated", D, P)
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+
+    @property
+    def phases(self) -> list[Phase]:
+        return [stage.phase for stage in self.stages]
+
+
+def answer(watcher: Watcher) -> ArrivingAnswer:
+    return ArrivingAnswer("m", 0.0, lambda _: None, watcher.stages.append)
+
+
+@pytest.mark.parametrize(
+    ("reported", "phase"),
+    [
+        ("tokenising", "queue"),
+        ("queued", "queue"),
+        ("computing the prompt", "prefill"),
+        ("sending KV", "transfer"),
+        ("generating", "decode"),
+        ("waiting for KV", None),
+        ("a phase of a later version", None),
+    ],
+)
+def test_a_phase_that_a_host_reports_becomes_one_of_four(reported: str, phase: Phase | None) -> None:
+    assert phase_of(reported) == phase
+
+
+def test_a_watcher_is_told_each_stage_once_with_its_hosts_and_tokens() -> None:
+    watcher = Watcher()
+    one = answer(watcher)
+    one.begin(HANDED_OFF, 0.0)
+    one.enter("prefill", 100, 60)
+    for phase in ("queued", "queued", "computing the prompt", "sending KV", "waiting for KV"):
+        one.reported(phase)
+    one.take(TokensEvent("a", (TokenLogprob(1, -0.1),)))
+    one.reported("queued")  # of the prefill host, late
+    assert watcher.phases == ["queue", "prefill", "queue", "prefill", "transfer", "decode"]
+    assert watcher.stages[-1] == Stage("decode", "disaggregated", "p", "d", 100, 60)
+
+
+def test_the_next_attempt_begins_in_the_queue_of_its_hosts() -> None:
+    watcher = Watcher()
+    one = answer(watcher)
+    one.begin(HANDED_OFF, 0.0)
+    one.enter("prefill", 100)
+    one.begin(Attempt("fallback", D, None, "prefill failed"), 1.0)
+    assert watcher.stages[-1] == Stage("queue", "fallback", None, "d")
+
+
+async def test_the_phases_of_progress_events_are_passed_on() -> None:
+    reported: list[str] = []
+    events = b"".join(
+        b'event: progress\ndata: {"phase": "%s", "beats": 1}\n\n' % phase for phase in (b"queued", b"generating")
+    )
+    done = b'event: error\ndata: {"code": "ModelError", "message": "x", "hint": ""}\n\n'
+
+    async def body() -> AsyncIterator[bytes]:
+        yield events + done
+
+    def respond(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=body())
+
+    call = calls.Call(D, "/generate", ProgressEvent(phase="", beats=0), "r", reported=reported.append)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(respond)) as http:
+        with pytest.raises(ModelError):
+            async with calls.events(http, call) as stream:
+                async for _ in stream:
+                    pass
+    assert reported == ["queued", "generating"]
+
+
+async def test_a_real_hand_off_is_seen_in_queue_prefill_and_decode(tiny_fleet: RunningFleet) -> None:
+
+    watcher = Watcher()
+    async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client:
+        text = "stage " * 200
+        async with client.stream("tiny", text, max_tokens=4, watch=watcher.stages.append) as stream:
+            async for _ in stream:
+                pass
+    assert [watcher.phases[0], watcher.phases[-1]] == ["queue", "decode"] and "prefill" in watcher.phases
+    assert watcher.stages[-1].prompt_tokens == stream.completion.metrics.prompt_tokens
