@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
+import threading
 from contextlib import suppress
 
 
@@ -20,7 +23,25 @@ def main() -> None:
 
     if default:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()
+    try:
+        run()
+    except SystemExit as end:
+        _exit_beside_threads(end.code)
+        raise
+
+
+def _exit_beside_threads(code: str | int | None) -> None:
+    """End the process if a thread still runs, such as one that waits for a host that does not answer.
+
+    Only output and logs are flushed. The interpreter's own shutdown aborts the process now and again (exit code 134
+    or 139) if another thread is inside cryptography, which paramiko imports and uses.
+    """
+    if threading.active_count() == 1 or isinstance(code, str):
+        return
+    for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it
+            flush()
+    os._exit(code or 0)
 
 
 def _exit_at_once(number: int, frame: object) -> None:

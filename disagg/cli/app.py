@@ -163,7 +163,3 @@ def wants_json(arguments: Sequence[str]) -> bool:
 def _discard_stdout() -> None:
     """Write nothing more to stdout, including what the interpreter would flush at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-    main()

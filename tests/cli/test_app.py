@@ -116,7 +116,7 @@ def test_a_malformed_file_exits_2_with_line_and_column(tmp_path: Path, capsys: p
 
 
 def test_output_into_a_closed_pipe_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = f"{sys.executable} -m disagg.cli.app status --json --host prefill-1 | true"
+    command = f"{sys.executable} -m disagg status --json --host prefill-1 | true"
     monkeypatch.setenv("DISAGG_CONFIG", str(write_fleet(tmp_path)))
     monkeypatch.setenv("PYTHONPATH", ROOT)
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
@@ -153,6 +153,34 @@ def test_ctrl_c_during_the_imports_ends_without_a_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 130 and done.stderr == "interrupted\n"
+
+
+ENDING = """
+import atexit, logging, logging.handlers, os, threading, typer
+import disagg.cli
+from disagg.cli import app
+
+log = logging.handlers.MemoryHandler(10, target=logging.StreamHandler())
+
+@app.app.command()
+def leave(kept: str):
+    print("the answer")
+    log.handle(logging.makeLogRecord({"msg": "a line of the log", "levelno": 20}))
+    if kept == "thread":
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    atexit.register(os.write, 1, b"the interpreter's shutdown\\n")
+    raise typer.Exit(4)
+
+disagg.cli.main()
+"""
+
+
+@pytest.mark.parametrize(("kept", "shut_down"), [("thread", ""), ("nothing", "the interpreter's shutdown\n")])
+def test_a_thread_that_still_runs_does_not_meet_the_interpreters_shutdown(kept: str, shut_down: str) -> None:
+    argv = [sys.executable, "-c", ENDING, "leave", kept]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (4, f"the answer\n{shut_down}"), done.stderr
+    assert done.stderr == "a line of the log\n"
 
 
 def test_the_program_is_the_entry_point_that_catches_it() -> None:

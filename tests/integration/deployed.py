@@ -35,7 +35,7 @@ class Operator:
         return {**kept, **own, "HOME": str(self.bed.home)}
 
     def argv(self, *arguments: object) -> list[str]:
-        return [sys.executable, "-m", "disagg.cli.app", "--config", str(self.config), *map(str, arguments)]
+        return [sys.executable, "-m", "disagg", "--config", str(self.config), *map(str, arguments)]
 
     def run(self, *arguments: object, code: int = 0, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run `disagg ARGUMENTS`, which must end with this code."""

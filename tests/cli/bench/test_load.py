@@ -39,7 +39,7 @@ def started(tiny_fleet: RunningFleet, tmp_path: Path) -> Iterator[Callable[..., 
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": ROOT, "DISAGG_TOKEN_FILE": str(tiny_fleet.folder / "token")}
-        command = [sys.executable, "-m", "disagg.cli.app", "--config", str(tiny_fleet.fleet.path), "bench", *arguments]
+        command = [sys.executable, "-m", "disagg", "--config", str(tiny_fleet.fleet.path), "bench", *arguments]
         with (tmp_path / "stderr").open("w") as stderr:
             process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
         processes.append(process)

@@ -52,7 +52,7 @@ def started(temporary: Path, tmp_path: Path) -> Iterator[Callable[..., subproces
     path, processes = write_simulated(tmp_path), []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "disagg.cli.app", "--config", str(path), "bench", "--simulate", *arguments]
+        command = [sys.executable, "-m", "disagg", "--config", str(path), "bench", "--simulate", *arguments]
         environment = {**os.environ, "PYTHONPATH": ROOT}
         with (tmp_path / "stderr").open("w") as stderr:
             process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
@@ -129,7 +129,7 @@ def test_a_second_sigterm_on_the_heels_of_the_first_leaves_no_server(
 def test_a_terminal_that_is_closed_leaves_no_server(temporary: Path, tmp_path: Path) -> None:
     master, slave = os.openpty()
     path = write_simulated(tmp_path)
-    command = [sys.executable, "-m", "disagg.cli.app", "--config", str(path), "bench", "--simulate", *LONG]
+    command = [sys.executable, "-m", "disagg", "--config", str(path), "bench", "--simulate", *LONG]
     process = subprocess.Popen(
         ["setsid", "--ctty", "--wait", *command],
         env={**os.environ, "PYTHONPATH": ROOT},

@@ -105,7 +105,7 @@ def test_at_the_question_no_is_1_and_ctrl_c_130(
     text = config.read_text().replace('service = "process"\n', own)
     config.write_text(text.replace('name = "studio"', f'name = "{time.time_ns()}"'))  # there is something to deploy
     before = set((bed.hosts["dgx-spark-1"].home / ".disagg").rglob("*"))
-    argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(config), "deploy", "--host", "dgx-spark-1"]
+    argv = [sys.executable, "-m", "disagg", "--config", str(config), "deploy", "--host", "dgx-spark-1"]
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         argv, stdin=theirs, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": ROOT}

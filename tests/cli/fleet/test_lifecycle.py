@@ -117,7 +117,7 @@ def test_watch_without_a_terminal_prints_a_line_per_change_until_interrupted(
     environment = {**os.environ, "PYTHONPATH": ROOT}
     with output.open("w") as out:
         watching = subprocess.Popen(
-            [sys.executable, "-m", "disagg.cli.app", "--config", str(config), "status", "--watch", "--every", "0.1"],
+            [sys.executable, "-m", "disagg", "--config", str(config), "status", "--watch", "--every", "0.1"],
             stdout=out,
             env=environment,
         )

@@ -67,14 +67,14 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
 ])  # fmt: skip
 def test_ssh_reaches_the_host_with_its_user_keys_and_known_hosts(bed: Bed, words: list[str], out: str) -> None:
     bed.need_links()
-    argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(HOSTS_TOML), "ssh", "mac-studio-1", "--", *words]
+    argv = [sys.executable, "-m", "disagg", "--config", str(HOSTS_TOML), "ssh", "mac-studio-1", "--", *words]
     done = _run(argv)
     assert (done.returncode, done.stdout) == (0, out), done.stderr
 
 
 def test_ssh_passes_the_commands_exit_code_on(bed: Bed) -> None:
     bed.need_links()
-    argv = [sys.executable, "-m", "disagg.cli.app", "--config", str(HOSTS_TOML), "ssh", "mac-studio-1", "--", "exit 7"]
+    argv = [sys.executable, "-m", "disagg", "--config", str(HOSTS_TOML), "ssh", "mac-studio-1", "--", "exit 7"]
     assert _run(argv).returncode == 7
 
 

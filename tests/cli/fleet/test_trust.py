@@ -82,7 +82,7 @@ def test_a_no_is_for_that_host_only(bed: Bed, config: Path, known: Path) -> None
 def at_a_terminal(typed: str, *arguments: str) -> tuple[int, str]:
     """The exit code and stdout of `disagg ARGUMENTS` where somebody types this."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "disagg.cli.app", *arguments]
+    command = [sys.executable, "-m", "disagg", *arguments]
     with subprocess.Popen(
         command, stdin=theirs, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": ROOT}
     ) as process:

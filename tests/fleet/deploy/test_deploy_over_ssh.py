@@ -255,7 +255,7 @@ def test_an_interruption_gives_the_lock_back_and_leaves_no_process(fleet: Fleet)
         sys.executable,
         "-P",
         "-m",
-        "disagg.cli.app",
+        "disagg",
         "--config",
         str(fleet.path),
         "deploy",
