@@ -9,24 +9,28 @@ POST /prefill   shipped
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
 from disagg.api.base import Contract
 from disagg.api.names import WireForm
-from disagg.api.requests import KVAddress
+from disagg.api.requests import KVAddress, ToolCall
 from disagg.errors import DisaggError, Overloaded
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 ERROR: Final = "error"
 
 
-class TokenLogprob(Contract, frozen=True):
-    """One generated token, its log-probability, and the likeliest alternatives as (id, log-probability)."""
+class TokenLogprob(Contract, frozen=True, omit_defaults=True):
+    """One generated token, its log-probability, and the likeliest alternatives as (id, log-probability). bytes,
+    top_bytes: the bytes of the text that the token and each alternative stand for, if alternatives were requested."""
 
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    bytes: builtins.bytes = b""
+    top_bytes: tuple[builtins.bytes, ...] = ()
 
 
 class SlotEvent(Contract, frozen=True, kw_only=True):
@@ -61,12 +65,15 @@ class ProgressEvent(Contract, frozen=True, kw_only=True):
     beats: int
 
 
-class TokensEvent(Contract, frozen=True):
-    """The tokens of one or more decode steps, and the text that became certain with them."""
+class TokensEvent(Contract, frozen=True, omit_defaults=True):
+    """The tokens of one or more decode steps, and what became certain with them: reasoning, then text, then tool calls.
+    Only answers to chats are told apart; all of any other answer is text."""
 
     event: ClassVar[str] = "tokens"
     text: str
     tokens: tuple[TokenLogprob, ...]
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class Timing(Contract, frozen=True):
@@ -90,7 +97,8 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     """The end of an answer. computed_prompt_tokens: prompt tokens that this host ran through the model. fallback: why
     the prompt was recomputed here, empty if it was not. local: why its rest was computed here without asking a prefill
     host, empty if one was asked. held_tokens: prompt tokens whose KV the host had from earlier requests. kv_wire: the
-    form in which KV arrived, None if none did. simulated: no model ran, the times are predicted."""
+    form in which KV arrived, None if none did. simulated: no model ran, the times are predicted. reasoning_tokens: of
+    the answer."""
 
     event: ClassVar[str] = "done"
     finish_reason: FinishReason
@@ -103,6 +111,7 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     held_tokens: int = 0
     simulated: bool = False
     kv_wire: WireForm | None = None
+    reasoning_tokens: int = 0
 
 
 class ShippedEvent(Contract, frozen=True, kw_only=True):

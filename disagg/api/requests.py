@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, field
 
 from disagg.api.base import Contract
@@ -15,18 +16,62 @@ MAX_DEADLINE_S = 86400.0
 DEFAULT_DEADLINE_S = 600.0
 MAX_LEASE_S = 600.0
 MAX_LEASES = 4096  # request ids in one POST /lease
+MAX_TOOLS = 128
+MAX_CALLS = 128  # tool calls of one message
+MAX_SCHEMA_BYTES = 1 << 16
 
 Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
-Messages = Sequence[Mapping[str, str]]
+ToolName = Annotated[str, Meta(min_length=1, max_length=128)]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class ToolCall(Contract, frozen=True, forbid_unknown_fields=True):
+    """A call of a tool that the model wants. id: names the call in the message with its result."""
+
+    name: ToolName
+    arguments: Mapping[str, Any] = {}
+    id: Annotated[str, Meta(max_length=128)] = ""
+
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates read it."""
+        return {"type": "function", "id": self.id, "function": {"name": self.name, "arguments": self.arguments}}
+
+
+class Tool(Contract, frozen=True, forbid_unknown_fields=True):
+    """A function that the model may call. parameters: the JSON schema of its arguments."""
+
+    name: ToolName
+    description: str = ""
+    parameters: Mapping[str, Any] = {}
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates and mlx-lm's parsers read it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
 
 
 class ChatMessage(Contract, frozen=True, forbid_unknown_fields=True):
-    """One message of a chat. The model's chat template decides which roles it takes."""
+    """One message of a chat. The model's chat template decides which roles it takes. reasoning, tool_calls: of an
+    earlier answer. tool_call_id, name: the call that this message of the role tool is the result of, and its tool."""
 
     role: Annotated[str, Meta(min_length=1, max_length=32)]
-    content: str
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_CALLS)] = ()
+    tool_call_id: Annotated[str, Meta(max_length=128)] = ""
+    name: Annotated[str, Meta(max_length=128)] = ""
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it: without what is empty, reasoning under each of its usual names."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            message |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), self.reasoning)
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        given = {"tool_call_id": self.tool_call_id, "name": self.name}
+        return message | {name: value for name, value in given.items() if value}
 
 
 class KVAddress(Contract, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +87,7 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
     answer_tokens: the answer's first tokens, if a host that failed has generated them: the request goes on after them.
     deadline_s: seconds until the request must have ended. lease_s: seconds after which it ends unless POST /lease
     names it; None: it lasts as long as its connection. cache_salt: only requests with the same salt share held KV.
+    tools, chat_template_kwargs: what the chat template gets beside the messages.
     """
 
     model: str
@@ -52,6 +98,8 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
     deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)] = DEFAULT_DEADLINE_S
     lease_s: Annotated[float, Meta(gt=0, le=MAX_LEASE_S)] | None = None
     cache_salt: Annotated[str, Meta(max_length=128)] = ""
+    tools: Annotated[tuple[Tool, ...], Meta(max_length=MAX_TOOLS)] = ()
+    chat_template_kwargs: Annotated[Mapping[str, Any], Meta(max_length=64)] = {}
 
     def __post_init__(self) -> None:
         if sum(value is not None for value in (self.prompt, self.messages, self.tokens)) != 1:
@@ -61,14 +109,36 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
     def content(self) -> str | Messages | Sequence[int]:
         """The prompt in whichever form it was given."""
         if self.messages is not None:
-            return [{"role": message.role, "content": message.content} for message in self.messages]
+            return [message.for_template() for message in self.messages]
         return self.prompt if self.prompt is not None else self.tokens or ()
+
+    @property
+    def template(self) -> Mapping[str, Any]:
+        """The variables of the chat template beside the messages."""
+        tools = {"tools": [tool.for_template() for tool in self.tools]} if self.tools else {}
+        return {**self.chat_template_kwargs, **tools}
 
 
 class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /generate: prompt and answer on this host alone."""
+    """POST /generate: prompt and answer on this host alone.
+
+    must_call: the answer is a call of one of these tools; empty: the model decides. json_schema: the answer is JSON
+    that fits this schema. hold_prompt: keep the prompt's KV from the first token on, as more answers to it follow.
+    """
 
     sampling: Sampling = field(default_factory=Sampling)
+    must_call: Annotated[tuple[ToolName, ...], Meta(max_length=MAX_TOOLS)] = ()
+    json_schema: Mapping[str, Any] | None = None
+    hold_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.json_schema is not None and len(msgspec.json.encode(self.json_schema)) > MAX_SCHEMA_BYTES:
+            raise ValueError(f"json_schema: over {MAX_SCHEMA_BYTES} bytes")
+        if self.json_schema is not None and self.must_call:
+            raise ValueError("json_schema: the answer is a tool call already, by must_call")
+        if unknown := set(self.must_call) - {tool.name for tool in self.tools}:
+            raise ValueError(f"must_call: there is no tool {min(unknown)!r}")
 
 
 class PrefillOffer(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,10 @@ MAX_TOKENS = 1 << 20
 LEAST_TEMPERATURE = 1e-4
 """Lower temperatures count as 0: at this one a token is drawn only if its logit lies within 0.003 of the highest."""
 
+MAX_BIASES = 1024
+
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+Bias = tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], Annotated[float, Meta(ge=-100, le=100)]]
 
 
 class Sampling(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +30,13 @@ class Sampling(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     top_k: Annotated[int, Meta(ge=0, le=1 << 20, description="Sample from this many tokens; 0: all.")] = 0
     min_p: Annotated[float, Meta(ge=0, le=1, description="Least probability, relative to the likeliest token.")] = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0, le=10, description="Over 1 makes repeats less likely.")] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2, description="Taken from logits of tokens in the answer.")] = (
+        0.0
+    )
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2, description="The same, times their number there.")] = 0.0
+    logit_bias: Annotated[
+        tuple[Bias, ...], Meta(max_length=MAX_BIASES, description="(token id, -100 to 100 to add to its logit).")
+    ] = ()
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="Makes sampling repeatable.")] | None = None
     stop: Annotated[
         tuple[StopString, ...], Meta(max_length=16, description="End the answer before any of these texts.")

@@ -37,17 +37,23 @@ from disagg.inference.stream import AsyncStream, Perform, Stream
 from disagg.inference.types import Completion
 from disagg.token import fleet_token
 
-_NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "cache_salt")
+_OF_THE_BODY = ("cache_salt", "tools", "must_call", "json_schema", "chat_template_kwargs", "hold_prompt")
+_NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", *_OF_THE_BODY)
 CONNECT_S = 0.5  # for `connect`; a host that takes longer is left to the request
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and four more.
+    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and ten more.
 
-    stop: one string or several. alone: "decode" or "prefill" runs the request on one host of that role, without a
-    hand-off; None by default. timeout: seconds until the request must have ended; 600 by default. on_kv_failure: what
-    follows if no prefill host delivers the KV: "fallback", the default, lets the decode host compute the prompt, "fail"
-    raises a HandoffError. cache_salt: only requests with the same salt share KV that hosts hold; "" by default.
+    stop: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or "prefill" runs
+    the request on one host of that role, without a hand-off; None by default. timeout: seconds until the request must
+    have ended; 600 by default. on_kv_failure: what follows if no prefill host delivers the KV: "fallback", the default,
+    lets the decode host compute the prompt, "fail" raises a HandoffError. cache_salt: only requests with the same salt
+    share KV that hosts hold; "" by default.
+
+    The rest are fields of `disagg.api.GenerateBody`. tools: each {"name", "description", "parameters"}. must_call:
+    names of tools, one of which the answer calls. json_schema: the answer is JSON that fits it. chat_template_kwargs:
+    further variables of the chat template. hold_prompt: more answers to this prompt follow.
     """
 
     max_tokens: int
@@ -56,6 +62,9 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int
     min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
     seed: int | None
     stop: str | Sequence[str]
     logprobs: int | None
@@ -65,6 +74,11 @@ class GenerateOptions(TypedDict, total=False):
     timeout: float
     on_kv_failure: OnKVFailure
     cache_salt: str
+    tools: Sequence[Mapping[str, Any]]
+    must_call: Sequence[str]
+    json_schema: Mapping[str, Any] | None
+    chat_template_kwargs: Mapping[str, Any]
+    hold_prompt: bool
 
 
 class AsyncClient:
@@ -274,9 +288,10 @@ def _body(model: str, prompt: Mapping[str, Any], options: GenerateOptions) -> Ge
         sampling["stop"] = [stop]
     if sampling.get("temperature") and sampling.get("seed") is None:
         sampling["seed"] = secrets.randbits(63)  # so that any host can go on with the same draws
+    if isinstance(bias := sampling.get("logit_bias"), Mapping):
+        sampling["logit_bias"] = [list(pair) for pair in bias.items()]
     fields["sampling"] = sampling
-    if "cache_salt" in options:
-        fields["cache_salt"] = options["cache_salt"]
+    fields |= {name: _as_json(value) for name, value in options.items() if name in _OF_THE_BODY}
     if "timeout" in options:
         fields["deadline_s"] = _as_json(options["timeout"])
     try:

@@ -17,7 +17,7 @@ from disagg.api import events, requests, sampling, status
 from disagg.api.base import Contract
 
 PAGE = Path(__file__).parents[2] / "docs/http-api.md"
-NAMES = {int: "integer", float: "number", str: "text", bool: "true or false"}
+NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", bytes: "base64"}
 
 
 def types() -> dict[str, type[Contract]]:

@@ -52,7 +52,8 @@ def shown_bounds(kind: type[Any], field: str) -> str:
 
 def test_the_options_are_those_of_the_api() -> None:
     assert list(rows("option")) == list(GenerateOptions.__annotations__)
-    assert list(rows("option"))[:-4] == list(Sampling.__struct_fields__)
+    fields = list(Sampling.__struct_fields__)
+    assert list(rows("option"))[: len(fields)] == fields
 
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(Sampling), ids=lambda field: field.name)
