@@ -1,7 +1,6 @@
 """One HTTP server in front of a fleet, for clients that speak OpenAI's or Ollama's API. `disagg serve` runs it.
 
 serve     the process: listen, serve, drain
-protocol  bounds on connections that have sent no request yet
 app       routes, and what every request passes through: request id, key, size of the body
 access    who may use which model
 keys      the clients' keys, in a file

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from disagg.config import Fleet, Model
 from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UsageError
 from disagg.gateway.keys import Key, KeyRing
+from disagg.http.protocol import connection_of
 
 log = logging.getLogger("disagg.gateway")
 
@@ -32,6 +33,7 @@ class Access:
         try:
             if not self._public and self._ring.empty:
                 _require_local(request)
+                _prove(request)
                 return None
             key = self._ring.find(_secret(request))
         except ConfigError as error:
@@ -39,6 +41,7 @@ class Access:
             raise DisaggError("the gateway cannot read its keys", "its log says why") from error
         if key is None:
             raise Unauthorized("the API key is missing or wrong", "send one of `disagg keys list` as a Bearer token")
+        _prove(request)
         return key
 
 
@@ -67,6 +70,12 @@ def is_loopback(address: str) -> bool:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
+
+
+def _prove(request: Request) -> None:
+    """The connection of this request is worth more than those whose callers have shown no key."""
+    if (connection := connection_of(request.scope)) is not None:
+        connection.proven = True
 
 
 def _secret(request: Request) -> str:

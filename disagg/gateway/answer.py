@@ -16,6 +16,7 @@ from disagg.errors import Cancelled, DisaggError
 from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.events import Event, Finished, Piece
 from disagg.gateway.problems import INTERNAL, Problem, problem_of
+from disagg.http.requests import disconnected
 from disagg.inference.types import Completion
 
 FIRST_S = 2.0  # without an event, the response starts with a comment; until then an error has its HTTP status
@@ -72,7 +73,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._stream(send) if self._head.request.stream else self._whole(scope, receive, send)
         writing = asyncio.ensure_future(work)
-        others = [asyncio.ensure_future(_disconnected(receive))]
+        others = [asyncio.ensure_future(disconnected(receive))]
         if self._head.request.stream and self._dialect.keep_alive:
             others.append(asyncio.ensure_future(self._keep_alive(send)))
         try:
@@ -171,11 +172,6 @@ def _problem(error: Exception) -> Problem:
         return problem_of(error)
     log.error("internal_error", exc_info=error)
     return INTERNAL
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _never() -> Any:

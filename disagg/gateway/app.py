@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -15,12 +12,12 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from disagg.errors import BodyTooLarge, Cancelled, DisaggError, Overloaded, RequestError
+from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.gateway import models
 from disagg.gateway.access import Access, require_model
 from disagg.gateway.answer import Answer, Outcome, json_response
@@ -35,14 +32,12 @@ from disagg.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.request import GatewayRequest
 from disagg.gateway.run import run
+from disagg.http import requests
+from disagg.http.protocol import connection_of
 from disagg.inference.client import AsyncClient
 from disagg.version import VERSION
 
-BODY_S = 60.0  # for a whole request body to arrive
 MAX_REQUESTS = 512  # at a time; more would only wait for the hosts
-MIN_BODY_LIMIT = 1 << 20
-BODY_BYTES_PER_TOKEN = 64  # of context
-REQUEST_ID = "X-Request-Id"
 _REQUEST_ID_KEY = "disagg.request_id"  # in the ASGI scope
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -91,7 +86,7 @@ def build(client: AsyncClient, access: Access) -> ASGIApp:
             Route(f"{prefix}/models/{{model:path}}", one_model, methods=["GET"]),
         ]
     handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}
-    return RequestIds(Starlette(routes=routes, exception_handlers=handlers))
+    return Door(Starlette(routes=routes, exception_handlers=handlers))
 
 
 class Gateway:
@@ -103,8 +98,7 @@ class Gateway:
         self._limits = Limits()
         self.metrics = GatewayMetrics()
         self._running = 0
-        context = max(model.context for model in client.fleet.models.values())
-        self._body_limit = max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context)
+        self._body_limit = requests.body_limit(max(model.context for model in client.fleet.models.values()))
 
     def post(self, dialect: Dialect) -> Handler:
         """The endpoint of one dialect."""
@@ -147,7 +141,7 @@ class Gateway:
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         """The body, which must be a JSON object. Raises RequestError and BodyTooLarge."""
-        data = await _read(request, self._body_limit)
+        data = await requests.body(request, self._body_limit, "shorten the prompt")
         try:
             body = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -157,24 +151,9 @@ class Gateway:
         return body
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    """The whole body."""
-    data = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for part in request.stream():
-                data += part
-                if len(data) > limit:
-                    raise BodyTooLarge(f"the request body is over {limit} bytes", "shorten the prompt")
-    except TimeoutError:
-        raise RequestError(f"the request body did not arrive within {BODY_S:g} s", "send it at once") from None
-    except ClientDisconnect:
-        raise Cancelled("the caller disconnected before its request body had arrived") from None
-    return bytes(data)
-
-
-class RequestIds:
-    """Outermost ASGI layer: every request has an id, the caller's or a new one, and its answer names it."""
+class Door:
+    """Outermost ASGI layer: every request has an id, the caller's or a new one, and its answer names it. On a
+    connection for which there was no place, everything but /health is refused."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -183,17 +162,30 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Request(scope).headers.get(REQUEST_ID, "")
-        request_id = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else secrets.token_hex(8)
-        scope[_REQUEST_ID_KEY] = request_id
+        request = Request(scope, receive)
+        scope[_REQUEST_ID_KEY] = request_id = requests.request_id(request)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (REQUEST_ID.lower().encode(), request_id.encode())]
+                message["headers"] = [*message["headers"], (requests.REQUEST_ID.lower().encode(), request_id.encode())]
             await send(message)
 
+        connection = connection_of(scope)
+        if connection is not None and connection.surplus and scope["path"] != "/health":
+            await requests.discard_body(request)
+            await _respond(_NO_PLACE)(scope, receive, send_with_id)
+            return
         with suppress(Exception):  # Starlette raises it again after _on_bug, which has logged and answered it
             await self._app(scope, receive, send_with_id)
+
+
+_NO_PLACE = Problem(
+    503,
+    "server_error",
+    "too_many_connections",
+    "the gateway has no place for more connections: try again in a moment",
+    headers={"Retry-After": "1", "Connection": "close"},
+)
 
 
 def _log(dialect: Dialect, head: Head, key: Key | None, outcome: Outcome) -> None:

@@ -12,7 +12,11 @@ import openai
 import pytest
 
 from disagg.errors import PortInUse, ServerUnavailable
-from disagg.gateway import protocol, serve
+from disagg.gateway import serve
+from disagg.http import protocol
+from disagg.http.accept import listen
+from disagg.http.connections import Bounds
+from disagg.http.server import BoundedServer
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 
@@ -22,15 +26,15 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "strea
 class Running:
     """A gateway that serves on a socket of this process."""
 
-    def __init__(self, server: serve.Server, port: int, task: asyncio.Task[None]) -> None:
+    def __init__(self, server: BoundedServer, port: int, task: asyncio.Task[None]) -> None:
         self.server, self.port, self.task = server, port, task
         self.url = f"http://127.0.0.1:{port}"
 
 
 @asynccontextmanager
-async def running(client: FakeClient) -> AsyncIterator[Running]:
-    listener = serve.listen("127.0.0.1", 0)
-    server = serve.Server(fake_client.app(client))
+async def running(client: FakeClient, bounds: Bounds = serve.BOUNDS) -> AsyncIterator[Running]:
+    listener = listen("127.0.0.1", 0, serve.HINTS)
+    server = serve.server(fake_client.app(client), bounds)
     task = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         yield Running(server, listener.getsockname()[1], task)
@@ -49,6 +53,36 @@ async def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.
             with suppress(ConnectionResetError):
                 assert await asyncio.wait_for(reader.read(), 5) == b""
             writer.close()
+
+
+async def test_idle_connections_make_room_for_new_ones() -> None:
+    crowd = Bounds(connections=6, unproven=4, unproven_per_address=4)
+    async with running(FakeClient("one "), crowd) as gateway, httpx.AsyncClient(trust_env=False) as http:
+        idle = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(12)]
+        answer = await http.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
+        assert answer.text.endswith("data: [DONE]\n\n")
+        reader, _ = idle[0]
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_a_caller_without_a_place_is_told_so_and_health_is_still_answered() -> None:
+    full = Bounds(connections=1)
+    async with (
+        running(FakeClient("one ", 60.0), full) as gateway,
+        httpx.AsyncClient(trust_env=False) as http,
+        httpx.AsyncClient(trust_env=False) as late,
+        httpx.AsyncClient(trust_env=False) as router,
+        http.stream("POST", f"{gateway.url}/v1/chat/completions", json=CHAT) as answer,
+    ):
+        lines = answer.aiter_lines()
+        await anext(lines)
+        refused = await late.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
+        health = await router.get(f"{gateway.url}/health")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+    assert refused.headers["retry-after"] == "1" and "x-request-id" in refused.headers
+    assert health.status_code == 200
 
 
 async def test_a_slow_answer_is_not_taken_for_a_slow_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +142,6 @@ async def test_the_official_client_raises_an_error_at_the_end_of_a_cut_stream() 
 
 
 def test_a_port_that_is_in_use_is_named() -> None:
-    listener = serve.listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0, serve.HINTS)
     with listener, pytest.raises(PortInUse, match="in use"):
-        serve.listen("127.0.0.1", listener.getsockname()[1])
+        listen("127.0.0.1", listener.getsockname()[1], serve.HINTS)
