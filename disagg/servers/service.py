@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import secrets
 import threading
@@ -46,7 +45,7 @@ from disagg.errors import (
     UnknownModel,
 )
 from disagg.servers import caller as callers
-from disagg.servers.admission import Admission
+from disagg.servers.admission import Admission, retry_after
 from disagg.servers.caller import Caller
 from disagg.servers.health.engine import EngineHealth
 from disagg.servers.health.leases import Leases
@@ -59,9 +58,8 @@ RELEASE_VARIABLE = "DISAGG_RELEASE"
 UNSTARTED = frozenset({"tokenising", "queued", "waiting for KV"})
 COMPUTED = frozenset({"sending KV", "generating"})
 """Phases in which a request's prompt is computed."""
-MAX_RETRY_AFTER_S = 30
 AFTER_START_S = 5
-"""What a server that loads or drains tells its callers to wait."""
+"""What callers of a server that loads or drains wait."""
 RECENT = 0.2
 """The weight of one request in the average of recent ones."""
 SHORT_TEXT = 2048  # characters, which are tokenised without a thread
@@ -224,11 +222,14 @@ class Service(ABC, Generic[Engine]):
         return request.phase in UNSTARTED and not (request.phase == "queued" and request.slot_sent)
 
     @property
+    def queue_s(self) -> float:
+        """Seconds until the queue has moved on by one place per waiting request."""
+        return self._request_s * self._admission.queued / self._admission.running_limit
+
+    @property
     def retry_after_s(self) -> int:
-        """When a refused caller may find a place, from the queue and the duration of recent requests, 1 to 30 s."""
-        if self.state != "ok":
-            return AFTER_START_S
-        return retry_after(self._admission.queued, self._admission.running_limit, self._request_s)
+        """When a refused caller may find a place."""
+        return retry_after(self.queue_s if self.state == "ok" else AFTER_START_S)
 
     def extend_leases(self, request_ids: Collection[str]) -> LeaseAnswer:
         """POST /lease."""
@@ -395,12 +396,6 @@ class Service(ABC, Generic[Engine]):
 
 
 AnyService = Service[Any]
-
-
-def retry_after(queued: int, running_limit: int, request_s: float) -> int:
-    """Seconds until the queue has moved on by one place per waiting request, 1 to MAX_RETRY_AFTER_S. request_s: how
-    long a request runs."""
-    return max(1, min(MAX_RETRY_AFTER_S, math.ceil(request_s * queued / running_limit)))
 
 
 async def on_daemon_thread(work: Callable[[], T], name: str) -> T:

@@ -6,7 +6,6 @@ computation is next, and waiting makes a prompt count as shorter. `order` decide
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
@@ -24,8 +23,6 @@ JOIN_S = 10.0
 FIRST_TOKENS_S = 1000.0  # taken as the speed until it is measured
 RATED_TOKENS = 64  # a shorter step does not show the speed
 RATE_WEIGHT = 0.2  # of the newest measurement in the moving average
-
-MAX_RETRY_AFTER_S = 30
 
 State = Literal["waiting", "started", "computed"]
 
@@ -115,11 +112,6 @@ def chunk(alone: bool, tokens_s: float, policy: Policy) -> int:
     return min(most, max(policy.least_chunk_tokens, int(policy.chunk_s * tokens_s)))
 
 
-def retry_after(tokens: int, tokens_s: float) -> int:
-    """Seconds until the tokens that wait are computed, 1 to MAX_RETRY_AFTER_S."""
-    return max(1, min(MAX_RETRY_AFTER_S, math.ceil(tokens / tokens_s)))
-
-
 @dataclass(slots=True, eq=False)
 class Job:
     """One prompt. start: opens its run, on the scheduler's thread. tokens: of the prompt. kv_bytes: of its KV, while it
@@ -200,9 +192,9 @@ class Scheduler:
         return self._tokens_s
 
     @property
-    def retry_after_s(self) -> int:
-        """When a refused caller may find a place."""
-        return retry_after(self.tokens, self._tokens_s or FIRST_TOKENS_S)
+    def queue_s(self) -> float:
+        """Seconds until the prompt tokens that wait are computed."""
+        return self.tokens / (self._tokens_s or FIRST_TOKENS_S)
 
     def submit(self, job: Job) -> None:
         """Queue a job until `release`. Overloaded if too many tokens wait, ModelError if the thread has ended."""

@@ -83,8 +83,8 @@ class PrefillService(Service[PrefillEngine]):
         return self._scheduler.alive
 
     @property
-    def retry_after_s(self) -> int:
-        return super().retry_after_s if self.state != "ok" else self._scheduler.retry_after_s
+    def queue_s(self) -> float:
+        return self._scheduler.queue_s
 
     async def probe_engine(self) -> None:
         job = Job("probe", 2, 0, lambda: self.engine.start([0, 0], lambda block: None))

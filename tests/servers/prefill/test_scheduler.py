@@ -12,7 +12,7 @@ import pytest
 
 from disagg.engines.base import PrefillTiming
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLost
-from disagg.servers.prefill.scheduler import Candidate, Job, Policy, Scheduler, chunk, order, retry_after
+from disagg.servers.prefill.scheduler import Candidate, Job, Policy, Scheduler, chunk, order
 
 PATIENCE_S = 20.0
 POLICY = Policy(chunk_tokens=2048, kv_bytes=1000, queue_tokens=100_000)
@@ -85,11 +85,6 @@ def test_chunks_are_short_enough_that_others_need_not_wait_long(alone: bool, tok
     assert chunk(alone, tokens_s, POLICY) == expected
     assert chunk(alone, tokens_s, replace(POLICY, chunk_tokens=64)) == 64
     assert chunk(alone, 100, replace(POLICY, least_chunk_tokens=32)) == 50
-
-
-@pytest.mark.parametrize(("tokens", "seconds"), [(0, 1), (900, 1), (2001, 3), (1_000_000, 30)])
-def test_a_refused_caller_is_told_to_wait_until_the_queue_is_computed(tokens: int, seconds: int) -> None:
-    assert retry_after(tokens, 1000.0) == seconds
 
 
 class Run:
@@ -240,7 +235,7 @@ def test_more_tokens_than_may_wait_are_refused() -> None:
         scheduler.submit(job(Run("first", 5000, [], lambda: waited(go_on))))
         with pytest.raises(Overloaded, match="5000 prompt tokens wait to be computed, and 1 more are too many"):
             scheduler.submit(job(Run("second", 1, [])))
-        assert scheduler.retry_after_s == 5
+        assert scheduler.queue_s == 5
         go_on.set()
 
 
