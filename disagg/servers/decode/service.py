@@ -214,10 +214,11 @@ class DecodeService(Service[DecodeEngine]):
         if answer.finish_reason is None:
             turn_s = await self._take_turn(request)
             feed = self._submit(request, kv, salt)
+            first = await feed.steps()
+            self._release_inputs(kv)
+            yield answer.add(first)
             while answer.finish_reason is None:
-                event = answer.add(await feed.steps())
-                self._release_inputs(kv)
-                yield event
+                yield answer.add(await feed.steps())
         done = self._done(request, answer, kv, turn_s)
         logs.info("decoded", **done.to_json())
         yield done
@@ -248,7 +249,7 @@ class DecodeService(Service[DecodeEngine]):
         return feed
 
     def _release_inputs(self, kv: PromptKV) -> None:
-        """After the first token the engine uses its own copies."""
+        """From the first token on the engine uses its own copies."""
         if kv.received is not None:
             kv.received.release(reuse=True)
         if kv.held is not None:
