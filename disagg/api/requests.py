@@ -153,7 +153,8 @@ class PrefillOffer(Contract, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class DecodeBody(GenerateBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /decode. `kv_failure`: what the decode host does if the KV does not arrive whole. `prefill`: the prefill
-    host that the caller would ask; None: the decode host waits for KV however short the rest of the prompt is."""
+    host that the caller would ask; None: the decode host waits for KV however short the rest of the prompt is, if there
+    is any."""
 
     kv_failure: Literal["fail", "recompute"] = "fail"
     prefill: PrefillOffer | None = None

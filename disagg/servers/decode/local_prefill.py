@@ -29,10 +29,10 @@ def choose(rest: int, offer: PrefillOffer | None, local_tokens_s: float | None, 
     local_tokens_s: this host's speed, None if not measured. Assumes that the prefill host computes the rest only, and
     sends while it computes.
     """
+    if rest == 0:
+        return Choice(True, "no token but the last is left to compute")
     if offer is None:
         return Choice(False, "no prefill host was offered")
-    if rest == 0:
-        return Choice(True, "the KV of all tokens but the last is held")
     if local_tokens_s is None:
         few = "at most" if rest <= UNMEASURED_TOKENS else "over"
         reason = f"{rest} tokens: {few} {UNMEASURED_TOKENS}, and the speed here is not measured"

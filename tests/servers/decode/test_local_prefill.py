@@ -14,7 +14,8 @@ FAST = PrefillOffer(tokens_s=5000, link_bytes_s=1e9)
     ("rest", "offer", "tokens_s", "rest_bytes", "local", "reason"),
     [
         (12, None, 1000.0, 0, False, "no prefill host was offered"),
-        (0, FAST, None, 0, True, "the KV of all tokens but the last is held"),
+        (0, FAST, None, 0, True, "no token but the last is left to compute"),
+        (0, None, None, 0, True, "no token but the last is left to compute"),
         (UNMEASURED_TOKENS, FAST, None, 0, True, "32 tokens: at most 32, and the speed here is not measured"),
         (UNMEASURED_TOKENS + 1, FAST, None, 0, False, "33 tokens: over 32, and the speed here is not measured"),
         (13, FAST, 1000.0, 0, False, "13 tokens: 0.013 s here, 0.013 s on a prefill host"),
