@@ -23,6 +23,7 @@
     │   ├── IntegrityError           exit 1            the digest does not match
     │   └── PeerLost                 exit 1            connect, send or receive failed or timed out
     ├── ServerUnavailable            exit 4, HTTP 502  no server answers
+    │   ├── ServerNotRunning         exit 4            nothing listens on its port
     │   └── ServerSilent             exit 4            it accepts connections and sends no answer, or is stuck
     └── FleetError                   exit 1            a command on a host failed
         ├── PortInUse                exit 1            another process listens on a server's port
@@ -214,6 +215,10 @@ class ServerUnavailable(DisaggError):
 
     exit_code = 4
     http_status = 502
+
+
+class ServerNotRunning(ServerUnavailable):
+    """Nothing listens on the server's port: its machine refuses the connection."""
 
 
 class ServerSilent(ServerUnavailable):

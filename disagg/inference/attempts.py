@@ -6,6 +6,7 @@
     decode host is busy  -> another one -> wait for it
     request is too large -> another decode host, whose KV memory may be larger
     no host is up        -> wait a while for one
+    no host ever was up, and nothing listens on any of their ports -> fail at once: the fleet is not started
 
 An answer that was cut off goes on with the next attempt. `attempts` is the whole table for one look at the fleet. A
 failure does not change it; it rules out attempts that would fail in the same way. If none is left, `after` decides
@@ -27,6 +28,7 @@ from disagg.errors import (
     KVMemoryExceeded,
     Overloaded,
     RequestError,
+    ServerNotRunning,
     ServerSilent,
     ServerUnavailable,
 )
@@ -43,7 +45,7 @@ LOOK_AGAIN_S = 0.25  # while no host is up: costs nothing but a look at the view
 @dataclass(frozen=True, slots=True)
 class Route:
     """The hosts to try, best first. handed_off: the model has prefill hosts, up or not. prefill_waits, decode_waits:
-    which host is starting or stopping, if there is one."""
+    which host is starting or stopping, if there is one. unseen: all hosts, if none has ever answered this client."""
 
     model: str
     decode: tuple[Host, ...]
@@ -52,6 +54,7 @@ class Route:
     handed_off: bool = True
     prefill_waits: str = ""
     decode_waits: str = ""
+    unseen: frozenset[str] = frozenset()
 
 
 def route_of(ranking: Ranking) -> Route:
@@ -65,6 +68,7 @@ def route_of(ranking: Ranking) -> Route:
         bool(hosts.prefill),
         ranking.waits_for(hosts.prefill),
         ranking.waits_for(hosts.decode),
+        ranking.unseen,
     )
 
 
@@ -191,6 +195,8 @@ def after(route: Route, policy: RetryPolicy, failures: Sequence[Failure], earlie
     if policy.on_kv_failure == "fail" and route.alone is None and undelivered and spent:
         raise _kv_failure(undelivered)
     error = final_error(route, (*earlier, *failures))
+    if route.unseen and route.unseen <= _not_running(failures):
+        raise error
     if busy:
         error = Overloaded(f"every host was busy until the request's deadline: {_messages(busy)}", "try again later")
         seconds = min(float(failure.error.retry_after_s) for failure in busy if isinstance(failure.error, Overloaded))
@@ -203,6 +209,10 @@ def after(route: Route, policy: RetryPolicy, failures: Sequence[Failure], earlie
         role = "prefill" if route.alone == "prefill" else "decode"
         return Pause(LOOK_AGAIN_S, f"no {role} host of {route.model} is up", True, error)
     raise error
+
+
+def _not_running(failures: Sequence[Failure]) -> set[str]:
+    return {failure.host.name for failure in failures if isinstance(failure.error, ServerNotRunning)}
 
 
 def _kv_failure(failures: Sequence[Failure]) -> DisaggError:

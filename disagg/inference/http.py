@@ -15,7 +15,15 @@ import msgspec
 from disagg.api.base import Contract, InvalidValue
 from disagg.api.events import ERROR, EVENTS, ErrorAnswer, ErrorEvent, Event, ProgressEvent
 from disagg.config import Host
-from disagg.errors import DisaggError, Overloaded, ProtocolError, RequestError, ServerSilent, ServerUnavailable
+from disagg.errors import (
+    DisaggError,
+    Overloaded,
+    ProtocolError,
+    RequestError,
+    ServerNotRunning,
+    ServerSilent,
+    ServerUnavailable,
+)
 from disagg.inference.policy import DEFAULT_POLICY, Timeouts
 
 MAX_EVENT_BYTES = 4 << 20
@@ -198,7 +206,8 @@ def _failures(host: Host) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise ServerUnavailable(
+        kind = ServerNotRunning if _is_refusal(error) else ServerUnavailable
+        raise kind(
             f"no server answers at {host.url} ({host.name})",
             "run `disagg status`; `disagg start` starts what is stopped",
         ) from error
@@ -212,6 +221,15 @@ def _failures(host: Host) -> Iterator[None]:
         raise ServerUnavailable(message, "deploy the same version of disagg everywhere") from error
     except (ValueError, RecursionError, msgspec.DecodeError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise _unreadable(host) from error
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether every address of the host refused the connection. httpx, httpcore and anyio wrap the system's errors."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_refusal, error.exceptions))
+    return isinstance(error, ConnectionRefusedError) or (
+        error is not None and _is_refusal(error.__cause__ or error.__context__)
+    )
 
 
 def _stalled(host: Host, phase: str, seconds: float) -> ServerSilent:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -18,6 +19,7 @@ from disagg.errors import (
     ModelError,
     Overloaded,
     PeerLost,
+    ServerNotRunning,
     ServerSilent,
     ServerUnavailable,
 )
@@ -26,6 +28,7 @@ from disagg.inference.hosts.route import Alone
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 
 LOST, BUSY, SILENT, DOWN = PeerLost("lost"), Overloaded("full"), ServerSilent("silent"), ServerUnavailable("gone")
+STOPPED = ServerNotRunning("nothing listens")
 ENGINE, LARGE = ModelError("out of memory"), KVMemoryExceeded("needs 2 bytes, has 1")
 FAIL = RetryPolicy(on_kv_failure="fail")
 Side = Literal["prefill", "decode"]
@@ -37,7 +40,7 @@ def host(name: str) -> Host:
 
 def route(decode: str, prefill: str, alone: Alone | None = None, *, waits: str = "", handed_off: bool = True) -> Route:
     """waits: "prefill" or "decode" if a host of that role is loading."""
-    loading = {f"{role}_waits": f"{role[0]}9 is loading" for role in get_args(Alone) if role == waits}
+    loading: dict[str, Any] = {f"{role}_waits": f"{role[0]}9 is loading" for role in get_args(Alone) if role == waits}
     return Route("m", tuple(map(host, decode.split())), tuple(map(host, prefill.split())), alone, handed_off, **loading)
 
 
@@ -191,6 +194,29 @@ def test_the_error_when_waiting_does_not_help(
     with pytest.raises(kind) as raised:
         after(route("d1", "p1"), policy, failures)
     assert type(raised.value) is kind and raised.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("unseen", "outcomes", "waited_for"),
+    [
+        ("d1 p1", [("decode", STOPPED), ("prefill", STOPPED)], False),
+        ("d1 p1", [("decode", STOPPED), ("prefill", DOWN)], True),
+        ("d1 p1 p2", [("decode", STOPPED), ("prefill", STOPPED)], True),
+        ("", [("decode", STOPPED), ("prefill", STOPPED)], True),
+    ],
+    ids=["nothing listens on any host", "a host may be up", "a host was not tried", "a host has answered before"],
+)
+def test_a_fleet_that_is_not_started_is_not_waited_for(
+    unseen: str, outcomes: Sequence[tuple[Side, DisaggError]], waited_for: bool
+) -> None:
+    which = replace(route("d1", "p1"), unseen=frozenset(unseen.split()))
+    rows, failures = performed(which, outcomes)
+    assert rows[-1] == "none"
+    if waited_for:
+        assert after(which, RetryPolicy(), failures).limited
+        return
+    with pytest.raises(ServerUnavailable, match="Decode server unavailable - request failed: nothing listens"):
+        after(which, RetryPolicy(), failures)
 
 
 @pytest.mark.parametrize(

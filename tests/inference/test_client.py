@@ -26,7 +26,9 @@ from disagg.errors import (
 )
 from disagg.inference.client import AsyncClient, Client
 from disagg.inference.execute import Driver
+from disagg.inference.hosts.route import Alone
 from disagg.inference.types import Chunk, Completion
+from disagg.inference.waiting import Waiting
 from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet, free_ports, wait_until
 
@@ -267,6 +269,20 @@ def test_connecting_to_a_host_that_is_down_is_left_to_the_request(tiny_fleet: Ru
         client.connect()
         with pytest.raises(ServerUnavailable, match="no server answers"):
             client.generate("tiny", PROMPT, timeout=1)
+
+
+@pytest.mark.parametrize("alone", [None, "decode", "prefill"])
+def test_a_fleet_that_is_not_started_fails_a_request_at_once(
+    tiny_fleet: RunningFleet, alone: Alone | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = iter(free_ports(len(tiny_fleet.fleet.hosts)))
+    hosts = {name: dataclasses.replace(host, port=next(ports)) for name, host in tiny_fleet.fleet.hosts.items()}
+    monkeypatch.setattr(Waiting, "wait", None)  # any wait would fail
+    with Client(dataclasses.replace(tiny_fleet.fleet, hosts=hosts), token=TOKEN) as client:
+        client.connect()
+        with pytest.raises(ServerUnavailable, match="no server answers at") as raised:
+            client.generate("tiny", PROMPT, alone=alone)
+    assert "disagg start" in raised.value.hint
 
 
 def test_a_closed_client_says_what_to_do(tiny_fleet: RunningFleet) -> None:

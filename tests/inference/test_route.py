@@ -139,3 +139,14 @@ def test_a_model_without_the_role_that_must_answer_is_an_error() -> None:
     assert route.candidates(fleet, "m").decode == (fleet.hosts["p"],)
     with pytest.raises(ServerUnavailable, match="no prefill host serves m"):
         route.candidates(fleet, "m", "prefill")
+
+
+def test_a_host_that_has_answered_once_is_seen_although_it_is_down_now() -> None:
+    view, hosts = FleetView(), candidates("d1 d2")
+    assert ranked(view, hosts).unseen == {"d1", "d2", "p1"}
+    view.missed("d1")
+    assert ranked(view, hosts).unseen == {"d1", "d2", "p1"}
+    view.answered("d2", load())
+    view.missed("d2")
+    view.missed("d2")
+    assert ranked(view, hosts).unseen == frozenset()

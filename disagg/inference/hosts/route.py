@@ -71,13 +71,14 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """The hosts of each role, best first, and those that get no request now, with the reason. A fleet with more hosts
-    than are compared has others, which are in neither."""
+    than are compared has others, which are in neither. unseen: the names of all hosts, if none has ever answered."""
 
     candidates: Candidates
     decode: tuple[Choice, ...]
     prefill: tuple[Choice, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     offer: PrefillOffer | None = None
+    unseen: frozenset[str] = frozenset()
 
     def waits_for(self, hosts: Iterable[Host]) -> str:
         """`dgx-1 is loading`, if one of these hosts gets no request now but will soon; else empty."""
@@ -120,7 +121,13 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
     if prefill and decode:
         _add_transfer(view, prefill, decode[0], request)
     offer = _offer(view, prefill[0], decode[0].host) if prefill and decode else None
-    return Ranking(hosts, tuple(decode), tuple(prefill), look.left_out, offer)
+    return Ranking(hosts, tuple(decode), tuple(prefill), look.left_out, offer, _unseen(view, hosts))
+
+
+def _unseen(view: FleetView, hosts: Candidates) -> frozenset[str]:
+    """The names of all hosts, if none of them has ever answered this client."""
+    names = [host.name for host in (*hosts.decode, *hosts.prefill)]
+    return frozenset() if any(view.of(name).has_answered for name in names) else frozenset(names)
 
 
 def _cost(choice: Choice) -> float:

@@ -43,6 +43,11 @@ class HostView:
         return ""
 
     @property
+    def has_answered(self) -> bool:
+        """Whether the host has answered this client at least once."""
+        return self.load is not None or self.reachable == "up"
+
+    @property
     def ahead(self) -> int:
         """Requests that a new one finds there, by the host's last answer and by what was sent since."""
         load = self.load
