@@ -51,8 +51,9 @@ class Beats:
 
 @dataclass(slots=True)
 class Call:
-    """A POST to one host. `written`: time.monotonic() when its body was about to be written to an open connection.
-    reported: is called with the phase that each of the host's progress events states."""
+    """A POST to one host. Times by time.monotonic(), 0 until they are known: `written`, its body was about to be
+    written to an open connection; `last_sign`, the host sent the last piece of its answer. reported: is called with the
+    phase that each of the host's progress events states."""
 
     host: Host
     path: str
@@ -60,6 +61,7 @@ class Call:
     request_id: str
     timeouts: Timeouts = DEFAULT_POLICY.timeouts
     written: float = 0.0
+    last_sign: float = 0.0
     reported: Callable[[str], None] | None = None
 
     async def trace(self, name: str, _: Any) -> None:
@@ -143,8 +145,9 @@ async def _parse(response: httpx.Response, call: Call) -> AsyncGenerator[Event, 
     Raises ServerSilent if the host computes and its engine finishes nothing.
     """
     host, beats, name, buffer = call.host, Beats(), "", bytearray()
-    async for part in response.aiter_raw():
+    async for part in _parts(response, host):
         buffer += part
+        call.last_sign = time.monotonic()
         while (end := buffer.find(b"\n")) >= 0:
             line = bytes(buffer[:end])
             del buffer[: end + 1]
@@ -165,6 +168,12 @@ async def _parse(response: httpx.Response, call: Call) -> AsyncGenerator[Event, 
         if len(buffer) > MAX_EVENT_BYTES:
             raise ProtocolError(f"{host.name} sent an event of over {MAX_EVENT_BYTES} bytes")
     raise ServerUnavailable(f"{host.name} closed the stream before the answer was complete", "see its log")
+
+
+async def _parts(response: httpx.Response, host: Host) -> AsyncGenerator[bytes, None]:
+    with _failures(host):
+        async for part in response.aiter_raw():
+            yield part
 
 
 def _object(content: bytes, host: Host) -> dict[str, Any]:
@@ -212,7 +221,7 @@ def _failures(host: Host) -> Iterator[None]:
             "run `disagg status`; `disagg start` starts what is stopped",
         ) from error
     except httpx.TimeoutException as error:
-        raise ServerSilent(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`") from error
+        raise silent(host) from error
     except (httpx.HTTPError, httpx.StreamError) as error:
         reason = f": {error}" if str(error) else ""
         raise ServerUnavailable(f"lost the connection to {host.name}{reason}", "run `disagg status`") from error
@@ -230,6 +239,11 @@ def _is_refusal(error: BaseException | None) -> bool:
     return isinstance(error, ConnectionRefusedError) or (
         error is not None and _is_refusal(error.__cause__ or error.__context__)
     )
+
+
+def silent(host: Host) -> ServerSilent:
+    """The error of a host that has a request and sends nothing."""
+    return ServerSilent(f"{host.name} ({host.url}) did not answer in time", "run `disagg status`")
 
 
 def _stalled(host: Host, phase: str, seconds: float) -> ServerSilent:

@@ -15,7 +15,7 @@ import msgspec
 from disagg.api.events import DoneEvent, Event, LocalEvent, ShippedEvent, SlotEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillBody
 from disagg.config import Host
-from disagg.errors import DisaggError, HandoffError, ProtocolError
+from disagg.errors import DisaggError, HandoffError, ProtocolError, ServerSilent
 from disagg.inference import http as calls
 from disagg.inference.answer import ArrivingAnswer, AttemptOutcome
 from disagg.inference.attempts import Attempt
@@ -92,7 +92,7 @@ async def _hand_off(
         )
         shipping = asyncio.ensure_future(calls.closing_event(caller.http, order, ShippedEvent))
         try:
-            done = answer.take(await _first_tokens(events, shipping, caller.timeouts.blame))
+            done = answer.take(await _first_tokens(events, shipping, call, order))
             answer.trace.ordered = order.written
             done = done or await answer.read(events)
             if done.fallback:
@@ -120,8 +120,13 @@ def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
     )
 
 
-async def _first_tokens(events: AsyncIterator[Event], shipping: asyncio.Future[ShippedEvent], blame_s: float) -> Event:
-    """The decode host's first event after its slot; PrefillFailed as soon as the KV cannot come any more."""
+async def _first_tokens(
+    events: AsyncIterator[Event], shipping: asyncio.Future[ShippedEvent], call: calls.Call, order: calls.Call
+) -> Event:
+    """The decode host's first event after its slot; PrefillFailed as soon as the KV cannot come any more.
+
+    call, order: the requests to the decode and the prefill host.
+    """
     upcoming = asyncio.ensure_future(anext(events))
     try:
         await asyncio.wait((upcoming, shipping), return_when=asyncio.FIRST_COMPLETED)
@@ -130,9 +135,15 @@ async def _first_tokens(events: AsyncIterator[Event], shipping: asyncio.Future[S
         return await upcoming
     except HandoffError as error:
         # The prefill host's own error says more than the broken connection that the decode host saw.
-        await asyncio.wait((shipping,), timeout=blame_s)
+        await asyncio.wait((shipping,), timeout=call.timeouts.blame)
         cause = _exception(shipping)
         raise PrefillFailed(cause if isinstance(cause, DisaggError) else error) from error
+    except ServerSilent as error:
+        # Of two silent hosts, the one that has sent nothing for longer: the decode host may only wait for its KV.
+        shipped = shipping.done() and _exception(shipping) is None
+        if not shipped and order.last_sign <= call.last_sign:
+            raise PrefillFailed(calls.silent(order.host)) from error
+        raise
     finally:
         upcoming.cancel()
         await asyncio.wait((upcoming,))

@@ -16,15 +16,14 @@ from disagg.inference.client import Client
 from disagg.inference.policy import Timeouts
 from tests.fleets import RunningFleet
 
-End = Literal["cut", "error", "silent"]
+End = Literal["cut", "error"]
 ENGINE_ERROR = b'event: error\ndata: {"code": "ModelError", "message": "out of memory", "hint": ""}\n\n'
 
 
 @contextmanager
 def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
     """The port of a server that passes requests on to `real`, and after so many `tokens` events closes the
-    connection, sends an error of the engine, or sends nothing any more. GET /load answers as the real host."""
-    released = threading.Event()
+    connection or sends an error of the engine. GET /load answers as the real host."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -51,8 +50,6 @@ def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
             self.wfile.write(b"\n")
             if end == "error":
                 self.wfile.write(ENGINE_ERROR)
-            if end == "silent":
-                released.wait(20)
             self.close_connection = True
 
         def _headers(self) -> dict[str, str]:
@@ -66,7 +63,6 @@ def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
         try:
             yield server.server_port
         finally:
-            released.set()
             server.shutdown()
             thread.join()
 

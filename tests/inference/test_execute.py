@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from disagg.config import Host
-from disagg.errors import HandoffError, Overloaded, ServerUnavailable
-from disagg.inference.answer import FALLBACK_WARNING
+from disagg.errors import HandoffError, ServerUnavailable
 from disagg.inference.client import Client
 from tests.fleets import TOKEN, RunningFleet, free_ports
 from tests.inference.fake_hosts import change_timeouts, start_at, with_first
@@ -25,16 +24,13 @@ OVERLOADED = b'{"error": {"code": "Overloaded", "message": "the queue is full", 
 
 @contextmanager
 def misbehaving(kind: str, real: Host) -> Iterator[int]:
-    """The port of a server that fails in one way: "overloaded", "foreign", "silent", "forgetful" (does what it is
+    """The port of a server that fails in one way: "overloaded", "foreign", "forgetful" (does what it is
     asked, through `real`, and drops the answer) or "half" (opens a stream and closes it)."""
-    released = threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            if kind == "silent":
-                released.wait(20)
-            elif kind == "forgetful":
+            if kind == "forgetful":
                 headers = {name: self.headers[name] for name in ("Authorization", "X-Request-Id")}
                 httpx.post(real.url + self.path, content=body, headers=headers, timeout=20, trust_env=False)
             elif kind == "half":
@@ -55,7 +51,6 @@ def misbehaving(kind: str, real: Host) -> Iterator[int]:
         try:
             yield server.server_port
         finally:
-            released.set()
             server.shutdown()
             thread.join()
 
@@ -71,35 +66,6 @@ def test_a_prefill_host_that_fails_is_followed_by_another(tiny_fleet: RunningFle
     assert answer.warnings == ()
 
 
-def test_a_prefill_host_that_falls_silent_is_given_up_long_before_the_deadline(tiny_fleet: RunningFleet) -> None:
-    real = tiny_fleet.fleet.hosts["tiny-prefill"]
-    with misbehaving("silent", real) as port:
-        silent = dataclasses.replace(real, port=port)
-        fleet = dataclasses.replace(tiny_fleet.fleet, hosts={**tiny_fleet.fleet.hosts, real.name: silent})
-        with Client(fleet, token=TOKEN) as client:
-            change_timeouts(client, silence=2.0)  # servers send progress every second
-            answer = client.generate("tiny", tokens=PROMPT, max_tokens=3, timeout=60)
-    assert answer.metrics.method == "fallback"
-    assert answer.warnings[0].startswith(FALLBACK_WARNING) and "did not answer in time" in answer.warnings[0]
-
-
-def test_a_busy_prefill_host_is_waited_for_and_nothing_is_recomputed(tiny_fleet: RunningFleet) -> None:
-    real = tiny_fleet.fleet.hosts["tiny-prefill"]
-    before = tiny_fleet.status("tiny-decode")["counters"]["computed_prompt_tokens"]
-    with misbehaving("overloaded", real) as port:
-        busy = dataclasses.replace(real, port=port)
-        fleet = dataclasses.replace(tiny_fleet.fleet, hosts={**tiny_fleet.fleet.hosts, real.name: busy})
-        with Client(fleet, token=TOKEN) as client:
-            change_timeouts(client, note=0.5)
-            stream = client.stream("tiny", tokens=PROMPT, max_tokens=3, timeout=1.5)
-            notes = []
-            with pytest.raises(Overloaded, match="busy until the request's deadline: the queue is full"):
-                for chunk in stream:
-                    notes.append(chunk.note)
-    assert notes == ["waiting: tiny-prefill is busy: the queue is full"]
-    assert tiny_fleet.status("tiny-decode")["counters"]["computed_prompt_tokens"] == before
-
-
 def test_without_fallback_a_failed_hand_off_is_an_error(tiny_fleet: RunningFleet) -> None:
     real = tiny_fleet.fleet.hosts["tiny-prefill"]
     with misbehaving("foreign", real) as port:
@@ -107,22 +73,6 @@ def test_without_fallback_a_failed_hand_off_is_an_error(tiny_fleet: RunningFleet
         fleet = dataclasses.replace(tiny_fleet.fleet, hosts={**tiny_fleet.fleet.hosts, real.name: foreign})
         with Client(fleet, token=TOKEN) as client, pytest.raises(HandoffError, match="the KV hand-off failed"):
             client.generate("tiny", tokens=PROMPT, max_tokens=3, on_kv_failure="fail")
-
-
-def test_only_the_first_request_pays_for_a_silent_host(tiny_fleet: RunningFleet) -> None:
-    """Every request would begin there if its failure were not remembered."""
-    real = tiny_fleet.fleet.hosts["tiny-decode"]
-    with (
-        misbehaving("silent", real) as port,
-        Client(with_first(tiny_fleet.fleet, real.name, port), token=TOKEN) as client,
-    ):
-        change_timeouts(client, silence=1.5)
-        waits = []
-        for _ in range(5):
-            start_at(client, "bad-tiny-decode")
-            answer = client.generate("tiny", tokens=PROMPT, max_tokens=2)
-            waits.append(answer.metrics.ttft_parts.failed_attempts)
-    assert waits[0] >= 1.5 and waits[1:] == [0, 0, 0, 0]
 
 
 def test_an_answer_that_is_complete_survives_the_loss_of_its_prefill_figures(tiny_fleet: RunningFleet) -> None:

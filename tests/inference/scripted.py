@@ -1,0 +1,154 @@
+"""Hosts whose answers are scripts of a test, on the test's own event loop.
+
+With the fixture `virtual_time` their waits and the client's timers take no time, whatever the machine's load is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any
+
+from disagg.api.events import DoneEvent, ErrorEvent, Event, ProgressEvent, SlotEvent, Timing, TokenLogprob, TokensEvent
+from disagg.api.names import Role
+from disagg.api.requests import KVAddress
+from disagg.api.status import LeaseAnswer, Load
+from disagg.config import EngineOptions, Fleet, Host, Model
+from disagg.errors import DisaggError
+
+Body = dict[str, Any]
+Script = Callable[[Body], AsyncGenerator[Event | DisaggError, None]]
+"""Yields the events of one answer. A DisaggError before any event is the status of the answer, later its last event."""
+
+PROGRESS_S = 1.0
+
+
+async def silent(_: Body) -> AsyncGenerator[Event | DisaggError, None]:
+    """Accept the request and send nothing."""
+    await asyncio.Event().wait()
+    yield progress("queued")
+
+
+def progress(phase: str, beats: int = 0) -> ProgressEvent:
+    return ProgressEvent(phase=phase, beats=beats)
+
+
+async def waiting(phase: str, beats: int = 0, seconds: float = 1e9) -> AsyncGenerator[ProgressEvent, None]:
+    """A progress event a second for so long, from a host whose engine finishes nothing."""
+    for _ in range(int(seconds / PROGRESS_S)):
+        await asyncio.sleep(PROGRESS_S)
+        yield progress(phase, beats)
+
+
+def slot(body: Body) -> SlotEvent:
+    return SlotEvent(request_id="r", ticket="a ticket", kv=KVAddress("127.0.0.1", 9), prompt_tokens=len(body["tokens"]))
+
+
+def tokens(*ids: int) -> TokensEvent:
+    return TokensEvent("x" * len(ids), tuple(TokenLogprob(one, 0.0) for one in ids))
+
+
+def done(body: Body, computed: int = 1) -> DoneEvent:
+    count = body["sampling"]["max_tokens"]
+    return DoneEvent(
+        finish_reason="length",
+        prompt_tokens=len(body["tokens"]),
+        completion_tokens=count,
+        computed_prompt_tokens=computed,
+        timing=Timing(),
+    )
+
+
+async def whole(body: Body) -> AsyncGenerator[Event | DisaggError, None]:
+    """The rest of the answer 0, 1, 2, ... of max_tokens tokens, computed by this host alone."""
+    for token in range(len(body.get("answer_tokens", ())), body["sampling"]["max_tokens"]):
+        yield tokens(token)
+    yield done(body, len(body["tokens"]))
+
+
+class ScriptedHost:
+    """One host. asked: the body of each request, by path, in order."""
+
+    def __init__(self, scripts: Mapping[str, Script], load: Load) -> None:
+        self.scripts = {f"/{path}": script for path, script in scripts.items()}
+        self.load = load
+        self.asked: list[tuple[str, Body]] = []
+        self.connections: set[asyncio.Task[None]] = set()
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.add(task := asyncio.ensure_future(self._serve(reader, writer)))
+        task.add_done_callback(self.connections.discard)
+
+    async def close(self) -> None:
+        tasks = [*self.connections]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection: as many requests as come on it, until an event stream, which ends it."""
+        with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                path = head.split(b" ", 2)[1].decode()
+                body = await reader.readexactly(_content_length(head))
+                if path not in self.scripts:
+                    answer = self.load if path == "/load" else LeaseAnswer()
+                    writer.write(_response(200, answer.to_bytes()))
+                    continue
+                self.asked.append((path, json.loads(body)))
+                await self._answer(self.scripts[path](self.asked[-1][1]), writer)
+                break
+
+    async def _answer(self, events: AsyncGenerator[Event | DisaggError, None], writer: asyncio.StreamWriter) -> None:
+        started = False
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, DisaggError) and not started:
+                    writer.write(_response(event.http_status, json.dumps({"error": event.to_json()}).encode()))
+                    return
+                if not started:
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+                    started = True
+                writer.write(_encoded(ErrorEvent.of(event) if isinstance(event, DisaggError) else event))
+                await writer.drain()
+
+
+def _encoded(event: Event | ErrorEvent) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event.event.encode(), event.to_bytes())
+
+
+def _content_length(head: bytes) -> int:
+    lines = (line.partition(b":") for line in head.lower().split(b"\r\n"))
+    return next((int(value) for name, _, value in lines if name == b"content-length"), 0)
+
+
+def _response(status: int, body: bytes) -> bytes:
+    return b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+        status,
+        len(body),
+        body,
+    )
+
+
+def described_host(name: str, port: int) -> Host:
+    role: Role = "prefill" if name.startswith("p") else "decode"
+    kv_port = 9 if role == "decode" else None
+    return Host(name, "127.0.0.1", (role,), "m", EngineOptions("simulated"), port, kv_port=kv_port)
+
+
+@asynccontextmanager
+async def scripted(**hosts: Mapping[str, Script]) -> AsyncIterator[tuple[Fleet, dict[str, ScriptedHost]]]:
+    """A fleet of one model `m` whose hosts answer each path by its script: `d1={"decode": ...}` is a decode host, and
+    names that begin with p are prefill hosts."""
+    scripts = {name: ScriptedHost(paths, Load("ok", boot_id=name)) for name, paths in hosts.items()}
+    async with AsyncExitStack() as stack:
+        described = {}
+        for name, host in scripts.items():
+            server = await asyncio.start_server(host.accept, "127.0.0.1", 0)
+            stack.push_async_callback(host.close)
+            stack.callback(server.close)
+            port = server.sockets[0].getsockname()[1]
+            described[name] = described_host(name, port)
+        yield Fleet("scripted", Path("hosts.toml"), {"m": Model("m", {}, 4096)}, described), scripts
