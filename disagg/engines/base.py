@@ -16,6 +16,7 @@ from disagg.api.events import FinishReason
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.api.status import PreflightFinding
+from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.profile import ModelProfile
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import Cancelled
@@ -87,6 +88,8 @@ class DecodeRequest:
     tokens: the prompt, and the first `answered` tokens of the answer if it goes on after them; they count in
     sampling.max_tokens. held: from `find_held` for these tokens and this salt. kv: KV of tokens [held.tokens or 0,
     len(tokens) - 1); None: the engine computes what is not held. salt: only requests with the same salt share held KV.
+    constraint: the form that the answer must have, after the tokens that are given. hold_prompt: hold the KV of the
+    prompt from the first token on.
     """
 
     id: str
@@ -96,6 +99,8 @@ class DecodeRequest:
     held: HeldKV | None = None
     answered: int = 0
     salt: str = ""
+    constraint: Constraint | None = None
+    hold_prompt: bool = False
 
 
 class Listener(Protocol):
@@ -194,10 +199,11 @@ class PrefillEngine(ABC):
         *,
         answered: int = 0,
         salt: str = "",
+        constraint: Constraint | None = None,
     ) -> PrefillRun:
         """A run of a whole request on this engine alone: `emit` gets one token per step after the prompt. answered: how
-        many of `tokens`, the last ones, belong to the answer. Stop strings are not applied: the caller closes the run
-        at one."""
+        many of `tokens`, the last ones, belong to the answer. constraint: the form that the rest must have. Stop
+        strings are not applied: the caller closes the run at one."""
 
     def prefill(
         self,

@@ -99,6 +99,8 @@ class MLXDecodeEngine:
             held=held,
             answered=request.answered,
             salt=request.salt,
+            constraint=request.constraint,
+            hold_prompt=request.hold_prompt,
         )
         job.timing.submitted = time.monotonic()
         self._loop.submit(job)

@@ -296,7 +296,10 @@ class Loop:
             self.after_step()
 
     def _deliver(self, job: Job, token: Token) -> bool:
-        """Call the job's listener with the token; False if the listener raised."""
+        """Call the job's listener with the token; False if the listener raised, or the answer cannot go on."""
+        if job.constraint is not None and job.constraint.error is not None:
+            self._fail(job, job.constraint.error)
+            return False
         job.timing.first_token = job.timing.first_token or time.monotonic()
         with job.lock:
             if not job.open:

@@ -1,6 +1,6 @@
 """Samplers and log-probabilities for mlx, per request, in transformers' order:
 
-repetition penalty, temperature, top-k, top-p, min-p, draw. mlx-lm's own samplers filter before the temperature and
+`adjust`, temperature, top-k, top-p, min-p, draw. mlx-lm's own samplers filter before the temperature and
 share one global random state, so that requests in a batch change each other's draws; here every draw depends on its
 request's seed and its number only. `engines/transformers/sampling.py` does the same in torch, step for step.
 """
@@ -8,7 +8,6 @@ request's seed and its number only. `engines/transformers/sampling.py` does the 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -41,11 +40,6 @@ def sampler(sampling: Sampling, answered: int = 0) -> Sampler:
     """A sampler for one request, of whose answer `answered` tokens are given; stateful unless greedy: call it exactly
     once per token."""
     return greedy if sampling.greedy else _Draw(sampling, answered)
-
-
-def repetition_penalty(sampling: Sampling) -> RepetitionPenalty | None:
-    """A new penalty for one request; None if it has none."""
-    return RepetitionPenalty(sampling.repetition_penalty) if sampling.repetition_penalty != 1.0 else None
 
 
 class _Draw:
@@ -109,30 +103,6 @@ def _min_p(logits: Any, sampling: Sampling) -> Any:
         return logits
     threshold = mx.max(logits, axis=-1, keepdims=True) + math.log(sampling.min_p)
     return mx.where(logits < threshold, -mx.inf, logits)
-
-
-class RepetitionPenalty:
-    """A logits processor that weakens every token of the prompt and the answer so far, as transformers does.
-
-    raw: the model's unprocessed logits [1, vocab] of the steps not reported yet, oldest first. Reported
-    log-probabilities are computed from these.
-    """
-
-    def __init__(self, penalty: float) -> None:
-        self._penalty = penalty
-        self._seen: Any = None
-        self.raw: deque[Any] = deque()
-
-    def __call__(self, tokens: Any, logits: Any) -> Any:
-        """tokens: all of the sequence so far. Called once per step."""
-        self.raw.append(logits)
-        if self._seen is None:
-            self._seen = mx.zeros((logits.shape[-1],), dtype=mx.bool_)
-            self._seen[tokens] = True
-        else:
-            self._seen[tokens[-1]] = True
-        weakened = mx.where(logits > 0, logits / self._penalty, logits * self._penalty)
-        return mx.where(self._seen, weakened, logits)
 
 
 def read_row(array: Any) -> Any:

@@ -14,6 +14,7 @@ from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import PrefillEngine, PrefillTiming, Token
+from disagg.engines.model.constraint import Constraint
 from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.held import CountedKV
 from disagg.engines.simulated.model import SimulatedModel, sleep_until
@@ -70,8 +71,9 @@ class SimulatedPrefillEngine(PrefillEngine):
         *,
         answered: int = 0,
         salt: str = "",
+        constraint: Constraint | None = None,
     ) -> _AnswerRun:
-        """See PrefillEngine."""
+        """See PrefillEngine. Its tokenizer makes no constraints."""
         held = self._find(tokens[:-1], salt)
         prompt = _PromptRun(self._model, len(tokens) - 1, lambda emission: self.on_beat(), held)
         return _AnswerRun(self._model, prompt, tokens, sampling, emit, answered=answered)

@@ -13,6 +13,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, PrefillEngine, Token
 from disagg.engines.model import checkpoint, preflight
+from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.transformers.cache import OnRows, PreallocatedCache
 from disagg.engines.transformers.emit import RowEmitter
@@ -21,6 +22,7 @@ from disagg.engines.transformers.load import choose_device, load_model, weight_b
 from disagg.engines.transformers.prefixes import HeldPrompt, Prefixes
 from disagg.engines.transformers.profile import measure
 from disagg.engines.transformers.runs import AnswerRun, PromptRun
+from disagg.engines.transformers.sampling import Sampler
 from disagg.kv.blocks import Block
 
 
@@ -87,12 +89,15 @@ class TransformersPrefillEngine(PrefillEngine):
         *,
         answered: int = 0,
         salt: str = "",
+        constraint: Constraint | None = None,
     ) -> AnswerRun:
         """See PrefillEngine."""
         cache = self._cache(salt, tokens[:-1], len(tokens) + sampling.max_tokens - answered, self._chunk_tokens)
         prompt = PromptRun(self._forward, cache, tokens[:-1], self._chunk_tokens)
-        eos_ids = self.info.eos_ids
-        return AnswerRun(self._forward, prompt, tokens, sampling, emit, eos_ids=eos_ids, answered=answered)
+        sampler = Sampler(sampling, tokens, answered, constraint)
+        left = sampling.max_tokens - answered
+        eos_ids = () if sampling.ignore_eos else self.info.eos_ids
+        return AnswerRun(self._forward, prompt, tokens[-1], sampler, emit, eos_ids=eos_ids, left=left)
 
     def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
         """See PrefillEngine."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from disagg.api.sampling import Sampling
 from disagg.engines.base import PrefillTiming, Token
 from disagg.engines.transformers.cache import PreallocatedCache
 from disagg.engines.transformers.forward import Forward
@@ -74,26 +73,25 @@ class PromptRun:
 
 
 class AnswerRun:
-    """A PrefillRun of a prompt and its answer. prompt: computes all `tokens` but the last. eos_ids: end the answer.
-    answered: how many of `tokens`, the last ones, belong to the answer."""
+    """A PrefillRun of a prompt and its answer. prompt: computes all tokens before `last`. eos_ids: end the answer, of
+    which at most `left` tokens are generated."""
 
     def __init__(
         self,
         forward: Forward,
         prompt: PromptRun,
-        tokens: Sequence[int],
-        sampling: Sampling,
+        last: int,
+        sampler: Sampler,
         emit: Callable[[Token], None],
         *,
         eos_ids: Collection[int],
-        answered: int,
+        left: int,
     ) -> None:
         self._forward = forward
         self._prompt = prompt
-        self._last = tokens[-1]
-        self._left = sampling.max_tokens - answered
-        self._sampler = Sampler(sampling, tokens, answered)
-        self._eos_ids = () if sampling.ignore_eos else eos_ids
+        self._last, self._left = last, left
+        self._sampler = sampler
+        self._eos_ids = eos_ids
         self._emit = emit
         self.held = prompt.held
         self._timing = prompt.timing

@@ -1,6 +1,6 @@
 """Choose the next token from logits, per request, in transformers' order:
 
-repetition penalty, temperature, top-k, top-p, min-p, draw. `engines/mlx/sampling.py` does the same in mlx, step for
+`adjust`, temperature, top-k, top-p, min-p, draw. `engines/mlx/sampling.py` does the same in mlx, step for
 step, so that both draw the same tokens.
 """
 
@@ -10,23 +10,25 @@ import math
 from collections.abc import Sequence
 
 import torch
-from transformers import RepetitionPenaltyLogitsProcessor
 
 from disagg.api.sampling import Sampling
 from disagg.engines.base import Token
 from disagg.engines.model import draw
+from disagg.engines.model.constraint import Constraint
+from disagg.engines.transformers.adjust import Adjustment
 
 
 class Sampler:
-    """Chooses the tokens of one request. tokens: of the prompt and of the answer's beginning, to which the repetition
-    penalty applies. answered: how many of them belong to the answer."""
+    """Chooses the tokens of one request. tokens: of the prompt and of the answer's beginning. answered: how many of
+    them belong to the answer."""
 
-    def __init__(self, sampling: Sampling, tokens: Sequence[int], answered: int = 0) -> None:
+    def __init__(
+        self, sampling: Sampling, tokens: Sequence[int], answered: int = 0, constraint: Constraint | None = None
+    ) -> None:
         self._sampling = sampling
         self._seed = draw.new_seed() if sampling.seed is None else sampling.seed
         self._position = answered
-        self._penalty = _penalty(sampling)
-        self._seen = torch.tensor([list(tokens)], dtype=torch.long)
+        self._adjust = Adjustment(sampling, tokens, answered, constraint)
 
     def next(self, logits: torch.Tensor) -> Token:
         """logits: [vocab], any device and dtype. Reported log-probabilities are the model's, before any processor."""
@@ -34,14 +36,13 @@ class Sampler:
             return self._choose(logits.to("cpu", torch.float32))
 
     def _choose(self, raw: torch.Tensor) -> Token:
-        scores = raw if self._penalty is None else self._penalty(self._seen, raw[None])[0]
+        scores = self._adjust(raw)
         if self._sampling.greedy:
             token = int(scores.argmax())
         else:
             token = choose(filtered(scores, self._sampling), draw.uniform(self._seed, self._position))
         self._position += 1
-        if self._penalty is not None:
-            self._seen = torch.cat([self._seen, torch.tensor([[token]])], dim=1)
+        self._adjust.add(token)
         return self._report(token, raw.log_softmax(-1))
 
     def _report(self, token: int, logprobs: torch.Tensor) -> Token:
@@ -95,8 +96,3 @@ def _min_p(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     if sampling.min_p <= 0.0:
         return logits
     return logits.masked_fill(logits < logits.max() + math.log(sampling.min_p), -math.inf)
-
-
-def _penalty(sampling: Sampling) -> RepetitionPenaltyLogitsProcessor | None:
-    penalty = float(sampling.repetition_penalty)
-    return RepetitionPenaltyLogitsProcessor(penalty) if penalty != 1.0 else None

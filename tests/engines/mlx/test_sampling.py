@@ -13,6 +13,7 @@ from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, Top
 
 from disagg.api.sampling import Sampling
 from disagg.engines.mlx import sampling as mlx_sampling
+from disagg.engines.mlx.adjust import adjustment
 from disagg.errors import RequestError
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (1, 200)).astype(np.float32)
@@ -86,13 +87,13 @@ def test_greedy_requests_share_one_sampler() -> None:
 
 def test_the_repetition_penalty_is_that_of_transformers_over_the_whole_context() -> None:
     context = list(range(0, 60, 2))
-    penalty = mlx_sampling.repetition_penalty(Sampling(repetition_penalty=1.3))
+    penalty = adjustment(Sampling(repetition_penalty=1.3))
     assert penalty is not None
     for seen in (context, [*context, 199]):
         weakened = penalty(mx.array(seen), mx.array(LOGITS))
         expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([seen]), torch.tensor(LOGITS))
         assert np.allclose(np.array(weakened), expected.numpy(), rtol=1e-6)
-    assert mlx_sampling.repetition_penalty(Sampling()) is None
+    assert adjustment(Sampling()) is None
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])

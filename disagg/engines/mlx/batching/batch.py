@@ -19,9 +19,10 @@ from disagg.api.events import FinishReason
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, Listener, Token
 from disagg.engines.mlx import sampling as mlx_sampling
+from disagg.engines.mlx.adjust import Adjustment, adjustment
 from disagg.engines.mlx.batching.grouping import Row
 from disagg.engines.mlx.held import HeldArrays, Snapshot, covers, snapshot
-from disagg.engines.mlx.sampling import RepetitionPenalty
+from disagg.engines.model.constraint import Constraint
 from disagg.kv.received import ReceivedKV
 
 # Prompts that may be computed together, right-padded, while other requests decode.
@@ -35,10 +36,11 @@ _MAX_CACHE_BYTES = 1 << 30
 class Job:
     """One request in the engine.
 
-    kv, held: until the caches are built. answered: how many of `tokens` belong to the answer. covered: how many
-    tokens' KV the caches contain that it begins with. snapshots: for the KV that is held after its end, see
-    model.held.HeldStore.add. ended: its tokens and caches, taken out of the batch at its end. finite: no probability
-    was NaN, so that its KV may be used again. lock: held during calls to the listener. open: it may be called.
+    kv, held: until the caches are built. answered: how many of `tokens` belong to the answer. constraint: the form that
+    the rest of it must have. hold_prompt: hold the KV of the prompt before the answer ends. covered: how many tokens' KV
+    the caches contain that it begins with. snapshots: for the KV that is held after its end, see model.held.HeldStore.add.
+    ended: its tokens and caches, taken out of the batch at its end. finite: no probability was NaN, so that its KV may be
+    used again. lock: held during calls to the listener. open: it may be called.
     """
 
     id: str
@@ -49,6 +51,8 @@ class Job:
     held: HeldArrays | None = None
     answered: int = 0
     salt: str = ""
+    constraint: Constraint | None = None
+    hold_prompt: bool = False
     covered: int = 0
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     ended: tuple[list[int], list[Any]] | None = None
@@ -58,7 +62,7 @@ class Job:
     open: bool = True
     uid: int | None = None  # in its batch's generator
     written: int = 0  # tokens computed so far
-    penalty: RepetitionPenalty | None = None
+    adjustment: Adjustment | None = None
 
 
 class Batch:
@@ -86,6 +90,11 @@ class Batch:
         return min(len(self._reading), _PREFILL_BATCH)
 
     @property
+    def constrained(self) -> bool:
+        """Whether its answers must have a form."""
+        return any(job.constraint is not None for job in self._jobs.values())
+
+    @property
     def rows(self) -> list[Row]:
         return [row(job) for job in self._jobs.values()]
 
@@ -96,14 +105,14 @@ class Batch:
 
     def insert(self, job: Job, caches: list[Any] | None) -> None:
         """Add the job at the next step: the tokens that `caches` do not cover on top of them."""
-        job.penalty = mlx_sampling.repetition_penalty(job.sampling)
+        job.adjustment = adjustment(job.sampling, job.answered, job.constraint)
         (job.uid,) = self._generator.insert(
             [job.tokens[job.covered :]],
             max_tokens=[job.sampling.max_tokens - job.answered],
             caches=[caches],
             all_tokens=[job.tokens[: job.covered]],  # a copy, to which the generator appends
             samplers=[mlx_sampling.sampler(job.sampling, job.answered)],
-            logits_processors=[[job.penalty] if job.penalty else []],
+            logits_processors=[[job.adjustment] if job.adjustment else []],
             stop_sequences=[self._never_stop if job.sampling.ignore_eos else self._stop_at_eos],
         )
         self._jobs[job.uid] = job
@@ -161,8 +170,8 @@ class Batch:
         job = self._jobs[response.uid]
         job.written += 1
         row = mlx_sampling.read_row(response.logprobs)
-        if job.penalty is not None:
-            row = mlx_sampling.log_softmax(mlx_sampling.as_float(mlx_sampling.read_row(job.penalty.raw.popleft())))
+        if job.adjustment is not None:
+            row = mlx_sampling.log_softmax(mlx_sampling.as_float(mlx_sampling.read_row(job.adjustment.raw.popleft())))
         chosen = int(response.token)
         top = mlx_sampling.top_logprobs(row, job.sampling.logprobs) if job.sampling.logprobs else ()
         finish: FinishReason | None = response.finish_reason

@@ -117,10 +117,11 @@ class GroupedBatch:
             self._previous_wired_limit = None
 
     def _place(self, job: Job, caches: Caches) -> None:
-        rows = [group.rows for group in self._groups]
-        index = grouping.choose(rows, row(job), self._kv_bytes, self._pass_bytes)
+        # A constraint waits for each token of its group's steps: such requests do not slow down the others.
+        groups = [group for group in self._groups if group.constrained == (job.constraint is not None)]
+        index = grouping.choose([group.rows for group in groups], row(job), self._kv_bytes, self._pass_bytes)
         if index is not None:
-            group = self._groups[index]
+            group = groups[index]
             group.insert(job, caches)
         else:
             group = Batch(self._model, stream=self._stream, eos_ids=self._eos_ids, max_batch=self._max_batch)

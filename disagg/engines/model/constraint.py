@@ -1,0 +1,85 @@
+"""Which tokens may come next in an answer that must have a form, such as JSON that fits a schema.
+
+llguidance decides; it is an optional package and loaded with the first such request.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from disagg.errors import ModelError, RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+
+class Constraint:
+    """The form of one answer. Not for several threads at once."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._bits = np.zeros((1, (vocab_size + 31) // 32), dtype=np.int32)
+        self.error: ModelError | None = None
+        """Why the answer cannot go on; `allowed` then allows everything, and its caller ends the request."""
+
+    def accept(self, token: int) -> None:
+        """The next token of the answer."""
+        if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
+            self._fail()
+
+    def allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+        """Which tokens of the vocabulary may come next, [vocab]; None once the answer is complete."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        if self.error is not None or self._matcher.is_stopped():
+            return None
+        fill_next_token_bitmask(self._matcher, self._bits, 0)
+        if self._matcher.is_error():
+            self._fail()
+            return None
+        bits = np.unpackbits(self._bits.view(np.uint8)[0], count=self._vocab_size, bitorder="little")
+        return bits.astype(np.bool_)
+
+    def _fail(self) -> None:
+        reason = (self._matcher.get_error() or "the token is not allowed").splitlines()[0]
+        self.error = ModelError(f"the answer left its form: {reason}", "simplify the JSON schema")
+
+
+class Constraints:
+    """Makes constraints for one tokenizer. Callable from any thread."""
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        """tokenizer_json: as in tokenizer.json."""
+        self._json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos_ids = sorted(eos_ids)
+
+    def make(self, grammar: str, answer: Sequence[int] = ()) -> Constraint:
+        """A constraint after the first tokens of an answer. grammar: as llguidance reads it. RequestError if it is not
+        valid, or if the answer does not fit; ModelError if this host has no llguidance. Takes up to a second."""
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, grammar)
+        if matcher.is_error():
+            raise RequestError(f"json_schema: {matcher.get_error().splitlines()[0]}", "check the schema")
+        constraint = Constraint(matcher, self._vocab_size)
+        for token in answer:
+            constraint.accept(token)
+        if constraint.error is not None:
+            raise RequestError("answer_tokens: they do not have the form that the answer must have")
+        return constraint
+
+    @functools.cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        try:
+            from llguidance import LLTokenizer
+        except ImportError:
+            raise ModelError("llguidance is not installed on this host", "pip install 'disagg[structured]'") from None
+        if not self._eos_ids:
+            raise RequestError("json_schema: this model has no end-of-sequence token", "ask for text instead")
+        return LLTokenizer(self._json, n_vocab=self._vocab_size, eos_token=self._eos_ids)

@@ -1,0 +1,100 @@
+"""engines/mlx/adjust.py and engines/transformers/adjust.py: penalties, bias and constraints, alike in both frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+
+from disagg.api.sampling import Sampling
+from disagg.engines.mlx import adjust as on_mlx
+from disagg.engines.model.constraint import Constraint
+from disagg.engines.transformers import adjust as on_torch
+
+VOCAB = 50
+STEPS = np.random.default_rng(0).normal(0, 3, (6, VOCAB)).astype(np.float32)
+PROMPT = [1, 2, 3, 2]
+ANSWER = [7, 7, 2, 9, 7, 11]
+EVERYTHING = Sampling(
+    repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=-0.7, logit_bias=((5, 100), (2, -1.5), (2, -1))
+)
+
+
+class Odd(Constraint):
+    """Allows odd tokens, and all of them once it has accepted `until` tokens."""
+
+    def __init__(self, until: int = 99) -> None:
+        self.until, self.accepted = until, list[int]()
+        self.error = None
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+    def allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+        return None if len(self.accepted) >= self.until else np.arange(VOCAB) % 2 == 1
+
+
+def by_mlx(sampling: Sampling, answered: int = 0, constraint: Constraint | None = None) -> list[Any]:
+    """The adjusted logits of the steps after the first `answered` tokens of the answer."""
+    adjust = on_mlx.adjustment(sampling, answered, constraint)
+    assert adjust is not None
+    steps = range(answered, len(ANSWER))
+    return [
+        np.array(adjust(mx.array([*PROMPT, *ANSWER[:step]]), mx.array(STEPS[step : step + 1])))[0] for step in steps
+    ]
+
+
+def by_torch(sampling: Sampling, answered: int = 0, constraint: Constraint | None = None) -> list[Any]:
+    adjust = on_torch.Adjustment(sampling, [*PROMPT, *ANSWER[:answered]], answered, constraint)
+    rows = []
+    for step in range(answered, len(ANSWER)):
+        rows.append(adjust(torch.tensor(STEPS[step])).numpy())
+        adjust.add(ANSWER[step])
+    return rows
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(repetition_penalty=1.3),
+        Sampling(presence_penalty=0.4),
+        Sampling(frequency_penalty=-0.7),
+        Sampling(logit_bias=((5, 100), (2, -1.5))),
+        EVERYTHING,
+    ],
+)
+def test_both_frameworks_adjust_alike_to_the_last_bit(sampling: Sampling) -> None:
+    for ours, theirs in zip(by_mlx(sampling), by_torch(sampling), strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("answered", [1, 3, 5])
+@pytest.mark.parametrize("adjusted", [by_mlx, by_torch])
+def test_an_answer_that_goes_on_elsewhere_is_adjusted_as_if_it_had_not_stopped(adjusted: Any, answered: int) -> None:
+    whole, rest = adjusted(EVERYTHING), adjusted(EVERYTHING, answered)
+    assert [row.tobytes() for row in whole[answered:]] == [row.tobytes() for row in rest]
+
+
+@pytest.mark.parametrize("adjusted", [by_mlx, by_torch])
+def test_penalties_count_the_tokens_of_the_answer_and_not_those_of_the_prompt(adjusted: Any) -> None:
+    change = [row - raw for row, raw in zip(adjusted(Sampling(presence_penalty=0.5)), STEPS, strict=True)]
+    assert not change[0].any()
+    assert [sorted(np.flatnonzero(row).tolist()) for row in change[1:]] == [[7], [7], [2, 7], [2, 7, 9], [2, 7, 9]]
+    often = adjusted(Sampling(frequency_penalty=0.5))
+    assert [float((often[step] - STEPS[step])[7]) for step in range(6)] == pytest.approx([0, -0.5, -1, -1, -1, -1.5])
+
+
+@pytest.mark.parametrize("adjusted", [by_mlx, by_torch])
+def test_only_the_tokens_that_a_constraint_allows_stay_possible(adjusted: Any) -> None:
+    odd = Odd(until=4)
+    rows: Sequence[Any] = adjusted(Sampling(), 0, odd)
+    assert [np.isfinite(row).sum() for row in rows] == [VOCAB / 2] * 4 + [VOCAB] * 2
+    assert odd.accepted[:5] == ANSWER[:5]
+
+
+def test_a_request_that_adjusts_nothing_has_no_processor() -> None:
+    assert on_mlx.adjustment(Sampling(temperature=0.7, top_p=0.5), 3) is None
