@@ -342,7 +342,9 @@ class Service(ABC, Generic[Engine]):
         """Take a place, then tokenise: tokenising a long prompt takes seconds, which the queue must bound too."""
         self._admission.take_place(request.cleanup)
         prompt = await request.within_deadline(self._tokenise(body.content), "the prompt was not tokenised")
-        answer = check_ids(body.answer_tokens, self.engine.info.profile.vocab_size, "answer_tokens")
+        vocab_size = self.engine.info.profile.vocab_size
+        answer = check_ids(body.answer_tokens, vocab_size, "answer_tokens")
+        check_ids([token for token, _ in request.sampling.logit_bias], vocab_size, "logit_bias")
         if request.sampling.fit_context:
             room = max(1, self._context - len(prompt))
             request.sampling = structs.replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))

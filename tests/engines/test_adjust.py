@@ -1,4 +1,4 @@
-"""engines/mlx/adjust.py and engines/transformers/adjust.py: penalties, bias and constraints, alike in both frameworks."""
+"""The adjust.py of both frameworks: penalties, bias and constraints change logits alike."""
 
 from __future__ import annotations
 

@@ -37,10 +37,10 @@ class Job:
     """One request in the engine.
 
     kv, held: until the caches are built. answered: how many of `tokens` belong to the answer. constraint: the form that
-    the rest of it must have. hold_prompt: hold the KV of the prompt before the answer ends. covered: how many tokens' KV
-    the caches contain that it begins with. snapshots: for the KV that is held after its end, see model.held.HeldStore.add.
-    ended: its tokens and caches, taken out of the batch at its end. finite: no probability was NaN, so that its KV may be
-    used again. lock: held during calls to the listener. open: it may be called.
+    the rest of it must have. hold_prompt: hold the KV of the prompt before the answer ends. covered: how many tokens'
+    KV the caches contain that it begins with. snapshots: for the KV that is held after its end, see
+    model.held.HeldStore.add. ended: its tokens and caches, taken out of the batch at its end. finite: no probability
+    was NaN, so that its KV may be used again. lock: held during calls to the listener. open: it may be called.
     """
 
     id: str
