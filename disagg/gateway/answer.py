@@ -17,6 +17,7 @@ from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.events import Event, Finished, Piece
 from disagg.gateway.problems import INTERNAL, Problem, problem_of
 from disagg.http.requests import disconnected
+from disagg.inference.stages import Stage
 from disagg.inference.types import Completion
 
 FIRST_S = 2.0  # without an event, the response starts with a comment; until then an error has its HTTP status
@@ -27,9 +28,13 @@ log = logging.getLogger("disagg.gateway")
 
 
 class Outcome:
-    """What became of one request, filled in while it is answered. `tokens`: of the answers, as far as they came."""
+    """What became of one request, filled in while it is answered. n: answers per prompt. charge: is called with the
+    tokens of prompts and answers as they come; a request that fails or is cancelled is charged what it has used.
+    tokens: of the answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, n: int = 1, charge: Callable[[int], None] = lambda _: None) -> None:
+        self._n, self._charge = n, charge
+        self._prompts: dict[int, int] = {}
         self.completions: dict[int, Completion] = {}
         self.tokens = 0
         self.error: Problem | None = None
@@ -38,17 +43,24 @@ class Outcome:
     def note(self, event: Event) -> None:
         if isinstance(event, Finished):
             self.completions[event.choice] = event.completion
+            self._prompt(event.choice, event.completion.metrics.prompt_tokens)
         else:
             self.tokens += len(event.tokens)
+            self._charge(len(event.tokens))
 
-    def prompt_tokens(self, n: int) -> int:
-        """Of the prompts whose answers are complete; n: answers per prompt."""
-        prompts = {choice // n: completion for choice, completion in self.completions.items()}
-        return sum(completion.metrics.prompt_tokens for completion in prompts.values())
+    def staged(self, choice: int, stage: Stage) -> None:
+        """An answer has come to this stage."""
+        self._prompt(choice, stage.prompt_tokens)
 
-    def all_tokens(self, n: int) -> int:
-        """Of prompts and answers, as far as they are known."""
-        return self.prompt_tokens(n) + self.tokens
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts that a host has counted. A prompt that is answered several times counts once."""
+        return sum(self._prompts.values())
+
+    def _prompt(self, choice: int, tokens: int) -> None:
+        if tokens and choice // self._n not in self._prompts:
+            self._prompts[choice // self._n] = tokens
+            self._charge(tokens)
 
     @property
     def in_order(self) -> Sequence[Completion]:
@@ -60,12 +72,16 @@ class Answer(Response):
     """The response to one request. `ended` is called once, with what became of it."""
 
     def __init__(
-        self, dialect: Dialect, head: Head, events: AsyncGenerator[Event, None], ended: Callable[[Outcome], None]
+        self,
+        dialect: Dialect,
+        head: Head,
+        events: AsyncGenerator[Event, None],
+        outcome: Outcome,
+        ended: Callable[[Outcome], None],
     ) -> None:
         super().__init__()
-        self._dialect, self._head, self._events, self._ended = dialect, head, events, ended
+        self._dialect, self._head, self._events, self._outcome, self._ended = dialect, head, events, outcome, ended
         self._writer = dialect.writer(head)
-        self._outcome = Outcome()
         self._started = False
         self._quiet = True
         self._sending = asyncio.Lock()

@@ -117,14 +117,17 @@ class Gateway:
             self._running += 1
             self.metrics.started(model)
 
+            def charge(tokens: int) -> None:
+                if key is not None:
+                    self._limits.spend(key, tokens, time.monotonic())
+
             def ended(outcome: Outcome) -> None:
                 self._running -= 1
-                if key is not None:
-                    self._limits.spend(key, outcome.all_tokens(asked.n), time.monotonic())
                 self.metrics.ended(model, outcome.in_order, outcome.error, cancelled=outcome.cancelled)
                 _log(dialect, head, key, outcome)
 
-            return Answer(dialect, head, run(self._client, asked), ended)
+            outcome = Outcome(asked.n, charge)
+            return Answer(dialect, head, run(self._client, asked, outcome.staged), outcome, ended)
 
         return post
 
@@ -136,7 +139,7 @@ class Gateway:
             raise Overloaded(f"the gateway already runs {MAX_REQUESTS} requests", "try again in a moment")
         if key is None:
             return asked
-        self._limits.admit(key, time.monotonic())
+        self._limits.admit(key, asked.choices, time.monotonic())
         return replace(asked, options={**asked.options, "cache_salt": key.id})
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
@@ -198,7 +201,7 @@ def _log(dialect: Dialect, head: Head, key: Key | None, outcome: Outcome) -> Non
         dialect.name,
         head.model,
         state,
-        outcome.prompt_tokens(head.request.n),
+        outcome.prompt_tokens,
         outcome.tokens,
         time.time() - head.created,
         f" ({outcome.error.message})" if outcome.error else "",

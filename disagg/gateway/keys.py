@@ -49,7 +49,8 @@ class _File(Contract, frozen=True):
 
 
 class KeyFile:
-    """The keys on disk. Commands and the gateway may use the file at the same time."""
+    """The keys on disk. Commands and the gateway may use the file at the same time. Beside it, an empty file states
+    that there have been keys: if the keys are lost, nobody gets in, instead of everybody."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,6 +76,15 @@ class KeyFile:
         except InvalidValue as error:
             hint = "restore it, or remove it and add the keys again"
             raise ConfigError(f"{self.path} is damaged: {error}", hint) from None
+
+    @property
+    def required(self) -> bool:
+        """Whether there has been a key."""
+        return self._marker.exists()
+
+    @property
+    def _marker(self) -> Path:
+        return self.path.with_suffix(".required")
 
     def add(
         self,
@@ -128,6 +138,7 @@ class KeyFile:
 
     def _write(self, keys: tuple[Key, ...]) -> None:
         """Replace the file in one step: a reader sees the old keys or the new ones."""
+        self._marker.touch(0o600)
         new = self.path.with_suffix(".new")
         new.unlink(missing_ok=True)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -142,14 +153,14 @@ class KeyRing:
     def __init__(self, file: KeyFile) -> None:
         self._file = file
         self._version: tuple[int, ...] | None = None
-        self._keys: tuple[Key, ...] = ()
         self._valid: dict[str, Key] = {}
+        self._required = file.required
 
     @property
     def empty(self) -> bool:
-        """Whether no key was ever added. Revoked keys count: revoking the last one opens nothing."""
+        """Whether no key was ever added. Neither revoking the last one nor the loss of the file opens anything."""
         self._refresh()
-        return not self._keys
+        return not self._required
 
     @property
     def usable(self) -> bool:
@@ -165,8 +176,9 @@ class KeyRing:
     def _refresh(self) -> None:
         version = self._file_version()
         if version != self._version:
-            self._keys = self._file.read()
-            self._valid = {key.sha256: key for key in self._keys if key.revoked is None}
+            keys = self._file.read()
+            self._valid = {key.sha256: key for key in keys if key.revoked is None}
+            self._required = self._required or bool(keys) or self._file.required
             self._version = version
 
     def _file_version(self) -> tuple[int, ...]:

@@ -18,10 +18,11 @@ class Bucket:
         self._level = float(per_minute)
         self._updated = now
 
-    def wait_s(self, now: float) -> float:
-        """Seconds until one more may be used; 0 if it may be used now."""
+    def wait_s(self, count: int, now: float) -> float:
+        """Seconds until so many more may be used; 0 if they may be used now. More than a minute's share never may: for
+        them it is enough that the bucket is full."""
         self._fill(now)
-        return max(0.0, (1 - self._level) * MINUTE_S / self._per_minute)
+        return max(0.0, (min(count, self._per_minute) - self._level) * MINUTE_S / self._per_minute)
 
     def take(self, count: int, now: float) -> None:
         """Use so many, also more than there are: the next one then waits longer."""
@@ -40,23 +41,24 @@ class Limits:
         self._requests: dict[str, Bucket] = {}
         self._tokens: dict[str, Bucket] = {}
 
-    def admit(self, key: Key, now: float) -> None:
-        """Count one request. Raises Overloaded, which says when to try again, if the key has used up its share."""
+    def admit(self, key: Key, answers: int, now: float) -> None:
+        """Count a request: as many as the answers that it asks for, each of which the hosts compute. Raises Overloaded,
+        which says when to try again, if the key has used up its share."""
         requests = _bucket(self._requests, key.id, key.requests_per_minute, now)
         tokens = _bucket(self._tokens, key.id, key.tokens_per_minute, now)
-        for bucket, limit in (
-            (requests, f"{key.requests_per_minute} requests"),
-            (tokens, f"{key.tokens_per_minute} tokens"),
+        for bucket, count, limit in (
+            (requests, answers, f"{key.requests_per_minute} requests"),
+            (tokens, 1, f"{key.tokens_per_minute} tokens"),
         ):
-            if bucket is not None and (wait_s := bucket.wait_s(now)) > 0:
+            if bucket is not None and (wait_s := bucket.wait_s(count, now)) > 0:
                 error = Overloaded(f"the key {key.name} is limited to {limit} per minute")
                 error.retry_after_s = math.ceil(wait_s)
                 raise error
         if requests is not None:
-            requests.take(1, now)
+            requests.take(answers, now)
 
     def spend(self, key: Key, tokens: int, now: float) -> None:
-        """Count the tokens of a request that has ended: only then is it known how many there were."""
+        """Count tokens that a request has used: it is not known before how many there will be."""
         bucket = _bucket(self._tokens, key.id, key.tokens_per_minute, now)
         if bucket is not None:
             bucket.take(tokens, now)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 
 from disagg.errors import ServerUnavailable, Unauthorized
 from disagg.gateway.events import Event, Finished, Piece
 from disagg.gateway.request import GatewayRequest
 from disagg.inference.client import AsyncClient
+from disagg.inference.stages import Stage
 from disagg.inference.stream import AsyncStream
+
+Watch = Callable[[int, Stage], None]
 
 WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
 
 
-async def run(client: AsyncClient, request: GatewayRequest) -> AsyncGenerator[Event, None]:
-    """The events of all answers. Raises a DisaggError if one fails; closing the generator cancels all."""
+async def run(client: AsyncClient, request: GatewayRequest, watch: Watch) -> AsyncGenerator[Event, None]:
+    """The events of all answers. watch: is called with the number of an answer whenever that comes to another stage.
+    Raises a DisaggError if one fails; closing the generator cancels all."""
     try:
         async with AsyncExitStack() as stack:
             streams = [
-                await stack.enter_async_context(client.stream(**request.arguments(choice)))
+                await stack.enter_async_context(
+                    client.stream(**request.arguments(choice), watch=partial(watch, choice))
+                )
                 for choice in range(request.choices)
             ]
             async with aclosing(_answer(0, streams[0]) if len(streams) == 1 else _together(streams)) as events:

@@ -18,6 +18,7 @@ from disagg.gateway.app import build
 from disagg.gateway.keys import KeyFile, KeyRing
 from disagg.inference.client import AsyncClient
 from disagg.inference.metrics import Metrics, TTFTParts
+from disagg.inference.stages import Stage
 from disagg.inference.types import Chunk, Completion
 
 Step = str | Exception | float
@@ -92,7 +93,9 @@ class FakeClient:
     def stream(self, **arguments: Any) -> FakeStream:
         if arguments.get("top_p") == 2:
             raise RequestError("top_p: over 0, at most 1 (got 2)")
+        watch = arguments.pop("watch")
         self.asked.append(arguments)
+        watch(Stage("prefill", "disaggregated", "m-prefill", "m-decode", prompt_tokens=5))
         self.streams.append(FakeStream(self.steps))
         return self.streams[-1]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from disagg.errors import (
     ContextLengthExceeded,
@@ -91,7 +92,7 @@ async def test_an_error_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_caller_that_disconnects_ends_its_request(stream: bool) -> None:
     client = FakeClient("text ", 60.0)
-    running = asyncio.ensure_future(call(client, {**CHAT, "stream": stream}, disconnect_after_s=0.05))
+    running = asyncio.ensure_future(call(fake_client.app(client), {**CHAT, "stream": stream}, disconnect_after_s=0.05))
     await asyncio.wait_for(running, 5)
     assert [one.closed for one in client.streams] == [True]
 
@@ -99,7 +100,7 @@ async def test_a_caller_that_disconnects_ends_its_request(stream: bool) -> None:
 async def test_a_gateway_that_is_stopped_says_that_the_answer_is_cut() -> None:
     client = FakeClient("text ", 60.0)
     sent: list[Message] = []
-    running = asyncio.ensure_future(call(client, STREAMED, sent=sent))
+    running = asyncio.ensure_future(call(fake_client.app(client), STREAMED, sent=sent))
     while len(sent) < 2:
         await asyncio.sleep(0.01)
     running.cancel()
@@ -150,6 +151,23 @@ async def test_a_key_opens_its_models_within_its_limits_until_it_is_revoked(tmp_
     assert (without.status_code, health.status_code) == (401, 200)
 
 
+@pytest.mark.parametrize("end", ["complete", "failed", "cancelled"])
+async def test_prompt_and_answer_are_charged_however_the_request_ends(end: str, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    secret = file.add("editor", tokens_per_minute=7)
+    client = FakeClient("one two ", *([ServerUnavailable("gone")] if end == "failed" else [0.05]))
+    application = fake_client.app(client, file.path)
+    if end == "cancelled":
+        client.steps = ("one two ", 60.0)
+        await call(application, STREAMED, until=b"two", authorization=f"Bearer {secret}")
+    async with fake_client.http(application, authorization=f"Bearer {secret}") as http:
+        if end != "cancelled":
+            await http.post("/v1/chat/completions", json=CHAT)
+        refused = await http.post("/v1/chat/completions", json=CHAT)
+    assert refused.status_code == 429 and "7 tokens per minute" in refused.json()["error"]["message"]
+    assert refused.headers["retry-after"] in ("8", "9"), "5 of the prompt and 2 of the answer are used up"
+
+
 async def test_keys_share_no_held_kv(tmp_path: Path) -> None:
     file, client = KeyFile(tmp_path / "keys.json"), FakeClient("text ")
     application = fake_client.app(client, file.path)
@@ -183,14 +201,20 @@ async def test_a_body_over_the_limit_is_a_413_and_other_methods_a_405() -> None:
 
 
 async def call(
-    client: FakeClient, body: dict[str, Any], disconnect_after_s: float = 60.0, sent: list[Message] | None = None
+    application: ASGIApp,
+    body: dict[str, Any],
+    disconnect_after_s: float = 60.0,
+    sent: list[Message] | None = None,
+    until: bytes = b"",
+    **headers: str,
 ) -> None:
-    """One request without an HTTP client, whose caller disconnects after some time."""
+    """One request without an HTTP client, whose caller disconnects after some time, or once it has received `until`."""
+    arrived = asyncio.Event()
     scope = {
         "type": "http",
         "method": "POST",
         "path": "/v1/chat/completions",
-        "headers": [(b"host", b"localhost")],
+        "headers": [(b"host", b"localhost"), *((name.encode(), value.encode()) for name, value in headers.items())],
         "query_string": b"",
     }
     received = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
@@ -198,11 +222,14 @@ async def call(
     async def receive() -> Message:
         if received:
             return received.pop()
-        await asyncio.sleep(disconnect_after_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(arrived.wait(), disconnect_after_s)
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         if sent is not None:
             sent.append(message)
+        if until and until in message.get("body", b""):
+            arrived.set()
 
-    await fake_client.app(client)(scope, receive, send)
+    await application(scope, receive, send)

@@ -107,6 +107,25 @@ def test_a_gateway_that_other_machines_can_reach_always_needs_a_key(file: KeyFil
         assert key is not None and key.name == "editor"
 
 
+def test_a_running_gateway_whose_keys_are_lost_lets_nobody_in(file: KeyFile) -> None:
+    access = Access(KeyRing(file), public=False)
+    secret = file.add("editor")
+    bearer = request(authorization=f"Bearer {secret}")
+    assert access.key(bearer) is not None
+    for path in file.path.parent.iterdir():
+        path.unlink()
+    for one in (request(), bearer):
+        with pytest.raises(Unauthorized):
+            access.key(one)
+
+
+def test_a_gateway_that_starts_after_its_keys_were_lost_lets_nobody_in(file: KeyFile) -> None:
+    file.add("editor")
+    file.path.unlink()
+    with pytest.raises(Unauthorized):
+        Access(KeyRing(file), public=False).key(request())
+
+
 def test_revoking_the_last_key_opens_nothing(file: KeyFile) -> None:
     access = Access(KeyRing(file), public=False)
     assert access.key(request()) is None
@@ -127,43 +146,60 @@ def test_loopback_addresses(address: str, loopback: bool) -> None:
 def test_a_bucket_gives_a_minute_s_share_at_once_and_then_as_it_fills() -> None:
     bucket = Bucket(60, now=0.0)
     bucket.take(60, 0.0)
-    assert bucket.wait_s(0.0) == pytest.approx(1.0)
-    assert bucket.wait_s(0.5) == pytest.approx(0.5)
-    assert bucket.wait_s(1.0) == 0
+    assert bucket.wait_s(1, 0.0) == pytest.approx(1.0)
+    assert bucket.wait_s(1, 0.5) == pytest.approx(0.5)
+    assert bucket.wait_s(1, 1.0) == 0
     bucket.take(31, 1.0)
-    assert bucket.wait_s(1.0) == pytest.approx(31.0)
+    assert bucket.wait_s(1, 1.0) == pytest.approx(31.0)
     bucket.take(0, 1000.0)
     bucket.take(60, 1000.0)
-    assert bucket.wait_s(1000.0) == pytest.approx(1.0), "an idle hour saves up one minute's share"
+    assert bucket.wait_s(1, 1000.0) == pytest.approx(1.0), "an idle hour saves up one minute's share"
 
 
 def test_requests_over_a_key_s_limit_are_told_when_to_try_again() -> None:
     limits, key = Limits(), made(requests_per_minute=2)
-    limits.admit(key, 0.0)
-    limits.admit(key, 0.0)
+    limits.admit(key, 1, 0.0)
+    limits.admit(key, 1, 0.0)
     with pytest.raises(Overloaded, match="2 requests per minute") as caught:
-        limits.admit(key, 0.0)
+        limits.admit(key, 1, 0.0)
     assert caught.value.retry_after_s == 30
-    limits.admit(key, 30.0)
-    limits.admit(made(id="other", requests_per_minute=2), 0.0)
+    limits.admit(key, 1, 30.0)
+    limits.admit(made(id="other", requests_per_minute=2), 1, 0.0)
 
 
-def test_tokens_are_counted_when_a_request_has_ended() -> None:
+def test_each_answer_that_a_request_asks_for_counts() -> None:
+    limits, key = Limits(), made(requests_per_minute=4)
+    limits.admit(key, 3, 0.0)
+    with pytest.raises(Overloaded, match="4 requests per minute") as caught:
+        limits.admit(key, 2, 0.0)
+    assert caught.value.retry_after_s == 15
+    limits.admit(key, 1, 0.0)
+
+
+def test_a_request_for_more_answers_than_a_minute_s_share_waits_for_a_full_share_and_delays_the_next() -> None:
+    limits, key = Limits(), made(requests_per_minute=2)
+    limits.admit(key, 4, 0.0)
+    with pytest.raises(Overloaded) as caught:
+        limits.admit(key, 1, 0.0)
+    assert caught.value.retry_after_s == 90
+
+
+def test_tokens_that_were_used_delay_the_next_request() -> None:
     limits, key = Limits(), made(tokens_per_minute=100)
-    limits.admit(key, 0.0)
+    limits.admit(key, 1, 0.0)
     limits.spend(key, 199, 0.0)
     with pytest.raises(Overloaded, match="100 tokens per minute") as caught:
-        limits.admit(key, 0.0)
+        limits.admit(key, 1, 0.0)
     assert caught.value.retry_after_s == 60
-    limits.admit(key, 60.0)
+    limits.admit(key, 1, 60.0)
 
 
 def test_a_request_that_is_refused_for_its_tokens_does_not_count_as_one() -> None:
     limits, key = Limits(), made(requests_per_minute=1, tokens_per_minute=1)
     limits.spend(key, 1, 0.0)
     with pytest.raises(Overloaded, match="tokens"):
-        limits.admit(key, 0.0)
-    limits.admit(key, 60.0)
+        limits.admit(key, 1, 0.0)
+    limits.admit(key, 1, 60.0)
 
 
 def test_a_key_survives_json() -> None:
