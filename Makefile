@@ -7,6 +7,9 @@ PYTHON ?= python3
 PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
 PARALLEL := --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
+# Tests start hundreds of Python processes: without bytecode files, each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-fast lint format clean
 
 demo: $(VENV)/.ready

@@ -7,6 +7,7 @@ tests by hand. `make test-fast` does not even import the slow paths, and so neit
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Container
 from pathlib import Path
@@ -25,12 +26,15 @@ SLOW_PATHS = {
     "demo",
     "engines/mlx",
     "engines/model/test_checkpoint_files.py",
+    "engines/model/test_draw.py",
     "engines/model/test_rope.py",
+    "engines/model/test_text.py",
     "engines/transformers",
     "faults/test_matrix.py",
     "fleet/deploy/test_apply.py",
     "fleet/lifecycle",
     "fleet/services/test_supervise.py",
+    "gateway/test_openai_client.py",
     "integration",
     "planning/test_checkpoint.py",
     "test_tiny_models.py",
@@ -38,6 +42,7 @@ SLOW_PATHS = {
 SERVER_FIXTURES = {"tiny_fleet"}
 BED_FIXTURES = {"bed", "machines"}
 ENGINE_FIXTURES = {"tiny", "mlx_engine", "reference"}
+FRAMEWORKS = ("torch", "transformers", "mlx.core")
 _TESTS = Path(__file__).parent
 
 
@@ -59,6 +64,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(name)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in sharing, item.path not in slow))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fast tests import no framework: each process of a run would spend seconds on it."""
+    if session.config.getoption("markexpr") == FAST:
+        refuse_frameworks(sys.modules)
+
+
+def refuse_frameworks(modules: Container[str]) -> None:
+    if imported := [name for name in FRAMEWORKS if name in modules]:
+        raise pytest.UsageError(f"fast tests import {', '.join(imported)}: add their files to SLOW_PATHS")
 
 
 def _marks(item: pytest.Item, sharing: Container[Path]) -> list[str]:

@@ -20,6 +20,12 @@ def test_a_test_without_servers_hosts_or_engines_is_not_slow(request: pytest.Fix
     assert request.node.get_closest_marker("slow") is None
 
 
+def test_fast_files_that_import_a_framework_are_refused() -> None:
+    selection.refuse_frameworks({"numpy", "tokenizers"})
+    with pytest.raises(pytest.UsageError, match="fast tests import torch, mlx"):
+        selection.refuse_frameworks({"mlx.core", "numpy", "torch"})
+
+
 def test_a_block_that_takes_as_long_as_what_it_must_not_wait_for_fails() -> None:
     with pytest.raises(AssertionError, match="took 0 s or more"), ends_by_itself(0):
         pass

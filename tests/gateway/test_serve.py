@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import httpx
-import openai
 import pytest
 
 from disagg.errors import PortInUse, ServerUnavailable
@@ -122,6 +121,8 @@ async def test_a_gateway_that_cannot_wait_any_longer_ends_answers_with_an_error(
 
 
 async def test_the_official_client_does_not_repeat_what_was_already_retried_here() -> None:
+    import openai  # a second, which other processes of a run do without
+
     client = FakeClient(ServerUnavailable("none up"))
     async with running(client) as gateway, openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="unused") as sdk:
         with pytest.raises(openai.InternalServerError) as caught:
@@ -131,6 +132,8 @@ async def test_the_official_client_does_not_repeat_what_was_already_retried_here
 
 
 async def test_the_official_client_raises_an_error_at_the_end_of_a_cut_stream() -> None:
+    import openai  # a second, which other processes of a run do without
+
     client = FakeClient("one ", ServerUnavailable("Decode server unavailable"))
     async with running(client) as gateway, openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="unused") as sdk:
         stream = await sdk.completions.create(model="m", prompt="x", stream=True)
