@@ -5,6 +5,7 @@
     decode host fails    -> the next decode host that serves the model -> a prefill host, alone
     decode host is busy  -> another one -> wait for it
     request is too large -> another decode host, whose KV memory may be larger
+    request is wrong     -> fail, if the host that was to answer finds so
     no host is up        -> wait a while for one
     no host ever was up, and nothing listens on any of their ports -> fail at once: the fleet is not started
 
@@ -99,8 +100,10 @@ class Failure:
 
     @property
     def final(self) -> bool:
-        """Whether no other attempt could succeed: the request itself is wrong, was cancelled or is too late."""
-        return isinstance(self.error, RequestError | Cancelled | DeadlineExceeded) and not self.too_large
+        """Whether no other attempt could succeed: the request is too late, or the host that was to answer finds that
+        it is wrong. A prefill host that finds so may merely be configured in another way than the others."""
+        wrong = isinstance(self.error, RequestError) and self.answering and not self.too_large
+        return wrong or isinstance(self.error, DeadlineExceeded)
 
     @property
     def too_large(self) -> bool:
@@ -160,15 +163,15 @@ def remaining(route: Route, policy: RetryPolicy, failures: Sequence[Failure]) ->
 
 
 def _same(failure: Failure, later: Attempt) -> bool:
-    """Whether `later` would fail in the same way: it uses a decode host that failed, or a prefill host that is busy or
-    did not answer in time, so that asking it again would only take as long again."""
+    """Whether `later` would fail in the same way: it uses a decode host that failed, or a prefill host that is busy,
+    refuses the request, or did not answer in time, so that asking it again would only take as long again."""
     if failure.side == "decode":
         return later.decode == failure.attempt.decode
     if later.prefill != failure.attempt.prefill:
         return False
     if later.method == "prefill-alone":  # for a failed transfer the decode host may be to blame
         return failure.attempt.method == "prefill-alone" or not isinstance(failure.error, HandoffError)
-    return isinstance(failure.error, ServerSilent | Overloaded)
+    return isinstance(failure.error, ServerSilent | Overloaded | RequestError)
 
 
 def _allowed(attempt: Attempt, route: Route, policy: RetryPolicy, failures: Sequence[Failure]) -> bool:
@@ -205,7 +208,7 @@ def after(route: Route, policy: RetryPolicy, failures: Sequence[Failure], earlie
         return Pause(LOOK_AGAIN_S, waits, False, error)
     if policy.on_kv_failure == "fail" and route.decode and not undelivered and not route.prefill:
         return Pause(LOOK_AGAIN_S, f"no prefill host of {route.model} is up", True, error)
-    if all(isinstance(failure.error, ServerUnavailable) for failure in failures if failure.answering):
+    if all(isinstance(failure.error, ServerUnavailable | Cancelled) for failure in failures if failure.answering):
         role = "prefill" if route.alone == "prefill" else "decode"
         return Pause(LOOK_AGAIN_S, f"no {role} host of {route.model} is up", True, error)
     raise error

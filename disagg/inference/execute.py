@@ -134,8 +134,7 @@ class _Run:
         log.debug("attempt: %s", attempt)
         view = self.driver.view
         names = [host.name for host in (attempt.decode, attempt.prefill) if host is not None]
-        for name in names:
-            view.began(name, self.prompt.tokens)
+        began = {name: view.began(name, self.prompt.tokens) for name in names}
         self.answer.begin(attempt, self.request.called if self.first else time.monotonic())
         self.first = False
         failure, done = None, False
@@ -148,8 +147,8 @@ class _Run:
         except DisaggError as error:
             failure = Failure(attempt, "decode" if attempt.decode else "prefill", error)
         finally:
-            for name in names:
-                self._judge(name, failure, done)
+            for name, began_at in began.items():
+                self._judge(name, began_at, failure, done)
         calls.require_open(self.driver.http)  # closing the client under a request looks like a lost connection
         if failure.final:
             raise failure.error
@@ -165,15 +164,16 @@ class _Run:
             body = DecodeBody(**msgspec.structs.asdict(body), prefill=ranked.offer if first else None)
         return await perform(Caller(self.driver.http, self.driver.heartbeat, timeouts), attempt, body, self.answer)
 
-    def _judge(self, name: str, failure: Failure | None, done: bool) -> None:
+    def _judge(self, name: str, began_at: float, failure: Failure | None, done: bool) -> None:
         """Note in the view how the attempt went for one of its hosts."""
         view, tokens = self.driver.view, self.prompt.tokens
         if done:
             view.succeeded(name, tokens)
         elif failure is not None and failure.host.name == name:
-            view.failed(name, tokens, failure.error, time.monotonic(), random.random())
+            now, jitter = time.monotonic(), random.random()
+            view.failed(name, tokens, failure.error, now=now, jitter=jitter, began_at=began_at)
         else:
-            view.ended(name, tokens)
+            view.ended(name, tokens, began_at)
 
     def _announce(self, attempt: Attempt, failures: list[Failure]) -> None:
         """Tell the caller if the answer goes on on another host, or on one that is not meant for it."""

@@ -22,6 +22,7 @@ from disagg.errors import (
     ServerNotRunning,
     ServerSilent,
     ServerUnavailable,
+    UnknownModel,
 )
 from disagg.inference.attempts import Attempt, Failure, Pause, Route, after, attempts, remaining
 from disagg.inference.hosts.route import Alone
@@ -29,6 +30,7 @@ from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 
 LOST, BUSY, SILENT, DOWN = PeerLost("lost"), Overloaded("full"), ServerSilent("silent"), ServerUnavailable("gone")
 STOPPED = ServerNotRunning("nothing listens")
+WRONG, CANCELLED = ContextLengthExceeded("too long"), Cancelled("the engine is closed")
 ENGINE, LARGE = ModelError("out of memory"), KVMemoryExceeded("needs 2 bytes, has 1")
 FAIL = RetryPolicy(on_kv_failure="fail")
 Side = Literal["prefill", "decode"]
@@ -105,6 +107,10 @@ P1D1, P2D1, P1D2, P2D2 = (f"disaggregated {pair}" for pair in ("p1 d1", "p2 d1",
         ("p1", [("prefill", LOST)], [P1D1, P1D1]),
         ("p1", [("prefill", SILENT)], [P1D1, "fallback - d1"]),
         ("p1", [("prefill", LOST)] * 2, [P1D1, P1D1, "fallback - d1"]),
+        ("p1", [("prefill", WRONG)], [P1D1, "fallback - d1"]),
+        ("p1 p2", [("prefill", WRONG)], [P1D1, P2D1]),
+        ("p1 p2", [("prefill", WRONG)] * 2, [P1D1, P2D1, "fallback - d1"]),
+        ("p1", [("decode", CANCELLED)], [P1D1, P1D2]),
         ("p1", [("prefill", BUSY)], [P1D1, "none"]),
         ("p1 p2", [("prefill", BUSY)], [P1D1, P2D1]),
         ("p1 p2", [("prefill", BUSY), ("prefill", LOST)], [P1D1, P2D1, P2D2]),
@@ -147,6 +153,7 @@ def test_a_loading_decode_host_is_waited_for_before_a_prefill_host_answers_alone
         (route("", ""), [], "no decode host of m is up; for a while"),
         (route("", "", "prefill"), [], "no prefill host of m is up; for a while"),
         (route("d1", ""), [("decode", DOWN)], "no decode host of m is up; for a while"),
+        (route("d1", ""), [("decode", CANCELLED)], "no decode host of m is up; for a while"),
         (route("d1", "p1"), [("decode", DOWN), ("prefill", DOWN)], "no decode host of m is up; for a while"),
         (
             route("d1", "p1"),
@@ -220,20 +227,29 @@ def test_a_fleet_that_is_not_started_is_not_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("error", "final"),
+    ("error", "side", "final"),
     [
-        (DOWN, False),
-        (BUSY, False),
-        (ENGINE, False),
-        (LOST, False),
-        (DisaggError(""), False),
-        (ContextLengthExceeded(""), True),
-        (Cancelled(""), True),
-        (DeadlineExceeded(""), True),
+        (DOWN, "decode", False),
+        (BUSY, "decode", False),
+        (ENGINE, "decode", False),
+        (LOST, "prefill", False),
+        (DisaggError(""), "decode", False),
+        (LARGE, "decode", False),
+        (WRONG, "decode", True),
+        (WRONG, "prefill", False),
+        (UnknownModel(""), "prefill", False),
+        (CANCELLED, "decode", False),
+        (CANCELLED, "prefill", False),
+        (DeadlineExceeded(""), "decode", True),
+        (DeadlineExceeded(""), "prefill", True),
     ],
 )
-def test_which_failures_are_the_requests_own(error: DisaggError, final: bool) -> None:
-    assert Failure(Attempt("disaggregated", host("d1"), host("p1")), "decode", error).final is final
+def test_which_failures_are_the_requests_own(error: DisaggError, side: Side, final: bool) -> None:
+    assert Failure(Attempt("disaggregated", host("d1"), host("p1")), side, error).final is final
+
+
+def test_a_request_that_a_prefill_host_alone_was_to_answer_is_wrong_if_that_host_finds_so() -> None:
+    assert Failure(Attempt("prefill-alone", None, host("p1")), "prefill", WRONG).final
 
 
 def test_a_request_that_is_too_large_for_every_decode_host_fails_as_such() -> None:

@@ -24,6 +24,7 @@ from disagg.inference.hosts.affinity import BLOCK_BYTES, Affinity, chain, conten
 from disagg.inference.hosts.breaker import CLOSED, Breaker
 from disagg.inference.hosts.view import UNKNOWN, FleetView, HostView
 
+EJECTED = CLOSED.failed(ServerUnavailable(""), now=0.0, jitter=1.0, began_at=0.0)
 Step = Callable[[HostView], HostView]
 
 
@@ -65,8 +66,8 @@ def test_two_misses_are_down_and_one_good_answer_is_up(steps: Sequence[Step], ob
 def test_a_restart_drops_what_was_remembered_about_the_host() -> None:
     view = FleetView()
     view.answered("d", load(boot_id="a"))
-    view.began("d", 10)
-    view.failed("d", 10, ServerUnavailable(""), now=0.0, jitter=1.0)
+    began_at = view.began("d", 10)
+    view.failed("d", 10, ServerUnavailable(""), now=0.0, jitter=1.0, began_at=began_at)
     view.affinity.remember((b"1",), "d", 64, 256)
     assert view.of("d").obstacle(0.5)
     view.answered("d", load(boot_id="a"))
@@ -107,35 +108,60 @@ def test_a_host_without_figures_counts_own_requests() -> None:
 def test_which_failures_eject_a_host(error: DisaggError, failures: int, ejected: bool) -> None:
     breaker = CLOSED
     for _ in range(failures):
-        breaker = breaker.began().failed(error, now=100.0, jitter=1.0)
+        breaker = breaker.began().failed(error, now=100.0, jitter=1.0, began_at=breaker.until)
     assert (breaker.closed_for(100.0) > 0) is ejected
 
 
 def test_each_ejection_in_a_row_is_twice_as_long_up_to_a_bound() -> None:
     breaker, now, lengths = CLOSED, 0.0, []
     for _ in range(7):
-        breaker = breaker.began().failed(ServerUnavailable(""), now, jitter=1.0)
+        breaker = breaker.began().failed(ServerUnavailable(""), now, jitter=1.0, began_at=breaker.until)
         lengths.append(breaker.closed_for(now))
         now = breaker.until
     assert lengths == [1, 2, 4, 8, 16, 30, 30]
-    assert CLOSED.failed(ServerUnavailable(""), 0.0, jitter=0.0).until == 0.5
+    assert CLOSED.failed(ServerUnavailable(""), 0.0, jitter=0.0, began_at=0.0).until == 0.5
 
 
 def test_after_an_ejection_one_request_finds_out() -> None:
-    ejected = CLOSED.failed(ServerUnavailable(""), now=0.0, jitter=1.0)
+    ejected = EJECTED
     view = HostView(breaker=ejected)
     assert view.obstacle(0.9).startswith("failed lately") and not view.obstacle(1.0)
     probing = view.began(1)
     assert probing.obstacle(1.0), "a second request while the first finds out"
     assert not probing.ended(1, probing.breaker.succeeded()).obstacle(1.0)
-    assert not probing.ended(1, probing.breaker.ended()).obstacle(1.0), "cancelled: another may find out"
-    assert probing.ended(1, probing.breaker.failed(ServerUnavailable(""), 1.0, 1.0)).breaker.until == 3.0
+    assert not probing.ended(1, probing.breaker.ended(1.0)).obstacle(1.0), "cancelled: another may find out"
+    assert probing.ended(1, probing.breaker.failed(ServerUnavailable(""), 1.0, 1.0, 1.0)).breaker.until == 3.0
+
+
+@pytest.mark.parametrize(
+    ("what", "began_at", "now", "expected"),
+    [
+        # (probing, ejections, until) of a host that a request probes after its first ejection
+        ("a request ends that began before the ejection", 0.0, 1.5, (True, 1, 1.0)),
+        ("a request fails that began before the ejection", 0.0, 1.5, (True, 1, 1.0)),
+        ("a request fails that another host is to blame for", 0.0, 1.5, (True, 1, 1.0)),
+        ("the probe ends", 1.0, 1.5, (False, 1, 1.0)),
+        ("the probe fails", 1.0, 1.5, (False, 2, 3.5)),
+        ("the probe fails that another host is to blame for", 1.0, 1.5, (False, 1, 1.0)),
+    ],
+)
+def test_only_the_request_that_probes_a_host_decides_about_it(
+    what: str, began_at: float, now: float, expected: tuple[bool, int, float]
+) -> None:
+    breaker = EJECTED.began()
+    if what.endswith("to blame for"):
+        breaker = breaker.failed(PeerLost(""), now, 1.0, began_at)
+    elif "fails" in what:
+        breaker = breaker.failed(ServerUnavailable(""), now, 1.0, began_at)
+    else:
+        breaker = breaker.ended(began_at)
+    assert (breaker.probing, breaker.ejections, breaker.until) == expected
 
 
 def test_requests_under_way_when_a_host_is_ejected_count_once() -> None:
-    breaker = CLOSED.failed(ServerUnavailable(""), now=0.0, jitter=1.0)
-    for _ in range(10):
-        breaker = breaker.failed(ServerUnavailable(""), now=0.1, jitter=1.0)
+    breaker = EJECTED
+    for now in (0.1, 1.1, 5.0):
+        breaker = breaker.failed(ServerUnavailable(""), now, jitter=1.0, began_at=0.0)
     assert breaker.ejections == 1 and breaker.until == 1.0
 
 

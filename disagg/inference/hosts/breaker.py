@@ -23,7 +23,11 @@ FAILURES_IF_IT_ANSWERS = 3  # one request that no engine can serve does not ejec
 @dataclass(frozen=True, slots=True)
 class Breaker:
     """failures: in a row. ejections: in a row. until: no requests before this time. probing: one request runs to find
-    out whether the host is well again."""
+    out whether the host is well again.
+
+    Requests may end long after the breaker has changed. `began_at` is what `until` was when a request began: one that
+    began before the last ejection says nothing about the host since.
+    """
 
     failures: int = 0
     ejections: int = 0
@@ -38,22 +42,22 @@ class Breaker:
         """A request was sent to the host."""
         return replace(self, probing=True) if self.ejections else self
 
-    def ended(self) -> Breaker:
-        """That request ended without a verdict about the host."""
-        return replace(self, probing=False) if self.probing else self
+    def ended(self, began_at: float) -> Breaker:
+        """A request ended without a verdict about the host."""
+        return replace(self, probing=False) if self.probing and began_at == self.until else self
 
     def succeeded(self) -> Breaker:
         return CLOSED
 
-    def failed(self, error: DisaggError, now: float, jitter: float) -> Breaker:
-        """The host failed. Each further ejection is twice as long, times 0.5 to 1.0 by `jitter` (0 to 1)."""
+    def failed(self, error: DisaggError, now: float, jitter: float, began_at: float) -> Breaker:
+        """The host failed a request. Each further ejection is twice as long, times 0.5 to 1.0 by `jitter` (0 to 1)."""
         if not counts(error):
-            return self.ended()
+            return self.ended(began_at)
         failures = self.failures + 1
         unreachable = isinstance(error, ServerUnavailable)
         if not self.ejections and failures < (FAILURES_IF_UNREACHABLE if unreachable else FAILURES_IF_IT_ANSWERS):
             return replace(self, failures=failures)
-        if now < self.until:  # requests that were under way when the host was ejected
+        if began_at != self.until or now < self.until:  # it was under way when the host was ejected
             return replace(self, failures=failures)
         seconds = min(LONGEST_S, FIRST_S * 2**self.ejections) * (0.5 + jitter / 2)
         return Breaker(failures, self.ejections + 1, now + seconds)

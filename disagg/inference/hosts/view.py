@@ -127,19 +127,20 @@ class FleetView:
         """A host did not answer GET /load in time."""
         self.hosts[name] = self.of(name).missed()
 
-    def began(self, name: str, tokens: int) -> None:
-        """A request was sent to the host; `succeeded`, `failed` or `ended` follows."""
-        self.hosts[name] = self.of(name).began(tokens)
+    def began(self, name: str, tokens: int) -> float:
+        """A request was sent to the host; `succeeded`, `failed` or `ended` follows. Returns their `began_at`."""
+        self.hosts[name] = view = self.of(name).began(tokens)
+        return view.breaker.until
 
     def succeeded(self, name: str, tokens: int) -> None:
         view = self.of(name)
         self.hosts[name] = view.ended(tokens, view.breaker.succeeded())
 
-    def failed(self, name: str, tokens: int, error: DisaggError, now: float, jitter: float) -> None:
+    def failed(self, name: str, tokens: int, error: DisaggError, *, now: float, jitter: float, began_at: float) -> None:
         view = self.of(name)
-        self.hosts[name] = view.ended(tokens, view.breaker.failed(error, now, jitter))
+        self.hosts[name] = view.ended(tokens, view.breaker.failed(error, now, jitter, began_at))
 
-    def ended(self, name: str, tokens: int) -> None:
+    def ended(self, name: str, tokens: int, began_at: float) -> None:
         """The request ended without a verdict about the host."""
         view = self.of(name)
-        self.hosts[name] = view.ended(tokens, view.breaker.ended())
+        self.hosts[name] = view.ended(tokens, view.breaker.ended(began_at))
