@@ -51,6 +51,14 @@ class Contract(msgspec.Struct, frozen=True):
             raise InvalidValue(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
 
     @classmethod
+    def from_query(cls, query: Mapping[str, str]) -> Self:
+        """The value whose fields the query of a URL has as text. Raises InvalidValue if it does not fit the type."""
+        try:
+            return msgspec.convert(dict(query), cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidValue(_one_line(str(error), query)) from None
+
+    @classmethod
     def received(cls, body: Any, sender: str) -> Self:
         """`from_json` of an answer of the server `sender`. Raises ProtocolError if it does not fit the type."""
         try:

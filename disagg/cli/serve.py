@@ -18,6 +18,9 @@ def serve(
     *,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: any that is free.")] = 8080,
+    keep_text: Annotated[
+        bool, typer.Option("--keep-text", help="Keep prompts and answers in the history, not only their figures.")
+    ] = False,
 ) -> None:
     """Serve the fleet to clients of the OpenAI API, until Ctrl-C.
 
@@ -37,7 +40,7 @@ def serve(
     def ready(url: str) -> None:
         stderr().print(f"Serving {', '.join(fleet.models)} at {url}/v1. Ctrl-C stops it.", soft_wrap=True)
 
-    run(fleet, host, port, ready)
+    run(fleet, host, port, ready, keep_text=keep_text)
 
 
 def _log_requests() -> None:

@@ -17,8 +17,7 @@ from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.events import Event, Finished, Piece
 from disagg.gateway.problems import INTERNAL, Problem, problem_of
 from disagg.http.requests import disconnected
-from disagg.inference.stages import Stage
-from disagg.inference.types import Completion
+from disagg.inference.types import Completion, Stage
 
 FIRST_S = 2.0  # without an event, the response starts with a comment; until then an error has its HTTP status
 KEEP_ALIVE_S = 10.0  # between two comments

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from disagg.errors import DisaggError, Overloaded, RequestError
-from disagg.gateway import models
+from disagg.gateway import models, views
 from disagg.gateway.access import Access, require_model
 from disagg.gateway.answer import Answer, Outcome, json_response
 from disagg.gateway.dialects import ollama
@@ -28,10 +28,11 @@ from disagg.gateway.dialects.openai_chat import ChatCompletions
 from disagg.gateway.dialects.openai_completions import Completions
 from disagg.gateway.keys import Key
 from disagg.gateway.limits import Limits
-from disagg.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from disagg.gateway.observe.observers import Observers
 from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.request import GatewayRequest
 from disagg.gateway.run import run
+from disagg.gateway.watch import METRICS_TYPE, GatewayWatch
 from disagg.http import requests
 from disagg.http.protocol import connection_of
 from disagg.inference.client import AsyncClient
@@ -45,9 +46,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 log = logging.getLogger("disagg.gateway")
 
 
-def build(client: AsyncClient, access: Access) -> ASGIApp:
-    """The ASGI application of the gateway. The caller closes the client."""
-    gateway = Gateway(client, access)
+def build(client: AsyncClient, access: Access, watch: GatewayWatch | None = None) -> ASGIApp:
+    """The ASGI application of the gateway. The caller closes the client. watch: its observers; without, there is no
+    history."""
+    watch = watch or GatewayWatch(client)
+    gateway = Gateway(client, access, watch.observers)
     started = time.time()
 
     async def list_models(request: Request) -> Response:
@@ -65,7 +68,7 @@ def build(client: AsyncClient, access: Access) -> ASGIApp:
 
     async def metrics(request: Request) -> Response:
         access.key(request)
-        return Response(gateway.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(watch.metrics(), media_type=METRICS_TYPE)
 
     async def health(_: Request) -> Response:
         return json_response({"status": "ok"})
@@ -77,6 +80,7 @@ def build(client: AsyncClient, access: Access) -> ASGIApp:
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
         Route("/api/tags", tags, methods=["GET"]),
         Route("/api/version", version, methods=["GET"]),
+        *views.routes(client.fleet, access, watch),
     ]
     for prefix in ("/v1", ""):
         routes += [
@@ -85,6 +89,7 @@ def build(client: AsyncClient, access: Access) -> ASGIApp:
             Route(f"{prefix}/models", list_models, methods=["GET"]),
             Route(f"{prefix}/models/{{model:path}}", one_model, methods=["GET"]),
         ]
+    watch.board.serves(route.path for route in routes)
     handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}
     return Door(Starlette(routes=routes, exception_handlers=handlers))
 
@@ -92,11 +97,11 @@ def build(client: AsyncClient, access: Access) -> ASGIApp:
 class Gateway:
     """Answers requests in every dialect with one client."""
 
-    def __init__(self, client: AsyncClient, access: Access) -> None:
+    def __init__(self, client: AsyncClient, access: Access, observers: Observers) -> None:
         self._client = client
         self._access = access
+        self._observers = observers
         self._limits = Limits()
-        self.metrics = GatewayMetrics()
         self._running = 0
         self._body_limit = requests.body_limit(max(model.context for model in client.fleet.models.values()))
 
@@ -110,12 +115,12 @@ class Gateway:
                 asked = self._admitted(key, dialect.read(await self._body(request)))
             except DisaggError as error:
                 problem = problem_of(error)
-                self.metrics.refused("", problem)
+                self._observers.refuse("", problem)
                 return json_response(dialect.error(problem), problem.status, problem.headers)
             head = Head(asked, request.scope[_REQUEST_ID_KEY], arrived)
             model = self._client.fleet.model(asked.model).name
             self._running += 1
-            self.metrics.started(model)
+            life = self._observers.accept(head, dialect.name, model, key.name if key else None)
 
             def charge(tokens: int) -> None:
                 if key is not None:
@@ -123,11 +128,11 @@ class Gateway:
 
             def ended(outcome: Outcome) -> None:
                 self._running -= 1
-                self.metrics.ended(model, outcome.in_order, outcome.error, cancelled=outcome.cancelled)
+                life.ended(outcome.error, cancelled=outcome.cancelled)
                 _log(dialect, head, key, outcome)
 
             outcome = Outcome(asked.n, charge)
-            return Answer(dialect, head, run(self._client, asked, outcome.staged), outcome, ended)
+            return Answer(dialect, head, run(self._client, asked, life, outcome.staged), outcome, ended)
 
         return post
 

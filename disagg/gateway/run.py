@@ -9,19 +9,28 @@ from functools import partial
 
 from disagg.errors import ServerUnavailable, Unauthorized
 from disagg.gateway.events import Event, Finished, Piece
+from disagg.gateway.observe.observers import Life
 from disagg.gateway.request import GatewayRequest
 from disagg.inference.client import AsyncClient
-from disagg.inference.stages import Stage
 from disagg.inference.stream import AsyncStream
+from disagg.inference.types import Stage
 
-Watch = Callable[[int, Stage], None]
+Staged = Callable[[int, Stage], None]
 
 WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
 
 
-async def run(client: AsyncClient, request: GatewayRequest, watch: Watch) -> AsyncGenerator[Event, None]:
-    """The events of all answers. watch: is called with the number of an answer whenever that comes to another stage.
-    Raises a DisaggError if one fails; closing the generator cancels all."""
+async def run(client: AsyncClient, request: GatewayRequest, life: Life, staged: Staged) -> AsyncGenerator[Event, None]:
+    """The events of all answers. Raises a DisaggError if one fails; closing the generator cancels all.
+
+    life: is told what happens, and has recorded each answer before its end is yielded. staged: is called with the
+    number of an answer whenever that comes to another stage.
+    """
+
+    def watch(choice: int, stage: Stage) -> None:
+        life.moved(choice, stage)
+        staged(choice, stage)
+
     try:
         async with AsyncExitStack() as stack:
             streams = [
@@ -30,21 +39,26 @@ async def run(client: AsyncClient, request: GatewayRequest, watch: Watch) -> Asy
                 )
                 for choice in range(request.choices)
             ]
-            async with aclosing(_answer(0, streams[0]) if len(streams) == 1 else _together(streams)) as events:
+            async with aclosing(
+                _answer(0, streams[0], life) if len(streams) == 1 else _together(streams, life)
+            ) as events:
                 async for event in events:
                     yield event
     except Unauthorized as error:  # the gateway's own token is meant, not the caller's key
         raise ServerUnavailable(error.message, error.hint) from error
 
 
-async def _answer(choice: int, stream: AsyncStream) -> AsyncGenerator[Event, None]:
+async def _answer(choice: int, stream: AsyncStream, life: Life) -> AsyncGenerator[Event, None]:
     async for chunk in stream:
         if not chunk.note:  # notes are among the completion's warnings, too
+            life.generated(choice, len(chunk.tokens))
             yield Piece(choice, chunk.text, chunk.tokens)
+    life.completed(choice, stream.completion)
+    await life.settle()
     yield Finished(choice, stream.completion)
 
 
-async def _together(streams: Sequence[AsyncStream]) -> AsyncGenerator[Event, None]:
+async def _together(streams: Sequence[AsyncStream], life: Life) -> AsyncGenerator[Event, None]:
     """The events of several answers in the order of their arrival."""
     queue: asyncio.Queue[Event | Exception] = asyncio.Queue(WAITING_EVENTS)
 
@@ -55,7 +69,7 @@ async def _together(streams: Sequence[AsyncStream]) -> AsyncGenerator[Event, Non
         except Exception as error:  # noqa: BLE001 - whatever failed, it is raised below: nobody may wait for the answer
             await queue.put(error)
 
-    tasks = [asyncio.ensure_future(read(_answer(choice, stream))) for choice, stream in enumerate(streams)]
+    tasks = [asyncio.ensure_future(read(_answer(choice, stream, life))) for choice, stream in enumerate(streams)]
     running = len(tasks)
     try:
         while running:

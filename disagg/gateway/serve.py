@@ -11,7 +11,10 @@ from starlette.types import ASGIApp
 from disagg.config import Fleet
 from disagg.gateway.access import Access, is_loopback, require_keys_if_public
 from disagg.gateway.app import build
+from disagg.gateway.history.recorder import Recorder
+from disagg.gateway.history.store import history_path
 from disagg.gateway.keys import KeyFile, KeyRing
+from disagg.gateway.watch import GatewayWatch
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import Bounds
 from disagg.http.server import BoundedServer
@@ -23,8 +26,9 @@ HINTS = ListenHints("choose another with --port", "check --host")
 DRAIN_S = 20  # for running requests; what is still running then is cut, with an error that says so
 
 
-def serve(fleet: Fleet, address: str, port: int, ready: Callable[[str], None]) -> None:
-    """Run the gateway until SIGTERM or SIGINT. ready: called with its URL once it listens.
+def serve(fleet: Fleet, address: str, port: int, ready: Callable[[str], None], *, keep_text: bool = False) -> None:
+    """Run the gateway until SIGTERM or SIGINT. ready: called with its URL once it listens. keep_text: whether the
+    history has prompts and answers.
 
     Raises UsageError, PortInUse or FleetError if it cannot listen, and ConfigError if the fleet has no token.
     """
@@ -32,19 +36,34 @@ def serve(fleet: Fleet, address: str, port: int, ready: Callable[[str], None]) -
     require_keys_if_public(address, ring)
     listener = listen(address, port, HINTS)
     try:
-        asyncio.run(_serve(fleet, Access(ring, public=not is_loopback(address)), listener, ready))
+        access = Access(ring, public=not is_loopback(address))
+        asyncio.run(_serve(fleet, access, listener, ready, keep_text=keep_text))
     finally:
         listener.close()
 
 
-async def _serve(fleet: Fleet, access: Access, listener: socket.socket, ready: Callable[[str], None]) -> None:
+async def _serve(
+    fleet: Fleet, access: Access, listener: socket.socket, ready: Callable[[str], None], *, keep_text: bool
+) -> None:
     async with AsyncClient(fleet) as client:
         await client.connect()  # so that no request's time includes it
-        host, port = listener.getsockname()[:2]
-        ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        await server(build(client, access)).serve(sockets=[listener])
+        watch = GatewayWatch(client, Recorder(history_path(client.fleet)), keep_text=keep_text)
+        async with watch.running():
+            host, port = listener.getsockname()[:2]
+            ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            await server(build(client, access, watch), stopping=watch.feed.stop).serve(sockets=[listener])
 
 
-def server(app: ASGIApp, bounds: Bounds = BOUNDS) -> BoundedServer:
-    """The HTTP server around the application."""
-    return BoundedServer(app, bounds, DRAIN_S)
+def server(app: ASGIApp, bounds: Bounds = BOUNDS, stopping: Callable[[], None] = lambda: None) -> BoundedServer:
+    """The HTTP server around the application. stopping: called when it stops, before it waits for requests."""
+    return _Server(app, bounds, stopping)
+
+
+class _Server(BoundedServer):
+    def __init__(self, app: ASGIApp, bounds: Bounds, stopping: Callable[[], None]) -> None:
+        super().__init__(app, bounds, DRAIN_S)
+        self._stopping = stopping
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping()
+        await super().shutdown(sockets)

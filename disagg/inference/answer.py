@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -14,11 +14,19 @@ from disagg.api.requests import GenerateBody
 from disagg.errors import Partial
 from disagg.inference.attempts import Attempt
 from disagg.inference.measure import Trace, metrics
-from disagg.inference.stages import Phase, Stage, Watch, phase_of, stage_of, unwatched
-from disagg.inference.types import Chunk, Completion
+from disagg.inference.types import Chunk, Completion, Phase, Stage, Watch, unwatched
 
 FALLBACK_WARNING = "Using fallback mode - slower performance"
 SIMULATED_WARNING = "simulated: no model ran, the times are predicted and the text is noise"
+
+_PHASES: Final[Mapping[str, Phase]] = {
+    "tokenising": "queue",
+    "queued": "queue",
+    "computing the prompt": "prefill",
+    "sending KV": "transfer",
+    "generating": "decode",
+}
+"""By the phase that a host's progress event states. "waiting for KV" is left out: the prefill host says more."""
 
 Deliver = Callable[[Chunk], None]
 
@@ -113,3 +121,15 @@ class ArrivingAnswer:
             warnings.append(SIMULATED_WARNING)
         figures = metrics(self.trace, done if self.trace.resumed_tokens else outcome.done, outcome.shipped)
         return Completion("".join(self.texts), tuple(self.tokens), done.finish_reason, figures, tuple(warnings))
+
+
+def phase_of(reported: str) -> Phase | None:
+    """The phase of a request whose host reports this one; None if that says nothing new."""
+    return _PHASES.get(reported)
+
+
+def stage_of(attempt: Attempt, phase: Phase, prompt_tokens: int = 0, held_tokens: int = 0) -> Stage:
+    """The stage of a request that performs this attempt."""
+    prefill = attempt.prefill.name if attempt.prefill else None
+    decode = attempt.decode.name if attempt.decode else None
+    return Stage(phase, attempt.method, prefill, decode, prompt_tokens, held_tokens, attempt.reason)

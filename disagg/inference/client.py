@@ -32,9 +32,8 @@ from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.hosts.route import Alone, Ranking, candidates
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.policy import OnKVFailure
-from disagg.inference.stages import Watch, unwatched
 from disagg.inference.stream import AsyncStream, Perform, Stream
-from disagg.inference.types import Completion
+from disagg.inference.types import Completion, Watch, unwatched
 from disagg.token import fleet_token
 
 _OF_THE_BODY = ("cache_salt", "tools", "must_call", "json_schema", "chat_template_kwargs", "hold_prompt")

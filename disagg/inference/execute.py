@@ -27,8 +27,7 @@ from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.perform import Caller, PrefillFailed, perform
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
-from disagg.inference.stages import Watch, unwatched
-from disagg.inference.types import Completion
+from disagg.inference.types import Completion, Watch, unwatched
 from disagg.inference.waiting import RetryBudget, Waiting
 
 log = logging.getLogger(__name__)

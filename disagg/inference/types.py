@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from disagg.api.events import FinishReason, TokenLogprob
-from disagg.inference.metrics import Metrics
+from disagg.inference.attempts import Reason
+from disagg.inference.metrics import Method, Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,30 @@ class Completion:
     finish_reason: FinishReason
     metrics: Metrics
     warnings: tuple[str, ...] = ()
+
+
+Phase = Literal["queue", "prefill", "transfer", "decode"]
+"""queue: waiting for a host. prefill: the prompt is computed; its KV crosses meanwhile. transfer: the prompt is
+computed, its KV is not yet there. decode: the answer is generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a request is. reason: why these hosts and this method. prompt_tokens, held_tokens: 0 until the decode host
+    has counted them."""
+
+    phase: Phase
+    method: Method
+    prefill_server: str | None
+    decode_server: str | None
+    prompt_tokens: int = 0
+    held_tokens: int = 0
+    reason: Reason = "first choice"
+
+
+Watch = Callable[[Stage], None]
+"""Is called whenever a request comes to another stage, on the event loop. It must not raise."""
+
+
+def unwatched(_: Stage) -> None:
+    """For requests that nobody watches."""

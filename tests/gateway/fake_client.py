@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -17,9 +18,9 @@ from disagg.gateway.access import Access
 from disagg.gateway.app import build
 from disagg.gateway.keys import KeyFile, KeyRing
 from disagg.inference.client import AsyncClient
+from disagg.inference.hosts.view import FleetView
 from disagg.inference.metrics import Metrics, TTFTParts
-from disagg.inference.stages import Stage
-from disagg.inference.types import Chunk, Completion
+from disagg.inference.types import Chunk, Completion, Stage, Watch
 
 Step = str | Exception | float
 """What a fake answer does next: one token of text, an error, or so many seconds of nothing."""
@@ -89,13 +90,18 @@ class FakeClient:
         self.steps = steps
         self.asked: list[dict[str, Any]] = []
         self.streams: list[FakeStream] = []
+        self.view = FleetView()
+        self.stages = [Stage("prefill", "disaggregated", "m-prefill", "m-decode", prompt_tokens=5)]
 
-    def stream(self, **arguments: Any) -> FakeStream:
+    def watching(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def stream(self, *, watch: Watch, **arguments: Any) -> FakeStream:
         if arguments.get("top_p") == 2:
             raise RequestError("top_p: over 0, at most 1 (got 2)")
-        watch = arguments.pop("watch")
         self.asked.append(arguments)
-        watch(Stage("prefill", "disaggregated", "m-prefill", "m-decode", prompt_tokens=5))
+        for stage in self.stages:
+            watch(stage)
         self.streams.append(FakeStream(self.steps))
         return self.streams[-1]
 

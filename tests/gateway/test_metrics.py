@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from disagg.errors import ServerUnavailable
+from disagg.gateway.dialects.base import Head
 from disagg.gateway.keys import KeyFile
-from disagg.gateway.metrics import GatewayMetrics
+from disagg.gateway.metrics.requests import RequestMetrics
+from disagg.gateway.observe.observers import Observers
+from disagg.gateway.request import GatewayRequest
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion
 
@@ -17,15 +21,16 @@ CHAT = {"model": "alias-of-m", "messages": [{"role": "user", "content": "hello"}
 
 
 def samples(text: str) -> dict[str, float]:
-    """Values by name and labels, as `name{label=value}`; buckets are left out."""
-    found = {}
+    """Values by name and labels, as `name{label=value}`, of all models together; buckets are left out."""
+    found = dict[str, float]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(
                 f"{name}={value}" for name, value in sorted(sample.labels.items()) if name != "model_name"
             )
             if "le=" not in labels:
-                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+                name = f"{sample.name}{{{labels}}}" if labels else sample.name
+                found[name] = found.get(name, 0.0) + sample.value
     return found
 
 
@@ -74,9 +79,12 @@ async def test_the_figures_need_a_key_once_there_is_one(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_request_with_one_complete_answer_counts_both() -> None:
-    metrics = GatewayMetrics()
-    metrics.started("m")
-    metrics.ended("m", [completion("one", held_tokens=4)], None, cancelled=True)
-    found = samples(metrics.text().decode())
+    registry = CollectorRegistry()
+    observers = Observers([RequestMetrics(registry)])
+    request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=2)
+    life = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
+    life.completed(0, completion("one", held_tokens=4))
+    life.ended(None, cancelled=True)
+    found = samples(generate_latest(registry).decode())
     assert found["disagg_requests_cancelled_total"] == found["vllm:request_success_total{finished_reason=stop}"] == 1
     assert (found["vllm:prefix_cache_hits_total"], found["vllm:prefix_cache_queries_total"]) == (4, 5)

@@ -11,10 +11,10 @@ from disagg.api.events import ProgressEvent, TokenLogprob, TokensEvent
 from disagg.config import EngineOptions, Host
 from disagg.errors import ModelError
 from disagg.inference import http as calls
-from disagg.inference.answer import ArrivingAnswer
+from disagg.inference.answer import ArrivingAnswer, phase_of
 from disagg.inference.attempts import Attempt
 from disagg.inference.client import AsyncClient
-from disagg.inference.stages import Phase, Stage, phase_of
+from disagg.inference.types import Phase, Stage
 from tests.fleets import TOKEN, RunningFleet
 
 P = Host("p", "127.0.0.1", ("prefill",), "m", EngineOptions("simulated"), 1)
@@ -70,7 +70,7 @@ def test_the_next_attempt_begins_in_the_queue_of_its_hosts() -> None:
     one.begin(HANDED_OFF, 0.0)
     one.enter("prefill", 100)
     one.begin(Attempt("fallback", D, None, "prefill failed"), 1.0)
-    assert watcher.stages[-1] == Stage("queue", "fallback", None, "d")
+    assert watcher.stages[-1] == Stage("queue", "fallback", None, "d", reason="prefill failed")
 
 
 async def test_the_phases_of_progress_events_are_passed_on() -> None:

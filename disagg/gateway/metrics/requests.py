@@ -1,7 +1,4 @@
-"""What /metrics shows: figures of the requests that have ended, for Prometheus.
-
-A figure that means the same as one of vLLM's has its name. All are by model; none is by client.
-"""
+"""Counters and histograms of requests."""
 
 from __future__ import annotations
 
@@ -9,74 +6,29 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from disagg.gateway.metrics.buckets import REQUEST_S, TOKENS, TPOT_S, TTFT_S
+from disagg.gateway.observe.events import Completed, Ended, Event, Generated, Refused
 from disagg.gateway.problems import Problem
 from disagg.inference.metrics import Metrics
-from disagg.inference.types import Completion
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-TTFT_S: Final = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
-    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-TPOT_S: Final = (
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-)
-REQUEST_S: Final = (
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    40.0,
-    50.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
-)
-TOKENS: Final = tuple(float(count * 10**power) for power in range(6) for count in (1, 2, 5))
+KV_LOST: Final = "KV did not arrive"
 
 
-class GatewayMetrics:
-    """The figures of one gateway since it started."""
+class RequestMetrics:
+    """The figures of one gateway's requests since it started. An observer."""
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._running = self._gauge("disagg_requests_running", "Requests that are being answered")
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
         self._requests = self._counter("disagg_requests", "Answers by the way they came about", "method")
+        self._routes = self._counter("disagg_routes", "Answers by their hosts", "prefill_server", "decode_server")
+        self._fallbacks = self._counter("disagg_fallbacks", "Answers whose hand-off failed, by the cause", "reason")
         self._errors = self._counter("disagg_request_errors", "Requests that failed or were refused", "code")
         self._cancelled = self._counter("disagg_requests_cancelled", "Requests whose callers disconnected")
         self._success = self._counter("vllm:request_success", "Complete answers", "finished_reason")
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens")
-        self._generated = self._counter("vllm:generation_tokens", "Tokens of answers")
+        self._generated = self._counter("vllm:generation_tokens", "Tokens of answers, as they arrive")
         self._queried = self._counter("vllm:prefix_cache_queries", "Prompt tokens for which held KV was looked up")
         self._held = self._counter("vllm:prefix_cache_hits", "Prompt tokens whose KV the decode host held")
         self._resumed = self._counter("disagg_resumed_answers", "Answers that another host went on with")
@@ -86,40 +38,62 @@ class GatewayMetrics:
         )
         self._parts = self._counter("disagg_ttft_part_seconds", "Where the time to the first token went", "part")
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Time to the first token", TTFT_S)
+        self._itl = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of an answer", TPOT_S)
         self._tpot = self._histogram("vllm:request_time_per_output_token_seconds", "Time per output token", TPOT_S)
         self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "Request sent until its last token", REQUEST_S)
         self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for an engine", REQUEST_S)
+        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "Computing the prompt", REQUEST_S)
         self._decode = self._histogram("vllm:request_decode_time_seconds", "First token until last token", REQUEST_S)
         self._prompts = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", TOKENS)
         self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", TOKENS)
+        self._arrived: dict[tuple[int, int], float] = {}  # by request and answer: when its last tokens arrived
 
-    def text(self) -> bytes:
-        """The figures in Prometheus' text format."""
-        return bytes(generate_latest(self._registry))
+    def notice(self, event: Event) -> None:
+        if isinstance(event, Generated):
+            self._tokens(event)
+        elif isinstance(event, Completed):
+            self._answer(event)
+        elif isinstance(event, Ended):
+            self._ended(event)
+        elif isinstance(event, Refused):
+            self._problem(event.model, event.problem)
 
-    def started(self, model: str) -> None:
-        self._running.labels(model).inc()
+    def _tokens(self, event: Generated) -> None:
+        """Tokens that arrive together share the time since those before them."""
+        model, key = event.request.model, (event.request.number, event.choice)
+        self._generated.labels(model).inc(event.tokens)
+        before = self._arrived.get(key)
+        self._arrived[key] = event.at
+        if before is not None:
+            histogram = self._itl.labels(model)
+            for _ in range(event.tokens):
+                histogram.observe((event.at - before) / event.tokens)
 
-    def ended(self, model: str, completions: Sequence[Completion], problem: Problem | None, *, cancelled: bool) -> None:
-        """Count a request that has ended, with those of its answers that are complete."""
-        self._running.labels(model).dec()
-        if problem is not None:
-            self.refused(model, problem)
-        elif cancelled:
-            self._cancelled.labels(model).inc()
-        for completion in completions:
-            self._success.labels(model, completion.finish_reason).inc()
-            self._count(model, completion.metrics)
-            self._observe(model, completion.metrics)
+    def _answer(self, event: Completed) -> None:
+        model, metrics = event.request.model, event.completion.metrics
+        self._arrived.pop((event.request.number, event.choice), None)
+        self._success.labels(model, event.completion.finish_reason).inc()
+        if metrics.method == "fallback":
+            reason = event.stage.reason if event.stage else "first choice"
+            self._fallbacks.labels(model, KV_LOST if reason == "first choice" else reason).inc()
+        self._count(model, metrics)
+        self._observe(model, metrics)
 
-    def refused(self, model: str, problem: Problem) -> None:
-        """Count an error. model: empty if the request did not get far enough to name one of the fleet's."""
+    def _ended(self, event: Ended) -> None:
+        for choice in range(event.request.choices):
+            self._arrived.pop((event.request.number, choice), None)
+        if event.problem is not None:
+            self._problem(event.request.model, event.problem)
+        elif event.state == "cancelled":
+            self._cancelled.labels(event.request.model).inc()
+
+    def _problem(self, model: str, problem: Problem) -> None:
         self._errors.labels(model, problem.code or str(problem.status)).inc()
 
     def _count(self, model: str, metrics: Metrics) -> None:
         self._requests.labels(model, metrics.method).inc()
+        self._routes.labels(model, metrics.prefill_server or "", metrics.decode_server or "").inc()
         self._prompt.labels(model).inc(metrics.prompt_tokens)
-        self._generated.labels(model).inc(metrics.completion_tokens)
         self._queried.labels(model).inc(metrics.prompt_tokens)
         self._held.labels(model).inc(metrics.held_tokens)
         self._resumed.labels(model).inc(metrics.resumed_tokens > 0)
@@ -133,6 +107,7 @@ class GatewayMetrics:
         self._ttft.labels(model).observe(metrics.ttft)
         self._e2e.labels(model).observe(metrics.total_time)
         self._queue.labels(model).observe(metrics.ttft_parts.queue)
+        self._prefill.labels(model).observe(metrics.prefill_time)
         self._decode.labels(model).observe(metrics.decode_time)
         self._prompts.labels(model).observe(metrics.prompt_tokens)
         self._answers.labels(model).observe(metrics.completion_tokens)
@@ -141,9 +116,6 @@ class GatewayMetrics:
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(name, meaning, ("model_name", *labels), registry=self._registry)
-
-    def _gauge(self, name: str, meaning: str) -> Gauge:
-        return Gauge(name, meaning, ("model_name",), registry=self._registry)
 
     def _histogram(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, meaning, ("model_name",), registry=self._registry, buckets=buckets)

@@ -1,0 +1,140 @@
+"""The file of finished requests: one SQLite table, in write-ahead mode, so that it can be read while it is written."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from disagg.api.base import InvalidValue
+from disagg.api.history import MAX_ENTRIES, EntryState, HistoryEntry
+from disagg.config import Fleet
+from disagg.errors import DisaggError
+from disagg.token import state_folder
+
+VERSION: Final = 1
+BUSY_S: Final = 2.0  # for another gateway or a reader of the same file
+
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS answers (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    time REAL NOT NULL,
+    model TEXT NOT NULL,
+    state TEXT NOT NULL,
+    entry TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS answers_by_time ON answers (time);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much is kept: entries of at most this age in seconds, and at most so many of them."""
+
+    age_s: float = 30 * 86400.0
+    rows: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which entries to read, newest first. models: None for all. since: seconds since 1970. before: an id."""
+
+    models: tuple[str, ...] | None = None
+    state: EntryState | None = None
+    since: float | None = None
+    before: int | None = None
+    limit: int = 100
+
+
+def history_path(fleet: Fleet) -> Path:
+    """The file of this fleet's history on this machine."""
+    return state_folder(fleet) / "history.db"
+
+
+class Store:
+    """The writer's side. Use it from one thread. Its methods raise sqlite3.Error and OSError."""
+
+    def __init__(self, path: Path, bounds: Bounds) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite's own files take its mode
+        self._bounds = bounds
+        self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version not in (0, VERSION):
+            raise sqlite3.DatabaseError(f"it was written by another version of disagg (format {version})")
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
+        self._connection.executescript(_TABLE)
+        self._connection.execute(f"PRAGMA user_version = {VERSION}")
+
+    def append(self, entries: Sequence[HistoryEntry]) -> None:
+        """Write these entries; when this returns, they survive the end of the process."""
+        rows = [(one.time, one.model, one.state, one.to_bytes().decode()) for one in entries]
+        with self._transaction() as connection:
+            connection.executemany("INSERT INTO answers (time, model, state, entry) VALUES (?, ?, ?, ?)", rows)
+
+    def prune(self, now: float) -> None:
+        """Remove what is too old or too much. now: seconds since 1970."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM answers WHERE time < ?", (now - self._bounds.age_s,))
+            connection.execute(
+                "DELETE FROM answers WHERE id <= (SELECT id FROM answers ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                (self._bounds.rows,),
+            )
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._connection
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+
+def read(path: Path, wanted: Filter) -> tuple[HistoryEntry, ...]:
+    """The entries, newest first; none if there is no file. Raises DisaggError if it cannot be read."""
+    if not path.exists():
+        return ()
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
+            rows = connection.execute(*_query(wanted)).fetchall()
+        return tuple(_entry(number, text) for number, text in rows)
+    except (sqlite3.Error, InvalidValue) as error:
+        raise DisaggError(
+            f"cannot read the history in {path}: {error}", "remove the file to begin a new one"
+        ) from error
+
+
+def _query(wanted: Filter) -> tuple[str, list[object]]:
+    conditions: list[str] = []
+    values: list[object] = []
+    for condition, value in (
+        ("state = ?", wanted.state),
+        ("time >= ?", wanted.since),
+        ("id < ?", wanted.before),
+    ):
+        if value is not None:
+            conditions.append(condition)
+            values.append(value)
+    if wanted.models is not None:
+        conditions.append(f"model IN ({', '.join('?' for _ in wanted.models)})")
+        values.extend(wanted.models)
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    values.append(min(wanted.limit, MAX_ENTRIES))
+    return f"SELECT id, entry FROM answers{where} ORDER BY id DESC LIMIT ?", values
+
+
+def _entry(number: int, text: str) -> HistoryEntry:
+    return msgspec.structs.replace(HistoryEntry.from_bytes(text.encode()), id=number)

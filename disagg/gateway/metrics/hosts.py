@@ -1,0 +1,60 @@
+"""Gauges of hosts and models, computed from the live view whenever they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily
+
+from disagg.api.live import LiveHost
+
+_HOST_GAUGES: Final[Mapping[str, tuple[str, Callable[[LiveHost], float]]]] = {
+    "disagg_host_up": ("1 if the host takes requests, else 0", lambda host: host.state == "up"),
+    "disagg_host_requests_waiting": ("Requests that wait on the host", lambda host: host.queue),
+    "disagg_host_requests_running": ("Requests that run on the host", lambda host: host.running),
+    "disagg_host_kv_bytes": ("KV that requests have reserved", lambda host: host.kv_bytes),
+    "disagg_host_kv_held_bytes": ("KV of finished conversations", lambda host: host.kv_held_bytes),
+    "disagg_host_kv_limit_bytes": ("The bound on both", lambda host: host.kv_limit),
+}
+
+
+class LiveCollector:
+    """A collector for prometheus_client.
+
+    hosts: as they are now. running: requests of a model that run and that wait, in this gateway.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[str],
+        hosts: Callable[[], Sequence[LiveHost]],
+        running: Callable[[str], tuple[int, int]],
+    ) -> None:
+        self._models, self._hosts, self._running = models, hosts, running
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        hosts = self._hosts()
+        yield from self._of_models(hosts)
+        for name, (meaning, value) in _HOST_GAUGES.items():
+            gauge = GaugeMetricFamily(name, meaning, labels=("host", "role", "model_name"))
+            for host in hosts:
+                gauge.add_metric((host.name, host.role, host.model), float(value(host)))
+            yield gauge
+
+    def _of_models(self, hosts: Sequence[LiveHost]) -> Iterator[GaugeMetricFamily]:
+        labels = ("model_name",)
+        requests = GaugeMetricFamily("disagg_requests_running", "Requests that are being answered", labels=labels)
+        running = GaugeMetricFamily("vllm:num_requests_running", "Requests that are computed", labels=labels)
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait in a queue", labels=labels)
+        used = GaugeMetricFamily(
+            "vllm:kv_cache_usage_perc", "Share of the decode hosts' KV memory that requests use, 0 to 1", labels=labels
+        )
+        for model in self._models:
+            active, queued = self._running(model)
+            requests.add_metric((model,), active + queued)
+            running.add_metric((model,), active)
+            waiting.add_metric((model,), queued)
+            limit = sum(host.kv_limit for host in hosts if host.model == model)
+            used.add_metric((model,), sum(host.kv_bytes for host in hosts if host.model == model) / max(1, limit))
+        return iter((requests, running, waiting, used))

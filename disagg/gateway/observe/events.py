@@ -1,0 +1,82 @@
+"""The moments of a request's life. Every event names its request; none holds a text but `Completed`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from disagg.gateway.problems import Problem
+from disagg.inference.types import Completion, Stage
+
+State = Literal["ok", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request has begun. number: unique in this gateway. api: the dialect. key: the name of the caller's key, None
+    without keys. at: seconds since 1970; began: the same moment by time.monotonic(). prompts: their texts, None if
+    they are not kept."""
+
+    number: int
+    request_id: str
+    api: str
+    model: str
+    key: str | None
+    choices: int
+    at: float
+    began: float
+    prompts: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Answer number `choice` has come to another stage."""
+
+    request: Accepted
+    choice: int
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """So many more tokens of answer number `choice` have arrived; first: they are its first ones. at: monotonic."""
+
+    request: Accepted
+    choice: int
+    tokens: int
+    first: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Answer number `choice` is complete. stage: its last one, None if it had none."""
+
+    request: Accepted
+    choice: int
+    completion: Completion
+    stage: Stage | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The request has ended. seconds: since it was accepted. tokens: of the answers that are not complete. stage: the
+    last one of the first of these."""
+
+    request: Accepted
+    state: State
+    problem: Problem | None
+    seconds: float
+    tokens: int
+    stage: Stage | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request was refused before it began. model: empty if it named none that the fleet has."""
+
+    model: str
+    problem: Problem
+
+
+Event = Accepted | Moved | Generated | Completed | Ended | Refused

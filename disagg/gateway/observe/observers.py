@@ -1,0 +1,139 @@
+"""Passes what happens to requests on to all who watch. No observer can fail a request or hold it up."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from disagg.gateway.dialects.base import Head
+from disagg.gateway.observe.events import Accepted, Completed, Ended, Event, Generated, Moved, Refused, State
+from disagg.gateway.problems import Problem
+from disagg.gateway.request import Prompt
+from disagg.inference.types import Completion, Stage
+
+SETTLE_S: Final = 0.1  # the longest that the end of an answer waits until it is recorded
+
+log = logging.getLogger("disagg.gateway")
+
+
+class Observer(Protocol):
+    """Is told every event on the event loop, and returns at once."""
+
+    def notice(self, event: Event) -> None: ...
+
+
+class Observers:
+    """All observers of one gateway. settle: returns when what they were told is recorded; it may take any time.
+
+    keep_text: whether events have the prompts.
+    """
+
+    def __init__(
+        self,
+        observers: Sequence[Observer],
+        settle: Callable[[], Awaitable[None]] | None = None,
+        *,
+        keep_text: bool = False,
+    ) -> None:
+        self._observers = list(observers)
+        self._settle = settle
+        self._keep_text = keep_text
+        self._numbers = itertools.count(1)
+        self._failed: set[int] = set()
+
+    def accept(self, head: Head, api: str, model: str, key: str | None) -> Life:
+        """A request begins. model: its canonical name. key: the name of the caller's key."""
+        prompts = tuple(_text(prompt) for prompt in head.request.prompts) if self._keep_text else None
+        request = Accepted(
+            next(self._numbers),
+            head.request_id,
+            api,
+            model,
+            key,
+            head.request.choices,
+            head.created,
+            time.monotonic(),
+            prompts,
+        )
+        self.tell(request)
+        return Life(self, request)
+
+    def refuse(self, model: str, problem: Problem) -> None:
+        """A request was refused before it began."""
+        self.tell(Refused(model, problem))
+
+    def tell(self, event: Event) -> None:
+        """Tell all observers. One that raises is logged once, and told the next event nevertheless."""
+        for number, observer in enumerate(self._observers):
+            try:
+                observer.notice(event)
+            except Exception as error:  # a bug in an observer must not fail a request
+                if number not in self._failed:
+                    self._failed.add(number)
+                    log.error("observer_failed: %s", type(observer).__name__, exc_info=error)
+
+    async def settle(self) -> None:
+        """Wait until everything is recorded, at most SETTLE_S."""
+        if self._settle is None:
+            return
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self._settle()
+        except TimeoutError:
+            log.debug("history did not settle in %g s", SETTLE_S)
+
+
+class Life:
+    """One request from its beginning to its end."""
+
+    def __init__(self, observers: Observers, request: Accepted) -> None:
+        self._observers, self.request = observers, request
+        self._stages: dict[int, Stage] = {}
+        self._tokens: dict[int, int] = {}
+        self._complete: set[int] = set()
+        self._over = False
+
+    def moved(self, choice: int, stage: Stage) -> None:
+        """An answer has come to this stage."""
+        self._stages[choice] = stage
+        self._observers.tell(Moved(self.request, choice, stage))
+
+    def generated(self, choice: int, tokens: int) -> None:
+        """More tokens have arrived."""
+        before = self._tokens.get(choice, 0)
+        self._tokens[choice] = before + tokens
+        if tokens:
+            self._observers.tell(Generated(self.request, choice, tokens, before == 0, time.monotonic()))
+
+    def completed(self, choice: int, completion: Completion) -> None:
+        """An answer is complete."""
+        self._complete.add(choice)
+        self._observers.tell(Completed(self.request, choice, completion, self._stages.get(choice)))
+
+    async def settle(self) -> None:
+        """Wait, for a short time only, until what was told is recorded: before an answer's end is sent."""
+        await self._observers.settle()
+
+    def ended(self, problem: Problem | None, *, cancelled: bool) -> None:
+        """The request is over. A second call does nothing."""
+        if self._over:
+            return
+        self._over = True
+        open_choices = [choice for choice in range(self.request.choices) if choice not in self._complete]
+        state: State = "failed" if problem is not None else "cancelled" if cancelled and open_choices else "ok"
+        tokens = sum(self._tokens.get(choice, 0) for choice in open_choices)
+        stage = next((self._stages[choice] for choice in open_choices if choice in self._stages), None)
+        seconds = time.monotonic() - self.request.began
+        self._observers.tell(Ended(self.request, state, problem, seconds, tokens, stage))
+
+
+def _text(prompt: Prompt) -> str:
+    """The prompt as one text; empty if it is given as token ids."""
+    messages = prompt.get("messages")
+    if messages is None:
+        return prompt.get("prompt", "")
+    return "\n\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in messages)

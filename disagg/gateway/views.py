@@ -1,0 +1,52 @@
+"""What people and programs look at: GET /api/live, GET /api/history, and the dashboard's page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from disagg.api.base import InvalidValue
+from disagg.api.history import HistoryAnswer, HistoryQuery
+from disagg.config import Fleet
+from disagg.errors import RequestError
+from disagg.gateway.access import Access, may_use, require_model
+from disagg.gateway.answer import json_response
+from disagg.gateway.history.store import Filter, history_path, read
+from disagg.gateway.keys import Key
+from disagg.gateway.watch import GatewayWatch
+
+
+def routes(fleet: Fleet, access: Access, watch: GatewayWatch) -> list[Route]:
+    """The routes. A key sees the models that it is for, with all their requests."""
+
+    async def live(request: Request) -> Response:
+        visible = _visible(fleet, access.key(request))
+        return watch.feed.watch(None if len(visible) == len(fleet.models) else frozenset(visible))
+
+    async def history(request: Request) -> Response:
+        key = access.key(request)
+        wanted = _filter(fleet, key, request.query_params)
+        path = watch.recorder.path if watch.recorder else history_path(fleet)
+        entries = await asyncio.to_thread(read, path, wanted)
+        stopped = watch.recorder.stopped if watch.recorder else "this gateway keeps no history"
+        return json_response(HistoryAnswer(entries, stopped).to_json())
+
+    return [Route("/api/live", live, methods=["GET"]), Route("/api/history", history, methods=["GET"])]
+
+
+def _visible(fleet: Fleet, key: Key | None) -> tuple[str, ...]:
+    return tuple(model.name for model in fleet.models.values() if may_use(key, model))
+
+
+def _filter(fleet: Fleet, key: Key | None, query: Mapping[str, str]) -> Filter:
+    """The filter of GET /api/history. Raises RequestError, UnknownModel and ModelNotAllowed."""
+    try:
+        asked = HistoryQuery.from_query(query)
+    except InvalidValue as error:
+        raise RequestError(str(error)) from None
+    models = _visible(fleet, key) if asked.model is None else (require_model(fleet, key, asked.model).name,)
+    return Filter(models, asked.state, asked.since, asked.before, asked.limit)
