@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import shlex
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -16,7 +14,8 @@ from disagg.api.sampling import Sampling
 from disagg.cli.completion import complete_model
 from disagg.cli.context import error_console, note_interrupt, print_error, print_json, settings, stderr, stdout
 from disagg.cli.options import AsJson, sampling_option
-from disagg.errors import Cancelled, DisaggError, RequestError, UnknownModel, UsageError
+from disagg.cli.words import parse_words, read_prompt
+from disagg.errors import Cancelled, DisaggError, RequestError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from disagg.inference.several import Answer
 
 _DEFAULTS = Sampling()
-_EXAMPLE = 'disagg generate -m NAME "text to continue"'
 
 
 class Side(StrEnum):
@@ -44,34 +42,47 @@ class KVFailure(StrEnum):
     fail = "fail"
 
 
+ModelWord = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model of hosts.toml. Left out with -m, or if the fleet has one model.",
+        autocompletion=complete_model,
+        show_default=False,
+    ),
+]
+PromptWord = Annotated[
+    str | None,
+    typer.Argument(metavar="PROMPT", help="The text to continue. - or none: read stdin.", show_default=False),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-m",
+        "--model",
+        metavar="NAME",
+        help="A model of hosts.toml; repeat it to run several at once.",
+        show_default=False,
+        autocompletion=complete_model,
+    ),
+]
+PromptFile = Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", help="Read the prompt from it.")]
+Timeout = Annotated[
+    float, typer.Option(metavar="S", help=f"Seconds until the answer must be complete, at most {MAX_DEADLINE_S:g}.")
+]
+OnKVFailure = Annotated[
+    KVFailure,
+    typer.Option(help="If no prefill host delivers the KV: compute the prompt on the decode host, or fail."),
+]
+
+
 def generate(
     context: typer.Context,
     *,
-    first: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model of hosts.toml. Left out with -m, or if the fleet has one model.",
-            autocompletion=complete_model,
-            show_default=False,
-        ),
-    ] = None,
-    second: Annotated[
-        str | None,
-        typer.Argument(metavar="PROMPT", help="The text to continue. - or none: read stdin.", show_default=False),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="NAME",
-            help="A model of hosts.toml; repeat it to run several at once.",
-            show_default=False,
-            autocompletion=complete_model,
-        ),
-    ] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", help="Read the prompt from it.")] = None,
+    first: ModelWord = None,
+    second: PromptWord = None,
+    model: Models = None,
+    file: PromptFile = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")] = False,
     alone: Annotated[Side | None, typer.Option(help="Run on one host of this role, without a hand-off.")] = None,
     max_tokens: Annotated[int, sampling_option("max_tokens")] = _DEFAULTS.max_tokens,
@@ -83,13 +94,8 @@ def generate(
     seed: Annotated[int | None, sampling_option("seed")] = _DEFAULTS.seed,
     stop: Annotated[list[str] | None, sampling_option("stop", "TEXT")] = None,
     logprobs: Annotated[int | None, sampling_option("logprobs")] = _DEFAULTS.logprobs,
-    timeout: Annotated[
-        float, typer.Option(metavar="S", help=f"Seconds until the answer must be complete, at most {MAX_DEADLINE_S:g}.")
-    ] = DEFAULT_DEADLINE_S,
-    on_kv_failure: Annotated[
-        KVFailure,
-        typer.Option(help="If no prefill host delivers the KV: compute the prompt on the decode host, or fail."),
-    ] = KVFailure.fallback,
+    timeout: Timeout = DEFAULT_DEADLINE_S,
+    on_kv_failure: OnKVFailure = KVFailure.fallback,
     explain: Annotated[bool, typer.Option("--explain", help="Show first which hosts are chosen, and why.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -124,79 +130,6 @@ def _import_client_meanwhile() -> None:
     import threading
 
     threading.Thread(target=importlib.import_module, args=("disagg.inference.client",), daemon=True).start()
-
-
-class Call(NamedTuple):
-    """What the arguments mean. `prompt`: None if it is read from a file, "-" if from stdin."""
-
-    models: list[str]
-    prompt: str | None
-
-
-def parse_words(fleet: Fleet, words: Sequence[str], named: Sequence[str], *, has_file: bool) -> Call:
-    """The models and the prompt of `disagg generate [-m NAME]... [MODEL] [PROMPT]`.
-
-    Without -m, the first argument is the model if a prompt follows, by argument, --file or a pipe. Raises UsageError
-    with the command to type, and UnknownModel.
-    """
-    rest = list(words)
-    piped = not sys.stdin.isatty()
-    if not named and len(rest) == 2 and is_model(fleet, rest[1]) and not is_model(fleet, rest[0]):
-        raise UsageError(
-            f"{rest[0]} is not a model", f"the model comes first: disagg generate {shlex.join(rest[::-1])}"
-        )
-    if not named and rest and (len(rest) == 2 or ((has_file or piped) and is_model(fleet, rest[0]))):
-        named = [rest.pop(0)]
-    if not named and len(rest) == 1 and is_model(fleet, rest[0]):
-        raise UsageError(f"there is no prompt for {rest[0]}", f'disagg generate {rest[0]} "text to continue"')
-    if len(rest) > 1:
-        raise UsageError(f"{len(words)} arguments: the prompt is one", f"quote it: {_EXAMPLE}")
-    if not rest and not has_file and not piped:
-        raise UsageError("there is no prompt", f"{_EXAMPLE}, or pipe it in, or -f FILE")
-    prompt = rest[0] if rest else None if has_file else "-"
-    return Call(choose_models(fleet, named), prompt)
-
-
-def is_model(fleet: Fleet, word: str) -> bool:
-    """Whether the word is the name or an alias of one of the fleet's models."""
-    try:
-        fleet.model(word)
-    except UnknownModel:
-        return False
-    return True
-
-
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt: the argument, or the text of the file, or of stdin for "-". UsageError if it cannot be read, if it
-    is empty, or if there are two."""
-    if prompt is not None and file is not None:
-        raise UsageError("there are two prompts: an argument and --file", "leave out one of them")
-    try:
-        if file is not None:
-            source, text = str(file), file.read_text(encoding="utf-8")
-        elif prompt == "-":
-            source, text = "stdin", sys.stdin.buffer.read().decode("utf-8")
-        else:
-            source, text = "", prompt or ""
-    except OSError as error:
-        raise UsageError(f"cannot read the prompt from {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"the prompt from {file or 'stdin'} is not UTF-8: {error.reason} at byte {error.start}"
-        ) from error
-    if not text.strip():
-        raise UsageError(f"the prompt{f' from {source}' if source else ''} is empty", _EXAMPLE)
-    return text
-
-
-def choose_models(fleet: Fleet, names: Sequence[str]) -> list[str]:
-    """The named models by canonical name, each once; the fleet's only model if none is named. UsageError if the fleet
-    has several."""
-    if names:
-        return list(dict.fromkeys(fleet.model(name).name for name in names))
-    if len(fleet.models) == 1:
-        return list(fleet.models)
-    raise UsageError(f"which model? {fleet.path.name} has {', '.join(fleet.models)}", f"name one: {_EXAMPLE}")
 
 
 class Shown(NamedTuple):

@@ -41,7 +41,24 @@ class DTypeName(StrEnum):
     FLOAT16 = "float16"
 
 
-class Command(TyperCommand):
+def one_of(choices: type[StrEnum]) -> str:
+    """`a, b or c`."""
+    *first, last = (choice.value for choice in choices)
+    return f"{', '.join(first)} or {last}"
+
+
+class _PlainFlags:
+    """Shows flags in help texts without a type: typer prints `<bool>` after each."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]  # of typer's class beside this one
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainFlags, TyperCommand):
     """A command that also takes the options of every command: `disagg status --config FILE`."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -49,7 +66,7 @@ class Command(TyperCommand):
         self.params += _shared_options()
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(_PlainFlags, TyperGroup):
     """A group of commands that also takes the options of every command: `disagg --config FILE status`."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

@@ -28,11 +28,15 @@ def plan_capacity(
             "-m", "--model", metavar="NAME", help="A model of hosts.toml, shape:NAME or a path; all by default."
         ),
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=2, max=1 << 20, help="Prompt length in tokens.")] = 8192,
-    output_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Answer length in tokens.")] = 256,
-    batch: Annotated[int, typer.Option(min=1, max=1024, help="Requests decoded together.")] = 16,
-    link_gbps: Annotated[float, typer.Option(min=0.001, help="Speed of the link between the machines, in Gb/s.")] = 10,
-    link_latency_ms: Annotated[float, typer.Option(min=0, help="One-way latency of the link.")] = 0.05,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=2, max=1 << 20, metavar="N", help="Prompt length in tokens.")
+    ] = 8192,
+    output_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, metavar="N", help="Answer length in tokens.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="Requests decoded together.")] = 16,
+    link_gbps: Annotated[
+        float, typer.Option(min=0.001, metavar="GBPS", help="Speed of the link between the machines, in Gb/s.")
+    ] = 10,
+    link_latency_ms: Annotated[float, typer.Option(min=0, metavar="MS", help="One-way latency of the link.")] = 0.05,
     prefill_device: Annotated[
         str | None,
         typer.Option(metavar="DEVICE", help="In place of the hardware in hosts.toml.", autocompletion=complete_device),
@@ -63,7 +67,7 @@ def _assess(
     chosen: Settings, names: Sequence[str], link: Link, traffic: Traffic, devices: tuple[str | None, str | None]
 ) -> list[Capacity]:
     """The named models. `shape:NAME` and paths need no hosts.toml, but both devices."""
-    from disagg.cli.generate import choose_models
+    from disagg.cli.words import choose_models
     from disagg.planning.capacity import assess, hypothetical
     from disagg.planning.sizing import is_size
 

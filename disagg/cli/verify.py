@@ -27,11 +27,11 @@ def verify(
             autocompletion=complete_model,
         ),
     ],
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the prompt.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the answer.")] = None,
-    chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens per prefill chunk.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of the prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of the answer.")] = None,
+    chunk: Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompt tokens per prefill chunk.")] = None,
     dtype: Annotated[DTypeName | None, typer.Option(help="Of weights, KV and compute.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 1800.0,
+    timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds for all of it.")] = 1800.0,
     as_json: AsJson = False,
 ) -> None:
     """Run MODEL through the hand-off and through each engine alone, and compare. Exit code 1: they differ."""

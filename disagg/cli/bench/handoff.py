@@ -8,41 +8,50 @@ import typer
 
 from disagg.cli.completion import complete_host, complete_shape
 from disagg.cli.context import print_json, settings, stderr, stdout
-from disagg.cli.options import DTypeName
+from disagg.cli.options import AsJson, DTypeName
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
+    from disagg.api.handoff import HandoffFigures, HandoffSpec
     from disagg.config import Fleet, Host
     from disagg.fleet.link.handoff import EndPlace
     from disagg.planning.shapes import ModelShape
 
 
+Sender = Annotated[
+    str | None,
+    typer.Option("--from", metavar="HOST", help="The prefill host that KV leaves.", autocompletion=complete_host),
+]
+Receiver = Annotated[
+    str | None,
+    typer.Option("--to", metavar="HOST", help="The decode host that KV reaches.", autocompletion=complete_host),
+]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Whose KV: a known model, or the path of a config.json.",
+        autocompletion=complete_shape,
+    ),
+]
+Tokens = Annotated[int, typer.Option(min=1, max=1 << 20, metavar="N", help="Prompt tokens of one hand-off.")]
+Rounds = Annotated[
+    int, typer.Option(min=1, max=100, metavar="N", help="Of each way, taken in turn; one more warms up.")
+]
+
+
 def handoff(
     context: typer.Context,
     *,
-    sender: Annotated[
-        str | None,
-        typer.Option("--from", metavar="HOST", help="The prefill host that KV leaves.", autocompletion=complete_host),
-    ] = None,
-    receiver: Annotated[
-        str | None,
-        typer.Option("--to", metavar="HOST", help="The decode host that KV reaches.", autocompletion=complete_host),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            "--shape",
-            metavar="NAME",
-            help="Whose KV: a known model, or the path of a config.json.",
-            autocompletion=complete_shape,
-        ),
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Prompt tokens of one hand-off.")] = 8192,
+    sender: Sender = None,
+    receiver: Receiver = None,
+    shape: Shape = None,
+    tokens: Tokens = 8192,
     dtype: Annotated[DTypeName, typer.Option(help="Of the KV.")] = DTypeName.BFLOAT16,
     device: Annotated[str, typer.Option(help="Where the prefill host holds it: auto, cpu, cuda, mps.")] = "auto",
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Of each way, taken in turn; one more warms up.")] = 5,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 900.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    rounds: Rounds = 5,
+    timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds for all of it.")] = 900.0,
+    as_json: AsJson = False,
 ) -> None:
     """Hand over random KV, from torch tensors to ready MLX caches, with the deployed code.
 
@@ -51,7 +60,6 @@ def handoff(
     """
     from disagg.api.handoff import HandoffSpec
     from disagg.cli.views.handoff import HandoffReport, handoff_view
-    from disagg.fleet.link.handoff import measure_handoff
 
     if (sender is None) != (receiver is None):
         raise UsageError("--from and --to go together", "give both hosts, or neither to stay on this machine")
@@ -67,26 +75,25 @@ def handoff(
         device=device,
     )
     with stderr().status("connecting …") as status:
-        ends = _place(fleet, sender, "prefill"), _place(fleet, receiver, "decode")
-        try:
-            status.update(f"handing over {tokens} tokens of {size.name}, {rounds} rounds of three transports …")
-            figures = measure_handoff(*ends, spec, timeout)
-        finally:
-            for end in ends:
-                end.machine.close()
-    report = HandoffReport(
-        sender=sender or "this machine",
-        receiver=receiver or "this machine",
-        address=ends[1].address,
-        shape=size.name,
-        tokens=tokens,
-        dtype=dtype.value,
-        figures=figures,
-    )
+        places = _place(fleet, sender, "prefill"), _place(fleet, receiver, "decode")
+        status.update(f"handing over {tokens} tokens of {size.name}, {rounds} rounds of three transports …")
+        figures = _measure(places, spec, timeout)
+    here = "this machine"
+    report = HandoffReport(sender or here, receiver or here, places[1].address, size.name, tokens, dtype.value, figures)
     if as_json:
         print_json(report.to_json())
     else:
         stdout().print(handoff_view(report))
+
+
+def _measure(places: tuple[EndPlace, EndPlace], spec: HandoffSpec, timeout: float) -> HandoffFigures:
+    from disagg.fleet.link.handoff import measure_handoff
+
+    try:
+        return measure_handoff(*places, spec, timeout)
+    finally:
+        for place in places:
+            place.machine.close()
 
 
 def _place(fleet: Fleet | None, name: str | None, end: str) -> EndPlace:

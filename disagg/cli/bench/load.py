@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
+from disagg.api.requests import DEFAULT_DEADLINE_S
 from disagg.cli.bench.arguments import (
     numbers,
     pairs,
@@ -20,9 +19,33 @@ from disagg.cli.bench.arguments import (
     require_two_files,
     require_writable,
 )
-from disagg.cli.completion import complete_device, complete_model
+from disagg.cli.bench.options import (
+    Burstiness,
+    Concurrency,
+    Device,
+    Goodput,
+    KindName,
+    MaxDuration,
+    ModelName,
+    Modes,
+    OutputFile,
+    OutputTokens,
+    PromptTokens,
+    Rate,
+    ReportFile,
+    Requests,
+    Rounds,
+    Seed,
+    Simulate,
+    Timeout,
+    Warmup,
+    Watts,
+    WorkloadFile,
+    WorkloadKind,
+)
 from disagg.cli.context import print_json, settings, stderr, stdout
 from disagg.cli.options import AsJson
+from disagg.cli.words import choose_models
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,118 +53,35 @@ if TYPE_CHECKING:
     from disagg.bench.result import BenchResult
     from disagg.config import Fleet
 
-MAX_REQUESTS = 100_000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class ModeName(StrEnum):
-    """The values of --mode."""
-
-    disaggregated = "disaggregated"
-    decode_alone = "decode-alone"
-    prefill_alone = "prefill-alone"
-
-
-class KindName(StrEnum):
-    """The values of --workload."""
-
-    random = "random"
-    prompts = "prompts"
-    sharegpt = "sharegpt"
-    mooncake = "mooncake"
 
 
 def load(
     context: typer.Context,
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="NAME",
-            help="Required if the fleet has several models.",
-            autocompletion=complete_model,
-        ),
-    ] = None,
-    mode: Annotated[
-        list[ModeName] | None,
-        typer.Option(help="Repeatable. [default: all that the fleet can run]", show_default=False),
-    ] = None,
-    workload: Annotated[KindName, typer.Option(help="The requests to send.")] = KindName.random,
-    file: Annotated[
-        Path | None,
-        typer.Option("-f", "--file", metavar="FILE", help="Prompts or a trace; all workloads but random need one."),
-    ] = None,
-    prompt_tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N",
-            help="Prompt lengths to sweep, of --workload random. [default: 128,512,2048,8192 as far as they fit]",
-        ),
-    ] = None,
-    output_tokens: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Output lengths to sweep. [default: 64]")
-    ] = None,
-    concurrency: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Concurrent requests to sweep. [default: 1]")
-    ] = None,
-    rate: Annotated[
-        str | None, typer.Option(metavar="R,R", help="Requests per second to sweep, in place of --concurrency.")
-    ] = None,
-    burstiness: Annotated[
-        float, typer.Option(min=0.01, help="With --rate: gamma shape of arrivals; 1: Poisson.")
-    ] = 1.0,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "--requests",
-            min=1,
-            max=MAX_REQUESTS,
-            help="Per mode and point. [default: 10, at least twice the concurrency]",
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns that each mode takes at a point.")] = 4,
-    warmup: Annotated[int, typer.Option(min=0, help="Unmeasured requests per mode and point.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of token ids and arrivals.")] = 0,
-    max_duration: Annotated[
-        float | None, typer.Option(min=0.1, metavar="S", help="Stop after this many seconds. [default: no limit]")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, max=MAX_DEADLINE_S, metavar="S", help="Seconds per request.")
-    ] = DEFAULT_DEADLINE_S,
-    goodput: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:MS ...", help="Limits of a good request: ttft, tpot, itl, e2el.")
-    ] = None,
-    watts: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=W ...", help="Power of the prefill and the decode machine, if it cannot be measured."
-        ),
-    ] = None,
+    model: ModelName = None,
+    mode: Modes = None,
+    workload: WorkloadKind = KindName.random,
+    file: WorkloadFile = None,
+    prompt_tokens: PromptTokens = None,
+    output_tokens: OutputTokens = None,
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    burstiness: Burstiness = 1.0,
+    requests: Requests = None,
+    rounds: Rounds = 4,
+    warmup: Warmup = 1,
+    seed: Seed = 0,
+    max_duration: MaxDuration = None,
+    timeout: Timeout = DEFAULT_DEADLINE_S,
+    goodput: Goodput = None,
+    watts: Watts = None,
     as_json: AsJson = False,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures as JSON to a file.")] = None,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with plots.")] = None,
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="Simulate the fleet on this machine: real servers, predicted times.")
-    ] = False,
-    prefill_device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE",
-            help="With --simulate: in place of the hardware in hosts.toml.",
-            autocompletion=complete_device,
-        ),
-    ] = None,
-    decode_device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE",
-            help="With --simulate: in place of the hardware in hosts.toml.",
-            autocompletion=complete_device,
-        ),
-    ] = None,
+    output: OutputFile = None,
+    report: ReportFile = None,
+    simulate: Simulate = False,
+    prefill_device: Device = None,
+    decode_device: Device = None,
 ) -> None:
     """Compare the fleet, disaggregated, with each of its machines alone.
 
@@ -155,7 +95,7 @@ def load(
 
     fleet = settings(context).fleet()
     spec = BenchSpec(
-        model=_model(fleet, model),
+        model=choose_models(fleet, [model] if model else [], "name one with -m")[0],
         kind=workload.value,
         file=file,
         modes=tuple(one.value for one in mode or ()),
@@ -173,23 +113,30 @@ def load(
         limits=pairs("--goodput", goodput, LIMITS),
         watts=pairs("--watts", watts, ("prefill", "decode")),
     )
-    for option, path in (("--output", output), ("--report", report)):
-        refuse_subcommand(context, option, path)
-        require_writable(path)
-    require_two_files(output, report)
+    files = Files(output, report)
+    _check(context, files)
     with _served(fleet, spec.model, simulate, (prefill_device, decode_device)) as (served, token):
         result, signalled = _run(served, spec, token)
-    _show(result, as_json, output, report)
+    _show(result, as_json, files)
     if signalled:
         raise typer.Exit(128 + signalled)
     if any(not cell.figures["completed"] for cell in result.cells):
         raise typer.Exit(1)
 
 
-def _model(fleet: Fleet, name: str | None) -> str:
-    if name is None and len(fleet.models) > 1:
-        raise UsageError(f"which model? {fleet.path.name} has {', '.join(fleet.models)}", "name one with -m")
-    return fleet.model(name or next(iter(fleet.models))).name
+class Files(NamedTuple):
+    """Where the figures are written, besides stdout."""
+
+    output: Path | None
+    report: Path | None
+
+
+def _check(context: typer.Context, files: Files) -> None:
+    """Raise UsageError if the files cannot be written: before the run, which may take hours."""
+    for option, path in (("--output", files.output), ("--report", files.report)):
+        refuse_subcommand(context, option, path)
+        require_writable(path)
+    require_two_files(files.output, files.report)
 
 
 @contextmanager
@@ -244,7 +191,7 @@ def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
         signal.signal(number, handler)
 
 
-def _show(result: BenchResult, as_json: bool, output: Path | None, report: Path | None) -> None:
+def _show(result: BenchResult, as_json: bool, files: Files) -> None:
     """Print the result, as tables or as JSON, and write the files."""
     import json
 
@@ -255,20 +202,20 @@ def _show(result: BenchResult, as_json: bool, output: Path | None, report: Path 
         print_json(body)
     else:
         stdout().print(result_view(result))
-    files = dict[Path, str]()
-    if output is not None:
-        files[output] = json.dumps(body, indent=2) + "\n"
-    if report is not None:
+    texts = dict[Path, str]()
+    if files.output is not None:
+        texts[files.output] = json.dumps(body, indent=2) + "\n"
+    if files.report is not None:
         from disagg.bench.report import page
 
-        files[report] = page(result)
-    _write(files)
+        texts[files.report] = page(result)
+    _write(texts)
 
 
-def _write(files: Mapping[Path, str]) -> None:
+def _write(texts: Mapping[Path, str]) -> None:
     """Write all files that can be written, then raise UsageError for the others: the run cannot be repeated."""
     faults = []
-    for path, text in files.items():
+    for path, text in texts.items():
         try:
             path.write_text(text, encoding="utf-8")
             stderr().print(f"wrote {path}", style="dim", soft_wrap=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from disagg.fleet.lifecycle.base import ServerResult
     from disagg.fleet.lifecycle.fleet_servers import FleetServers
 
-Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait for the servers to be healthy.")]
+Timeout = Annotated[float, typer.Option(min=0, metavar="S", help="Seconds to wait for the servers to be healthy.")]
 
 
 def start(context: typer.Context, host: Hosts = None, timeout: Timeout = 300.0) -> None:

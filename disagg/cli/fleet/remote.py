@@ -49,7 +49,7 @@ def exec_(
     command: Annotated[list[str], typer.Argument(metavar="CMD", help="After --: the command.")],
     host: Hosts = None,
     role: RoleName = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until the command is stopped.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds until the command is stopped.")] = 600.0,
 ) -> None:
     """Run CMD on all hosts at the same time; each line of output starts with its host.
 

@@ -24,9 +24,11 @@ def status(
     host: Hosts = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until interrupted.")] = False,
     as_json: AsJson = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings with --watch.")] = 2.0,
+    every: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Seconds between two readings with --watch.")
+    ] = 2.0,
     timeout: Annotated[
-        float, typer.Option(min=0.2, help="Seconds for one reading: half over HTTP, the rest over SSH.")
+        float, typer.Option(min=0.2, metavar="S", help="Seconds for one reading: half over HTTP, the rest over SSH.")
     ] = 6.0,
 ) -> None:
     """Show the health of the fleet. Exit code 0: all healthy; 3: some unhealthy; 4: a host cannot be reached.

@@ -146,8 +146,9 @@ def _transfer(metrics: Metrics) -> Text:
         (f"; {_quantised(metrics)}" if _quantised(metrics) else "", "yellow"),
         ("; transfer ", "dim"),
         f"{seconds(metrics.hidden_transfer)} hidden, {seconds(metrics.exposed_transfer)} exposed",
-        ("\n      prompt tokens computed by the decode host: ", "dim"),
+        ("\n      decode host computed ", "dim"),
         recomputed,
+        (" prompt tokens", "dim"),
         (held, "dim"),
     )
 

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from disagg.bench import plan
-from disagg.cli.bench import load as command
+from disagg.cli.bench import options
 from disagg.cli.bench.arguments import Group, spread_pairs
 from disagg.cli.bench.load import load
 from disagg.errors import UsageError
@@ -166,7 +166,7 @@ def test_pairs_may_follow_one_another() -> None:
 
 
 def test_help_states_the_bound_of_requests_that_the_plan_applies() -> None:
-    assert command.MAX_REQUESTS == plan.MAX_REQUESTS
+    assert options.MAX_REQUESTS == plan.MAX_REQUESTS
 
 
 def test_help_names_every_workload(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,9 @@ def shown(view: Any, width: int = 80) -> str:
 
 def healthy(name: str = "dgx-spark-1", **changed: Any) -> HostStatus:
     values = {
+        "model": "qwen3-coder:30b",
+        "url": "",
+        "state": "healthy",
         "backend": "transformers/cuda",
         "queue": 12,
         "running": 16,
@@ -58,7 +61,7 @@ def healthy(name: str = "dgx-spark-1", **changed: Any) -> HostStatus:
         "device": DeviceUse("transformers/cuda", 41.7),
         "uptime_s": 1_234_567.0,
     }
-    return HostStatus(name, ("prefill",), "qwen3-coder:30b", "", "healthy", **{**values, **changed})
+    return HostStatus(name, ("prefill",), **{**values, **changed})
 
 
 DOWN = HostStatus("mac-studio-1", ("decode",), "gpt-oss:120b", "", "not running", "nothing listens", "fix it")
@@ -75,8 +78,13 @@ def test_health_names_every_host_in_full_and_what_mends_it(width: Any) -> None:
 
 
 def test_health_shows_kv_of_finished_conversations_if_there_is_any() -> None:
-    assert "+ 3.0 GiB held" in shown(health_view([healthy(kv_held_bytes=3 << 30)]))
+    assert " 3.0 GiB held" in shown(health_view([healthy(kv_held_bytes=3 << 30)]))
     assert "held" not in shown(health_view([healthy(kv_held_bytes=0)]))
+
+
+def test_a_backend_is_one_word_in_the_demos_panel_at_80_columns() -> None:
+    hosts = [healthy("prefill-1", model="gpt-oss-demo", backend="transformers/cpu", kv_held_bytes=2_250_000)]
+    assert " transformers/cpu " in shown(health_panel(hosts))
 
 
 def test_health_shows_the_accelerators_use_where_a_server_knows_it() -> None:

@@ -125,7 +125,7 @@ def _two(above: str, below: str) -> Text:
 
 def _kv(status: HostStatus) -> Text:
     """KV of running requests, that of finished conversations if there is any, and how busy the device is."""
-    held = f"+ {size(status.kv_held_bytes)} held\n" if status.kv_held_bytes else ""
+    held = f"{size(status.kv_held_bytes)} held\n" if status.kv_held_bytes else ""
     return _two(size(status.kv_bytes), held + _utilisation(status))
 
 

@@ -1,0 +1,90 @@
+"""What the words of a command line mean: which models are asked, and where the prompt comes from."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from disagg.errors import UnknownModel, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from disagg.config import Fleet
+
+_EXAMPLE = 'disagg generate -m NAME "text to continue"'
+
+
+class Call(NamedTuple):
+    """What the arguments mean. `prompt`: None if it is read from a file, "-" if from stdin."""
+
+    models: list[str]
+    prompt: str | None
+
+
+def parse_words(fleet: Fleet, words: Sequence[str], named: Sequence[str], *, has_file: bool) -> Call:
+    """The models and the prompt of `disagg generate [-m NAME]... [MODEL] [PROMPT]`.
+
+    Without -m, the first argument is the model if a prompt follows, by argument, --file or a pipe. Raises UsageError
+    with the command to type, and UnknownModel.
+    """
+    rest = list(words)
+    piped = not sys.stdin.isatty()
+    if not named and len(rest) == 2 and is_model(fleet, rest[1]) and not is_model(fleet, rest[0]):
+        raise UsageError(
+            f"{rest[0]} is not a model", f"the model comes first: disagg generate {shlex.join(rest[::-1])}"
+        )
+    if not named and rest and (len(rest) == 2 or ((has_file or piped) and is_model(fleet, rest[0]))):
+        named = [rest.pop(0)]
+    if not named and len(rest) == 1 and is_model(fleet, rest[0]):
+        raise UsageError(f"there is no prompt for {rest[0]}", f'disagg generate {rest[0]} "text to continue"')
+    if len(rest) > 1:
+        raise UsageError(f"{len(words)} arguments: the prompt is one", f"quote it: {_EXAMPLE}")
+    if not rest and not has_file and not piped:
+        raise UsageError("there is no prompt", f"{_EXAMPLE}, or pipe it in, or -f FILE")
+    prompt = rest[0] if rest else None if has_file else "-"
+    return Call(choose_models(fleet, named), prompt)
+
+
+def is_model(fleet: Fleet, word: str) -> bool:
+    """Whether the word is the name or an alias of one of the fleet's models."""
+    try:
+        fleet.model(word)
+    except UnknownModel:
+        return False
+    return True
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt: the argument, or the text of the file, or of stdin for "-". UsageError if it cannot be read, if it
+    is empty, or if there are two."""
+    if prompt is not None and file is not None:
+        raise UsageError("there are two prompts: an argument and --file", "leave out one of them")
+    try:
+        if file is not None:
+            source, text = str(file), file.read_text(encoding="utf-8")
+        elif prompt == "-":
+            source, text = "stdin", sys.stdin.buffer.read().decode("utf-8")
+        else:
+            source, text = "", prompt or ""
+    except OSError as error:
+        raise UsageError(f"cannot read the prompt from {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"the prompt from {file or 'stdin'} is not UTF-8: {error.reason} at byte {error.start}"
+        ) from error
+    if not text.strip():
+        raise UsageError(f"the prompt{f' from {source}' if source else ''} is empty", _EXAMPLE)
+    return text
+
+
+def choose_models(fleet: Fleet, names: Sequence[str], hint: str = f"name one: {_EXAMPLE}") -> list[str]:
+    """The named models by canonical name, each once; the fleet's only model if none is named. UsageError with this
+    hint if the fleet has several."""
+    if names:
+        return list(dict.fromkeys(fleet.model(name).name for name in names))
+    if len(fleet.models) == 1:
+        return list(fleet.models)
+    raise UsageError(f"which model? {fleet.path.name} has {', '.join(fleet.models)}", hint)
