@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -21,7 +21,9 @@ class InvalidValue(ValueError):
 
 class Contract(msgspec.Struct, frozen=True):
     """A frozen value with a JSON form. Reading ignores unknown fields, so that hosts of two versions can read each
-    other's health; request bodies forbid them."""
+    other's health; request bodies forbid them. more_schema: what its JSON Schema states beyond its fields."""
+
+    more_schema: ClassVar[Mapping[str, Any]] = {}
 
     def to_json(self) -> dict[str, Any]:
         """The value as built-in types that `json` can write."""

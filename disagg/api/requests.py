@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -90,6 +90,12 @@ class PromptBody(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True
     tools, chat_template_kwargs: what the chat template gets beside the messages.
     """
 
+    more_schema: ClassVar[Mapping[str, Any]] = {
+        "oneOf": [
+            {"required": [name], "properties": {name: {"type": kind}}}
+            for name, kind in (("prompt", "string"), ("messages", "array"), ("tokens", "array"))
+        ]
+    }
     model: str
     prompt: str | None = None
     messages: Annotated[tuple[ChatMessage, ...], Meta(max_length=MAX_MESSAGES)] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -17,7 +18,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from disagg import logs
+from disagg.api import openapi
 from disagg.api.base import Contract, InvalidValue
+from disagg.api.calls import server_document
 from disagg.api.events import ErrorAnswer, ErrorEvent
 from disagg.api.requests import MAX_LEASES, LeaseBody, PromptBody
 from disagg.api.status import Liveness
@@ -41,6 +44,7 @@ def build(service: AnyService, token: str) -> ASGIApp:
         Route("/load", _load(service), methods=["GET"]),
         Route("/status", _status(service), methods=["GET"]),
         Route("/lease", _lease(service), methods=["POST"]),
+        Route(openapi.PATH, _document(service), methods=["GET"]),
         *(Route(one.path, _post(one, service), methods=["POST"]) for one in service.endpoints()),
     ]
     handlers = {DisaggError: _on_error(service), HTTPException: _on_http_error, Exception: _on_bug}
@@ -172,6 +176,15 @@ def _status(service: AnyService) -> Handler:
         return _json(service.status(utilisation))
 
     return status
+
+
+def _document(service: AnyService) -> Handler:
+    body = json.dumps(server_document(service.role)).encode()
+
+    async def document(_: Request) -> Response:
+        return Response(body, media_type=openapi.JSON)
+
+    return document
 
 
 def _answer_error(service: AnyService, error: DisaggError) -> Response:

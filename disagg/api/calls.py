@@ -1,0 +1,126 @@
+"""The calls of the servers: every path with its body, its answers and its errors. GET /openapi.json is made from it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from disagg.api import openapi
+from disagg.api.events import (
+    DoneEvent,
+    ErrorAnswer,
+    ErrorEvent,
+    LocalEvent,
+    ProgressEvent,
+    ShippedEvent,
+    SlotEvent,
+    TokensEvent,
+)
+from disagg.api.names import Role
+from disagg.api.openapi import Answer, Route, failures
+from disagg.api.requests import DecodeBody, GenerateBody, LeaseBody, PrefillBody, PromptBody
+from disagg.api.status import Health, LeaseAnswer, Liveness, Load, Status
+from disagg.errors import (
+    BodyTooLarge,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    DisaggError,
+    HandoffError,
+    KVMemoryExceeded,
+    ModelError,
+    Overloaded,
+    RequestError,
+    ServerUnavailable,
+    Unauthorized,
+    UnknownModel,
+)
+from disagg.version import VERSION
+
+_GET_ERRORS: Final = (Unauthorized, Overloaded)
+_BODY_ERRORS: Final = (RequestError, Unauthorized, BodyTooLarge, Overloaded)
+_PROMPT_ERRORS: Final = (
+    *_BODY_ERRORS,
+    ContextLengthExceeded,
+    UnknownModel,
+    ModelError,
+    ServerUnavailable,
+    DeadlineExceeded,
+)
+_ANSWER: Final = (TokensEvent, DoneEvent)
+_TOKEN: Final = "the fleet's token; hosts.toml names its file as token_file"
+
+
+def calls(role: Role) -> tuple[Route, ...]:
+    """Every call that a server of this role answers."""
+    return (*(_DECODE if role == "decode" else _PREFILL), _GENERATE, *_COMMON)
+
+
+def server_document(role: Role) -> dict[str, Any]:
+    """What GET /openapi.json answers."""
+    return openapi.document(f"disagg {role} server", VERSION, _TOKEN, calls(role))
+
+
+def _streamed(
+    path: str, summary: str, body: type[PromptBody], events: tuple[Any, ...], errors: tuple[type[DisaggError], ...]
+) -> Route:
+    named = {kind.event: kind for kind in (*events, ProgressEvent, ErrorEvent)}
+    stream = Answer("Server-sent events, one line of JSON each.", media=openapi.EVENTS, events=named)
+    return Route("POST", path, summary, {200: stream, **failures((*_PROMPT_ERRORS, *errors), ErrorAnswer)}, body)
+
+
+_DECODE: Final = (
+    _streamed(
+        "/decode",
+        "Generate an answer from KV that a prefill host delivers.",
+        DecodeBody,
+        (SlotEvent, LocalEvent, *_ANSWER),
+        (KVMemoryExceeded, HandoffError),
+    ),
+)
+_PREFILL: Final = (
+    _streamed(
+        "/prefill",
+        "Compute a prompt and deliver its KV to a decode host.",
+        PrefillBody,
+        (ShippedEvent,),
+        (HandoffError,),
+    ),
+)
+_GENERATE: Final = _streamed(
+    "/generate", "Prompt and answer on this host alone.", GenerateBody, _ANSWER, (KVMemoryExceeded,)
+)
+_LEASE: Final = Route(
+    "POST",
+    "/lease",
+    "Extend the leases of requests.",
+    {200: Answer("Extended.", (LeaseAnswer,)), **failures(_BODY_ERRORS, ErrorAnswer)},
+    LeaseBody,
+)
+_UNHEALTHY: Final = "The engine is stalled or has stopped."
+_COMMON: Final = (
+    _LEASE,
+    Route(
+        "GET",
+        "/health",
+        "Whether the server works; more with the token.",
+        {200: Answer("It works.", (Health, Liveness)), 503: Answer(_UNHEALTHY, (Health, Liveness))},
+        public=True,
+    ),
+    Route(
+        "GET",
+        "/load",
+        "What routing needs.",
+        {200: Answer("It works.", (Load,)), **failures(_GET_ERRORS, ErrorAnswer), 503: Answer(_UNHEALTHY, (Load,))},
+    ),
+    Route(
+        "GET",
+        "/status",
+        "Health, load, memory and counters.",
+        {200: Answer("As it is now.", (Status,)), **failures(_GET_ERRORS, ErrorAnswer)},
+    ),
+    Route(
+        "GET",
+        openapi.PATH,
+        "This document.",
+        {200: Answer("OpenAPI.", (dict[str, Any],)), **failures(_GET_ERRORS, ErrorAnswer)},
+    ),
+)
