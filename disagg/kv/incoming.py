@@ -13,19 +13,20 @@ from disagg.kv.received import Placement, ReceivedKV, ReceiveTiming
 if TYPE_CHECKING:
     from disagg.kv.arena import Arenas
     from disagg.kv.frames import Header
+    from disagg.kv.reservation import Reservation
     from disagg.kv.tickets import Expected
 
 
 class Incoming:
     """Used by one thread per connection: each joins with its part, fills its share of `kv`, completes and leaves.
 
-    The bytes are reserved when the first part joins. They are released when the ticket has ended without its KV and the
-    last connection has left, because until then a connection may still write into the memory.
+    The reserved memory is in use from the moment that the first part joins. If the ticket ends without its KV, the use
+    ends when the last connection has left, because until then a connection may still write.
     """
 
-    def __init__(self, expected: Expected, reserve: Callable[[int], Callable[[], None]], arenas: Arenas) -> None:
+    def __init__(self, expected: Expected, memory: Reservation | None, arenas: Arenas) -> None:
         self._expected = expected
-        self._reserve = reserve
+        self._memory = memory
         self._arenas = arenas
         self._lock = threading.Lock()
         self._coverage = Coverage(expected.layout)
@@ -34,7 +35,7 @@ class Incoming:
         self._completed: list[ReceiveTiming] = []
         self._connections = 0
         self._ended = False
-        self._release: Callable[[], None] | None = None
+        self._end_use: Callable[[], None] | None = None
         self._kv: ReceivedKV | None = None
 
     @property
@@ -44,7 +45,7 @@ class Incoming:
 
     def join(self, header: Header) -> None:
         """Take part with an accepted header. TicketRefused if every part has joined; ProtocolError if the part does not
-        fit the earlier ones; Overloaded if there is no room for the KV."""
+        fit the earlier ones; Cancelled if the ticket has ended."""
         with self._lock:
             if self.full:
                 raise TicketRefused("every part of this KV transfer has already come", "send each part once")
@@ -59,9 +60,8 @@ class Incoming:
             self._coverage.add(header.part)
             if self._joined + 1 == header.parts:
                 self._coverage.require_complete()
-            if self._first is None:
-                e = self._expected
-                self._release = self._reserve(e.layout.nbytes(e.tokens, e.start, header.wire))
+            if self._first is None and self._memory is not None:
+                self._end_use = self._memory.use()
             self._first = first
             self._joined += 1
             self._connections += 1
@@ -78,8 +78,8 @@ class Incoming:
             return self._kv
 
     def complete(self, timing: ReceiveTiming) -> ReceivedKV | None:
-        """A part is whole. Returns the KV, with its bytes' reservation, if it was the last part. Cancelled if the
-        ticket has ended."""
+        """A part is whole. Returns the KV, whose release ends the use of its memory, if it was the last part. Cancelled
+        if the ticket has ended."""
         with self._lock:
             if self._ended:
                 raise Cancelled("the request ended before its KV was complete")
@@ -94,7 +94,7 @@ class Incoming:
                 accepted=timing.accepted,
             )
             kv, self._kv = self._kv, None
-            kv.on_release, self._release = self._release, None
+            kv.on_release, self._end_use = self._end_use, None
             return kv
 
     def leave(self) -> None:
@@ -112,6 +112,6 @@ class Incoming:
     def _free(self) -> None:
         if self._ended and self._connections == 0:
             self._kv = None
-            if self._release is not None:
-                self._release()
-                self._release = None
+            if self._end_use is not None:
+                self._end_use()
+                self._end_use = None

@@ -30,7 +30,7 @@ class ReceivedKV:
     wire: the form in which it was sent and is stored.
     arena: its memory, used as `placement` states; None after `release`.
     return_arena: called with an arena that is no longer read.
-    on_release: returns the bytes to the receiver's budget.
+    on_release: ends the use of the memory that was reserved for it.
     """
 
     layout: Layout
@@ -68,7 +68,7 @@ class ReceivedKV:
         return [self._views(places) for places in self.placement.states]
 
     def release(self, *, reuse: bool = False) -> None:
-        """Release the memory and return its bytes to the receiver's budget. Safe to call twice.
+        """Release the memory, and what was reserved for it. Safe to call twice.
 
         reuse: nothing reads the memory any more, so a later transfer may use it. Otherwise it is freed with its last
         reference.

@@ -1,4 +1,4 @@
-"""One-time tickets for KV transfers, and the byte budget of received KV.
+"""One-time tickets for KV transfers.
 
 A slot goes issued -> claimed -> done, or from either of the first two to failed. The transfer, its deadline and a
 revocation compete for the last step; the first one delivers the outcome, the others have no effect. The parts of one
@@ -27,7 +27,7 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
-from disagg.kv.arena import Allocate, Arenas, allocate_numpy
+from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.frames import Header
 from disagg.kv.incoming import Incoming
@@ -35,9 +35,9 @@ from disagg.kv.layout import Layout
 from disagg.kv.parts import MAX_PARTS
 from disagg.kv.preamble import ticket_digest
 from disagg.kv.received import ReceivedKV
+from disagg.kv.reservation import Reservation
 
 TICKET_BYTES = 32
-KEEP_SHARE = 4
 
 log = logging.getLogger(__name__)
 
@@ -98,24 +98,14 @@ class Slot:
 
 
 class Tickets:
-    """All outstanding tickets of one receiver and the KV bytes it holds. Safe to use from any thread.
+    """All outstanding tickets of one receiver. Safe to use from any thread.
 
-    max_kv_bytes: bound on the KV that is arriving or has arrived and is not released. max_outstanding: bound on
-    tickets. allocate: returns memory to receive KV into. Of max_kv_bytes, one part in KEEP_SHARE may be kept idle for
-    later transfers, as far as `left()` has room: bytes that are not reserved here, if it is not given.
+    arenas: the memory that KV is received into; fresh memory for each transfer if none are given. max_outstanding:
+    bound on tickets.
     """
 
-    def __init__(
-        self,
-        *,
-        max_kv_bytes: int,
-        max_outstanding: int = 1024,
-        allocate: Allocate = allocate_numpy,
-        left: Callable[[], int] | None = None,
-    ) -> None:
-        self.budget = Budget(max_kv_bytes)
-        keep_bytes = max_kv_bytes // KEEP_SHARE
-        self.arenas = Arenas(allocate, keep_bytes=keep_bytes, left=left or (lambda: self.budget.left))
+    def __init__(self, arenas: Arenas | None = None, *, max_outstanding: int = 1024) -> None:
+        self.arenas = arenas or Arenas()
         self._max_outstanding = max_outstanding
         self._lock = threading.Lock()
         # By a keyed hash of the ticket's digest: the time that a lookup takes tells a peer nothing about any ticket.
@@ -123,21 +113,19 @@ class Tickets:
         self._slots: dict[bytes, Slot] = {}
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of KV reserved by transfers and not yet released."""
-        return self.budget.held_bytes
-
-    @property
     def outstanding(self) -> int:
         """Tickets issued or claimed whose outcome is not delivered yet."""
         return len(self._slots)
 
-    def issue(self, expected: Expected, on_outcome: OnOutcome, *, deadline: float) -> Slot:
+    def issue(
+        self, expected: Expected, on_outcome: OnOutcome, *, deadline: float, memory: Reservation | None = None
+    ) -> Slot:
         """A new ticket, valid until `deadline` (time.monotonic()) for the whole transfer. Overloaded at the bound.
 
         on_outcome is called exactly once, on any thread, with the KV or the error; it must neither block nor raise.
+        memory: reserved for the KV; in use from its first part to the KV's release, None if nobody counts it.
         """
-        incoming = Incoming(expected, self.budget.reserve, self.arenas)
+        incoming = Incoming(expected, memory, self.arenas)
         slot = Slot(secrets.token_urlsafe(TICKET_BYTES), expected, deadline, on_outcome, incoming)
         with self._lock:
             if len(self._slots) >= self._max_outstanding:
@@ -215,38 +203,3 @@ class Tickets:
 
 def _cancelled() -> Cancelled:
     return Cancelled("the KV transfer was cancelled by its receiver")
-
-
-class Budget:
-    """A bounded number of bytes, handed out in reservations."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._lock = threading.Lock()
-        self._held = 0
-
-    @property
-    def held_bytes(self) -> int:
-        return self._held
-
-    @property
-    def left(self) -> int:
-        """Bytes that are not reserved."""
-        return self.limit - self._held
-
-    def reserve(self, nbytes: int) -> Callable[[], None]:
-        """Reserve `nbytes`; returns a function that releases them, once. Overloaded if they do not fit."""
-        with self._lock:
-            if self._held + nbytes > self.limit:
-                raise Overloaded(
-                    f"no room for {nbytes} bytes of KV: {self._held} of {self.limit} are in use",
-                    "try again shortly, or raise the decode host's KV budget",
-                )
-            self._held += nbytes
-        unreleased = [nbytes]
-
-        def release() -> None:
-            with self._lock:
-                self._held -= unreleased.pop() if unreleased else 0
-
-        return release

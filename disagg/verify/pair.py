@@ -16,6 +16,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, PrefillEngine, Token
 from disagg.errors import DisaggError
+from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
@@ -66,7 +67,7 @@ class EnginePair:
         except BaseException:
             decode.close()
             raise
-        tickets = Tickets(max_kv_bytes=options.max_kv_bytes, allocate=decode.allocate)
+        tickets = Tickets(Arenas(decode.allocate))
         return cls(prefill, decode, tickets, KVServer("127.0.0.1", 0, tickets))
 
     def __enter__(self) -> Self:

@@ -22,6 +22,7 @@ from disagg.kv.channel import Channel, OnPiece
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive import assemble, part
 from disagg.kv.received import ReceivedKV
+from disagg.kv.reservation import Reservation
 from disagg.kv.tickets import KVOutcome, Slot, Tickets
 from tests.kv.kv_parts import Cache, expected, header_for, mixed_layout, parts_of, stream
 
@@ -70,8 +71,8 @@ class MemoryChannel:
 
 def receive(data: bytes) -> ReceivedKV | DisaggError:
     """The outcome of a connection that sends these bytes with a valid ticket. Whatever else is raised is a bug."""
-    tickets, outcomes = Tickets(max_kv_bytes=MAX_KV_BYTES), list[KVOutcome]()
-    slot = _slot(tickets, outcomes)
+    tickets, outcomes, memory = Tickets(), list[KVOutcome](), Reservation(MAX_KV_BYTES, lambda nbytes: None)
+    slot = _slot(tickets, outcomes, memory)
     try:
         opening = preamble.decode_preamble(data[: preamble.PREAMBLE.size].ljust(preamble.PREAMBLE.size, b"\0"))
     except DisaggError as error:
@@ -84,13 +85,13 @@ def receive(data: bytes) -> ReceivedKV | DisaggError:
     if isinstance(outcome, ReceivedKV):
         assert CACHE.matches(outcome), "wrong KV was accepted"
         outcome.release()
-    assert tickets.held_bytes == 0, "bytes are still held"
+    assert not memory.in_use, "memory is still in use"
     return outcome
 
 
 def valid() -> list[bytes]:
     """Whole transfers, in chunks of several sizes."""
-    slot = _slot(Tickets(max_kv_bytes=MAX_KV_BYTES), [])
+    slot = _slot(Tickets(), [], None)
     return [stream(header_for(slot), parts_of(CACHE, chunk)) for chunk in (1, 2, 6)]
 
 
@@ -135,5 +136,5 @@ def _run_at_random(minutes: float) -> int:
     return 0
 
 
-def _slot(tickets: Tickets, outcomes: list[KVOutcome]) -> Slot:
-    return tickets.issue(expected(CACHE), outcomes.append, deadline=time.monotonic() + 60)
+def _slot(tickets: Tickets, outcomes: list[KVOutcome], memory: Reservation | None) -> Slot:
+    return tickets.issue(expected(CACHE), outcomes.append, deadline=time.monotonic() + 60, memory=memory)

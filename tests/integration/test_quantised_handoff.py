@@ -24,6 +24,7 @@ from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.transformers.engine import TransformersPrefillEngine
 from disagg.errors import DisaggError
 from disagg.inference.metrics import Metrics
+from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
@@ -54,7 +55,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def hand_over(engine: TransformersPrefillEngine, tokens: list[int], wire: WireForm) -> ReceivedKV:
     """The KV of all but the last token, through a real transfer."""
     arrived: queue.Queue[ReceivedKV | DisaggError] = queue.Queue()
-    tickets = Tickets(max_kv_bytes=1 << 30, allocate=mlx_cache.allocate)
+    tickets = Tickets(Arenas(mlx_cache.allocate))
     info, n, deadline = engine.info, len(tokens) - 1, time.monotonic() + PATIENCE_S
     identity = ("r", info.fingerprint, info.layout, token_hash(tokens), n)
     with KVServer("127.0.0.1", 0, tickets) as server:

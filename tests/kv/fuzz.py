@@ -25,11 +25,13 @@ from disagg.errors import (
     TicketRefused,
 )
 from disagg.kv import frames
+from disagg.kv.arena import Arenas
 from disagg.kv.channel import Channel
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.preamble import OPENING, PREAMBLE, check_opening, decode_preamble
 from disagg.kv.receive.part import receive_part
 from disagg.kv.received import Placement, ReceivedKV
+from disagg.kv.reservation import Reservation
 from disagg.kv.tickets import KVOutcome, Slot, Tickets
 from tests.kv.kv_parts import PATIENCE_S, Cache, Parts, expected, header_for, mixed_layout, parts_of, stream
 
@@ -84,12 +86,16 @@ class Host:
     allocated: list[int] = field(default_factory=list)
     outcomes: list[KVOutcome] = field(default_factory=list)
     tickets: Tickets = field(init=False)
+    memory: Reservation = field(init=False)
     slot: Slot = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tickets = Tickets(max_kv_bytes=1 << 20, allocate=self._allocate)
+        self.tickets = Tickets(Arenas(self._allocate))
+        self.memory = Reservation(1 << 20, lambda nbytes: None)
         deadline = time.monotonic() + PATIENCE_S
-        self.slot = self.tickets.issue(expected(self.cache), self.outcomes.append, deadline=deadline)
+        self.slot = self.tickets.issue(
+            expected(self.cache), self.outcomes.append, deadline=deadline, memory=self.memory
+        )
 
     def _allocate(self, nbytes: int) -> object:
         self.allocated.append(nbytes)
@@ -118,7 +124,7 @@ class Host:
             else:
                 assert type(outcome) in STATED, repr(outcome)
         self.tickets.revoke_all()
-        assert self.tickets.held_bytes == 0 and self.tickets.outstanding == 0
+        assert not self.memory.in_use and self.tickets.outstanding == 0
 
 
 def fuzz_one(data: bytes) -> None:

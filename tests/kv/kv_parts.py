@@ -16,12 +16,14 @@ import numpy
 from disagg.api.names import AS_IS, WireForm
 from disagg.errors import DisaggError
 from disagg.kv import frames
+from disagg.kv.arena import Arenas
 from disagg.kv.blocks import Block, KVBlock, StateBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.received import ReceivedKV
+from disagg.kv.reservation import Reservation
 from disagg.kv.tickets import Expected, Slot, Tickets
 from disagg.kv.wire import plane_bytes
 
@@ -157,10 +159,19 @@ class Receiver:
     server: KVServer
     tickets: Tickets
     results: dict[str, queue.Queue[ReceivedKV | DisaggError]] = field(default_factory=dict)
+    reservations: list[Reservation] = field(default_factory=list)
+
+    @property
+    def held_bytes(self) -> int:
+        """Reserved bytes that a transfer or received KV uses."""
+        return sum(memory.nbytes for memory in self.reservations if memory.in_use)
 
     def issue(self, cache: Cache, request_id: str = "r1", *, lasts_s: float = PATIENCE_S) -> Slot:
         results: queue.Queue[ReceivedKV | DisaggError] = queue.Queue()
-        slot = self.tickets.issue(expected(cache, request_id), results.put, deadline=time.monotonic() + lasts_s)
+        memory = Reservation(cache.layout.nbytes(cache.tokens, cache.start, cache.wire), lambda nbytes: None)
+        self.reservations.append(memory)
+        deadline = time.monotonic() + lasts_s
+        slot = self.tickets.issue(expected(cache, request_id), results.put, deadline=deadline, memory=memory)
         self.results[slot.ticket] = results
         return slot
 
@@ -182,7 +193,7 @@ class Receiver:
             return read_replies(sock)
 
     def settled(self) -> bool:
-        return self.tickets.held_bytes == 0 and self.server.connections == 0
+        return self.held_bytes == 0 and self.server.connections == 0
 
     def require_serving(self) -> None:
         """Nothing is held, and a good transfer is taken as ever."""
@@ -197,8 +208,8 @@ class Receiver:
         until(self.settled)
 
 
-def start_receiver(limits: ReceiveLimits | None = None, max_kv_bytes: int = 1 << 26) -> Receiver:
-    tickets = Tickets(max_kv_bytes=max_kv_bytes)
+def start_receiver(limits: ReceiveLimits | None = None) -> Receiver:
+    tickets = Tickets(Arenas(keep_bytes=1 << 24))
     return Receiver(KVServer("127.0.0.1", 0, tickets, limits or ReceiveLimits(linger_s=0.5, stall_s=30.0)), tickets)
 
 

@@ -90,6 +90,21 @@ def test_idle_memory_is_bounded_and_the_oldest_goes_first() -> None:
     assert {id(arenas.acquire(1024)), id(arenas.acquire(1024))} == {id(second), id(third)}
 
 
+def test_idle_memory_lies_within_what_is_not_reserved() -> None:
+    left = [4096]
+    arenas = Arenas(keep_bytes=1024, left=lambda: left[0])
+    first, second = arenas.acquire(512), arenas.acquire(512)
+    arenas.release(first)
+    arenas.release(second)
+    assert arenas.idle_bytes == 1024
+    left[0] = 596
+    arenas.acquire(3500)
+    assert arenas.idle_bytes == 512
+    left[0] = 0
+    arenas.release(first)
+    assert arenas.idle_bytes == 0
+
+
 def test_without_keeping_nothing_lies_idle() -> None:
     arenas = Arenas()
     arenas.release(arenas.acquire(10))

@@ -21,7 +21,6 @@ from disagg.errors import (
     FleetError,
     IntegrityError,
     LayoutMismatch,
-    Overloaded,
     PeerLost,
     PortInUse,
     ProtocolError,
@@ -138,10 +137,10 @@ def test_bytes_count_as_held_until_the_owner_releases_them(receiver: Receiver) -
     receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
     kv = receiver.result(slot)
     assert isinstance(kv, ReceivedKV)
-    assert receiver.tickets.held_bytes == CACHE.layout.nbytes(10)
+    assert receiver.held_bytes == CACHE.layout.nbytes(10)
     kv.release()
     kv.release()
-    assert receiver.tickets.held_bytes == 0
+    assert receiver.held_bytes == 0
     assert not any(kv.keys)
 
 
@@ -306,7 +305,7 @@ def test_revoking_while_bytes_arrive_ends_the_connection_with_the_reason(
     raw = stream(header_for(slot), parts_of(CACHE))
     with receiver.dial() as sock:
         sock.sendall(raw[: len(raw) // 2])
-        until(lambda: receiver.tickets.held_bytes > 0)
+        until(lambda: receiver.held_bytes > 0)
         assert receiver.tickets.revoke(slot.ticket)
         assert isinstance(receiver.result(slot), Cancelled)
         accepted, refused = read_replies(sock)
@@ -314,28 +313,6 @@ def test_revoking_while_bytes_arrive_ends_the_connection_with_the_reason(
     assert refused["error"]["code"] == "Cancelled"
     assert {record.levelname for record in caplog.records if "failed" in record.message} == {"INFO"}
     receiver.require_serving()
-
-
-def test_a_transfer_over_the_byte_budget_is_refused_with_overloaded() -> None:
-    receiver = start_receiver(max_kv_bytes=CACHE.layout.nbytes(10) - 1)
-    slot = receiver.issue(CACHE)
-    (refused,) = receiver.exchange(frames.encode_header(header_for(slot)))
-    assert refused["error"]["code"] == "Overloaded"
-    assert isinstance(receiver.result(slot), Overloaded)
-    receiver.require_serving()
-    receiver.server.close()
-
-
-def test_kv_that_is_still_held_counts_against_the_budget() -> None:
-    receiver = start_receiver(max_kv_bytes=CACHE.layout.nbytes(10) * 3 // 2)
-    one, two = receiver.issue(CACHE), receiver.issue(CACHE)
-    receiver.exchange(stream(header_for(one), parts_of(CACHE)))
-    assert not receiver.exchange(stream(header_for(two), parts_of(CACHE)))[-1]["ok"]
-    kv = receiver.result(one)
-    assert isinstance(kv, ReceivedKV)
-    kv.release()
-    receiver.require_serving()
-    receiver.server.close()
 
 
 @pytest.mark.parametrize("said", [b"", b"DIS", OPENING.pack(MAGIC, VERSION) + b"half of a ticket"])
@@ -529,7 +506,7 @@ def test_closing_ends_transfers_tickets_and_threads_and_frees_the_port() -> None
     waiting, arriving = receiver.issue(CACHE, "waiting"), receiver.issue(CACHE, "arriving")
     with receiver.dial() as sock:
         sock.sendall(stream(header_for(arriving), parts_of(CACHE))[:-50])
-        until(lambda: receiver.tickets.held_bytes > 0)
+        until(lambda: receiver.held_bytes > 0)
         with ends_by_itself():
             receiver.server.close()
     assert isinstance(receiver.result(waiting), Cancelled)
@@ -537,19 +514,19 @@ def test_closing_ends_transfers_tickets_and_threads_and_frees_the_port() -> None
     assert receiver.settled()
     with pytest.raises(ConnectionRefusedError):
         receiver.dial()
-    KVServer("127.0.0.1", receiver.server.port, Tickets(max_kv_bytes=0)).close()
+    KVServer("127.0.0.1", receiver.server.port, Tickets()).close()
 
 
 def test_a_taken_port_is_named_with_the_way_to_find_its_holder(receiver: Receiver) -> None:
     with pytest.raises(PortInUse) as caught:
-        KVServer("127.0.0.1", receiver.server.port, Tickets(max_kv_bytes=0))
+        KVServer("127.0.0.1", receiver.server.port, Tickets())
     assert f"port {receiver.server.port} is already in use" in caught.value.message
     assert "lsof" in caught.value.hint
 
 
 def test_an_address_that_is_not_this_hosts_is_a_clear_error() -> None:
     with pytest.raises(FleetError, match=r"cannot receive KV on 192\.0\.2\.1"):
-        KVServer("192.0.2.1", 0, Tickets(max_kv_bytes=0))
+        KVServer("192.0.2.1", 0, Tickets())
 
 
 def test_a_defect_in_the_receiver_reaches_the_owner_and_frees_the_bytes(

@@ -17,7 +17,8 @@ from disagg.errors import (
 )
 from disagg.kv.preamble import ticket_digest
 from disagg.kv.received import ReceivedKV
-from disagg.kv.tickets import Budget, KVOutcome, Slot, Tickets
+from disagg.kv.reservation import Reservation
+from disagg.kv.tickets import KVOutcome, Slot, Tickets
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, expected, header_for, mixed_layout
 
 EXPECTED = expected(Cache.random(mixed_layout(), 5))
@@ -33,7 +34,7 @@ def nothing() -> None:
 
 
 def test_a_ticket_is_good_once() -> None:
-    tickets = Tickets(max_kv_bytes=1 << 20)
+    tickets = Tickets()
     slot, _ = issue(tickets)
     assert tickets.claim(ticket_digest(slot.ticket), nothing) is slot
     slot.incoming.join(header_for(slot))
@@ -43,14 +44,14 @@ def test_a_ticket_is_good_once() -> None:
 
 @pytest.mark.parametrize("ticket", ["", "x", "é"])
 def test_an_unknown_ticket_is_refused(ticket: str) -> None:
-    tickets = Tickets(max_kv_bytes=0)
+    tickets = Tickets()
     issue(tickets)
     with pytest.raises(TicketRefused, match="unknown, already used or expired"):
         tickets.claim(ticket_digest(ticket), nothing)
 
 
 def test_an_expired_ticket_is_refused_and_its_callback_called_once() -> None:
-    tickets = Tickets(max_kv_bytes=0)
+    tickets = Tickets()
     slot, results = issue(tickets, lasts_s=-1)
     with pytest.raises(TicketRefused):
         tickets.claim(ticket_digest(slot.ticket), nothing)
@@ -61,14 +62,14 @@ def test_an_expired_ticket_is_refused_and_its_callback_called_once() -> None:
 
 
 def test_tickets_are_long_and_all_different() -> None:
-    tickets = Tickets(max_kv_bytes=0)
+    tickets = Tickets()
     names = {issue(tickets)[0].ticket for _ in range(100)}
     assert len(names) == 100
     assert all(len(name) >= 43 for name in names)
 
 
 def test_the_number_of_outstanding_tickets_is_bounded() -> None:
-    tickets = Tickets(max_kv_bytes=0, max_outstanding=2)
+    tickets = Tickets(max_outstanding=2)
     slot, _ = issue(tickets)
     issue(tickets)
     with pytest.raises(Overloaded):
@@ -78,7 +79,7 @@ def test_the_number_of_outstanding_tickets_is_bounded() -> None:
 
 
 def test_revoking_calls_the_callback_and_aborts_the_connection() -> None:
-    tickets = Tickets(max_kv_bytes=0)
+    tickets = Tickets()
     slot, results = issue(tickets)
     cut: list[str] = []
     tickets.claim(ticket_digest(slot.ticket), lambda: cut.append("cut"))
@@ -90,7 +91,7 @@ def test_revoking_calls_the_callback_and_aborts_the_connection() -> None:
 
 
 def test_one_result_is_delivered_however_many_compete() -> None:
-    tickets = Tickets(max_kv_bytes=0)
+    tickets = Tickets()
     slot, results = issue(tickets)
     barrier = threading.Barrier(8)
 
@@ -107,7 +108,7 @@ def test_one_result_is_delivered_however_many_compete() -> None:
 
 
 def test_an_owner_that_fails_does_not_harm_the_receiver(caplog: pytest.LogCaptureFixture) -> None:
-    tickets = Tickets(max_kv_bytes=0)
+    tickets = Tickets()
 
     def broken(_: KVOutcome) -> None:
         raise RuntimeError("owner's defect")
@@ -122,21 +123,18 @@ def test_kv_whose_callback_failed_is_released() -> None:
     def broken(_: KVOutcome) -> None:
         raise RuntimeError("owner's defect")
 
-    tickets = Tickets(max_kv_bytes=10)
-    kv = ReceivedKV(EXPECTED.layout, 5, None, on_release=tickets.budget.reserve(10))
-    assert tickets.settle(tickets.issue(EXPECTED, broken, deadline=0), kv)
-    assert tickets.held_bytes == 0
+    tickets, memory = Tickets(), Reservation(10, lambda nbytes: None)
+    kv = ReceivedKV(EXPECTED.layout, 5, None, on_release=memory.use())
+    assert tickets.settle(tickets.issue(EXPECTED, broken, deadline=0, memory=memory), kv)
+    assert not memory.in_use
 
 
-def test_bytes_over_the_budget_are_refused_with_both_numbers() -> None:
-    budget = Budget(100)
-    release = budget.reserve(60)
-    with pytest.raises(Overloaded, match="no room for 50 bytes of KV: 60 of 100"):
-        budget.reserve(50)
-    release()
-    release()
-    assert budget.held_bytes == 0
-    budget.reserve(100)
+def test_a_part_whose_request_has_ended_gets_no_memory() -> None:
+    memory = Reservation(10, lambda nbytes: None)
+    slot = Tickets().issue(EXPECTED, lambda outcome: None, deadline=time.monotonic() + PATIENCE_S, memory=memory)
+    memory.use()()
+    with pytest.raises(Cancelled, match="has been released"):
+        slot.incoming.join(header_for(slot))
 
 
 @pytest.mark.parametrize(
@@ -153,23 +151,7 @@ def test_bytes_over_the_budget_are_refused_with_both_numbers() -> None:
 def test_a_transfer_for_something_else_is_refused_by_name(
     changes: dict[str, Any], error: type[DisaggError], names: str
 ) -> None:
-    slot, _ = issue(Tickets(max_kv_bytes=0))
+    slot, _ = issue(Tickets())
     EXPECTED.require(header_for(slot))
     with pytest.raises(error, match=names):
         EXPECTED.require(header_for(slot, **changes))
-
-
-def test_idle_memory_lies_within_the_budget_not_on_top_of_it() -> None:
-    tickets = Tickets(max_kv_bytes=4096)
-    first, second = tickets.arenas.acquire(512), tickets.arenas.acquire(512)
-    tickets.arenas.release(first)
-    tickets.arenas.release(second)
-    assert tickets.arenas.idle_bytes == 1024
-
-    tickets.budget.reserve(3500)
-    tickets.arenas.acquire(3500)
-    assert tickets.arenas.idle_bytes == 512
-
-    tickets.budget.reserve(596)
-    tickets.arenas.release(first)
-    assert tickets.arenas.idle_bytes == 0

@@ -31,7 +31,7 @@ def arrives(receiver: Receiver, cache: Cache, chunk: int) -> bool:
     ship(receiver.server.port, header_for(slot), cache, chunk)
     kv = receiver.result(slot)
     assert isinstance(kv, ReceivedKV) and kv.wire == cache.wire
-    assert receiver.tickets.held_bytes == kv.nbytes
+    assert receiver.held_bytes == kv.nbytes
     same = cache.matches(kv) and (kv.tokens, kv.start) == (cache.tokens, cache.start)
     kv.release()
     return same

@@ -11,12 +11,13 @@ from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, STEP_TIMEOUT_S, KVSh
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.simulated import synthetic_kv
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
+from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import KEEP_SHARE, Expected, KVOutcome, Tickets
+from disagg.kv.tickets import Expected, KVOutcome, Tickets
 
 _FINGERPRINT = Fingerprint("benchmark", 1, "none", "none", "none", "none")
 _REQUEST = "benchmark"
@@ -51,7 +52,7 @@ class HandoffReceiver:
     def __init__(self, shape: KVShape, host: str) -> None:
         self._shape = shape
         # The memory of one transfer is kept for the next, as on a decode host.
-        self._tickets = Tickets(max_kv_bytes=2 * KEEP_SHARE * shape.nbytes, allocate=mlx_cache.allocate)
+        self._tickets = Tickets(Arenas(mlx_cache.allocate, keep_bytes=2 * shape.nbytes))
         self._server = KVServer(host, 0, self._tickets)
         self._outcomes: queue.Queue[KVOutcome] = queue.Queue()
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 
 from disagg.errors import KVMemoryExceeded
+from disagg.kv.reservation import Reservation
 
 
 class KVMemory:
-    """Reservations of KV bytes within `limit`, first come, first served. Used on the event loop.
+    """Reservations of KV bytes within `limit`, first come, first served. Made on the event loop, freed on any thread.
 
     A request reserves the KV of its prompt and of its longest answer before any of it is computed or sent, so that none
     is refused after the work. kept: bytes of KV of finished requests; they count, and `give_up(nbytes)` frees them if a
@@ -20,34 +23,39 @@ class KVMemory:
 
     def __init__(self, limit: int, kept: Callable[[], int], give_up: Callable[[int], None]) -> None:
         self.limit = limit
-        self.reserved = 0
+        self._reserved = 0
+        self._lock = threading.Lock()
         self._kept = kept
         self._give_up = give_up
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
+    def reserved(self) -> int:
+        return self._reserved
+
+    @property
     def left(self) -> int:
         """Bytes that are neither reserved nor kept."""
-        return self.limit - self.reserved - self._kept()
+        return self.limit - self._reserved - self._kept()
 
-    def try_reserve(self, nbytes: int, cleanup: ExitStack) -> bool:
-        """Reserve `nbytes` until `cleanup` is closed, if there is room now and nobody waits. Raises KVMemoryExceeded if
-        there can never be."""
+    def try_reserve(self, nbytes: int, cleanup: ExitStack) -> Reservation | None:
+        """Reserve `nbytes` if there is room now and nobody waits. Closing `cleanup` ends the request's use of them.
+        Raises KVMemoryExceeded if there can never be room."""
         if nbytes > self.limit:
             raise KVMemoryExceeded(
                 f"prompt and answer need {nbytes} bytes of KV, this host has {self.limit} for all requests",
                 "shorten the prompt, lower max_tokens, or raise max_kv_bytes of the decode host",
             )
         if self._waiting or not self._take(nbytes):
-            return False
-        cleanup.callback(self._release, nbytes)
-        return True
+            return None
+        return self._reservation(nbytes, cleanup)
 
-    async def reserve(self, nbytes: int, cleanup: ExitStack) -> None:
+    async def reserve(self, nbytes: int, cleanup: ExitStack) -> Reservation:
         """As `try_reserve`, but wait for room."""
-        if self.try_reserve(nbytes, cleanup):
-            return
-        waiting = (nbytes, asyncio.get_running_loop().create_future())
+        if (reservation := self.try_reserve(nbytes, cleanup)) is not None:
+            return reservation
+        loop = asyncio.get_running_loop()
+        waiting = (nbytes, loop.create_future())
         self._waiting.append(waiting)
         try:
             await waiting[1]
@@ -56,12 +64,12 @@ class KVMemory:
                 self._waiting.remove(waiting)
                 self.wake()  # it may have been the one that the others waited behind
             elif waiting[1].done() and not waiting[1].cancelled():
-                self._release(nbytes)
+                self._free(loop, nbytes)
             raise
-        cleanup.callback(self._release, nbytes)
+        return self._reservation(nbytes, cleanup)
 
     def wake(self) -> None:
-        """Give room to those who wait: after a reservation was released, or kept KV is no longer in use."""
+        """Give room to those who wait: after a reservation was freed, or kept KV is no longer in use."""
         while self._waiting:
             nbytes, room = self._waiting[0]
             if room.cancelled():  # its request has ended, and has not run since
@@ -72,14 +80,23 @@ class KVMemory:
             else:
                 return
 
+    def _reservation(self, nbytes: int, cleanup: ExitStack) -> Reservation:
+        reservation = Reservation(nbytes, partial(self._free, asyncio.get_running_loop()))
+        cleanup.callback(reservation.use())
+        return reservation
+
     def _take(self, nbytes: int) -> bool:
         if nbytes > self.left:
             self._give_up(nbytes - self.left)
-        if nbytes > self.left:
+        if nbytes > self.left:  # only this thread reserves, so that the room cannot shrink until the next line
             return False
-        self.reserved += nbytes
+        with self._lock:
+            self._reserved += nbytes
         return True
 
-    def _release(self, nbytes: int) -> None:
-        self.reserved -= nbytes
-        self.wake()
+    def _free(self, loop: asyncio.AbstractEventLoop, nbytes: int) -> None:
+        """On any thread. Those who wait are woken on the event loop."""
+        with self._lock:
+            self._reserved -= nbytes
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits
+            loop.call_soon_threadsafe(self.wake)

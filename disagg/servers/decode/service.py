@@ -20,6 +20,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host
 from disagg.engines.base import DecodeEngine, DecodeRequest, HeldKV
 from disagg.errors import HandoffError
+from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.tickets import Tickets
 from disagg.servers.admission import Admission
@@ -32,6 +33,9 @@ from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.request import ActiveRequest
 from disagg.servers.service import Endpoint, Service, on_daemon_thread
+
+KEEP_SHARE = 4
+"""One part in so many of max_kv_bytes may lie idle, for later transfers: fresh memory costs more than a transfer."""
 
 
 class DecodeService(Service[DecodeEngine]):
@@ -48,12 +52,8 @@ class DecodeService(Service[DecodeEngine]):
         self._handover: Handover  # set with the engine
         self._memory = KVMemory(options.max_kv_bytes, lambda: self.kv_held_bytes, self._give_up_held)
         places = options.max_batch + host.queue_size
-        self._tickets = Tickets(
-            max_kv_bytes=options.max_kv_bytes,
-            max_outstanding=places,
-            allocate=self._allocate,
-            left=lambda: self._memory.left,
-        )
+        arenas = Arenas(self._allocate, keep_bytes=options.max_kv_bytes // KEEP_SHARE, left=lambda: self._memory.left)
+        self._tickets = Tickets(arenas, max_outstanding=places)
         self._slots = Slots(self._tickets, self._kv_address, max(options.max_batch, places * 3 // 4))
         self._prefill_speed, self._decode_speed = Speed(), Speed()
         self._kv_server: KVServer | None = None
@@ -65,8 +65,7 @@ class DecodeService(Service[DecodeEngine]):
     @property
     def kv_bytes(self) -> int:
         in_use = self._engine.kv_bytes if self._engine else 0
-        # What has arrived and what is in use is also reserved: a leak of any of them shows.
-        return max(self._memory.reserved, self._tickets.held_bytes, in_use)
+        return max(self._memory.reserved, in_use)  # what is in use is also reserved: a leak of either shows
 
     @property
     def kv_limit(self) -> int:
@@ -137,13 +136,13 @@ class DecodeService(Service[DecodeEngine]):
             answer = await begin_answer(request, self.engine)
             kv = PromptKV()
             if answer.finish_reason is None:
-                kv.held = await self._reserve(request, body.cache_salt)
+                kv = await self._reserve(request, body.cache_salt)
                 choice = self._choose(request, kv.held_tokens, body.prefill)
                 if choice.local:
                     kv.local = choice.reason
                     yield self._local_event(request, kv)
                 else:
-                    slot = await self._slots.open(request, self.engine.info, kv.held_tokens)
+                    slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory)
                     yield slot.event
                     await self._receive(slot, kv, body.kv_failure)
             async with aclosing(self._answer(request, answer, kv, body.cache_salt)) as events:
@@ -156,22 +155,22 @@ class DecodeService(Service[DecodeEngine]):
             answer = await begin_answer(request, self.engine)
             kv = PromptKV()
             if answer.finish_reason is None:
-                kv.held = await self._reserve(request, body.cache_salt)
+                kv = await self._reserve(request, body.cache_salt)
             async with aclosing(self._answer(request, answer, kv, body.cache_salt)) as events:
                 async for event in events:
                     yield event
 
-    async def _reserve(self, request: ActiveRequest, salt: str) -> HeldKV | None:
-        """Reserve the KV of prompt and answer until the request ends, and return the held KV that it can go on from."""
+    async def _reserve(self, request: ActiveRequest, salt: str) -> PromptKV:
+        """Reserve the KV of prompt and answer, and look for held KV that the request can go on from."""
         nbytes = self.engine.info.layout.nbytes(request.prompt_tokens + request.sampling.max_tokens)
         held = self._find_held(request, salt)
-        if self._memory.try_reserve(nbytes, request.cleanup):
-            return held
+        if (memory := self._memory.try_reserve(nbytes, request.cleanup)) is not None:
+            return PromptKV(memory, held)
         if held is not None:
             held.release()  # else this request might wait for room that it occupies itself
         room = self._memory.reserve(nbytes, request.cleanup)
-        await request.within_deadline(room, "there was no room for its KV")
-        return self._find_held(request, salt)
+        memory = await request.within_deadline(room, "there was no room for its KV")
+        return PromptKV(memory, self._find_held(request, salt))
 
     def _find_held(self, request: ActiveRequest, salt: str) -> HeldKV | None:
         held = self.engine.find_held(request.tokens, salt)

@@ -13,6 +13,7 @@ from disagg.engines.base import EngineInfo
 from disagg.errors import PeerLost
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.received import ReceivedKV
+from disagg.kv.reservation import Reservation
 from disagg.kv.tickets import Expected, KVOutcome, Slot, Tickets
 from disagg.kv.wire import WIRE_FORMS
 from disagg.servers.request import ActiveRequest
@@ -30,8 +31,11 @@ class Slots:
         self._address = address
         self._free = asyncio.Semaphore(limit)
 
-    async def open(self, request: ActiveRequest, info: EngineInfo, held_tokens: int) -> OpenSlot:
-        """A slot for the KV of tokens [held_tokens, all but the last). It ends with the request at the latest."""
+    async def open(
+        self, request: ActiveRequest, info: EngineInfo, held_tokens: int, memory: Reservation | None
+    ) -> OpenSlot:
+        """A slot for the KV of tokens [held_tokens, all but the last), which comes into `memory`. It ends with the
+        request at the latest."""
         await request.within_deadline(self._free.acquire(), "there was no free slot for its KV")
         cleanup = ExitStack()
         request.cleanup.callback(cleanup.close)
@@ -52,7 +56,7 @@ class Slots:
         def settle(outcome: KVOutcome) -> None:
             loop.call_soon_threadsafe(_settle, arrival, outcome)
 
-        slot = self._tickets.issue(expected, settle, deadline=request.deadline)
+        slot = self._tickets.issue(expected, settle, deadline=request.deadline, memory=memory)
         cleanup.callback(self._tickets.revoke, slot.ticket)
         request.phase, request.slot_sent = "waiting for KV", time.monotonic()
         event = SlotEvent(

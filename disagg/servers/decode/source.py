@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from disagg.engines.base import HeldKV
 from disagg.kv.received import ReceivedKV
+from disagg.kv.reservation import Reservation
 
 
 @dataclass(slots=True)
 class PromptKV:
-    """held: kept from an earlier request. received: of the tokens after those. The engine computes the rest.
-    fallback, local: see DoneEvent."""
+    """memory: reserved for the KV of prompt and answer. held: kept from an earlier request. received: of the tokens
+    after those. The engine computes the rest. fallback, local: see DoneEvent."""
 
+    memory: Reservation | None = None
     held: HeldKV | None = None
     received: ReceivedKV | None = None
     fallback: str = ""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from disagg.errors import KVMemoryExceeded
+from disagg.kv.reservation import Reservation
 from disagg.servers.decode.memory import KVMemory
 
 
@@ -26,7 +27,7 @@ def memory(limit: int, kept: Kept | None = None) -> KVMemory:
     return KVMemory(limit, lambda: kept.nbytes, kept.give_up)
 
 
-async def waiting(room: KVMemory, nbytes: int, cleanup: ExitStack) -> asyncio.Task[None]:
+async def waiting(room: KVMemory, nbytes: int, cleanup: ExitStack) -> asyncio.Task[Reservation]:
     """A task that has asked for `nbytes`."""
     task = asyncio.ensure_future(room.reserve(nbytes, cleanup))
     await asyncio.sleep(0)
@@ -50,7 +51,7 @@ async def test_a_small_request_does_not_overtake_a_large_one_that_waits() -> Non
     room, first, large, small = memory(100), ExitStack(), ExitStack(), ExitStack()
     await room.reserve(80, first)
     one, other = await waiting(room, 90, large), await waiting(room, 10, small)
-    assert not room.try_reserve(10, ExitStack())
+    assert room.try_reserve(10, ExitStack()) is None
     assert not one.done() and not other.done()
     first.close()
     await asyncio.gather(one, other)
@@ -64,6 +65,7 @@ async def test_a_request_that_leaves_before_or_as_it_gets_room_holds_none(grante
     task, next_one = await waiting(room, 90, ExitStack()), await waiting(room, 20, second)
     if granted:
         first.close()
+        room.wake()
     task.cancel()
     await asyncio.wait((task,))
     await next_one
@@ -83,6 +85,19 @@ async def test_room_that_is_released_as_a_waiting_request_is_cancelled_goes_to_t
     assert cancelled.cancelled() and room.reserved == 30
     third.close()
     assert room.reserved == 0
+
+
+async def test_room_that_a_thread_frees_after_its_request_has_ended_goes_to_the_one_that_waits() -> None:
+    room, first, second = memory(100), ExitStack(), ExitStack()
+    engine = (await room.reserve(80, first)).use()
+    task = await waiting(room, 30, second)
+    first.close()
+    room.wake()
+    assert (room.reserved, task.done()) == (80, False)
+    await asyncio.to_thread(engine)
+    async with asyncio.timeout(20):
+        await task
+    assert room.reserved == 30
 
 
 async def test_kept_kv_is_given_up_for_a_request_as_far_as_it_is_not_in_use() -> None:

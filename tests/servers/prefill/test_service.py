@@ -89,7 +89,7 @@ class Receiver:
 @contextmanager
 def receiving(service: PrefillService, name: str = "m-decode") -> Iterator[Receiver]:
     to = address(service, name)
-    tickets = Tickets(max_kv_bytes=1 << 30)
+    tickets = Tickets()
     with KVServer(to.host, to.port, tickets):
         yield Receiver(service, to, tickets, queue.Queue())
 
