@@ -307,8 +307,10 @@ class DecodeEngine(Protocol):
         replaces the one set before."""
         ...
 
-    def cancel(self, request_id: str) -> None:
-        """Drop a request at any stage; no call to its listener begins after this returns. Unknown ids are ignored."""
+    def cancel(self, request_id: str, dropped: Callable[[], None] = _ignore) -> None:
+        """Drop a request at any stage; no call to its listener begins after this returns. `dropped` is called, on any
+        thread, as soon as the engine has nothing of it in memory but what it holds for later requests: at once if the
+        request has ended, or its id is unknown. It must not block."""
         ...
 
     def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:

@@ -7,6 +7,7 @@ blocks               KV in the sender's memory: rows of one layer
 preamble, frames     the wire format: values to bytes and back
 channel, limits      a socket with timeouts; how long each end waits for what
 send/, receive/      the two ends of a transfer
-tickets, incoming    one-time tickets for transfers; the KV that arrives for one, and the budget of received KV
+tickets, incoming    one-time tickets for transfers; the KV that arrives for one
+reservation          memory that several use at the same time
 arena, received      memory to receive into; a complete KV cache in it
 """

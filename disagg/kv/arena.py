@@ -16,7 +16,7 @@ from disagg.errors import Overloaded
 __all__ = ["Allocate", "Arena", "Arenas", "allocate_numpy"]
 
 CLASSES = 8  # sizes per doubling: a new arena is at most an eighth larger than requested
-SLACK = 4  # a reused arena may be larger by another quarter: the budget counts requested bytes
+SLACK = 4  # a reused arena may be larger by another quarter: reservations count requested bytes
 
 Buffer = Any  # numpy.ndarray of uint8, C-contiguous
 # (bytes) -> an object with a writable, contiguous buffer of at least that size; callable from any thread.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Generator, Iterator
 from typing import Any, cast
 
@@ -188,15 +189,16 @@ def test_a_full_queue_answers_503_with_retry_after(tiny_fleet: RunningFleet) -> 
     """Four requests may run and eight may wait: twelve whose KV never comes leave no place for a thirteenth. Nine of
     them have a slot, the others wait for one."""
     first_lines = []
+    unheld = {**PROMPT, "cache_salt": secrets.token_hex(8)}
     with contextlib.ExitStack() as stack:
         for _ in range(12):
             http = stack.enter_context(tiny_fleet.http("tiny-decode"))
-            answer = stack.enter_context(http.stream("POST", "/decode", json=PROMPT))
+            answer = stack.enter_context(http.stream("POST", "/decode", json=unheld))
             lines = cast(Generator[str, None, None], answer.iter_lines())
             first_lines.append(next(stack.enter_context(contextlib.closing(lines))))
         assert first_lines == ["event: slot"] * 9 + ["event: progress"] * 3
         with tiny_fleet.http("tiny-decode") as http:
-            refused = http.post("/decode", json=PROMPT)
+            refused = http.post("/decode", json=unheld)
     assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["code"] == "Overloaded"

@@ -20,6 +20,11 @@ AT_ONCE = 8
 PROMPT = "class Stack:\n    def __init__(self):\n" * 12
 
 
+def unheld(**options: Any) -> dict[str, Any]:
+    """The body of a request of whose prompt nothing is held."""
+    return {"model": "tiny", "prompt": PROMPT, "cache_salt": secrets.token_hex(8), **options}
+
+
 def idle(fleet: RunningFleet) -> bool:
     figures = [fleet.status(host) for host in fleet.fleet.hosts]
     return all((f["running"], f["queue"], f["kv_bytes"]) == (0, 0, 0) for f in figures)
@@ -50,7 +55,7 @@ async def test_200_requests_cancelled_at_random_moments_leave_nothing_a_second_l
 
 def test_a_caller_that_leaves_before_its_kv_came_frees_the_slot(tiny_fleet: RunningFleet) -> None:
     with tiny_fleet.http("tiny-decode") as http:
-        with http.stream("POST", "/decode", json={"model": "tiny", "prompt": PROMPT}) as answer:
+        with http.stream("POST", "/decode", json=unheld()) as answer:
             lines = answer.iter_lines()  # held: the response closes when its iterator is dropped
             assert next(lines) == "event: slot"
             assert not idle(tiny_fleet)
@@ -62,7 +67,7 @@ def test_a_caller_that_leaves_before_its_kv_came_frees_the_slot(tiny_fleet: Runn
 )
 def test_a_cancelled_request_leaves_a_log_line(tiny_fleet: RunningFleet, host: str, path: str, phase: str) -> None:
     request_id = secrets.token_hex(8)
-    body = {"model": "tiny", "prompt": PROMPT, "sampling": {"max_tokens": 1500, "ignore_eos": True}}
+    body = unheld(sampling={"max_tokens": 1500, "ignore_eos": True})
 
     def logged() -> list[dict[str, Any]]:
         lines = map(json.loads, tiny_fleet.log(f"tiny-{host}").splitlines())
@@ -80,7 +85,7 @@ def test_a_cancelled_request_leaves_a_log_line(tiny_fleet: RunningFleet, host: s
 
 def test_kv_that_never_comes_ends_the_request_at_its_deadline(tiny_fleet: RunningFleet) -> None:
     with tiny_fleet.http("tiny-decode") as http:
-        answer = http.post("/decode", json={"model": "tiny", "prompt": PROMPT, "deadline_s": 0.3})
+        answer = http.post("/decode", json=unheld(deadline_s=0.3))
     assert answer.status_code == httpx.codes.OK
     assert "event: error" in answer.text
     assert "deadline" in answer.text.splitlines()[-2]

@@ -118,9 +118,9 @@ class MLXDecodeEngine:
     def on_beat(self, call: Callable[[], None]) -> None:
         self._loop.on_beat = call
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, dropped: Callable[[], None] = lambda: None) -> None:
         """See DecodeEngine."""
-        self._loop.cancel(request_id)
+        self._loop.cancel(request_id, dropped)
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
         """See DecodeEngine."""

@@ -67,6 +67,7 @@ class Loop:
         self._steps = 0
         self._serving = False
         self._closed = False
+        self._stopped = False  # the thread runs no more commands
         self._broken: str | None = None  # the error that ended the thread; None if close() did
         self._thread: threading.Thread | None = None
 
@@ -103,16 +104,18 @@ class Loop:
             self._jobs[job.id] = job
             self._post(lambda: self._insert(job), lambda error: self._fail(job, error))
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, dropped: Callable[[], None]) -> None:
         with self._wake:
             job = self._jobs.get(request_id)
-        if job is None:
-            return
-        with job.lock:  # waits for a call to the listener that has already begun
-            job.open = False
-        with self._wake:
-            self._forget(job)
-            self._post(lambda: self._remove(job), lambda error: None)
+        if job is not None:
+            with job.lock:  # waits for a call to the listener that has already begun
+                job.open = False
+            with self._wake:
+                self._forget(job)
+                if not self._stopped:
+                    self._post(lambda: self._drop(job, dropped), lambda error: dropped())
+                    return
+        dropped()
 
     def call(self, function: Callable[[Any], _Result]) -> _Result:
         """Run `function(model)` on the thread, between two steps, and wait for its result."""
@@ -235,7 +238,7 @@ class Loop:
     def _stop(self) -> None:
         """Fail every request and command, and drop every cache."""
         with self._wake:
-            self._closed, self._serving = True, False
+            self._closed, self._serving, self._stopped = True, False, True
             commands, jobs = list(self._commands), list(self._jobs.values())
             self._commands.clear()
             self._jobs.clear()
@@ -270,6 +273,10 @@ class Loop:
                 self.held.add(tokens, job.salt, lambda start, end: rows(caches, start, end), job.snapshots)
         except RuntimeError:  # mlx is out of memory: the answer is complete without it
             _log.warning("the KV of request %s could not be held", job.id, exc_info=True)
+
+    def _drop(self, job: Job, dropped: Callable[[], None]) -> None:
+        self._remove(job)
+        dropped()
 
     def _remove(self, job: Job) -> None:
         try:

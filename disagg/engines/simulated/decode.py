@@ -125,7 +125,7 @@ class SimulatedDecodeEngine:
         """See DecodeEngine."""
         self._after_step = call
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, dropped: Callable[[], None] = lambda: None) -> None:
         """See DecodeEngine."""
         with self._wake:
             job = self._jobs.pop(request_id, None)
@@ -133,6 +133,7 @@ class SimulatedDecodeEngine:
             with job.lock:  # waits for a call to the listener that has already begun
                 job.open = False
             self._hold(job)
+        dropped()
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
         """See DecodeEngine."""

@@ -233,7 +233,8 @@ class DecodeService(Service[DecodeEngine]):
         """Give the request to the engine."""
         feed = TokenFeed(self._handover, request.deadline)
         request.cleanup.callback(feed.close)
-        request.cleanup.callback(self.engine.cancel, request.key)
+        assert kv.memory is not None, "reserved before the request's turn"
+        request.cleanup.callback(self.engine.cancel, request.key, kv.memory.use())
         request.phase = "generating"
         work = DecodeRequest(
             id=request.key,

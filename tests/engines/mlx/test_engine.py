@@ -271,6 +271,43 @@ def test_a_token_computed_while_its_request_was_cancelled_is_not_handed_out(
     assert len(collector.tokens) == 2
 
 
+def test_a_cancelled_request_counts_as_dropped_only_when_its_row_has_left_the_batch(engine: MLXDecodeEngine) -> None:
+    running, dropped = Collector(), threading.Event()
+    engine.submit(DecodeRequest("leaving", prompt(5), Sampling(max_tokens=5000, ignore_eos=True)), running)
+    assert running.first.wait(30)
+    with held_up(engine):
+        engine.cancel("leaving", dropped.set)
+        assert len(engine._loop._batch) == 1 and not dropped.is_set()
+    assert dropped.wait(30)
+    until(lambda: idle(engine))
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_request_that_the_engine_does_not_have_counts_as_dropped_at_once(tiny: TinyModel, closed: bool) -> None:
+    engine, ended, dropped = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS), Collector(), list[str]()
+    engine.submit(DecodeRequest("ended", prompt(5), Sampling(max_tokens=2, ignore_eos=True)), ended)
+    ended.result()
+    if closed:
+        engine.close()
+    for name in ("ended", "unknown"):
+        engine.cancel(name, lambda: dropped.append("dropped"))
+    engine.close()
+    assert dropped == ["dropped", "dropped"]
+
+
+def test_a_request_that_is_cancelled_as_the_engine_closes_counts_as_dropped(tiny: TinyModel) -> None:
+    engine, running, dropped = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS), Collector(), threading.Event()
+    engine.submit(DecodeRequest("leaving", prompt(5), Sampling(max_tokens=5000, ignore_eos=True)), running)
+    assert running.first.wait(30)
+    with held_up(engine):
+        engine.cancel("leaving", dropped.set)
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        until(lambda: not engine.alive)
+    closing.join(30)
+    assert dropped.is_set()
+
+
 def test_cancelling_one_request_does_not_change_its_neighbours(engine: MLXDecodeEngine) -> None:
     expected = start(engine, prompt(30), max_tokens=30).result()
     doomed = Collector()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,27 @@ async def test_a_request_goes_on_when_kv_memory_is_released(service: DecodeServi
             while service.load_figures().queue < 2:
                 await asyncio.sleep(0.01)
     assert isinstance((await waiting)[-1], DoneEvent)
+
+
+async def test_a_cancelled_request_keeps_its_kv_memory_until_the_engine_has_dropped_it(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confirm, cancel = list[Callable[[], None]](), service.engine.cancel
+
+    def cancel_later(request_id: str, dropped: Callable[[], None]) -> None:
+        cancel(request_id)
+        confirm.append(dropped)
+
+    monkeypatch.setattr(service.engine, "cancel", cancel_later)
+    body = GenerateBody(model="m", tokens=PROMPT, sampling=Sampling(max_tokens=150, ignore_eos=True))
+    async with aclosing(ask(service, body)) as large:
+        await anext(large)
+    assert service.load_figures().running == 0 and service.load_figures().kv_bytes == 190 * ROW_BYTES
+    with pytest.raises(DeadlineExceeded, match="there was no room for its KV"):
+        await answered(service, replace(DECODE, deadline_s=0.05))
+    confirm[0]()
+    assert service.load_figures().kv_bytes == 0
+    assert isinstance((await answered(service, replace(DECODE, prefill=SLOW)))[-1], DoneEvent)
 
 
 async def test_slots_leave_places_for_requests_that_need_none(service: DecodeService) -> None:
