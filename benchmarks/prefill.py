@@ -37,6 +37,7 @@ import transformers
 import disagg.demo
 from disagg.config import EngineOptions
 from disagg.engines.transformers.engine import TransformersPrefillEngine
+from disagg.kv.arena import Arenas
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.frames import Header
@@ -44,7 +45,7 @@ from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import KEEP_SHARE, Expected, KVOutcome, Tickets
+from disagg.kv.tickets import Expected, KVOutcome, Tickets
 from disagg.servers.run import SWITCH_S
 
 CHUNK_TOKENS = 256
@@ -193,7 +194,7 @@ class BackgroundHandoff:
 
 def receive(parent: Connection) -> None:
     """Receive KV into the same memory again and again."""
-    tickets = Tickets(max_kv_bytes=2 * KEEP_SHARE * LAYOUT.nbytes(BLOCK_TOKENS))
+    tickets = Tickets(Arenas(keep_bytes=2 * LAYOUT.nbytes(BLOCK_TOKENS)))
     outcomes: queue.Queue[KVOutcome] = queue.Queue()
     with KVServer("127.0.0.1", 0, tickets) as server:
         while parent.recv() == "offer":

@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.peers import memory
 from benchmarks.peers.memory import Tensor
 from benchmarks.peers.pair import TIMEOUT_S, Transport
+from disagg.kv.arena import Arenas
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.frames import Header
@@ -25,7 +26,7 @@ from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.receive import KVServer
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import KEEP_SHARE, Expected, KVOutcome, Tickets
+from disagg.kv.tickets import Expected, KVOutcome, Tickets
 
 FIRST_CHUNK_S = 0.5
 _LAYER = LayerLayout("full", kv_heads=memory.KV_HEADS, key_dim=memory.HEAD_DIM, value_dim=memory.HEAD_DIM)
@@ -62,7 +63,7 @@ class HandoffReceiver:
         from disagg.engines.mlx import cache as mlx_cache
 
         # Room for twice the bytes of one transfer, so that the memory of the warm-up is kept for the timed one.
-        self._tickets = Tickets(max_kv_bytes=KEEP_SHARE * 2 * memory.nbytes_of(tokens), allocate=mlx_cache.allocate)
+        self._tickets = Tickets(Arenas(mlx_cache.allocate, keep_bytes=2 * memory.nbytes_of(tokens)))
         self._server = KVServer("127.0.0.1", 0, self._tickets)
         self._outcomes: queue.Queue[KVOutcome] = queue.Queue()
 

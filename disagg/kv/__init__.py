@@ -8,6 +8,5 @@ preamble, frames     the wire format: values to bytes and back
 channel, limits      a socket with timeouts; how long each end waits for what
 send/, receive/      the two ends of a transfer
 tickets, incoming    one-time tickets for transfers; the KV that arrives for one
-reservation          memory that several use at the same time
-arena, received      memory to receive into; a complete KV cache in it
+arena, received      memory to receive into, and what is reserved of it; a complete KV cache in it
 """

@@ -1,4 +1,4 @@
-"""Memory to receive KV into: one arena per transfer, reused by later ones.
+"""Memory to receive KV into: one arena per transfer, reused by later ones; and memory that is reserved for KV.
 
 An arena is memory that the decode engine can compute from without a copy (a socket can fill an mlx array). Fresh memory
 costs a page fault per page, for 800 MB more than the transfer itself; reused memory does not.
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from disagg.errors import Overloaded
+from disagg.errors import Cancelled, Overloaded
 
-__all__ = ["Allocate", "Arena", "Arenas", "allocate_numpy"]
+__all__ = ["Allocate", "Arena", "Arenas", "Reservation", "allocate_numpy"]
 
 CLASSES = 8  # sizes per doubling: a new arena is at most an eighth larger than requested
 SLACK = 4  # a reused arena may be larger by another quarter: reservations count requested bytes
@@ -106,6 +106,46 @@ class Arenas:
             with self._lock:
                 self._idle.clear()
             return self._allocate(size)
+
+
+class Reservation:
+    """`nbytes` of KV memory, reserved until the last use has ended. A request, the connections that write its KV, and
+    the engine that reads it use the same memory, and end in any order.
+
+    Safe to use from any thread. free: called once with `nbytes`, on the thread of the last use.
+    """
+
+    def __init__(self, nbytes: int, free: Callable[[int], None]) -> None:
+        self.nbytes = nbytes
+        self._free = free
+        self._lock = threading.Lock()
+        self._uses = 0
+        self._freed = False
+
+    @property
+    def in_use(self) -> bool:
+        return self._uses > 0
+
+    def use(self) -> Callable[[], None]:
+        """Begin one more use; the function that is returned ends it, once. Cancelled if the last use has ended."""
+        with self._lock:
+            if self._freed:
+                raise Cancelled("the memory that was reserved for this KV has been released")
+            self._uses += 1
+        unended = [None]
+
+        def end() -> None:
+            with self._lock:
+                if not unended:
+                    return
+                unended.pop()
+                self._uses -= 1
+                self._freed = self._uses == 0
+                if not self._freed:
+                    return
+            self._free(self.nbytes)
+
+        return end
 
 
 def size_class(nbytes: int) -> int:

@@ -11,9 +11,8 @@ from disagg.kv.parts import Coverage
 from disagg.kv.received import Placement, ReceivedKV, ReceiveTiming
 
 if TYPE_CHECKING:
-    from disagg.kv.arena import Arenas
+    from disagg.kv.arena import Arenas, Reservation
     from disagg.kv.frames import Header
-    from disagg.kv.reservation import Reservation
     from disagg.kv.tickets import Expected
 
 

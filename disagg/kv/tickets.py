@@ -27,7 +27,7 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
-from disagg.kv.arena import Arenas
+from disagg.kv.arena import Arenas, Reservation
 from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.frames import Header
 from disagg.kv.incoming import Incoming
@@ -35,7 +35,6 @@ from disagg.kv.layout import Layout
 from disagg.kv.parts import MAX_PARTS
 from disagg.kv.preamble import ticket_digest
 from disagg.kv.received import ReceivedKV
-from disagg.kv.reservation import Reservation
 
 TICKET_BYTES = 32
 

@@ -18,11 +18,11 @@ from typing import Final, cast
 
 from disagg.errors import DisaggError, PeerLost
 from disagg.kv import frames, layout, parts, preamble
+from disagg.kv.arena import Reservation
 from disagg.kv.channel import Channel, OnPiece
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive import assemble, part
 from disagg.kv.received import ReceivedKV
-from disagg.kv.reservation import Reservation
 from disagg.kv.tickets import KVOutcome, Slot, Tickets
 from tests.kv.kv_parts import Cache, expected, header_for, mixed_layout, parts_of, stream
 

@@ -25,13 +25,12 @@ from disagg.errors import (
     TicketRefused,
 )
 from disagg.kv import frames
-from disagg.kv.arena import Arenas
+from disagg.kv.arena import Arenas, Reservation
 from disagg.kv.channel import Channel
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.preamble import OPENING, PREAMBLE, check_opening, decode_preamble
 from disagg.kv.receive.part import receive_part
 from disagg.kv.received import Placement, ReceivedKV
-from disagg.kv.reservation import Reservation
 from disagg.kv.tickets import KVOutcome, Slot, Tickets
 from tests.kv.kv_parts import PATIENCE_S, Cache, Parts, expected, header_for, mixed_layout, parts_of, stream
 

@@ -1,4 +1,4 @@
-"""disagg/kv/reservation.py: memory that several use, and that is free when the last one has ended."""
+"""disagg/kv/arena.py, Reservation: memory that several use, and that is free when the last one has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from disagg.errors import Cancelled
-from disagg.kv.reservation import Reservation
+from disagg.kv.arena import Reservation
 
 PATIENCE_S = 20.0
 

@@ -15,9 +15,9 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
+from disagg.kv.arena import Reservation
 from disagg.kv.preamble import ticket_digest
 from disagg.kv.received import ReceivedKV
-from disagg.kv.reservation import Reservation
 from disagg.kv.tickets import KVOutcome, Slot, Tickets
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, expected, header_for, mixed_layout
 

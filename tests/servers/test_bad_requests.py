@@ -33,7 +33,7 @@ def refusal(fleet: RunningFleet, host: str, path: str = "/generate", **request: 
         answer = http.post(path, **request)
     assert answer.headers["content-type"] == "application/json"
     error = answer.json()["error"]
-    assert set(error) == {"code", "message", "hint"}
+    assert set(error) == {"code", "message", "hint", "retry_after_s"}
     assert "\n" not in error["message"]
     return answer.status_code, error
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from disagg.errors import KVMemoryExceeded
-from disagg.kv.reservation import Reservation
+from disagg.kv.arena import Reservation
 
 
 class KVMemory:

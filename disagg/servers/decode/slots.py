@@ -11,9 +11,9 @@ from disagg.api.events import SlotEvent
 from disagg.api.requests import KVAddress
 from disagg.engines.base import EngineInfo
 from disagg.errors import PeerLost
+from disagg.kv.arena import Reservation
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.received import ReceivedKV
-from disagg.kv.reservation import Reservation
 from disagg.kv.tickets import Expected, KVOutcome, Slot, Tickets
 from disagg.kv.wire import WIRE_FORMS
 from disagg.servers.request import ActiveRequest

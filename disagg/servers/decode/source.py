@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from disagg.engines.base import HeldKV
+from disagg.kv.arena import Reservation
 from disagg.kv.received import ReceivedKV
-from disagg.kv.reservation import Reservation
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from disagg.errors import KVMemoryExceeded
-from disagg.kv.reservation import Reservation
+from disagg.kv.arena import Reservation
 from disagg.servers.decode.memory import KVMemory
 
 

@@ -153,7 +153,7 @@ async def test_a_cancelled_request_keeps_its_kv_memory_until_the_engine_has_drop
         await answered(service, replace(DECODE, deadline_s=0.05))
     confirm[0]()
     assert service.load_figures().kv_bytes == 0
-    assert isinstance((await answered(service, replace(DECODE, prefill=SLOW)))[-1], DoneEvent)
+    assert isinstance((await answered(service, replace(body, cache_salt="the next")))[-1], DoneEvent)
 
 
 async def test_slots_leave_places_for_requests_that_need_none(service: DecodeService) -> None:
