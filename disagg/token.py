@@ -15,12 +15,24 @@ from disagg.config import Fleet
 from disagg.errors import ConfigError
 
 TOKEN_FILE_VARIABLE = "DISAGG_TOKEN_FILE"
+GATEWAY_FOLDER_VARIABLE = "DISAGG_GATEWAY_FOLDER"
+RELEASE_VARIABLE = "DISAGG_RELEASE"  # names the release that a deployed server runs
 
 
 def state_folder(fleet: Fleet) -> Path:
     """$XDG_STATE_HOME/disagg/NAME-HASH: tokens, pids and logs of this fleet on this machine."""
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return base / "disagg" / f"{fleet.name}-{hashlib.sha256(str(fleet.path.resolve()).encode()).hexdigest()[:8]}"
+
+
+def gateway_folder(fleet: Fleet) -> Path:
+    """Where the fleet's gateway on this machine keeps its clients' keys and its history."""
+    return Path(named) if (named := os.environ.get(GATEWAY_FOLDER_VARIABLE)) else state_folder(fleet)
+
+
+def keys_path(fleet: Fleet) -> Path:
+    """The file that holds the hashes of the keys of the gateway's clients."""
+    return gateway_folder(fleet) / "keys.json"
 
 
 def token_path(fleet: Fleet) -> Path:

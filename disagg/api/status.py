@@ -8,12 +8,13 @@ from typing import Literal
 from disagg.api.base import Contract
 from disagg.api.names import Role
 
-ServerState = Literal["loading", "ok", "draining", "stalled", "error"]
+ServerState = Literal["loading", "ok", "draining", "stalled", "error", "no_host"]
 
 
 class Liveness(Contract, frozen=True):
     """GET /health without the fleet's token. "stalled": the engine has work and makes no progress. "error": the engine
-    has stopped. Both are sent with HTTP status 503."""
+    has stopped. Both are sent with HTTP status 503. A gateway is "loading" until a host of one of its models is up, and
+    "no_host" while none is any more; it sends 503 with both."""
 
     status: ServerState
 
@@ -70,9 +71,9 @@ class ModelFingerprint(Contract, frozen=True):
 class Health(Liveness, frozen=True, kw_only=True):
     """GET /health with the fleet's token.
 
-    backend: framework and device, None until the engine has loaded. code: hash of the disagg code that runs. config:
-    hash of what the host's hosts.toml says about it. boot_id: random, new at every start. release: the deployed
-    release, None if it runs from an installation. versions: of the engine's packages.
+    model: empty for a gateway. backend: framework and device, None until the engine has loaded. code: hash of the
+    disagg code that runs. config: hash of what the host's hosts.toml says about it. boot_id: random, new at every
+    start. release: the deployed release, None if it runs from an installation. versions: of the engine's packages.
     """
 
     model: str

@@ -11,7 +11,7 @@ from disagg.cli.context import print_json, settings, stderr, stdout
 from disagg.cli.options import AsJson, Command, CommandGroup
 
 if TYPE_CHECKING:
-    from disagg.gateway.keys import KeyFile
+    from disagg.gateway.clients.keys import KeyFile
 
 keys = typer.Typer(
     name="keys",
@@ -77,6 +77,6 @@ def revoke(context: typer.Context, name: Name) -> None:
 
 
 def _file(context: typer.Context) -> KeyFile:
-    from disagg.gateway.keys import KeyFile
+    from disagg.gateway.clients.keys import KeyFile
 
     return KeyFile.of(settings(context).fleet())

@@ -46,7 +46,18 @@ def serve(
 def _log_requests() -> None:
     """One line on stderr for each request that has ended; with --quiet only what went wrong in the gateway itself."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(_Line())
     logger = logging.getLogger("disagg.gateway")
     logger.addHandler(handler)
     logger.setLevel(logging.ERROR if Output.quiet else logging.INFO)
+
+
+class _Line(logging.Formatter):
+    """The time, the event, and its fields as NAME=VALUE."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        return " ".join([super().formatMessage(record), *(f"{name}={value}" for name, value in fields.items())])

@@ -9,7 +9,17 @@ from typing import Any, Final, get_args
 from disagg.api.names import Role
 from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_hub_id, is_name, is_user, same_machine
 from disagg.config.messages import nearest, printable, toml_key
-from disagg.config.schema import Connector, DType, EngineName, EngineOptions, Host, KVWire, Model, ServiceManager
+from disagg.config.schema import (
+    ENGINES,
+    Connector,
+    DType,
+    EngineName,
+    EngineOptions,
+    Host,
+    KVWire,
+    Model,
+    ServiceManager,
+)
 from disagg.config.table import Table
 from disagg.planning.devices import DEVICES as HARDWARE
 
@@ -42,9 +52,13 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
     if not is_name(name):
         raise table.document.fault_at_key(table.path, "this host name is not usable", NAME_RULE)
     table.only((*_HOST_REQUIRED, *_HOST_OPTIONS))
+    for key in ("address", "roles"):
+        table.require(key, f"add {_HOST_REQUIRED[key]}")
+    roles = _roles(table)
+    if "gateway" in roles:
+        return _gateway(name, table, roles)
     for key, example in _HOST_REQUIRED.items():
         table.require(key, f"add {example}")
-    roles = _roles(table)
     _kv_port_fits(table, roles)
     _options_fit(table)
     engine = _engine(table.table("engine", 'engine = {name = "transformers"}'), roles)
@@ -61,18 +75,24 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
     )
 
 
+def _gateway(name: str, table: Table, roles: tuple[Role, ...]) -> Host:
+    for key in set(table.data) - _GATEWAY_KEYS:
+        raise table.fault_at_key(key, f"{key} is for hosts that run a model", "a gateway runs none: remove this line")
+    table.require("port", "add port = 8080")
+    options = {key: reader(table, key) for key, reader in _HOST_OPTIONS.items() if key in table}
+    return Host(name, _address(table, "address"), roles, "", EngineOptions("none"), _port(table, "port"), **options)
+
+
 def _roles(table: Table) -> tuple[Role, ...]:
-    if "gateway" in (written := table.strings("roles", 'roles = ["prefill"]')):
-        raise table.fault_at_element(
-            "roles", written.index("gateway"), "no gateway exists yet", 'remove "gateway" from roles'
-        )
     roles = table.choices("roles", get_args(Role))
     if "prefill" in roles and "decode" in roles:
         raise table.fault_at_value(
             "roles",
             "one host cannot prefill and decode: the two need different engines",
-            "describe the machine as two hosts with the same address and different ports",
+            _TWO_HOSTS,
         )
+    if "gateway" in roles and len(roles) > 1:
+        raise table.fault_at_value("roles", "a gateway is a server of its own and runs no model", _TWO_HOSTS)
     return roles
 
 
@@ -120,15 +140,16 @@ def _claim_ports(host: Host, table: Table, ports: dict[tuple[str, int], str]) ->
 
 
 def _engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
-    names: tuple[EngineName, ...] = get_args(EngineName)
-    name = table.choice("name", names, 'name = "transformers"')
+    name = table.choice("name", ENGINES, 'name = "transformers"')
     for role in roles:
-        if name not in (suitable := ENGINES_FOR.get(role, names)):
+        if name not in (suitable := ENGINES_FOR.get(role, ENGINES)):
             hint = f'{role} needs name = "{suitable[0]}"'
             raise table.fault_at_value("name", f'the engine "{name}" cannot {role}', hint)
     known = _ENGINE_OPTIONS[name]
     others = {
-        key: f'this is an option of the engine "{other}"' for other in reversed(names) for key in _ENGINE_OPTIONS[other]
+        key: f'this is an option of the engine "{other}"'
+        for other in reversed(ENGINES)
+        for key in _ENGINE_OPTIONS[other]
     }
     table.only(("name", *known), others)
     return EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
@@ -217,6 +238,10 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
         **_DECODE_OPTIONS,
     },
 }
+_TWO_HOSTS: Final = "describe the machine as two hosts with the same address and different ports"
+_GATEWAY_KEYS: Final = frozenset(
+    {"address", "roles", "port", "connector", "service", "python", "site_packages", "user", "ssh_port", "key"}
+)
 _HOST_REQUIRED: Final[Mapping[str, str]] = {
     "address": 'address = "10.0.0.1"',
     "roles": 'roles = ["prefill"]',

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 from disagg.config.addresses import is_hub_id, is_label, is_path, resolve
 from disagg.config.messages import nearest, printable, toml_key
-from disagg.config.schema import EngineName, Model
+from disagg.config.schema import ENGINES, EngineName, Model
 from disagg.config.table import Table
 from disagg.planning.shapes import SHAPES
 from disagg.planning.sizing import SHAPE
@@ -37,14 +37,13 @@ def _model(name: str, table: Table, folder: Path) -> Model:
     table.only(("aliases", "context", "sources"))
     context = table.integer("context", 1, MAX_CONTEXT, "context = 32768")
     sources = table.table("sources", 'sources = {transformers = "owner/model", mlx = "owner/model"}')
-    sources.only(get_args(EngineName))
+    sources.only(ENGINES)
     aliases = table.strings("aliases", 'aliases = ["qwen"]') if "aliases" in table else ()
     for index, alias in enumerate(aliases):
         if not is_label(alias):
             raise table.fault_at_element("aliases", index, "this alias is not usable", _LABEL_RULE)
-    engines: tuple[EngineName, ...] = get_args(EngineName)
     by_engine: dict[EngineName, str] = {
-        engine: _source(sources, engine, folder) for engine in engines if engine in sources
+        engine: _source(sources, engine, folder) for engine in ENGINES if engine in sources
     }
     if not by_engine:
         raise table.document.fault_at_value(

@@ -23,7 +23,7 @@ def render(fleet: Fleet, hosts: Collection[str], sources: Mapping[str, Mapping[s
     `sources`: model -> engine -> source, as the models are stored there.
     """
     chosen = [host for host in fleet.hosts.values() if host.name in hosts]
-    served = {host.model for host in chosen}
+    served = {host.model for host in chosen} | {name for name in sources if any(host.gateway for host in chosen)}
     return tomli_w.dumps(
         {
             "fleet": {"name": fleet.name},
@@ -47,13 +47,18 @@ def served_digest(fleet: Fleet, host: Host) -> str:
     Model sources do not count: their paths differ between machines, and the model's fingerprint covers the content.
     """
     own = [(name, getattr(host, name)) for name in sorted(SERVER_KEYS)]
-    model = fleet.models[host.model]
-    text = repr((host.name, own, host.engine, model.name, model.context, model.aliases))
+    if host.gateway:
+        text = repr((host.name, own, [served_digest(fleet, one) for one in fleet.engine_hosts]))
+    else:
+        model = fleet.models[host.model]
+        text = repr((host.name, own, host.engine, model.name, model.context, model.aliases))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _host(host: Host) -> dict[str, Any]:
     table = {name: value for name, value in _set_fields(host).items() if name in SERVER_KEYS}
+    if host.gateway:
+        return {name: value for name, value in table.items() if name not in ("model", "queue_size")}
     # Only what differs from the defaults: an engine refuses the options of another engine, whatever their value.
     defaults = EngineOptions(host.engine.name)
     options = _set_fields(host.engine).items()

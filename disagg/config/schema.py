@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from disagg.api.names import Role
 from disagg.config.messages import nearest, one_of, printable
 from disagg.errors import UnknownModel, UsageError
 
-EngineName = Literal["transformers", "mlx", "simulated"]
+EngineName = Literal["transformers", "mlx", "simulated", "none"]
 Connector = Literal["ssh", "local"]
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
+ENGINES: Final[tuple[EngineName, ...]] = ("transformers", "mlx", "simulated")
+"""Those that run a model; the engine of a gateway is "none"."""
 KVWire = Literal["as-is", "auto", "int8"]
 
 
@@ -58,8 +60,9 @@ class EngineOptions:
 class Host:
     """One server of the fleet and the machine it runs on.
 
-    port: HTTP. kv_port: KV transfers, decode hosts only. user, ssh_port, key (a private key file): None leaves them
-    to ssh_config. hardware: the machine's name in `planning.devices`, for predictions and the engine "simulated".
+    model: empty for a gateway. port: HTTP. kv_port: KV transfers, decode hosts only. user, ssh_port, key (a private key
+    file): None leaves them to ssh_config. hardware: the machine's name in `planning.devices`, for predictions and the
+    engine "simulated".
     """
 
     name: str
@@ -86,6 +89,11 @@ class Host:
         """Base URL of this host's HTTP server."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{host}:{self.port}"
+
+    @property
+    def gateway(self) -> bool:
+        """Whether this host serves clients, and runs no model."""
+        return "gateway" in self.roles
 
     @property
     def local(self) -> bool:
@@ -124,6 +132,11 @@ class Fleet:
     hosts: Mapping[str, Host] = field(default_factory=dict)
     token_file: Path | None = None
     deploy: Deploy = Deploy()
+
+    @property
+    def engine_hosts(self) -> list[Host]:
+        """The hosts that run a model: all but gateways."""
+        return [host for host in self.hosts.values() if not host.gateway]
 
     def model(self, name: str) -> Model:
         """The model with this name or alias. Raises UnknownModel, which lists all models and the nearest match."""

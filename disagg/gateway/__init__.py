@@ -2,15 +2,15 @@
 
 serve     the process: listen, serve, drain
 app       routes, and what every request passes through: request id, key, size of the body
-access    who may use which model
-keys      the clients' keys, in a file
-limits    requests and tokens per minute of a key
+health    whether it can answer a request
+clients/  their keys, their models, their limits
 request   a request in the gateway's own form
 events    what happens to a request while it is answered
-dialects  one file per API: body -> request, events -> answer
+dialects/ one file per API: body -> request, events -> answer
 models    the lists of models
-metrics   figures for Prometheus
 run       a request's events, from AsyncClient
 answer    events -> HTTP, streamed or whole
 problems  errors as clients expect them
+watch     what observes the requests: observe/ -> metrics/, live/, history/
+views     the routes of those
 """

@@ -17,17 +17,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from disagg import logs
 from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.gateway import models, views
-from disagg.gateway.access import Access, require_model
 from disagg.gateway.answer import Answer, Outcome, json_response
+from disagg.gateway.clients.access import Access, require_model
+from disagg.gateway.clients.keys import Key
+from disagg.gateway.clients.limits import Limits
 from disagg.gateway.dialects import ollama
 from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.dialects.openai import error_body
 from disagg.gateway.dialects.openai_chat import ChatCompletions
 from disagg.gateway.dialects.openai_completions import Completions
-from disagg.gateway.keys import Key
-from disagg.gateway.limits import Limits
+from disagg.gateway.health import GatewayHealth
 from disagg.gateway.observe.observers import Observers
 from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.request import GatewayRequest
@@ -46,7 +48,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 log = logging.getLogger("disagg.gateway")
 
 
-def build(client: AsyncClient, access: Access, watch: GatewayWatch | None = None) -> ASGIApp:
+def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: GatewayWatch | None = None) -> ASGIApp:
     """The ASGI application of the gateway. The caller closes the client. watch: its observers; without, there is no
     history."""
     watch = watch or GatewayWatch(client)
@@ -70,8 +72,9 @@ def build(client: AsyncClient, access: Access, watch: GatewayWatch | None = None
         access.key(request)
         return Response(watch.metrics(), media_type=METRICS_TYPE)
 
-    async def health(_: Request) -> Response:
-        return json_response({"status": "ok"})
+    async def health(request: Request) -> Response:
+        body = serving.answer(request)
+        return json_response(body.to_json(), 200 if body.status == "ok" else 503)
 
     routes = [
         Route("/health", health, methods=["GET"]),
@@ -172,6 +175,7 @@ class Door:
             return
         request = Request(scope, receive)
         scope[_REQUEST_ID_KEY] = request_id = requests.request_id(request)
+        logs.request_id.set(request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -198,19 +202,18 @@ _NO_PLACE = Problem(
 
 def _log(dialect: Dialect, head: Head, key: Key | None, outcome: Outcome) -> None:
     """One line about a request that has ended."""
-    state = "cancelled" if outcome.cancelled else outcome.error.code if outcome.error else "ok"
-    log.info(
-        "%s%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s%s",
-        head.request_id,
-        f" {key.name}" if key else "",
-        dialect.name,
-        head.model,
-        state,
-        outcome.prompt_tokens,
-        outcome.tokens,
-        time.time() - head.created,
-        f" ({outcome.error.message})" if outcome.error else "",
-    )
+    fields = {
+        "request_id": head.request_id,
+        "key": key.name if key else None,
+        "api": dialect.name,
+        "model": head.model,
+        "state": "cancelled" if outcome.cancelled else outcome.error.code if outcome.error else "ok",
+        "prompt_tokens": outcome.prompt_tokens,
+        "tokens": outcome.tokens,
+        "seconds": round(time.time() - head.created, 3),
+        "error": outcome.error.message if outcome.error else None,
+    }
+    log.info("request_ended", extra={"fields": {name: value for name, value in fields.items() if value is not None}})
 
 
 def _respond(problem: Problem) -> Response:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from disagg.config import Fleet, Model
-from disagg.gateway.access import may_use, require_model
+from disagg.gateway.clients.access import may_use, require_model
+from disagg.gateway.clients.keys import Key
 from disagg.gateway.dialects.ollama import timestamp
-from disagg.gateway.keys import Key
 
 
 def listed(fleet: Fleet, key: Key | None, created: float) -> dict[str, Any]:

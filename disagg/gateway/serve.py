@@ -8,17 +8,19 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp
 
-from disagg.config import Fleet
-from disagg.gateway.access import Access, is_loopback, require_keys_if_public
+from disagg.config import Fleet, Host
 from disagg.gateway.app import build
+from disagg.gateway.clients.access import Access, is_loopback, require_keys_if_public
+from disagg.gateway.clients.keys import KeyFile, KeyRing
+from disagg.gateway.health import GatewayHealth, Member
 from disagg.gateway.history.recorder import Recorder
 from disagg.gateway.history.store import history_path
-from disagg.gateway.keys import KeyFile, KeyRing
 from disagg.gateway.watch import GatewayWatch
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import Bounds
 from disagg.http.server import BoundedServer
 from disagg.inference.client import AsyncClient
+from disagg.token import fleet_token
 
 BOUNDS = Bounds(connections=1024, unproven=768, unproven_per_address=256)
 """A proxy or router in front of the gateway has many connections from one address."""
@@ -26,32 +28,50 @@ HINTS = ListenHints("choose another with --port", "check --host")
 DRAIN_S = 20  # for running requests; what is still running then is cut, with an error that says so
 
 
-def serve(fleet: Fleet, address: str, port: int, ready: Callable[[str], None], *, keep_text: bool = False) -> None:
-    """Run the gateway until SIGTERM or SIGINT. ready: called with its URL once it listens. keep_text: whether the
-    history has prompts and answers.
+def serve(
+    fleet: Fleet,
+    address: str,
+    port: int,
+    ready: Callable[[str], None],
+    *,
+    host: Host | None = None,
+    keep_text: bool = False,
+) -> None:
+    """Run the gateway until SIGTERM or SIGINT. ready: called with its URL once it listens. host: the gateway's in
+    hosts.toml; without one it refuses to listen for other machines before there is a key that they could use.
+    keep_text: whether the history has prompts and answers.
 
     Raises UsageError, PortInUse or FleetError if it cannot listen, and ConfigError if the fleet has no token.
     """
     ring = KeyRing(KeyFile.of(fleet))
-    require_keys_if_public(address, ring)
+    member = Member(host, fleet_token(fleet)) if host is not None else None
+    if member is None:
+        require_keys_if_public(address, ring)
     listener = listen(address, port, HINTS)
     try:
         access = Access(ring, public=not is_loopback(address))
-        asyncio.run(_serve(fleet, access, listener, ready, keep_text=keep_text))
+        asyncio.run(_serve(fleet, access, member, listener, ready, keep_text=keep_text))
     finally:
         listener.close()
 
 
 async def _serve(
-    fleet: Fleet, access: Access, listener: socket.socket, ready: Callable[[str], None], *, keep_text: bool
+    fleet: Fleet,
+    access: Access,
+    member: Member | None,
+    listener: socket.socket,
+    ready: Callable[[str], None],
+    *,
+    keep_text: bool,
 ) -> None:
     async with AsyncClient(fleet) as client:
         await client.connect()  # so that no request's time includes it
         watch = GatewayWatch(client, Recorder(history_path(client.fleet)), keep_text=keep_text)
         async with watch.running():
-            host, port = listener.getsockname()[:2]
-            ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-            await server(build(client, access, watch), stopping=watch.feed.stop).serve(sockets=[listener])
+            url_host, port = listener.getsockname()[:2]
+            ready(f"http://{f'[{url_host}]' if ':' in url_host else url_host}:{port}")
+            application = build(client, access, GatewayHealth(client, member), watch)
+            await server(application, stopping=watch.feed.stop).serve(sockets=[listener])
 
 
 def server(app: ASGIApp, bounds: Bounds = BOUNDS, stopping: Callable[[], None] = lambda: None) -> BoundedServer:

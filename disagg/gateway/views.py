@@ -13,10 +13,10 @@ from disagg.api.base import InvalidValue
 from disagg.api.history import HistoryAnswer, HistoryQuery
 from disagg.config import Fleet
 from disagg.errors import RequestError
-from disagg.gateway.access import Access, may_use, require_model
 from disagg.gateway.answer import json_response
+from disagg.gateway.clients.access import Access, may_use, require_model
+from disagg.gateway.clients.keys import Key
 from disagg.gateway.history.store import Filter, history_path, read
-from disagg.gateway.keys import Key
 from disagg.gateway.watch import GatewayWatch
 
 

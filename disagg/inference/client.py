@@ -157,7 +157,7 @@ class AsyncClient:
     def watching(self) -> Iterator[None]:
         """Keep the view of all hosts fresh within the block, which runs on the event loop; without, only hosts of
         models in use are asked."""
-        with self._driver.refresher.using(tuple(self.fleet.hosts.values())):
+        with self._driver.refresher.using(self.fleet.engine_hosts):
             yield
 
     def _perform(

@@ -51,9 +51,9 @@ from disagg.servers.health.engine import EngineHealth
 from disagg.servers.health.leases import Leases
 from disagg.servers.health.progress import Progress
 from disagg.servers.request import ActiveRequest
+from disagg.token import RELEASE_VARIABLE
 from disagg.version import VERSION, code_hash
 
-RELEASE_VARIABLE = "DISAGG_RELEASE"
 """Names the deployed release that a server runs; not set if it runs from an installation."""
 UNSTARTED = frozenset({"tokenising", "queued", "waiting for KV"})
 COMPUTED = frozenset({"sending KV", "generating"})

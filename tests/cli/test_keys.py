@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disagg.config import load
-from disagg.gateway.keys import KeyFile, KeyRing
+from disagg.gateway.clients.keys import KeyFile, KeyRing
 from tests.cli.commandline import run, write_fleet
 
 

@@ -182,13 +182,13 @@ def test_a_list_of_host_tables_is_refused(expect_fault: Expect) -> None:
             SPARK_ROLES,
             'roles = [«"prefil"»]',
             '"prefil" is not a value for roles',
-            'one of "prefill", "decode"; did you mean "prefill"?',
+            'one of "prefill", "decode", "gateway"; did you mean "prefill"?',
         ),
         (
             SPARK_ROLES,
             "roles = ['decode', «'x'»]",
             '"x" is not a value for roles',
-            'one of "prefill", "decode"',
+            'one of "prefill", "decode", "gateway"',
         ),
         (
             SPARK_ENGINE,
@@ -262,7 +262,7 @@ def test_a_word_that_is_not_allowed_is_pointed_at(
 @pytest.mark.parametrize(
     ("roles", "message", "hint"),
     [
-        ("«[]»", "roles is empty", 'one of "prefill", "decode"'),
+        ("«[]»", "roles is empty", 'one of "prefill", "decode", "gateway"'),
         ('["prefill", «"prefill"»]', 'roles names "prefill" twice', "keep one"),
         (
             '«["prefill", "decode"]»',
@@ -270,9 +270,9 @@ def test_a_word_that_is_not_allowed_is_pointed_at(
             "describe the machine as two hosts with the same address and different ports",
         ),
         (
-            '["decode", «"gateway"»]',
-            "no gateway exists yet",
-            'remove "gateway" from roles',
+            '«["decode", "gateway"]»',
+            "a gateway is a server of its own and runs no model",
+            "describe the machine as two hosts with the same address and different ports",
         ),
     ],
 )

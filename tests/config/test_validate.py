@@ -168,7 +168,7 @@ def test_hosts_are_selected_by_name_role_and_model_in_file_order(chosen: dict[st
     ("chosen", "kind", "message"),
     [
         ({"names": ["mac-studio-2", "x"]}, UsageError, "hosts.toml has no host x"),
-        ({"role": "gateway"}, UsageError, '"gateway" is not a role'),
+        ({"role": "router"}, UsageError, '"router" is not a role'),
         ({"model": "llama"}, UnknownModel, 'no model "llama"'),
         ({"names": ["mac-studio-2"], "role": "prefill"}, UsageError, "fits these options"),
     ],

@@ -12,13 +12,15 @@ import httpx
 from starlette.types import ASGIApp
 
 from disagg.api.events import TokenLogprob
-from disagg.config import Fleet, Model
+from disagg.api.status import Load
+from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import RequestError
-from disagg.gateway.access import Access
 from disagg.gateway.app import build
-from disagg.gateway.keys import KeyFile, KeyRing
+from disagg.gateway.clients.access import Access
+from disagg.gateway.clients.keys import KeyFile, KeyRing
+from disagg.gateway.health import GatewayHealth
 from disagg.inference.client import AsyncClient
-from disagg.inference.hosts.view import FleetView
+from disagg.inference.hosts.view import UNKNOWN, FleetView
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Chunk, Completion, Stage, Watch
 
@@ -86,11 +88,12 @@ class FakeClient:
 
     def __init__(self, *steps: Step) -> None:
         models = [Model("m", {}, 4096, ("alias-of-m",)), Model("other", {}, 2048)]
-        self.fleet = Fleet("test", Path("hosts.toml"), {model.name: model for model in models})
+        host = Host("m-decode", "127.0.0.1", ("decode",), "m", EngineOptions("mlx"), 1)
+        self.fleet = Fleet("test", Path("hosts.toml"), {model.name: model for model in models}, {host.name: host})
+        self.view = FleetView({host.name: UNKNOWN.answered(Load("ok", boot_id="1"))})
         self.steps = steps
         self.asked: list[dict[str, Any]] = []
         self.streams: list[FakeStream] = []
-        self.view = FleetView()
         self.stages = [Stage("prefill", "disaggregated", "m-prefill", "m-decode", prompt_tokens=5)]
 
     def watching(self) -> AbstractContextManager[None]:
@@ -108,7 +111,8 @@ class FakeClient:
 
 def app(client: FakeClient, keys: Path = Path("/nonexistent/keys.json")) -> ASGIApp:
     """The gateway in front of this client, for programs of this machine."""
-    return build(cast(AsyncClient, client), Access(KeyRing(KeyFile(keys)), public=False))
+    fake = cast(AsyncClient, client)
+    return build(fake, Access(KeyRing(KeyFile(keys)), public=False), GatewayHealth(fake))
 
 
 def http(application: ASGIApp, **headers: str) -> httpx.AsyncClient:

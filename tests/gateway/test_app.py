@@ -20,7 +20,7 @@ from disagg.errors import (
     Unauthorized,
 )
 from disagg.gateway import answer, app
-from disagg.gateway.keys import KeyFile
+from disagg.gateway.clients.keys import KeyFile
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 

@@ -9,9 +9,9 @@ import pytest
 from starlette.requests import Request
 
 from disagg.errors import ConfigError, DisaggError, Overloaded, Unauthorized, UsageError
-from disagg.gateway.access import Access, is_loopback, require_keys_if_public
-from disagg.gateway.keys import Key, KeyFile, KeyRing
-from disagg.gateway.limits import Bucket, Limits
+from disagg.gateway.clients.access import Access, is_loopback, require_keys_if_public
+from disagg.gateway.clients.keys import Key, KeyFile, KeyRing
+from disagg.gateway.clients.limits import Bucket, Limits
 
 
 @pytest.fixture

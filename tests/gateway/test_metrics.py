@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from disagg.errors import ServerUnavailable
+from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.keys import KeyFile
 from disagg.gateway.metrics.requests import RequestMetrics
 from disagg.gateway.observe.observers import Observers
 from disagg.gateway.request import GatewayRequest

@@ -206,7 +206,7 @@ def _finish(
     if as_json:
         _print_json(fleet, reports)
     else:
-        pulling = [host.name for host in fleet.hosts.values() if not carried(fleet, host)]
+        pulling = [host.name for host in fleet.engine_hosts if not carried(fleet, host)]
         stdout().print(reports_view(reports, tuple(fleet.hosts), pulling, words))
         if note and any(report.result == "changed" for report in reports):
             stdout().print(note, style="dim")

@@ -46,7 +46,7 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
     wanted = _chosen(fleet, model, host)
     progress = Progress(stderr())
     with Models(fleet) as these:
-        inventories, errors = _survey(these, list(fleet.hosts.values()))
+        inventories, errors = _survey(these, fleet.engine_hosts)
         with progress:
             done = these.pull(
                 inventories, wanted, lambda where, what, how: progress.report(StepProgress(where.name, 1, 1, what, how))

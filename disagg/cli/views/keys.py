@@ -9,7 +9,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from disagg.gateway.keys import Key
+from disagg.gateway.clients.keys import Key
 
 
 def keys_view(keys: Sequence[Key]) -> RenderableType:

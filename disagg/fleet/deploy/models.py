@@ -30,7 +30,10 @@ class ModelSource:
 
 
 def source(fleet: Fleet, host: Host, paths: HostPaths) -> ModelSource | Refusal:
-    """Where the host reads its model from; a Refusal if the folder to copy is missing or too large."""
+    """Where the host reads its model from; a Refusal if the folder to copy is missing or too large. A gateway reads
+    none."""
+    if host.gateway:
+        return ModelSource("")
     model, engine = fleet.models[host.model], host.engine.name
     written = model.written.get(engine, model.sources[engine])
     if written.startswith("~/"):

@@ -18,11 +18,15 @@ from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMO
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HASH
-from disagg.fleet.services import command, launchd, systemd
+from disagg.fleet.services import command, launchd, program, systemd
 from disagg.fleet.services.base import is_plain
 
-_MODULES: Final = {"prefill": ("torch", "transformers"), "decode": ("mlx.core", "mlx_lm")}
-_ENVIRONMENT_BYTES: Final = {"prefill": 9 << 30, "decode": 3 << 30}
+_MODULES: Final = {
+    "prefill": ("torch", "transformers"),
+    "decode": ("mlx.core", "mlx_lm"),
+    "gateway": ("starlette", "uvicorn"),
+}
+_ENVIRONMENT_BYTES: Final = {"prefill": 9 << 30, "decode": 3 << 30, "gateway": 256 << 20}
 """Disk that an environment needs while it is built: torch with CUDA's libraries, mlx with transformers."""
 _RELEASE_BYTES: Final = 64 << 20
 _BUILD_S: Final = 3600.0
@@ -243,6 +247,9 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if (facts.token_digest, facts.token_mode) != (token, "-rw-------"):
         write = WriteFile(paths.token, desired.token, 0o600)
         yield Step("token", "write the fleet's token", paths.token, "token_digest", write)
+    if desired.keys and facts.keys_digest != hashlib.sha256(desired.keys).hexdigest():
+        keys = WriteFile(paths.keys, desired.keys, 0o600)
+        yield Step("keys", "write the keys of the gateway's clients", paths.keys, "keys_digest", keys)
     if desired.hash not in facts.whole_releases:
         target = paths.release(desired.hash)
         put = PutTree(target, desired.files)
@@ -253,7 +260,7 @@ def _check(desired: TargetState, facts: HostFacts) -> Step:
     release = facts.paths.release(desired.hash)
     python = f"{facts.paths.environment(desired.environment.hash)}/bin/python"
     modules = [module for role in desired.host.roles for module in _MODULES.get(role, ())]
-    action = RunScript(CHECK, (python, release, desired.host.name, *modules))
+    action = RunScript(CHECK, (python, release, desired.host.name, program(desired.host), *modules))
     hint = f"install what is missing into its environment: {python} -m pip install ..."
     what = "check that the release loads in its environment"
     return Step("check", what, release, "current", action, hint if desired.environment.site_packages else "")

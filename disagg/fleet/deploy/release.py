@@ -18,8 +18,9 @@ from disagg.fleet.deploy.requirements import PackageRequirements, installed_requ
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.services import definitions, launchd
+from disagg.fleet.services import definitions, launchd, program
 from disagg.fleet.services.base import Definition
+from disagg.token import keys_path
 from disagg.version import ROOT, source_files
 
 _RUN: Final = """\
@@ -37,11 +38,12 @@ printf '{{"time": "%s", "level": "info", "event": "starting", "release": "%s", "
     "$(date -u +%Y-%m-%dT%H:%M:%S.000Z)" "$hash" "$$"
 printf '%s %s\\n' "$$" "$hash" >.serving.$$ && mv -f .serving.$$ serving
 DISAGG_TOKEN_FILE=$folder/token
+DISAGG_GATEWAY_FOLDER=$folder
 DISAGG_RELEASE=$hash
 {log_variable}=$log
 PYTHONPATH=$release
-export DISAGG_TOKEN_FILE DISAGG_RELEASE {log_variable} PYTHONPATH
-exec {python} -P -u -m disagg.servers --config "$release/hosts.toml" --host {host}
+export DISAGG_TOKEN_FILE DISAGG_GATEWAY_FOLDER DISAGG_RELEASE {log_variable} PYTHONPATH
+exec {python} -P -u -m {program} --config "$release/hosts.toml" --host {host}
 """
 _SUPERVISE: Final = """\
 #!/bin/sh
@@ -53,17 +55,21 @@ exec {python} -P "$release/disagg/fleet/services/supervise.py" "$1" {folder}
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What this machine deploys to every host. package: files of disagg, by path below the release folder."""
+    """What this machine deploys to every host. package: files of disagg, by path below the release folder. keys: the
+    file of the gateway's clients; empty if there is none."""
 
     fleet: Fleet
     package: Mapping[str, bytes] = field(repr=False)
     requirements: PackageRequirements = field(repr=False)
     token: str = field(repr=False)
+    keys: bytes = field(default=b"", repr=False)
 
     @staticmethod
     def current(fleet: Fleet, token: str) -> Installation:
         """This installation of disagg."""
-        return Installation(fleet, package_files(), installed_requirements(), token)
+        keys = keys_path(fleet)
+        known = keys.read_bytes() if keys.exists() else b""
+        return Installation(fleet, package_files(), installed_requirements(), token, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,7 @@ class TargetState:
     hash: str
     token: bytes = field(repr=False)
     definitions: tuple[Definition, ...] = ()
+    keys: bytes = field(default=b"", repr=False)
 
 
 def target_state(installation: Installation, host: Host, facts: HostFacts) -> TargetState | Refusal:
@@ -90,7 +97,8 @@ def target_state(installation: Installation, host: Host, facts: HostFacts) -> Ta
     defined = definitions(host, facts)
     files = {**installation.package, **_own_files(installation.fleet, host, facts.paths, made, model_source)}
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
-    return TargetState(host, made, model_source, files, digest(files), f"{installation.token}\n".encode(), defined)
+    token, keys = f"{installation.token}\n".encode(), installation.keys if host.gateway else b""
+    return TargetState(host, made, model_source, files, digest(files), token, defined, keys)
 
 
 def _own_files(
@@ -99,7 +107,7 @@ def _own_files(
     python = f"{paths.environment(environment.hash)}/bin/python"
     texts = {
         "hosts.toml": fleet_file(fleet, host, source),
-        "run": run_script(paths, host.name, python),
+        "run": run_script(paths, host, python),
         # For every service manager: a supervisor from before hosts.toml named another one must still be stopped.
         "supervise": _SUPERVISE.format(python=shlex.quote(python), folder=shlex.quote(paths.folder)),
         "environment": f"{environment.hash}\n",
@@ -109,27 +117,31 @@ def _own_files(
     return {name: text.encode() for name, text in texts.items()}
 
 
-def run_script(paths: HostPaths, host: str, python: str) -> str:
+def run_script(paths: HostPaths, host: Host, python: str) -> str:
     """The script that serves a host. It runs the release it is part of, whichever link it is called by."""
     return _RUN.format(
         folder=shlex.quote(paths.folder),
         python=shlex.quote(python),
-        host=shlex.quote(host),
+        program=program(host),
+        host=shlex.quote(host.name),
         log_limit=LOG_BYTES,
         log_variable=LOG_FILE_VARIABLE,
     )
 
 
 def fleet_file(fleet: Fleet, host: Host, source: ModelSource) -> str:
-    """The host's own hosts.toml: the host itself and, for a prefill host, the decode hosts that it delivers KV to."""
-    known = [host.name]
+    """The host's own hosts.toml: the host itself and, for a prefill host, the decode hosts that it delivers KV to; for
+    a gateway, all hosts."""
+    known = [one.name for one in fleet.engine_hosts] if host.gateway else []
+    known.append(host.name)
     if "prefill" in host.roles:
         known += [decoding.name for decoding in fleet.serving(host.model, "decode") if decoding.name != host.name]
     sources: dict[str, dict[str, str]] = {}
-    for one in map(fleet.hosts.__getitem__, known):
+    for one in (fleet.hosts[name] for name in known if not fleet.hosts[name].gateway):
         model, engine = fleet.models[one.model], one.engine.name
         sources.setdefault(model.name, {})[engine] = model.written.get(engine, model.sources[engine])
-    sources[host.model][host.engine.name] = source.text
+    if not host.gateway:
+        sources[host.model][host.engine.name] = source.text
     return render(fleet, known, sources)
 
 

@@ -16,7 +16,7 @@ from disagg.errors import FleetError
 from disagg.fleet.facts.host import HostFacts, Python
 
 CONSTRAINTS: Final = Path(__file__).parents[1] / "constraints.txt"
-_EXTRAS: Final = ("prefill", "decode")
+_EXTRAS: Final = ("prefill", "decode", "gateway")
 
 
 @dataclass(frozen=True, slots=True)

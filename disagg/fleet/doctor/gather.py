@@ -45,13 +45,14 @@ def examine_host(fleet: Fleet, host: Host, machine: Machine, peers: Sequence[Hos
     latency = time.monotonic() - began
     python = python_on(host, facts)
     clock = read_clock(machine, python)
-    wanted = required_model(fleet, host, facts)
+    wanted = None if host.gateway else required_model(fleet, host, facts)
     errors: list[DisaggError] = []
     model: StoredModel | None = None
     reach: dict[str, int] = {}
     if python is not None:
         try:
-            model = stored_models(machine, python, host, [wanted.source])[wanted.source]
+            if wanted is not None:
+                model = stored_models(machine, python, host, [wanted.source])[wanted.source]
             if facts.os == "Darwin" and peers:
                 reach = _reach(machine, python, peers)
         except HostUnreachable:

@@ -19,8 +19,11 @@ _LINUX_NO_ROUTE: Final = errno.EHOSTUNREACH
 _MAC_NO_ROUTE: Final = 65
 
 
-def findings(readings: HostReadings, model: Model, status: HostStatus | None, token: str | None) -> list[Finding]:
-    """The findings about a host that answers. status: of its server over HTTP, None if not polled."""
+def findings(
+    readings: HostReadings, model: Model | None, status: HostStatus | None, token: str | None
+) -> list[Finding]:
+    """The findings about a host that answers. model: None for a gateway. status: of
+    its server over HTTP, None if not polled."""
     return [
         ok(
             "ssh",
@@ -31,7 +34,7 @@ def findings(readings: HostReadings, model: Model, status: HostStatus | None, to
         *memory(readings),
         *gpu(readings),
         *wired_limit(readings),
-        *_model(readings, model),
+        *(_model(readings, model) if model is not None else ()),
         *_service(readings),
         *_token(readings, token),
         *_server(readings, status),

@@ -91,6 +91,7 @@ class HostFacts:
     carried: tuple[str, ...] = ()  # folders of models that came with a deployment
     token_digest: str = ""
     token_mode: str = ""
+    keys_digest: str = ""  # of the clients' keys, on a gateway
     folder: bool = False  # whether anything was ever deployed
     others_deploy: bool = False  # another host of the same machine is being deployed now
     leftovers: tuple[str, ...] = ()  # files of broken-off deployments
@@ -162,6 +163,7 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
         carried=tuple(name for (name,) in probe.all("carried", 1)),
         token_digest=token_digest,
         token_mode=token_mode,
+        keys_digest=probe.text("keys"),
         folder=probe.has("deployed"),
         others_deploy=probe.has("others_deploy"),
         leftovers=tuple(name for (name,) in probe.all("leftover", 1)),

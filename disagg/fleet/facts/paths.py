@@ -9,6 +9,7 @@
         previous -> releases/...  the release of `disagg rollback`
         incoming/                 unfinished files; may be deleted
         token                     the fleet's secret, 0600
+        keys.json                 on a gateway: the hashes of its clients' keys, 0600
         serving                   "pid release" of the server that was started last
         lock/holder               the deployment that is running
         logs/server.log
@@ -55,6 +56,10 @@ class HostPaths:
     @property
     def token(self) -> str:
         return f"{self.folder}/token"
+
+    @property
+    def keys(self) -> str:
+        return f"{self.folder}/keys.json"
 
     @property
     def logs(self) -> str:

@@ -42,6 +42,8 @@ emit_server() { # host: its releases, its token, its server
         fi
     done
     token=$HOME/.disagg/hosts/$1/token
+    keys=$HOME/.disagg/hosts/$1/keys.json
+    if test -f "$keys"; then emit keys "$(digest "$keys")"; fi
     if test -f "$token"; then emit token "$(digest "$token")" "$(ls -ld "$token" 2>/dev/null | cut -c1-10)"; fi
     if test -f "$HOME/.disagg/hosts/$1/serving"; then
         read -r pid release <"$HOME/.disagg/hosts/$1/serving"

@@ -75,7 +75,7 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
     blank, deadline = _blank(host), time.monotonic() + timeout_s
     try:
         code, answer = get(host.address, host.port, "/health", token, timeout_s)
-        if answer is not None and "model" in answer and answer.get("status") != "loading":
+        if answer is not None and "model" in answer and answer.get("status") != "loading" and not host.gateway:
             _, status = get(host.address, host.port, "/status", token, max(0.01, deadline - time.monotonic()))
             answer = status if status is not None else answer
     except OSError as error:
@@ -172,13 +172,13 @@ def _judge(status: HostStatus, host: Host, state: State, report: Health) -> Host
         return replace(
             status,
             state="foreign",
-            why=f"{host.url} is {report.host} serving {report.model}, not {host.name} serving {host.model}",
+            why=f"{host.url} is {_served(report.host, report.model)}, not {_served(host.name, host.model)}",
             hint="stop that server, or correct address and port in hosts.toml",
         )
     if report.status == "ok":
         return replace(status, state="healthy")
-    if report.status == "loading":
-        return replace(status, state="loading", why="the model is still loading", hint="disagg status --watch")
+    if report.status in ("loading", "no_host"):
+        return _waiting(replace(status, state="loading" if report.status == "loading" else "failed"), host)
     if report.status == "draining":
         return replace(status, state="draining", why="it is shutting down", hint=_start_command(host, "start"))
     if report.status == "stalled":
@@ -187,6 +187,17 @@ def _judge(status: HostStatus, host: Host, state: State, report: Health) -> Host
     failure = f": {status.last_error.message}" if status.last_error else ""
     hint = f"read its log: {_log(host, state)}"
     return replace(status, state="failed", why=f"its engine does not work{failure}", hint=hint)
+
+
+def _waiting(status: HostStatus, host: Host) -> HostStatus:
+    """The state of a server whose model is not there yet, or of a gateway without a host that is up."""
+    if host.gateway:
+        return replace(status, why="none of its models has a host that is up", hint="disagg start")
+    return replace(status, why="the model is still loading", hint="disagg status --watch")
+
+
+def _served(host: str, model: str) -> str:
+    return f"{host} serving {model}" if model else f"the gateway {host}"
 
 
 def _without_answer(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:

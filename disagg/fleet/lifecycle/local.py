@@ -12,6 +12,7 @@ from disagg.errors import PortInUse, StartFailed
 from disagg.fleet.lifecycle.base import LAST_LINES, ProcessState, start_failed
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.fleet.machine import process as local
+from disagg.fleet.services import program
 from disagg.token import TOKEN_FILE_VARIABLE
 
 Argv = Callable[[Fleet, Host], tuple[list[str], dict[str, str]]]
@@ -19,9 +20,9 @@ Argv = Callable[[Fleet, Host], tuple[list[str], dict[str, str]]]
 
 
 def server_argv(fleet: Fleet, host: Host) -> tuple[list[str], dict[str, str]]:
-    """`python -m disagg.servers --config FILE --host NAME`."""
+    """`python -m disagg.servers --config FILE --host NAME`, or `python -m disagg.gateway` for a gateway."""
     python, environment = local.python_command(host.python)
-    return [*python, "disagg.servers", "--config", str(fleet.path.resolve()), "--host", host.name], environment
+    return [*python, program(host), "--config", str(fleet.path.resolve()), "--host", host.name], environment
 
 
 @dataclass(slots=True)
@@ -97,5 +98,6 @@ def end_recorded(state: State, name: str, grace_s: float) -> bool:
 
 
 def config_digest(fleet: Fleet, host: Host) -> str:
-    """16 hexadecimal digits over everything hosts.toml says about this host and its model."""
-    return hashlib.sha256(repr((host, fleet.models.get(host.model))).encode()).hexdigest()[:16]
+    """16 hexadecimal digits over everything hosts.toml says about this host and its model; for a gateway, about all."""
+    known = (fleet.models, fleet.hosts) if host.gateway else fleet.models.get(host.model)
+    return hashlib.sha256(repr((host, known)).encode()).hexdigest()[:16]

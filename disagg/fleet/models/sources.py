@@ -42,10 +42,10 @@ def required_model(fleet: Fleet, host: Host, facts: HostFacts) -> RequiredModel:
 def chosen(fleet: Fleet, models: Sequence[str], hosts: Sequence[Host]) -> list[Host]:
     """Those of these hosts that serve one of these models (by name or alias); all if no model is named."""
     names = {fleet.model(model).name for model in models}
-    return [host for host in hosts if not names or host.model in names]
+    return [host for host in hosts if (not names or host.model in names) and not host.gateway]
 
 
 def neighbours(fleet: Fleet, hosts: Sequence[Host]) -> list[Host]:
     """These hosts and all others on the same machines, which share files."""
     places = {same_machine(host.address) for host in hosts}
-    return [host for host in fleet.hosts.values() if same_machine(host.address) in places]
+    return [host for host in fleet.engine_hosts if same_machine(host.address) in places]

@@ -18,7 +18,7 @@ from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services import launchd, process, systemd
 from disagg.fleet.services.base import Command, Definition, Verb
 
-__all__ = ["Command", "Definition", "Verb", "command", "definitions"]
+__all__ = ["Command", "Definition", "Verb", "command", "definitions", "program"]
 
 
 class _Manager(Protocol):
@@ -28,6 +28,11 @@ class _Manager(Protocol):
 
 
 _MANAGERS: Final[dict[ServiceManager, _Manager]] = {"systemd": systemd, "launchd": launchd, "process": process}
+
+
+def program(host: Host) -> str:
+    """The Python module that serves a host."""
+    return "disagg.gateway" if host.gateway else "disagg.servers"
 
 
 def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:

@@ -16,7 +16,7 @@ from disagg.api.base import InvalidValue
 from disagg.api.history import MAX_ENTRIES, EntryState, HistoryEntry
 from disagg.config import Fleet
 from disagg.errors import DisaggError
-from disagg.token import state_folder
+from disagg.token import gateway_folder
 
 VERSION: Final = 1
 BUSY_S: Final = 2.0  # for another gateway or a reader of the same file
@@ -54,7 +54,7 @@ class Filter:
 
 def history_path(fleet: Fleet) -> Path:
     """The file of this fleet's history on this machine."""
-    return state_folder(fleet) / "history.db"
+    return gateway_folder(fleet) / "history.db"
 
 
 class Store:

@@ -20,7 +20,7 @@ _STATES: Final[Mapping[str, tuple[HostState, str, str]]] = {
 
 def live_hosts(fleet: Fleet, view: FleetView, now: float) -> tuple[LiveHost, ...]:
     """The hosts in the order of hosts.toml. now: time.monotonic()."""
-    return tuple(_live(host, view.of(host.name), now) for host in fleet.hosts.values() if host.roles)
+    return tuple(_live(host, view.of(host.name), now) for host in fleet.engine_hosts)
 
 
 def _live(host: Host, seen: HostView, now: float) -> LiveHost:

@@ -13,7 +13,7 @@ from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving
-from tests.fleet.facts.fixture_facts import facts, fleet, here, names, spark, studio, wanted
+from tests.fleet.facts.fixture_facts import facts, fleet, front, here, names, spark, studio, wanted
 from tests.values import of_type, present
 
 
@@ -285,3 +285,23 @@ def test_no_value_of_hosts_toml_is_part_of_a_script(tmp_path: Path) -> None:
     plan = planning.plan(made(here(evil_fleet), host, found), found)
     scripts = [step.action.script for step in plan.steps if isinstance(step.action, RunScript)]
     assert scripts and not any("owned" in script for script in scripts)
+
+
+def test_a_gateway_gets_its_packages_and_its_clients_keys_and_no_model() -> None:
+    found = facts("spark_bare", "front")
+    installation = replace(here(fleet(spark(), front())), keys=b"{}")
+    target = made(installation, front(), found)
+    plan = planning.plan(target, found)
+    assert " ".join(names(plan)) == "prepare requirements environment token keys release check unit service switch tidy"
+    assert target.environment.requirements == ("anyio>=4.5", "prometheus-client>=0.21")
+    keys = of_type(next(step.action for step in plan.steps if step.name == "keys"), WriteFile)
+    assert (keys.path, keys.mode) == (found.paths.keys, 0o600)
+    deployed = replace(done(target, found), keys_digest=hashlib.sha256(b"{}").hexdigest())
+    assert planning.plan(target, deployed).steps == ()
+    more = made(replace(installation, keys=b"{ }"), front(), found)
+    assert names(planning.plan(more, deployed))[:2] == ["prepare", "keys"]
+
+
+def test_a_host_that_is_no_gateway_gets_no_keys() -> None:
+    found = facts("spark_bare")
+    assert "keys" not in names(planning.plan(made(replace(here(fleet()), keys=b"{}"), spark(), found), found))

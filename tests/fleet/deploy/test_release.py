@@ -23,7 +23,7 @@ from disagg.fleet.deploy.release import (
 )
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.paths import HostPaths
-from tests.fleet.facts.fixture_facts import NEEDS, facts, fleet, here, spark, studio, wanted
+from tests.fleet.facts.fixture_facts import NEEDS, facts, fleet, front, here, spark, studio, wanted
 from tests.values import of_type
 
 HOSTILE = ["a b", "it's", 'a"b', "a;b", "$(touch owned)", "`touch owned`", "a\\b", "*", "-n", "%h $HOME"]
@@ -83,6 +83,16 @@ def test_a_hosts_own_file_loads_and_names_the_model_as_it_is_there(tmp_path: Pat
     assert loaded.models["qwen"].sources == {"transformers": "/m", "mlx": str(Path.home() / "models/qwen")}
 
 
+def test_a_gateway_knows_the_whole_fleet_and_is_served_by_a_program_of_its_own(tmp_path: Path) -> None:
+    target = made(here(fleet(spark(), studio(), front())), front())
+    (tmp_path / "hosts.toml").write_bytes(target.files["hosts.toml"])
+    loaded = load(tmp_path / "hosts.toml")
+    assert list(loaded.hosts) == ["dgx-spark-1", "mac-studio-1", "front"]
+    assert list(loaded.models) == ["qwen"]
+    assert b"-m disagg.gateway --config" in target.files["run"]
+    assert target.source == ModelSource("")
+
+
 @pytest.mark.parametrize(
     ("written", "text"),
     [("owner/model", "owner/model"), ("/data/m", "/data/m"), ("~/m", "/home/nvidia/m"), ("~bob/m", "~bob/m")],
@@ -126,7 +136,7 @@ def test_the_run_script_serves_from_folders_of_any_name_and_runs_nothing_else(tm
         f'#!/bin/sh\nprintf \'%s\\n\' "$@" "$PYTHONPATH" "$DISAGG_TOKEN_FILE" >{shlex.quote(str(home))}/said\n'
     )
     python.chmod(0o755)
-    (release / "run").write_text(run_script(paths, "h", str(python)))
+    (release / "run").write_text(run_script(paths, replace(spark(), name="h"), str(python)))
     Path(paths.current).symlink_to(f"releases/{'1' * 16}")
     subprocess.run(["/bin/sh", f"{paths.current}/run"], check=True, cwd=tmp_path, timeout=20)
     argv = ["-P", "-u", "-m", "disagg.servers", "--config", f"{release}/hosts.toml", "--host", "h"]
@@ -143,7 +153,7 @@ def test_a_long_log_is_put_aside_at_a_start(tmp_path: Path, monkeypatch: pytest.
     release = Path(paths.release("1" * 16))
     release.mkdir(parents=True)
     Path(paths.logs).mkdir()
-    (release / "run").write_text(run_script(paths, "h", "/bin/true"))
+    (release / "run").write_text(run_script(paths, replace(spark(), name="h"), "/bin/true"))
     for _ in range(2):
         subprocess.run(["/bin/sh", str(release / "run")], check=True, timeout=20)
     logs = sorted(path.name for path in Path(paths.logs).iterdir())

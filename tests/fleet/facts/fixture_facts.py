@@ -20,6 +20,7 @@ NEEDS = PackageRequirements(
         "torch>=2.6; extra == 'prefill'",
         "mlx>=0.32.4; sys_platform == 'darwin' and extra == 'decode'",
         "mlx[cpu]>=0.32.4; sys_platform == 'linux' and extra == 'decode'",
+        "prometheus-client>=0.21; extra == 'gateway'",
         "pytest; extra == 'dev'",
     ),
     "anyio==4.16.0\ntorch==2.13.0\n",
@@ -39,6 +40,10 @@ def studio(**changes: Any) -> Host:
     engine = EngineOptions("mlx", device="gpu")
     host = Host("mac-studio-1", "10.0.0.1", ("decode",), "qwen", engine, 8001, kv_port=9001, service="launchd")
     return replace(host, **changes)
+
+
+def front(**changes: Any) -> Host:
+    return replace(Host("front", "10.0.0.2", ("gateway",), "", EngineOptions("none"), 8080), **changes)
 
 
 def fleet(*hosts: Host, deploy: Deploy | None = None) -> Fleet:

@@ -59,7 +59,7 @@ class Yard:
         folder.mkdir(parents=True)
         (own / "logs").mkdir(exist_ok=True)
         (own / "token").write_text(self.state.token() + "\n")
-        script = run_script(paths, name, sys.executable)
+        script = run_script(paths, host, sys.executable)
         fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour, f"{own}/"]
         (folder / "run").write_text(script[: script.rindex("exec ")] + f"unset PYTHONPATH\nexec {shlex.join(fake)}\n")
         start = f'exec {sys.executable} {supervise.__file__} "$1" {shlex.quote(str(own))}\n'

@@ -59,7 +59,9 @@ def health_panel(statuses: Sequence[HostStatus]) -> Panel:
 def status_line(status: HostStatus) -> str:
     """One host as one plain line, for output that is no terminal."""
     line = f"{status.host}: {status.state}"
-    return f"{line}: {status.why} -> {status.hint}" if not status.ok else f"{line} ({status.model}, {status.backend})"
+    if not status.ok:
+        return f"{line}: {status.why} -> {status.hint}"
+    return f"{line} ({', '.join(filter(None, (status.model, status.backend)))})"
 
 
 class _Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from disagg.errors import Overloaded
-from disagg.gateway.keys import Key
+from disagg.gateway.clients.keys import Key
 
 MINUTE_S = 60.0
 

@@ -22,7 +22,7 @@ from msgspec import Meta
 from disagg.api.base import Contract, InvalidValue
 from disagg.config import Fleet
 from disagg.errors import ConfigError, UsageError
-from disagg.token import state_folder
+from disagg.token import keys_path
 
 PREFIX: Final = "sk-disagg-"
 
@@ -58,7 +58,7 @@ class KeyFile:
     @classmethod
     def of(cls, fleet: Fleet) -> KeyFile:
         """The file of this fleet's keys on this machine."""
-        return cls(state_folder(fleet) / "keys.json")
+        return cls(keys_path(fleet))
 
     def read(self) -> tuple[Key, ...]:
         """All keys, also revoked ones; none if the file does not exist. Raises ConfigError if it cannot be used."""

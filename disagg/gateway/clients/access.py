@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from disagg.config import Fleet, Model
 from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UsageError
-from disagg.gateway.keys import Key, KeyRing
+from disagg.gateway.clients.keys import Key, KeyRing
 from disagg.http.protocol import connection_of
 
 log = logging.getLogger("disagg.gateway")

@@ -1,0 +1,81 @@
+"""GET /health: whether the gateway can answer a request now."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from disagg.api.status import Health, Liveness, ServerState
+from disagg.config import Fleet, Host, served_digest
+from disagg.inference.client import AsyncClient
+from disagg.inference.hosts.view import FleetView
+from disagg.token import RELEASE_VARIABLE
+from disagg.version import VERSION, code_hash
+
+
+def live_models(fleet: Fleet, view: FleetView, now: float) -> list[str]:
+    """The models that have a host which would get a request now. Pure; now: time.monotonic()."""
+
+    def up(host: Host) -> bool:
+        seen = view.of(host.name)
+        return seen.reachable == "up" and not seen.obstacle(now)
+
+    return [
+        name
+        for name in fleet.models
+        if (decode := fleet.serving(name, "decode")) and any(map(up, (*decode, *fleet.serving(name, "prefill"))))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What makes a gateway a server of its fleet. token: the fleet's; with it, `disagg status` reads its health."""
+
+    host: Host
+    token: str = field(repr=False)
+
+
+class GatewayHealth:
+    """The health of one gateway. member: None for `disagg serve`, which hosts.toml does not name."""
+
+    def __init__(self, client: AsyncClient, member: Member | None = None) -> None:
+        self._client = client
+        self._member = member
+        self._served = False
+        self._boot_id = secrets.token_hex(8)
+        self._started = time.monotonic()
+
+    @property
+    def state(self) -> ServerState:
+        """Whether a model can be served; until the first one can, the hosts are starting."""
+        if live_models(self._client.fleet, self._client.view, time.monotonic()):
+            self._served = True
+            return "ok"
+        return "no_host" if self._served else "loading"
+
+    def answer(self, request: Request) -> Liveness:
+        """The whole health for a caller with the fleet's token; for others, one word."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if self._member is None or not hmac.compare_digest(given, self._member.token.encode()):
+            return Liveness(self.state)
+        host = self._member.host
+        return Health(
+            status=self.state,
+            model=host.model,
+            role="gateway",
+            host=host.name,
+            loaded=True,
+            backend="gateway",
+            version=VERSION,
+            code=code_hash(),
+            config=served_digest(self._client.fleet, host),
+            release=os.environ.get(RELEASE_VARIABLE) or None,
+            boot_id=self._boot_id,
+            uptime_s=round(time.monotonic() - self._started, 3),
+            pid=os.getpid(),
+        )

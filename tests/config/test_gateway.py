@@ -1,0 +1,46 @@
+"""Hosts with the role gateway: they run no model and know all of the fleet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from disagg.config import load, served_digest
+from tests.config.conftest import ExpectFault
+from tests.config.test_render import written
+
+GATEWAY = '\n[hosts.front]\naddress = "10.0.0.2"\nroles = ["gateway"]\nport = 8080\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('«model» = "qwen:30b"', "model is for hosts that run a model"),
+        ("«kv_port» = 9009", "kv_port is for hosts that run a model"),
+        ('«engine» = {name = "mlx"}', "engine is for hosts that run a model"),
+    ],
+)
+def test_a_gateway_has_no_model_and_no_engine(expect_fault: ExpectFault, line: str, message: str) -> None:
+    text = 'engine.name = "mlx"\n'
+    expect_fault({text: f"{text}{GATEWAY}{line}\n"}, message, "a gateway runs none: remove this line")
+
+
+def test_a_gateway_survives_being_written_with_the_models_of_the_other_hosts(tmp_path: Path, fleet_text: str) -> None:
+    (tmp_path / "hosts.toml").write_text(fleet_text + GATEWAY)
+    fleet = load(tmp_path / "hosts.toml")
+    copy = written(fleet, tmp_path)
+    assert copy.hosts == fleet.hosts
+    front = copy.hosts["front"]
+    assert front.gateway and front.model == "" and front.url == "http://10.0.0.2:8080"
+    assert [host.name for host in copy.engine_hosts] == ["spark", "mac"]
+    assert served_digest(copy, front) == served_digest(fleet, front)
+
+
+def test_a_gateway_is_outdated_if_any_host_changes(tmp_path: Path, fleet_text: str) -> None:
+    def digest(text: str) -> str:
+        (tmp_path / "hosts.toml").write_text(text + GATEWAY)
+        fleet = load(tmp_path / "hosts.toml")
+        return served_digest(fleet, fleet.hosts["front"])
+
+    assert digest(fleet_text) != digest(fleet_text.replace("port = 8000", "port = 8010"))

@@ -1,0 +1,61 @@
+"""A gateway that hosts.toml names is started, watched and stopped like any server. The fleet is local and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from disagg.config import Fleet, load
+from disagg.fleet.lifecycle.fleet_servers import FleetServers
+from disagg.fleet.lifecycle.health import poll
+from disagg.fleet.lifecycle.state import State
+from tests.fleets import free_ports, wait_until
+from tests.simulated import write_simulated
+
+START_S = 120.0
+DOWN_S = 30.0
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    path = write_simulated(tmp_path)
+    with path.open("a") as file:
+        file.write(
+            f'[hosts.front]\naddress = "127.0.0.1"\nroles = ["gateway"]\nport = {free_ports(1)[0]}\n'
+            'connector = "local"\nservice = "process"\n'
+        )
+    return load(path)
+
+
+@pytest.fixture
+def servers(fleet: Fleet, tmp_path: Path) -> Iterator[FleetServers]:
+    servers = FleetServers(fleet, State.of(fleet, tmp_path / "state"))
+    try:
+        yield servers
+    finally:
+        servers.stop()
+
+
+def test_it_starts_with_its_fleet_and_serves_until_the_last_host_is_gone(fleet: Fleet, servers: FleetServers) -> None:
+    results = servers.start(timeout_s=START_S)
+    assert {result.host: result.outcome for result in results} == dict.fromkeys(fleet.hosts, "started"), results
+    url = fleet.hosts["front"].url
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+        answer = http.post("/v1/chat/completions", json=CHAT)
+        assert answer.status_code == httpx.codes.OK, answer.text
+        assert http.get("/health").status_code == httpx.codes.OK
+
+        def front() -> tuple[str, str]:
+            status = poll(fleet, servers.state.token(), servers.state, ["front"])[0]
+            return status.state, status.hint
+
+        assert front()[0] == "healthy"
+        servers.stop(["m-prefill", "m-decode"])
+        wait_until(lambda: http.get("/health").json() == {"status": "no_host"}, DOWN_S, "the hosts to be missed")
+        assert front() == ("failed", "disagg start")
+    assert [result.outcome for result in servers.stop(["front"])] == ["stopped"]
+    assert '"event": "request_ended"' in servers.state.log_file("front").read_text()
