@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from disagg.api.events import DoneEvent, Event, ShippedEvent, TokenLogprob, TokensEvent
-from disagg.api.requests import GenerateBody
+from disagg.api.requests import GenerateBody, ToolCall
 from disagg.errors import Partial
 from disagg.inference.attempts import Attempt
 from disagg.inference.measure import Trace, metrics
@@ -51,6 +51,8 @@ class ArrivingAnswer:
     stage: Stage | None = None
     trace: Trace = field(init=False)
     texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
     tokens: list[TokenLogprob] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -99,7 +101,9 @@ class ArrivingAnswer:
             self.trace.last_token = now
             self.texts.append(event.text)
             self.tokens.extend(event.tokens)
-            self.deliver(Chunk(event.text, event.tokens, now))
+            self.reasoning.append(event.reasoning)
+            self.tool_calls.extend(event.tool_calls)
+            self.deliver(Chunk(event.text, event.tokens, now, reasoning=event.reasoning, tool_calls=event.tool_calls))
         return event if isinstance(event, DoneEvent) else None
 
     def note(self, text: str) -> None:
@@ -120,7 +124,16 @@ class ArrivingAnswer:
         if done.simulated:
             warnings.append(SIMULATED_WARNING)
         figures = metrics(self.trace, done if self.trace.resumed_tokens else outcome.done, outcome.shipped)
-        return Completion("".join(self.texts), tuple(self.tokens), done.finish_reason, figures, tuple(warnings))
+        return Completion(
+            "".join(self.texts),
+            tuple(self.tokens),
+            done.finish_reason,
+            figures,
+            tuple(warnings),
+            reasoning="".join(self.reasoning),
+            tool_calls=tuple(self.tool_calls),
+            reasoning_tokens=done.reasoning_tokens,
+        )
 
 
 def phase_of(reported: str) -> Phase | None:

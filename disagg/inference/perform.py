@@ -114,6 +114,8 @@ def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
         deadline_s=body.deadline_s,
         lease_s=body.lease_s,
         cache_salt=body.cache_salt,
+        tools=body.tools,
+        chat_template_kwargs=body.chat_template_kwargs,
         deliver=slot.kv,
         ticket=slot.ticket,
         start=slot.held_tokens,

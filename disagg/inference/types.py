@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from disagg.api.events import FinishReason, TokenLogprob
+from disagg.api.requests import ToolCall
 from disagg.inference.attempts import Reason
 from disagg.inference.metrics import Method, Metrics
 
@@ -15,25 +16,33 @@ from disagg.inference.metrics import Method, Metrics
 class Chunk:
     """A piece of a streamed answer: the tokens of one or more decode steps and the text that became certain with them.
 
-    arrived: time.monotonic() when the piece arrived here, however late it is read from the stream. note: what the
-    caller should know about the request meanwhile, such as that another host goes on with it; such a chunk has no text.
+    reasoning, tool_calls: the same of an answer to a chat, if the model reasons or calls tools; reasoning precedes the
+    text and calls follow it. arrived: time.monotonic() when the piece arrived here, however late it is read from the
+    stream. note: what the caller should know about the request meanwhile, such as that another host goes on with it;
+    such a chunk has no text.
     """
 
     text: str
     tokens: tuple[TokenLogprob, ...]
     arrived: float = field(default=0.0, compare=False)
     note: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished answer. `warnings`: what the user should know, e.g. "Using fallback mode - slower performance"."""
+    """A finished answer. `warnings`: what the user should know, e.g. "Using fallback mode - slower performance".
+    reasoning, tool_calls: of an answer to a chat. reasoning_tokens: of `tokens`."""
 
     text: str
     tokens: tuple[TokenLogprob, ...]
     finish_reason: FinishReason
     metrics: Metrics
     warnings: tuple[str, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning_tokens: int = 0
 
 
 Phase = Literal["queue", "prefill", "transfer", "decode"]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
+from disagg.api.requests import GenerateBody, ToolCall
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeEngine, DecodeTiming, PrefillEngine, Token
-from disagg.engines.model.text import TextStream
+from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import ModelError
 from disagg.servers.feed import Step
+from disagg.servers.output.choose import output_of, thinking
+from disagg.servers.output.grammar import grammar_of
+from disagg.servers.output.part import Output, Part
 from disagg.servers.request import ActiveRequest
 
 LEAST_LOGPROB = -9999.0
@@ -21,29 +27,31 @@ LEAST_LOGPROB = -9999.0
 
 @dataclass(slots=True)
 class Answer:
-    """One answer as it grows. answered: tokens that it began with. completion_tokens: those included. first_at,
-    last_at: time.monotonic() when the engine had its first and last token."""
+    """One answer as it grows. answered: tokens that it began with. completion_tokens: those included. called: whether
+    it has a tool call. name: the bytes of a token, if alternatives are reported. first_at, last_at: time.monotonic()
+    when the engine had its first and last token."""
 
-    text: TextStream
+    output: Output
     answered: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    called: bool = False
+    name: Callable[[int], bytes] | None = None
     finish_reason: FinishReason | None = None
     timing: DecodeTiming = field(default_factory=DecodeTiming)
     first_at: float = 0.0
     last_at: float = 0.0
 
-    @classmethod
-    def resumed(cls, text: TextStream, given: Sequence[int], sampling: Sampling, eos_ids: Collection[int]) -> Answer:
-        """An answer that begins with the tokens `given`, which another host has sent with their text. It is finished
-        if they are all of it."""
-        answer = cls(text, len(given), len(given))
+    def resume(self, given: Sequence[int], sampling: Sampling, eos_ids: Collection[int]) -> None:
+        """Begin with the tokens `given`, which another host has sent with their text. The answer is finished if they
+        are all of it."""
+        self.answered = self.completion_tokens = len(given)
         for token in given:
-            text.push(token)
-        if text.stopped or (given and given[-1] in eos_ids and not sampling.ignore_eos):
-            answer.finish_reason = "stop"
+            self._note(self.output.push(token))
+        if self.output.stopped or (given and given[-1] in eos_ids and not sampling.ignore_eos):
+            self._finish("stop")
         elif len(given) >= sampling.max_tokens:
-            answer.finish_reason = "length"
-        return answer
+            self._finish("length")
 
     @property
     def generated_tokens(self) -> int:
@@ -54,48 +62,105 @@ class Answer:
     def decode_s(self) -> float:
         return self.last_at - self.first_at
 
-    def add(self, steps: Sequence[Step]) -> TokensEvent:
-        """One event for these steps. Sets `finish_reason` at the last token or a stop string; later tokens are
-        dropped. Raises ModelError if a probability is NaN."""
-        pieces: list[str] = []
-        tokens: list[TokenLogprob] = []
+    def add(self, steps: Sequence[Step]) -> Sequence[TokensEvent]:
+        """Events for these steps, at least one; several if the parts of one would change their order. A token and its
+        parts are in one event: another host that goes on after the token does not send them again. Sets `finish_reason`
+        at the last token or a stop string; later tokens are dropped. Raises ModelError if a probability is NaN."""
+        pieces = [_Piece()]
         for step in steps:
             self.timing, self.last_at = step.timing, step.at
             self.first_at = self.first_at or step.at
             for token in step.tokens:
-                tokens.append(_logprob(token))
-                pieces.append(self._text(token))
+                found = self._parts(token)
+                if not pieces[-1].takes(found):
+                    pieces.append(_Piece())
+                pieces[-1].add(_logprob(token, self.name), found)
+                self.completion_tokens += 1
                 if self.finish_reason:
                     break
             if self.finish_reason:
                 break
-        self.completion_tokens += len(tokens)
-        return TokensEvent("".join(pieces), tuple(tokens))
+        return [piece.event() for piece in pieces]
 
-    def _text(self, token: Token) -> str:
-        """The text that became certain with this token."""
-        text = self.text.push(token.id)
-        if self.text.stopped:
-            self.finish_reason = "stop"
-        elif token.finish:
-            text += self.text.finish()
-            self.finish_reason = "stop" if self.text.stopped else token.finish
-        return text
+    def _parts(self, token: Token) -> Sequence[Part]:
+        """What became certain with this token."""
+        found = list(self._note(self.output.push(token.id)))
+        if self.output.stopped or token.finish:
+            found += self._finish("stop" if self.output.stopped or token.finish is None else token.finish)
+        return found
+
+    def _note(self, found: Sequence[Part]) -> Sequence[Part]:
+        self.reasoning_tokens += self.output.reasoning
+        self.called = self.called or any(part.call for part in found)
+        return found
+
+    def _finish(self, reason: FinishReason) -> Sequence[Part]:
+        """What the output held back. Text that it held may be a stop string, too."""
+        found = self.output.finish()
+        self.called = self.called or any(part.call for part in found)
+        reason = "stop" if self.output.stopped else reason
+        self.finish_reason = "tool_calls" if self.called and reason == "stop" else reason
+        return found
 
 
-async def begin_answer(request: ActiveRequest, engine: PrefillEngine | DecodeEngine) -> Answer:
-    """The answer to a request, with the tokens that another host has sent. Their text is computed on a worker
-    thread."""
-    text = engine.tokenizer.stream(request.sampling.stop)
+_ORDER: Final = ("reasoning", "text", "call")
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A TokensEvent to be. rank: of the last part that it has, in the order of the event's fields."""
+
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    texts: dict[str, list[str]] = field(default_factory=lambda: {"reasoning": [], "text": []})
+    calls: list[ToolCall] = field(default_factory=list)
+    rank: int = 0
+
+    def takes(self, found: Sequence[Part]) -> bool:
+        return all(_ORDER.index(part.kind) >= self.rank for part in found)
+
+    def add(self, token: TokenLogprob, found: Sequence[Part]) -> None:
+        self.tokens.append(token)
+        for part in found:
+            self.rank = max(self.rank, _ORDER.index(part.kind))
+            if part.call is not None:
+                self.calls.append(part.call)
+            else:
+                self.texts[part.kind].append(part.text)
+
+    def event(self) -> TokensEvent:
+        reasoning, text = ("".join(self.texts[kind]) for kind in ("reasoning", "text"))
+        return TokensEvent(text, tuple(self.tokens), reasoning, tuple(self.calls))
+
+
+async def begin_answer(request: ActiveRequest, engine: PrefillEngine | DecodeEngine, body: GenerateBody) -> Answer:
+    """The answer to a request, with the tokens that another host has sent; sets the request's constraint. Long work is
+    done on a worker thread."""
+    answer = Answer(output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer))
+    if request.sampling.logprobs is not None:
+        answer.name = engine.tokenizer.token_bytes
     given = request.tokens[request.prompt_tokens :]
-    if not given:
-        return Answer(text)
-    return await asyncio.to_thread(Answer.resumed, text, given, request.sampling, engine.info.eos_ids)
+    if given:
+        await asyncio.to_thread(answer.resume, given, request.sampling, engine.info.eos_ids)
+    if answer.finish_reason is None:
+        request.constraint = await _constraint(request, engine.tokenizer, body)
+    return answer
 
 
-def _logprob(token: Token) -> TokenLogprob:
+async def _constraint(request: ActiveRequest, tokenizer: PromptTokenizer, body: GenerateBody) -> Constraint | None:
+    form = tokenizer.format
+    grammar = grammar_of(body, form)
+    if grammar is None:
+        return None
+    prompt, given = request.tokens[: request.prompt_tokens], request.tokens[request.prompt_tokens :]
+    after = form.think[1] if form.think and body.messages is not None and thinking(prompt, tokenizer, form) else ""
+    return await asyncio.to_thread(tokenizer.constrain, grammar, given, after)
+
+
+def _logprob(token: Token, name: Callable[[int], bytes] | None) -> TokenLogprob:
     top = tuple((id, _finite(logprob)) for id, logprob in token.top)
-    return TokenLogprob(token.id, _finite(token.logprob), top)
+    if name is None:
+        return TokenLogprob(token.id, _finite(token.logprob), top)
+    return TokenLogprob(token.id, _finite(token.logprob), top, name(token.id), tuple(name(id) for id, _ in top))
 
 
 def _finite(logprob: float) -> float:

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 from disagg.api.events import Timing
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming
+from disagg.engines.model.constraint import Constraint
 from disagg.errors import DeadlineExceeded
 
 T = TypeVar("T")
@@ -24,7 +25,8 @@ class ActiveRequest:
     """A request from its arrival to its end. Times are time.monotonic().
 
     id: the caller's, for logs and the KV transfer. key: unique on this host. tokens: the prompt, empty until it is
-    tokenised, and the `answered` first tokens of the answer if another host has generated them. phase: what the
+    tokenised, and the `answered` first tokens of the answer if another host has generated them. constraint: the form
+    that the rest must have. phase: what the
     request is doing, for the log. cleanup: releases, however the request ends, everything it holds: its place and
     turn, its ticket, its KV, its row in the batch.
     """
@@ -35,6 +37,7 @@ class ActiveRequest:
     deadline: float
     tokens: list[int] = field(default_factory=list)
     answered: int = 0
+    constraint: Constraint | None = None
     tokenised: float = 0.0
     slot_sent: float = 0.0
     phase: Phase = "tokenising"

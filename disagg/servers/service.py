@@ -19,7 +19,7 @@ from msgspec import structs
 from disagg import logs
 from disagg.api.events import Event
 from disagg.api.names import Role
-from disagg.api.requests import Messages, PromptBody
+from disagg.api.requests import PromptBody
 from disagg.api.sampling import Sampling
 from disagg.api.status import (
     Counters,
@@ -341,7 +341,7 @@ class Service(ABC, Generic[Engine]):
     async def _admit(self, request: ActiveRequest, body: PromptBody) -> None:
         """Take a place, then tokenise: tokenising a long prompt takes seconds, which the queue must bound too."""
         self._admission.take_place(request.cleanup)
-        prompt = await request.within_deadline(self._tokenise(body.content), "the prompt was not tokenised")
+        prompt = await request.within_deadline(self._tokenise(body), "the prompt was not tokenised")
         vocab_size = self.engine.info.profile.vocab_size
         answer = check_ids(body.answer_tokens, vocab_size, "answer_tokens")
         check_ids([token for token, _ in request.sampling.logit_bias], vocab_size, "logit_bias")
@@ -354,12 +354,12 @@ class Service(ABC, Generic[Engine]):
         request.phase = "queued"
         self.count(requests=1, prompt_tokens=request.prompt_tokens)
 
-    async def _tokenise(self, content: str | Messages | Sequence[int]) -> list[int]:
+    async def _tokenise(self, body: PromptBody) -> list[int]:
         """Token ids of the prompt; long ones on a worker thread, so that other requests are still served."""
-        tokenizer = self.engine.tokenizer
+        tokenizer, content = self.engine.tokenizer, body.content
         if isinstance(content, str) and len(content) < SHORT_TEXT:
             return tokenizer.encode(content)
-        return await asyncio.to_thread(tokenizer.encode, content)
+        return await asyncio.to_thread(tokenizer.encode, content, body.template)
 
     @property
     def _context(self) -> int:

@@ -13,6 +13,7 @@ from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import ModelError
 from disagg.servers.answer import Answer
 from disagg.servers.feed import Step
+from disagg.servers.output.part import Plain
 
 
 def steps(letters: str, finish: FinishReason | None = None) -> Sequence[Step]:
@@ -23,40 +24,46 @@ def steps(letters: str, finish: FinishReason | None = None) -> Sequence[Step]:
 
 
 def answer(*stop: str) -> Answer:
-    return Answer(ByteTokenizer(256).stream(stop))
+    return Answer(Plain(ByteTokenizer(256).stream(stop)))
+
+
+def added(one: Answer, steps: Sequence[Step]) -> TokensEvent:
+    """The one event of these steps."""
+    (event,) = one.add(steps)
+    return event
 
 
 @pytest.mark.parametrize("finish", ["stop", "length"])
 def test_the_last_token_ends_the_answer_with_its_reason(finish: FinishReason) -> None:
     one = answer()
-    assert one.add(steps("ab")).text == "ab"
-    event = one.add(steps("c", finish))
+    assert added(one, steps("ab")).text == "ab"
+    event = added(one, steps("c", finish))
     assert (event.text, event.tokens) == ("c", (TokenLogprob(ord("c"), -0.5),))
     assert (one.finish_reason, one.completion_tokens) == (finish, 3)
 
 
 def test_tokens_after_a_stop_string_in_one_event_are_not_part_of_the_answer() -> None:
     one = answer("b")
-    event = one.add(steps("xabcd"))
+    event = added(one, steps("xabcd"))
     assert (event.text, len(event.tokens)) == ("xa", 3)
     assert (one.finish_reason, one.completion_tokens, one.first_at, one.decode_s) == ("stop", 3, 1.0, 2.0)
 
 
 def test_text_that_may_begin_a_stop_string_is_held_until_it_is_certain() -> None:
     one = answer("cd")
-    assert [one.add(steps(letter)).text for letter in "abc"] == ["a", "b", ""]
-    assert one.add(steps("x")).text == "cx" and one.finish_reason is None
+    assert [added(one, steps(letter)).text for letter in "abc"] == ["a", "b", ""]
+    assert added(one, steps("x")).text == "cx" and one.finish_reason is None
 
 
 def test_the_end_of_an_answer_releases_text_that_was_held() -> None:
     one = answer("cd")
-    assert one.add(steps("abc", "length")).text == "abc" and one.finish_reason == "length"
+    assert added(one, steps("abc", "length")).text == "abc" and one.finish_reason == "length"
 
 
 def test_a_token_of_probability_0_reaches_the_caller_as_a_number() -> None:
     one = answer()
     never = Token(ord("a"), float("-inf"), top=((ord("b"), float("-inf")), (ord("c"), -0.5)))
-    event = one.add([Step((never,), DecodeTiming(), 1.0)])
+    event = added(one, [Step((never,), DecodeTiming(), 1.0)])
     assert TokensEvent.from_bytes(event.to_bytes()) == event
     assert event.tokens == (TokenLogprob(ord("a"), -9999.0, ((ord("b"), -9999.0), (ord("c"), -0.5))),)
 
@@ -69,27 +76,29 @@ def test_a_nan_probability_ends_the_request_with_an_error(token: Token) -> None:
 
 def resumed(given: str, sampling: Sampling | None = None, eos_ids: Collection[int] = ()) -> Answer:
     sampling = sampling or Sampling()
-    stream = ByteTokenizer(256).stream(sampling.stop)
-    return Answer.resumed(stream, [ord(letter) for letter in given], sampling, eos_ids)
+    one = answer(*sampling.stop)
+    one.resume([ord(letter) for letter in given], sampling, eos_ids)
+    return one
 
 
 def test_an_answer_that_goes_on_counts_the_tokens_it_was_given_and_sends_none_of_their_text() -> None:
     one = resumed("ab")
-    assert one.add(steps("c", "length")).text == "c"
+    assert added(one, steps("c", "length")).text == "c"
     assert (one.completion_tokens, one.generated_tokens) == (3, 1)
 
 
 def test_text_that_was_held_when_a_host_failed_is_sent_by_the_next_one() -> None:
     first, stop = answer("cd"), Sampling(stop=("cd",))
-    assert first.add(steps("abc")).text == "ab"
-    assert resumed("abc", stop).add(steps("x")).text == "cx"
+    assert added(first, steps("abc")).text == "ab"
+    assert added(resumed("abc", stop), steps("x")).text == "cx"
     ended = resumed("abc", stop)
-    assert ended.add(steps("d")).text == "" and ended.finish_reason == "stop"
+    assert added(ended, steps("d")).text == "" and ended.finish_reason == "stop"
 
 
 def test_half_a_character_that_was_given_is_completed_by_the_next_token() -> None:
-    one = Answer.resumed(ByteTokenizer(256).stream(), list("é".encode()[:1]), Sampling(), ())
-    assert one.add([Step((Token("é".encode()[1], -0.5),), DecodeTiming(), 1.0)]).text == "é"
+    one = answer()
+    one.resume(list("é".encode()[:1]), Sampling(), ())
+    assert added(one, [Step((Token("é".encode()[1], -0.5),), DecodeTiming(), 1.0)]).text == "é"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import DeadlineExceeded, ModelError
 from disagg.servers.answer import Answer
 from disagg.servers.feed import Handover, Step, TokenFeed
+from disagg.servers.output.part import Plain
 
 TIMING = DecodeTiming()
 PATIENCE_S = 20.0
@@ -74,7 +75,7 @@ async def test_a_step_wakes_the_event_loop_once_for_all_its_requests(wakes: list
 
 async def test_steps_that_arrive_while_the_loop_is_busy_become_one_event(wakes: list[None]) -> None:
     handover = Handover()
-    feed, answer = new_feed(handover), Answer(ByteTokenizer(256).stream())
+    feed, answer = new_feed(handover), Answer(Plain(ByteTokenizer(256).stream()))
 
     def steps() -> None:
         for letter in "abcd":
@@ -83,7 +84,7 @@ async def test_steps_that_arrive_while_the_loop_is_busy_become_one_event(wakes: 
 
     before = time.monotonic()
     on_a_thread(steps)
-    event = answer.add(await feed.steps())
+    (event,) = answer.add(await feed.steps())
     feed.close()
     assert (event.text, len(event.tokens)) == ("abcd", 4)
     assert (answer.finish_reason, answer.completion_tokens, len(wakes)) == ("length", 4, 1)

@@ -6,7 +6,8 @@ llguidance decides; it is an optional package and loaded with the first such req
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 class Constraint:
     """The form of one answer. Not for several threads at once."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, after: int | None = None) -> None:
+        """after: the token, such as the end of the reasoning, before which the answer is free."""
         self._matcher = matcher
+        self._after = after
         self._vocab_size = vocab_size
         self._bits = np.zeros((1, (vocab_size + 31) // 32), dtype=np.int32)
         self.error: ModelError | None = None
@@ -29,14 +32,16 @@ class Constraint:
 
     def accept(self, token: int) -> None:
         """The next token of the answer."""
-        if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
+        if self._after is not None:
+            self._after = None if token == self._after else self._after
+        elif not self._matcher.is_stopped() and not self._matcher.consume_token(token):
             self._fail()
 
     def allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        """Which tokens of the vocabulary may come next, [vocab]; None once the answer is complete."""
+        """Which tokens of the vocabulary may come next, [vocab]; None if all may, as once the answer is complete."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        if self.error is not None or self._matcher.is_stopped():
+        if self.error is not None or self._after is not None or self._matcher.is_stopped():
             return None
         fill_next_token_bitmask(self._matcher, self._bits, 0)
         if self._matcher.is_error():
@@ -53,21 +58,23 @@ class Constraint:
 class Constraints:
     """Makes constraints for one tokenizer. Callable from any thread."""
 
-    def __init__(self, tokenizer_json: str, vocab_size: int, eos_ids: frozenset[int]) -> None:
-        """tokenizer_json: as in tokenizer.json."""
+    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_ids: frozenset[int]) -> None:
+        """tokenizer_json: the text of tokenizer.json."""
         self._json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
 
-    def make(self, grammar: str, answer: Sequence[int] = ()) -> Constraint:
-        """A constraint after the first tokens of an answer. grammar: as llguidance reads it. RequestError if it is not
-        valid, or if the answer does not fit; ModelError if this host has no llguidance. Takes up to a second."""
+    def make(self, grammar: str, answer: Sequence[int] = (), after: int | None = None) -> Constraint:
+        """A constraint after the first tokens of an answer. grammar: as llguidance reads it. after: see Constraint.
+        RequestError if the grammar is not valid or the answer does not fit, ModelError if this host has no llguidance.
+        Takes up to a second."""
+        tokenizer = self._tokenizer
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._tokenizer, grammar)
+        matcher = LLMatcher(tokenizer, grammar)
         if matcher.is_error():
-            raise RequestError(f"json_schema: {matcher.get_error().splitlines()[0]}", "check the schema")
-        constraint = Constraint(matcher, self._vocab_size)
+            raise RequestError(f"json_schema: {_reason(matcher.get_error())}", "see JSON Schema in llguidance's docs")
+        constraint = Constraint(matcher, self._vocab_size, after)
         for token in answer:
             constraint.accept(token)
         if constraint.error is not None:
@@ -82,4 +89,10 @@ class Constraints:
             raise ModelError("llguidance is not installed on this host", "pip install 'disagg[structured]'") from None
         if not self._eos_ids:
             raise RequestError("json_schema: this model has no end-of-sequence token", "ask for text instead")
-        return LLTokenizer(self._json, n_vocab=self._vocab_size, eos_token=self._eos_ids)
+        return LLTokenizer(self._json(), n_vocab=self._vocab_size, eos_token=self._eos_ids)
+
+
+def _reason(error: str) -> str:
+    """What is wrong with the schema, without the grammar around it."""
+    lines = [line for line in error.splitlines() if line.strip() and not re.match(r"\s*(\d+ \||\^)", line)]
+    return re.sub(r"^at \d+\(\d+\): ", "", " ".join(lines))[:300]

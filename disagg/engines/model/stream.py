@@ -23,11 +23,22 @@ class DetokenizedStream:
     until their text ends with a whole character.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, hidden: frozenset[int] = frozenset(), stop: Sequence[str] = ()) -> None:
-        """hidden: tokens without text (end of sequence). stop: strings that end the answer."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        hidden: frozenset[int] = frozenset(),
+        stop: Sequence[str] = (),
+        marks: bool = False,
+    ) -> None:
+        """hidden: tokens without text (end of sequence). stop: strings that end the answer. marks: special tokens have
+        their text."""
+        self._skip = not marks
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._decoder: DecodeStream | None = DecodeStream(skip_special_tokens=True)  # None after undecodable bytes
+        self._decoder: DecodeStream | None = DecodeStream(
+            skip_special_tokens=self._skip
+        )  # None after undecodable bytes
         self._context: list[int] = []  # the tokens of the last text: the next text may depend on them (leading spaces)
         self._held: list[int] = []  # tokens whose text is not certain yet
         self._stops = StopStrings(stop)
@@ -63,7 +74,7 @@ class DetokenizedStream:
         text = self._text(len(self._held))
         if not text or text.endswith(REPLACEMENT):
             return ""
-        self._decoder = DecodeStream(ids=self._held, skip_special_tokens=True)
+        self._decoder = DecodeStream(ids=self._held, skip_special_tokens=self._skip)
         return text
 
     def _flush(self, count: int) -> str:
@@ -71,8 +82,8 @@ class DetokenizedStream:
 
     def _text(self, count: int) -> str:
         """The text that the first `count` held tokens add to that of the context."""
-        before = self._tokenizer.decode(self._context, skip_special_tokens=True)
-        text = self._tokenizer.decode(self._context + self._held[:count], skip_special_tokens=True)
+        before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip)
+        text = self._tokenizer.decode(self._context + self._held[:count], skip_special_tokens=self._skip)
         return str(text[len(before) :])
 
     def _release(self, text: str, count: int) -> str:

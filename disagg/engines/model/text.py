@@ -6,16 +6,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 from disagg.api.requests import Messages
+from disagg.engines.model import format
 from disagg.engines.model.checkpoint_files import read_json
+from disagg.engines.model.constraint import Constraint, Constraints
+from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.stream import DetokenizedStream
+from disagg.engines.model.token_bytes import token_bytes
 from disagg.errors import ModelError, RequestError
 from disagg.kv.fingerprint import short_hash
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+_OPTIONS: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
+"""Parameters of transformers' apply_chat_template, which no caller may set."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -30,13 +56,28 @@ class PromptTokenizer(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]: ...
 
-    def encode(self, prompt: str | Messages | Sequence[int]) -> list[int]:
-        """Token ids of a text prompt, of chat messages through the chat template, or the ids given.
-        RequestError for an empty prompt, unusable messages or ids outside the vocabulary."""
+    @property
+    def format(self) -> AnswerFormat:
+        """How the model marks reasoning and tool calls."""
         ...
 
-    def stream(self, stop: Sequence[str] = ()) -> TextStream:
-        """A new detokenizer for one answer."""
+    def encode(self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING) -> list[int]:
+        """Token ids of a text prompt, of chat messages through the chat template, or the ids given. template: its
+        variables beside the messages. RequestError for an empty prompt, unusable messages or ids outside the
+        vocabulary."""
+        ...
+
+    def stream(self, stop: Sequence[str] = (), *, marks: bool = False) -> TextStream:
+        """A new detokenizer for one answer. marks: with the text of special tokens but the end of sequence."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+        ...
+
+    def constrain(self, grammar: str, answer: Sequence[int], after: str = "") -> Constraint:
+        """A new constraint for one answer, after its first tokens. after: a mark before which it is free. See
+        Constraints.make."""
         ...
 
 
@@ -70,6 +111,7 @@ class HFTokenizer:
         self.eos_ids = eos_ids
         self.vocab_size = vocab_size
         self.digest = short_hash(_canonical(_vocabulary(self._backend)))
+        self._constraints = Constraints(self._backend.to_str, vocab_size, eos_ids)
 
     @staticmethod
     def load(path: Path) -> HFTokenizer:
@@ -104,39 +146,56 @@ class HFTokenizer:
         ids = [self._tokenizer.bos_token_id, sorted(self.eos_ids), sorted(self._tokenizer.all_special_ids)]
         return short_hash(_canonical(ids))
 
-    def encode(self, prompt: str | Messages | Sequence[int]) -> list[int]:
+    @cached_property
+    def format(self) -> AnswerFormat:
+        """See PromptTokenizer."""
+        return format.find(self._tokenizer)
+
+    def encode(self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING) -> list[int]:
         """See PromptTokenizer."""
         if isinstance(prompt, str):
             ids = self._encode_text(prompt)
         elif prompt and isinstance(prompt[0], Mapping):
-            ids = self._encode_messages(prompt)
+            ids = self._encode_messages(prompt, template)
         else:
             ids = check_ids(prompt, self.vocab_size)
         if not ids:
             raise RequestError("the prompt is empty", "give at least one token of text, or one message")
         return ids
 
-    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+    def stream(self, stop: Sequence[str] = (), *, marks: bool = False) -> TextStream:
         """See PromptTokenizer."""
-        return DetokenizedStream(self._backend, hidden=self.eos_ids, stop=stop)
+        return DetokenizedStream(self._backend, hidden=self.eos_ids, stop=stop, marks=marks)
+
+    def token_bytes(self, token: int) -> bytes:
+        """See PromptTokenizer."""
+        text = self._backend.id_to_token(token)
+        return self._bytes_of(text) if text is not None else b""
+
+    def constrain(self, grammar: str, answer: Sequence[int], after: str = "") -> Constraint:
+        """See PromptTokenizer."""
+        return self._constraints.make(grammar, answer, self._backend.token_to_id(after) if after else None)
+
+    @cached_property
+    def _bytes_of(self) -> Callable[[str], bytes]:
+        return token_bytes(json.loads(self._backend.to_str()))
 
     def _encode_text(self, text: str) -> list[int]:
         if not text:
             return []  # else a tokenizer that adds a beginning-of-sequence token would return one for an empty text
         return list(self._backend.encode(text, add_special_tokens=True).ids)
 
-    def _encode_messages(self, messages: Sequence[Any]) -> list[int]:
-        from jinja2 import TemplateError
-
+    def _encode_messages(self, messages: Sequence[Any], template: Mapping[str, Any]) -> list[int]:
+        check_template(template)
         for index, message in enumerate(messages):
             check_message(index, message)
         if self._tokenizer.chat_template is None:
             raise RequestError("this model has no chat template", "send a text prompt instead of messages")
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **template
             )
-        except TemplateError as error:
+        except Exception as error:
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}", "check the order and the roles"
             ) from error
@@ -156,6 +215,12 @@ def check_ids(ids: Sequence[Any], vocab_size: int, name: str = "prompt") -> list
                 f"this model's tokens are 0 to {vocab_size - 1}",
             )
     return list(ids)
+
+
+def check_template(template: Mapping[str, Any]) -> None:
+    """Raise RequestError for a name that is no variable of the template but an option of transformers."""
+    if taken := _OPTIONS & template.keys():
+        raise RequestError(f"chat_template_kwargs: {min(taken)} is not a variable of chat templates", "leave it out")
 
 
 def check_message(index: int, message: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import json
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +20,11 @@ from disagg.api.requests import Messages
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, Token
+from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.profile import LayerProfile, ModelProfile
 from disagg.engines.model.stream import StopStrings
-from disagg.engines.model.text import TextStream, check_ids, check_message
+from disagg.engines.model.text import NOTHING, TextStream, check_ids, check_message
 from disagg.errors import ModelError, RequestError
 from disagg.kv.fingerprint import Fingerprint, short_hash
 from disagg.kv.layout import LayerLayout, Layout
@@ -100,26 +103,36 @@ class ByteTokenizer:
     """A PromptTokenizer without files: the tokens of a text are its UTF-8 bytes."""
 
     eos_ids: frozenset[int] = frozenset()
+    format = AnswerFormat()
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.digest = short_hash(f"bytes {vocab_size}".encode())
 
-    def encode(self, prompt: str | Messages | Sequence[int]) -> list[int]:
-        """See PromptTokenizer. Chat messages are lines, `role: content`."""
+    def encode(self, prompt: str | Messages | Sequence[int], template: Mapping[str, Any] = NOTHING) -> list[int]:
+        """See PromptTokenizer. Chat messages are lines, `role: content`, after the template's variables as JSON."""
         if isinstance(prompt, str):
             ids = list(prompt.encode())
         elif prompt and isinstance(prompt[0], Mapping):
-            ids = list(_lines(prompt).encode())
+            variables = json.dumps(dict(template), sort_keys=True) + "\n" if template else ""
+            ids = list((variables + _lines(prompt)).encode())
         else:
             ids = check_ids(prompt, self.vocab_size)
         if not ids:
             raise RequestError("the prompt is empty", "give at least one token of text, or one message")
         return ids
 
-    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+    def stream(self, stop: Sequence[str] = (), *, marks: bool = False) -> TextStream:
         """See PromptTokenizer."""
         return _ByteStream(stop)
+
+    def token_bytes(self, token: int) -> bytes:
+        """See PromptTokenizer."""
+        return bytes([token]) if token < BYTES else b"."
+
+    def constrain(self, grammar: str, answer: Sequence[int], after: str = "") -> Constraint:
+        """See PromptTokenizer."""
+        raise RequestError("json_schema: a simulated engine writes noise", "use a host with a real engine")
 
 
 class _ByteStream:

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from disagg.api.requests import PromptBody
+import msgspec
+
+from disagg.api.requests import ChatMessage, PromptBody
 
 BLOCK_BYTES = 256  # about 64 tokens: what a shorter common beginning would save is less than a hop costs
 MAX_BLOCKS = 1024  # of one prompt
@@ -40,8 +42,14 @@ def content_of(body: PromptBody, answer: str = "", answer_tokens: Sequence[int] 
         return array("I", (*body.tokens, *answer_tokens)).tobytes()
     if body.messages is None:
         return ((body.prompt or "") + answer).encode()
-    turns = [f"{message.role}\x1f{message.content}\x1e" for message in body.messages]
-    return "".join((*turns, f"assistant\x1f{answer}\x1e" if answer else "")).encode()
+    before = msgspec.json.encode((body.tools, body.chat_template_kwargs)).decode() if body.template else ""
+    turns = [f"{message.role}\x1f{_said(message)}\x1e" for message in body.messages]
+    return "".join((before, *turns, f"assistant\x1f{answer}\x1e" if answer else "")).encode()
+
+
+def _said(message: ChatMessage) -> str:
+    calls = msgspec.json.encode(message.tool_calls).decode() if message.tool_calls else ""
+    return f"{message.content}{calls}"
 
 
 def chain(content: bytes, key: str) -> tuple[bytes, ...]:

@@ -133,7 +133,7 @@ class DecodeService(Service[DecodeEngine]):
         prompt is computed here, or the request fails, as the caller chose. No slot if the caller offers a prefill
         host that would take longer than this one."""
         async with self.admitted(body, request_id, body.sampling) as request:
-            answer = await begin_answer(request, self.engine)
+            answer = await begin_answer(request, self.engine, body)
             kv = PromptKV()
             if answer.finish_reason is None:
                 kv = await self._reserve(request, body.cache_salt)
@@ -152,7 +152,7 @@ class DecodeService(Service[DecodeEngine]):
     async def _generate(self, body: GenerateBody, request_id: str) -> AsyncGenerator[Event, None]:
         """POST /generate: what is not held of the prompt is computed here."""
         async with self.admitted(body, request_id, body.sampling) as request:
-            answer = await begin_answer(request, self.engine)
+            answer = await begin_answer(request, self.engine, body)
             kv = PromptKV()
             if answer.finish_reason is None:
                 kv = await self._reserve(request, body.cache_salt)
@@ -215,9 +215,11 @@ class DecodeService(Service[DecodeEngine]):
             feed = self._submit(request, kv, salt)
             first = await feed.steps()
             self._release_inputs(kv)
-            yield answer.add(first)
+            for event in answer.add(first):
+                yield event
             while answer.finish_reason is None:
-                yield answer.add(await feed.steps())
+                for event in answer.add(await feed.steps()):
+                    yield event
         done = self._done(request, answer, kv, turn_s)
         logs.info("decoded", **done.to_json())
         yield done
@@ -244,6 +246,7 @@ class DecodeService(Service[DecodeEngine]):
             held=kv.held,
             answered=request.answered,
             salt=salt,
+            constraint=request.constraint,
         )
         self.engine.submit(work, feed)
         return feed
@@ -276,4 +279,5 @@ class DecodeService(Service[DecodeEngine]):
             held_tokens=min(kv.held_tokens, request.prompt_tokens),
             simulated=self.host.simulated,
             kv_wire=kv.received.wire if kv.received else None,
+            reasoning_tokens=answer.reasoning_tokens,
         )

@@ -201,7 +201,7 @@ class PrefillService(Service[PrefillEngine]):
     async def _generate(self, body: GenerateBody, request_id: str) -> AsyncGenerator[Event, None]:
         """POST /generate: prompt and answer on this host. The engine does not wait for whoever reads the answer."""
         async with self.admitted(body, request_id, body.sampling) as request:
-            answer = await begin_answer(request, self.engine)
+            answer = await begin_answer(request, self.engine, body)
             if answer.finish_reason is None:
                 async with aclosing(self._answer(request, body, answer)) as events:
                     async for event in events:
@@ -215,7 +215,8 @@ class PrefillService(Service[PrefillEngine]):
         computing = asyncio.ensure_future(self._generate_tokens(request, body, feed))
         try:
             while answer.finish_reason is None:
-                yield answer.add(await feed.steps())
+                for event in answer.add(await feed.steps()):
+                    yield event
         finally:
             computing.cancel()
             await asyncio.wait((computing,))
@@ -235,6 +236,7 @@ class PrefillService(Service[PrefillEngine]):
             held_tokens=min(len(request.tokens) - computed, request.prompt_tokens) if computed else 0,
             timing=request.timing(turn_s, timing, None, answer.decode_s),
             simulated=self.host.simulated,
+            reasoning_tokens=answer.reasoning_tokens,
         )
         logs.info("generated", **done.to_json())
         return done
@@ -251,9 +253,16 @@ class PrefillService(Service[PrefillEngine]):
             feed.flush()
 
         def start() -> PrefillRun:
-            tokens, sampling = request.tokens, request.sampling
-            salt = body.cache_salt
-            runs.append(self.engine.start_answer(tokens, sampling, emit, answered=request.answered, salt=salt))
+            runs.append(
+                self.engine.start_answer(
+                    request.tokens,
+                    request.sampling,
+                    emit,
+                    answered=request.answered,
+                    salt=body.cache_salt,
+                    constraint=request.constraint,
+                )
+            )
             return runs[0]
 
         total = request.prompt_tokens + request.sampling.max_tokens

@@ -1,0 +1,55 @@
+"""Which Output a request gets, by the model's format and what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from disagg.api.requests import GenerateBody
+from disagg.engines.model.format import AnswerFormat
+from disagg.engines.model.text import PromptTokenizer
+from disagg.errors import ModelError, RequestError
+from disagg.servers.output.forced import Forced
+from disagg.servers.output.harmony import Harmony
+from disagg.servers.output.marked import Marked, Marks
+from disagg.servers.output.part import Output, Plain
+
+LAST_TOKENS = 16  # of a prompt; a mark that opens the answer's reasoning is among them
+
+
+def output_of(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokenizer) -> Output:
+    """A new Output for the answer to this prompt. Only answers to chats have parts. Raises RequestError if tools are
+    given and the model's calls cannot be read, ModelError if this host alone cannot read them."""
+    stop = body.sampling.stop
+    if body.messages is None:
+        return Plain(tokenizer.stream(stop))
+    form = tokenizer.format
+    if body.must_call:
+        return Forced(_output(body, prompt, tokenizer, calls=False))
+    if body.tools and not form.harmony and form.tools is None:
+        hint = "leave out tools, or name those that the answer must call, which works with every model"
+        if form.parsers:
+            raise RequestError("tools: this model writes calls in a form that mlx-lm has no parser for", hint)
+        raise ModelError("tool calls cannot be read on this host: mlx-lm is not installed", hint)
+    return _output(body, prompt, tokenizer, calls=bool(body.tools))
+
+
+def _output(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokenizer, *, calls: bool) -> Output:
+    form, stop = tokenizer.format, body.sampling.stop
+    if form.harmony:
+        return Harmony(lambda: tokenizer.stream(stop), form.harmony, with_tools=calls)
+    if form.think is None and not calls:
+        return Plain(tokenizer.stream(stop))
+    tools = form.tools if calls else None
+    opened = thinking(prompt, tokenizer, form)
+    marks = Marks(form.think, tools, form.hidden)
+    return Marked(tokenizer.stream(stop, marks=True), marks, body.tools, thinking=opened)
+
+
+def thinking(prompt: Sequence[int], tokenizer: PromptTokenizer, form: AnswerFormat) -> bool:
+    """Whether the prompt ends with the mark that opens reasoning, as some templates do. What a user has written cannot:
+    the template's own words follow it."""
+    if form.think is None:
+        return False
+    stream = tokenizer.stream(marks=True)
+    text = "".join(stream.push(token) for token in prompt[-LAST_TOKENS:]) + stream.finish()
+    return text.rstrip().endswith(form.think[0])

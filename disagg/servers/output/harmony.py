@@ -1,0 +1,99 @@
+"""Answers of gpt-oss: messages in channels. Marks are tokens of their own:
+
+<|channel|>analysis<|message|>reasoning<|end|>
+<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{arguments}<|call|>
+<|start|>assistant<|channel|>final<|message|>text<|return|>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from disagg.engines.model.format import HarmonyMark
+from disagg.engines.model.text import TextStream
+from disagg.servers.output.calls import named
+from disagg.servers.output.part import Kind, Part, parts
+
+_TOOL = re.compile(r"to=functions\.([^\s<]+)")
+
+
+class Harmony:
+    """An Output of gpt-oss, whose prompt ends with <|start|>assistant. stream: a new TextStream, one for every message.
+    with_tools: calls are told apart; else their arguments are text."""
+
+    def __init__(self, stream: Callable[[], TextStream], marks: Mapping[HarmonyMark, int], *, with_tools: bool) -> None:
+        self._stream = stream
+        self._marks = {token: name for name, token in marks.items()}
+        self._with_tools = with_tools
+        self._state: Literal["header", "message", "between"] = "header"
+        self._text = stream()
+        self._header = ""
+        self._kind: Kind = "text"
+        self._tool = ""
+        self._arguments = ""
+        self._stopped = False
+
+    @property
+    def reasoning(self) -> bool:
+        """See Output."""
+        return self._state == "message" and self._kind == "reasoning"
+
+    @property
+    def stopped(self) -> bool:
+        """See Output. Stop strings count within a message."""
+        return self._stopped
+
+    def push(self, token: int) -> Sequence[Part]:
+        """See Output."""
+        mark = self._marks.get(token)
+        if mark is None and self._state == "between":
+            return ()
+        if mark is None:
+            return self._take(self._text.push(token))
+        if mark in ("channel", "constrain") and self._state == "header":
+            self._header += self._text.finish() + f"<|{mark}|>"
+            self._text = self._stream()
+            return ()
+        ended = self._end()
+        if mark == "message":
+            self._begin_message()
+        elif mark == "start":
+            self._state, self._header = "header", ""
+        self._text = self._stream()
+        return ended
+
+    def finish(self) -> Sequence[Part]:
+        """See Output."""
+        return self._end()
+
+    def _take(self, text: str) -> Sequence[Part]:
+        self._stopped = self._state == "message" and self._text.stopped
+        if self._state == "header":
+            self._header += text
+            return ()
+        if self._kind == "call":
+            self._arguments += text
+            return ()
+        return parts(text, self._kind)
+
+    def _begin_message(self) -> None:
+        channel = self._header.rpartition("<|channel|>")[2]
+        found = _TOOL.search(self._header)
+        self._tool = found[1] if found else ""
+        self._arguments = ""
+        if self._tool and self._with_tools:
+            self._kind = "call"
+        else:
+            self._kind = "reasoning" if channel.startswith("analysis") else "text"
+        self._state, self._header = "message", ""
+
+    def _end(self) -> Sequence[Part]:
+        """What ends with the message or the header that this is in the middle of."""
+        rest = self._take(self._text.finish())
+        state, self._state = self._state, "between"
+        if state == "message" and self._kind == "call":
+            calls = named(self._tool, self._arguments or "{}")
+            return [Part("call", call=call) for call in calls] if calls else parts(self._arguments)
+        return rest

@@ -1,0 +1,119 @@
+"""Answers in which marks such as <think> and <tool_call> enclose reasoning and calls.
+
+A mark may be one token, several, or a part of some: it is found in the text. White space next to a mark is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from disagg.api.requests import Tool
+from disagg.engines.model.format import ToolFormat
+from disagg.engines.model.text import TextStream
+from disagg.servers.output.calls import parsed
+from disagg.servers.output.part import Part, parts
+
+State = Literal["text", "reasoning", "call"]
+
+
+class Marks(NamedTuple):
+    """think: None if reasoning is not marked. form: None if calls are not told apart. hidden: tokens without text,
+    except in a call."""
+
+    think: tuple[str, str] | None = None
+    form: ToolFormat | None = None
+    hidden: frozenset[int] = frozenset()
+
+
+class Marked:
+    """An Output of a model with such marks. text: with special tokens. thinking: the answer begins inside its
+    reasoning."""
+
+    def __init__(self, text: TextStream, marks: Marks, tools: Sequence[Tool], *, thinking: bool = False) -> None:
+        self._text = text
+        self._think, self._form, self._hidden = marks
+        self._tools = tools
+        self._state: State = "reasoning" if thinking else "text"
+        self._held = ""  # not certain yet: may begin a mark, or is white space that may precede one
+        self._fresh = True  # nothing but white space since the last mark
+
+    @property
+    def reasoning(self) -> bool:
+        """See Output."""
+        return self._state == "reasoning"
+
+    @property
+    def stopped(self) -> bool:
+        """See Output."""
+        return self._text.stopped
+
+    def push(self, token: int) -> Sequence[Part]:
+        """See Output."""
+        if token in self._hidden and self._state != "call":
+            return ()
+        return self._take(self._text.push(token))
+
+    def finish(self) -> Sequence[Part]:
+        """See Output."""
+        found = [*self._take(self._text.finish())]
+        left, self._held = self._held, ""
+        if self._state == "call":
+            found += self._call(left, ended=False)
+        elif left.strip() or not self._fresh:
+            found += parts(left, self._state)
+        return found
+
+    def _take(self, text: str) -> list[Part]:
+        self._held += text
+        found: list[Part] = []
+        while text and (at := self._next_mark()) is not None:
+            start, mark = at
+            before, self._held = self._held[:start], self._held[start + len(mark) :]
+            found += self._call(before, ended=True) if self._state == "call" else self._release(before.rstrip())
+            self._state = self._after(mark)
+            self._fresh = True
+        if self._state != "call" and text:
+            certain = len(self._held) - self._uncertain()
+            before, self._held = self._held[:certain], self._held[certain:]
+            found += self._release(before)
+        return found
+
+    def _release(self, text: str) -> Sequence[Part]:
+        if self._fresh:
+            text = text.lstrip()
+        self._fresh = self._fresh and not text
+        assert self._state != "call", "the text of a call is parsed as a whole"
+        return parts(text, self._state)
+
+    def _call(self, text: str, *, ended: bool) -> Sequence[Part]:
+        """The calls in the text of a call, or the text as it was written."""
+        assert self._form is not None, "without a form there are no calls"
+        if calls := parsed(text, self._form, self._tools):
+            return [Part("call", call=call) for call in calls]
+        return parts(self._form.start + text + (self._form.end if ended else ""))
+
+    def _marks(self) -> Sequence[str]:
+        """The marks that change the state."""
+        if self._state == "reasoning":
+            return [self._think[1]] if self._think else []
+        if self._state == "call":
+            return [self._form.end] if self._form and self._form.end else []
+        return [*([self._think[0]] if self._think else []), *([self._form.start] if self._form else [])]
+
+    def _after(self, mark: str) -> State:
+        if self._state != "text":
+            return "text"
+        return "reasoning" if self._think is not None and mark == self._think[0] else "call"
+
+    def _next_mark(self) -> tuple[int, str] | None:
+        """Where the first mark begins, and which it is."""
+        return min(((at, mark) for mark in self._marks() if (at := self._held.find(mark)) >= 0), default=None)
+
+    def _uncertain(self) -> int:
+        """How much of the end of the held text may belong to a mark, with the white space before it."""
+        held, marks = self._held, self._marks()
+        ends = range(min(len(held), max(map(len, marks), default=1) - 1), 0, -1)
+        length = next((n for n in ends if any(mark.startswith(held[-n:]) for mark in marks)), 0)
+        kept = held[: len(held) - length]
+        return len(held) - len(kept.rstrip()) if marks else length

@@ -1,0 +1,68 @@
+"""The parts of an answer, and the plainest way to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from disagg.api.requests import ToolCall
+from disagg.engines.model.text import TextStream
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+class Part(NamedTuple):
+    """More of an answer. call: of the kind "call", which has no text."""
+
+    kind: Kind
+    text: str = ""
+    call: ToolCall | None = None
+
+
+class Output(Protocol):
+    """Finds the parts of one answer. Stop strings end it whatever it is in the middle of."""
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the last token was part of the reasoning."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string was reached."""
+        ...
+
+    def push(self, token: int) -> Sequence[Part]:
+        """What became certain with this token."""
+        ...
+
+    def finish(self) -> Sequence[Part]:
+        """What was held back, at the end of the answer."""
+        ...
+
+
+class Plain:
+    """An Output whose text is all the answer."""
+
+    reasoning = False
+
+    def __init__(self, text: TextStream) -> None:
+        self._text = text
+
+    @property
+    def stopped(self) -> bool:
+        """See Output."""
+        return self._text.stopped
+
+    def push(self, token: int) -> Sequence[Part]:
+        """See Output."""
+        return parts(self._text.push(token))
+
+    def finish(self) -> Sequence[Part]:
+        """See Output."""
+        return parts(self._text.finish())
+
+
+def parts(text: str, kind: Kind = "text") -> Sequence[Part]:
+    """One part, or none without text."""
+    return (Part(kind, text),) if text else ()

@@ -1,0 +1,97 @@
+"""disagg/servers/output/choose.py and grammar.py: what a request gets, by the model's format."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from disagg.api.requests import GenerateBody
+from disagg.engines.model.format import HARMONY, AnswerFormat, ToolFormat
+from disagg.engines.simulated.model import ByteTokenizer
+from disagg.errors import ModelError, RequestError
+from disagg.servers.output.choose import output_of, thinking
+from disagg.servers.output.grammar import grammar_of
+
+HERMES = ToolFormat("<tool_call>", "</tool_call>", lambda text, tools: json.loads(text))
+THINK = AnswerFormat(think=("<think>", "</think>"), tools=HERMES)
+GPT_OSS = AnswerFormat(harmony={name: 300 + number for number, name in enumerate(HARMONY)})
+TOOL = {"name": "f", "parameters": {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}}
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+def tokenizer(form: AnswerFormat) -> ByteTokenizer:
+    made = ByteTokenizer(400)
+    made.format = form
+    return made
+
+
+def body(**fields: Any) -> GenerateBody:
+    return GenerateBody.from_json({**CHAT, **fields})
+
+
+@pytest.mark.parametrize(
+    ("form", "fields", "kind"),
+    [
+        (AnswerFormat(), {}, "Plain"),
+        (AnswerFormat(tools=HERMES), {}, "Plain"),
+        (AnswerFormat(tools=HERMES), {"tools": [TOOL]}, "Marked"),
+        (THINK, {}, "Marked"),
+        (GPT_OSS, {}, "Harmony"),
+        (GPT_OSS, {"tools": [TOOL]}, "Harmony"),
+        (AnswerFormat(), {"tools": [TOOL], "must_call": ["f"]}, "Forced"),
+        (THINK, {"messages": None, "prompt": "x"}, "Plain"),
+    ],
+)
+def test_the_output_of_a_request(form: AnswerFormat, fields: dict[str, Any], kind: str) -> None:
+    assert type(output_of(body(**fields), b"x", tokenizer(form))).__name__ == kind
+
+
+def test_tools_whose_calls_cannot_be_read_are_refused() -> None:
+    with pytest.raises(RequestError, match="tools: this model writes calls"):
+        output_of(body(tools=[TOOL]), b"x", tokenizer(AnswerFormat()))
+    with pytest.raises(ModelError, match="mlx-lm is not installed"):
+        output_of(body(tools=[TOOL]), b"x", tokenizer(AnswerFormat(parsers=False)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [("assistant\n<think>\n", True), ("assistant\n", False), ("<think>\n\n</think>\n\n", False), ("<think>: x", False)],
+)
+def test_an_answer_begins_in_its_reasoning_if_the_prompt_ends_with_its_mark(prompt: str, opened: bool) -> None:
+    assert thinking(prompt.encode(), tokenizer(THINK), THINK) is opened
+
+
+def test_an_answer_that_must_be_a_call_is_one() -> None:
+    forced = output_of(body(tools=[TOOL], must_call=["f"]), b"x", tokenizer(AnswerFormat()))
+    parts = [part for letter in b'{"name": "f", "arguments": {"a": 1}}' for part in forced.push(letter)]
+    (part,) = forced.finish()
+    assert parts == [] and part.call is not None and (part.call.name, part.call.arguments) == ("f", {"a": 1})
+
+
+def test_a_call_that_was_cut_off_is_text() -> None:
+    forced = output_of(body(tools=[TOOL], must_call=["f"]), b"x", tokenizer(AnswerFormat()))
+    for letter in b'{"name": "f", "argu':
+        assert not forced.push(letter)
+    assert [part.text for part in forced.finish()] == ['{"name": "f", "argu']
+
+
+def test_only_an_answer_that_must_have_a_form_has_a_grammar() -> None:
+    assert grammar_of(body(), THINK) is grammar_of(body(tools=[TOOL]), THINK) is None
+
+
+def test_each_tool_has_a_rule_whose_references_are_its_own() -> None:
+    other = {**TOOL, "name": 'g"'}
+    grammar = grammar_of(body(tools=[TOOL, other, {"name": "h"}], must_call=["f", 'g"']), AnswerFormat())
+    assert grammar is not None
+    start, form, *rules = grammar.splitlines()
+    assert (start, form, len(rules)) == ("start: form", "form: call0 | call1", 4)
+    assert json.loads(rules[3].removeprefix("arguments1: %json "))["$defs"] == {"A": {"type": "integer"}}
+
+
+def test_the_form_of_an_answer_of_gpt_oss_is_that_of_its_last_channel() -> None:
+    schema = {"json_schema": {"type": "object"}}
+    assert "<|channel|>" in (grammar_of(body(**schema), GPT_OSS) or "")
+    plain = body(**schema, messages=None, prompt="x")
+    assert (grammar_of(plain, GPT_OSS) or "").startswith("start: form\n")

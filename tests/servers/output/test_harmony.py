@@ -1,0 +1,63 @@
+"""disagg/servers/output/harmony.py: gpt-oss' channels by their tokens."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from disagg.engines.model.format import HARMONY
+from disagg.servers.output.harmony import Harmony
+from tests.servers.output.texts import Texts, cuts, run
+
+MARKS = {name: 1000 + number for number, name in enumerate(HARMONY)}
+FINAL = "<|channel|>final<|message|>It is 42.<|return|>"
+ANALYSIS = "<|channel|>analysis<|message|>6 * 7 < 50<|end|><|start|>assistant"
+CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Ulm"}<|call|>'
+
+
+def found(text: str, cut: int, stop: str = "", *, with_tools: bool = True) -> list[tuple[str, str]]:
+    """The parts of an answer whose text between two marks is cut in the way number `cut`."""
+    texts: list[str] = []
+    tokens: list[int] = []
+    for piece in re.split(r"(<\|[a-z]+\|>)", text):
+        if (name := piece[2:-2]) in MARKS and piece.startswith("<|"):
+            tokens.append(MARKS[name])
+        elif piece:
+            ways = list(cuts(piece))
+            for part in ways[cut % len(ways)]:
+                tokens.append(len(texts))
+                texts.append(part)
+    one = Harmony(lambda: Texts(texts, [stop] if stop else []), MARKS, with_tools=with_tools)
+    return [(part.kind, part.text) for part in run(one, tokens)]
+
+
+@pytest.mark.parametrize("cut", range(12))
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (FINAL, [("text", "It is 42.")]),
+        (ANALYSIS + FINAL, [("reasoning", "6 * 7 < 50"), ("text", "It is 42.")]),
+        (ANALYSIS + CALL, [("reasoning", "6 * 7 < 50"), ("call", "weather {'city': 'Ulm'}")]),
+        (" to=functions.weather<|channel|>commentary<|message|>{}<|call|>", [("call", "weather {}")]),
+        ("<|channel|>commentary<|message|>First, I look.<|end|><|start|>assistant" + CALL,
+         [("text", "First, I look."), ("call", "weather {'city': 'Ulm'}")]),
+        ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", [("text", "{}")]),
+        ("<|channel|>analysis<|message|>cut", [("reasoning", "cut")]),
+        ("<|channel|>commentary to=functions.weather<|message|>{\"ci", [("text", '{"ci')]),
+        ("<|channel|>ana", []),
+    ],
+)  # fmt: skip
+def test_channels_are_told_apart_wherever_their_text_is_cut(
+    text: str, expected: list[tuple[str, str]], cut: int
+) -> None:
+    assert found(text, cut) == expected
+
+
+def test_without_tools_the_arguments_of_a_call_are_text() -> None:
+    assert found(CALL, 0, with_tools=False) == [("text", '{"city": "Ulm"}')]
+
+
+def test_stop_strings_count_in_messages_and_not_in_their_headers() -> None:
+    assert found(FINAL, 0, stop="final") == [("text", "It is 42.")]
+    assert found(FINAL, 1, stop=" 42") == [("text", "It is")]
