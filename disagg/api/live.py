@@ -61,7 +61,8 @@ class LiveHost(Contract, frozen=True, kw_only=True):
 
 class Totals(Contract, frozen=True, kw_only=True):
     """Of one model, or of all. Since the gateway started, except: running and waiting (in the queue) are of now, and
-    the speeds, tokens per second of all requests together, are of the last seconds."""
+    the speeds, tokens per second of all requests together, are of the last seconds. kv_bytes: held and reserved on the
+    decode hosts, now."""
 
     running: int = 0
     waiting: int = 0

@@ -16,6 +16,7 @@ from disagg.errors import RequestError
 from disagg.gateway.answer import json_response
 from disagg.gateway.clients.access import Access, may_use, require_model
 from disagg.gateway.clients.keys import Key
+from disagg.gateway.dashboard import files
 from disagg.gateway.history.store import Filter, history_path, read
 from disagg.gateway.watch import GatewayWatch
 
@@ -35,7 +36,11 @@ def routes(fleet: Fleet, access: Access, watch: GatewayWatch) -> list[Route]:
         stopped = watch.recorder.stopped if watch.recorder else "this gateway keeps no history"
         return json_response(HistoryAnswer(entries, stopped).to_json())
 
-    return [Route("/api/live", live, methods=["GET"]), Route("/api/history", history, methods=["GET"])]
+    return [
+        Route("/api/live", live, methods=["GET"]),
+        Route("/api/history", history, methods=["GET"]),
+        *files.routes(),
+    ]
 
 
 def _visible(fleet: Fleet, key: Key | None) -> tuple[str, ...]:

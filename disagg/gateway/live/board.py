@@ -212,7 +212,9 @@ class Board:
             prompt_tokens=model.prompt_tokens,
             held_tokens=model.held_tokens,
             completion_tokens=model.completion_tokens,
-            kv_bytes=sum(one.kv_bytes + one.kv_held_bytes for one in hosts if one.model == name),
+            kv_bytes=sum(
+                one.kv_bytes + one.kv_held_bytes for one in hosts if one.model == name and one.role == "decode"
+            ),
             prompt_tokens_s=model.prompts.per_s(now),
             completion_tokens_s=model.answers.per_s(now),
         )

@@ -55,6 +55,7 @@ class LiveCollector:
             requests.add_metric((model,), active + queued)
             running.add_metric((model,), active)
             waiting.add_metric((model,), queued)
-            limit = sum(host.kv_limit for host in hosts if host.model == model)
-            used.add_metric((model,), sum(host.kv_bytes for host in hosts if host.model == model) / max(1, limit))
+            decode = [host for host in hosts if host.model == model and host.role == "decode"]
+            limit = sum(host.kv_limit for host in decode)
+            used.add_metric((model,), sum(host.kv_bytes for host in decode) / max(1, limit))
         return iter((requests, running, waiting, used))

@@ -1,0 +1,63 @@
+"""The table of `disagg history`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from disagg.api.history import HistoryEntry
+from disagg.cli.views.units import seconds
+
+_SPEEDS = "prefill, decode: tokens per second"
+_LEFT = ("time", "model", "hosts")
+
+
+def history_view(entries: Sequence[HistoryEntry]) -> RenderableType:
+    """One row per answer; what went wrong, or differently than usual, stands after its hosts."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, caption=_SPEEDS, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("time", "model", "tokens", "TTFT", "prefill", "decode", "total", "hosts"):
+        table.add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap=heading != "hosts")
+    for entry in entries:
+        table.add_row(
+            moment(entry.time),
+            entry.model,
+            f"{entry.prompt_tokens:,}+{entry.completion_tokens:,}",
+            "–" if entry.ttft is None else seconds(entry.ttft),
+            _rate(entry.prefill_speed),
+            _rate(entry.decode_speed),
+            seconds(entry.total_time),
+            Text.assemble(hosts(entry.prefill_server, entry.decode_server), remark(entry)),
+            style="dim" if entry.state == "cancelled" else None,
+        )
+    return table
+
+
+def moment(at: float) -> str:
+    """A time of today by its time, another by its date, too."""
+    local, today = time.localtime(at), time.localtime()
+    return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%m-%d %H:%M", local)
+
+
+def hosts(prefill: str | None, decode: str | None) -> str:
+    """The hosts of a request."""
+    return " → ".join(filter(None, (prefill, decode)))
+
+
+def remark(entry: HistoryEntry) -> Text:
+    """What went wrong, or differently than usual; empty if nothing did."""
+    if entry.state == "failed":
+        return Text(f" {entry.error or 'failed'}", style="red")
+    if entry.state == "cancelled":
+        return Text(" cancelled")
+    if entry.method == "fallback":
+        return Text(" fallback", style="yellow")
+    return Text(f" {entry.held_tokens:,} held" if entry.held_tokens else "", style="dim")
+
+
+def _rate(value: float | None) -> str:
+    return "–" if not value else f"{value:,.1f}" if value < 99.95 else f"{value:,.0f}"

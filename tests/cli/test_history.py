@@ -1,0 +1,73 @@
+"""`disagg history`, read from a file of history that no gateway has open."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from disagg.api.history import HistoryEntry
+from disagg.config import load
+from disagg.gateway.history.store import Bounds, Store, history_path
+from tests.cli.commandline import run, write_fleet
+
+OK = HistoryEntry(
+    time=time.time(),
+    request_id="r1",
+    api="openai-chat",
+    model="tiny",
+    state="ok",
+    method="fallback",
+    decode_server="tiny-decode",
+    prompt_tokens=1234,
+    completion_tokens=56,
+    ttft=0.25,
+    prefill_speed=900.0,
+    decode_speed=30.0,
+    total_time=2.0,
+)
+FAILED = msgspec.structs.replace(OK, model="other", state="failed", error="no host answers", error_code="x", ttft=None)
+OLD = msgspec.structs.replace(OK, time=time.time() - 7200, request_id="old")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = write_fleet(tmp_path, ("tiny", "other"))
+    store = Store(history_path(load(path)), Bounds())
+    store.append([OLD, OK, FAILED])
+    store.close()
+    return path
+
+
+def test_the_table_has_figures_hosts_and_what_went_wrong(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("history", "--config", config) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for text in ("1,234+56", "250 ms", "30.0", "tiny-decode fallback", "no host answers"):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("options", "requests"),
+    [
+        ((), ["r1", "r1", "old"]),
+        (("-m", "tiny-alias"), ["r1", "old"]),
+        (("--state", "failed"), ["r1"]),
+        (("-m", "tiny", "--hours", "1"), ["r1"]),
+        (("-n", "1"), ["r1"]),
+        (("--state", "cancelled"), []),
+    ],
+)
+def test_filters_as_json(
+    config: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], requests: list[str]
+) -> None:
+    assert run("history", *options, "--json", "--config", config) == 0
+    entries = json.loads(capsys.readouterr().out)["entries"]
+    assert [entry["request_id"] for entry in entries] == requests
+
+
+def test_a_fleet_without_a_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("history", "--config", write_fleet(tmp_path)) == 0
+    assert "There are no such requests." in capsys.readouterr().err
