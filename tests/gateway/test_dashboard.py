@@ -1,0 +1,62 @@
+"""The page at /: what is served, and what a browser may do with it. No browser runs here."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from disagg.api.history import HistoryEntry
+from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState, Sample, Totals
+from disagg.gateway.dashboard.files import PAGE
+from tests.gateway import fake_client
+from tests.gateway.fake_client import FakeClient
+
+HTML, CSS, JS = ((PAGE / name).read_text() for name in ("index.html", "app.css", "app.js"))
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/", "text/html"), ("/app.css", "text/css"), ("/app.js", "text/javascript"), ("/icon.svg", "image/svg+xml")],
+)
+async def test_each_file_is_served_to_everybody_of_this_machine_with_a_strict_policy(path: str, kind: str) -> None:
+    async with fake_client.http(fake_client.app(FakeClient())) as http:
+        answer = await http.get(path)
+        again = await http.get(path, headers={"If-None-Match": answer.headers["etag"]})
+    assert answer.headers["content-type"].startswith(kind)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_the_page_has_no_script_style_or_address_of_its_own() -> None:
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! src=)", HTML)
+    assert not re.search(r"(?:src|href)=\"(?:https?:)?//", HTML)
+    assert "url(" not in CSS and "@import" not in CSS
+
+
+def test_text_is_never_inserted_as_html() -> None:
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser", JS)
+
+
+def test_every_element_that_the_script_looks_up_exists() -> None:
+    ids = set(re.findall(r'id="([\w-]+)"', HTML))
+    assert set(re.findall(r'(?:\$|show)\("([\w-]+)"', JS)) <= ids
+
+
+@pytest.mark.parametrize(
+    ("variable", "kinds"),
+    [
+        ("totals", (Totals,)),
+        ("host", (LiveHost,)),
+        ("last", (HistoryEntry,)),
+        ("one", (LiveRequest, HistoryEntry, Sample)),
+        ("now", (LiveState,)),
+        ("latest", (LiveState,)),
+        ("model", (LiveModel,)),
+    ],
+)
+def test_every_field_that_the_script_reads_is_one_of_the_contract(variable: str, kinds: tuple[type, ...]) -> None:
+    known = {field for kind in kinds for field in kind.__annotations__}
+    read = set(re.findall(rf"\b{variable}\.(\w+)\b(?!\()", JS)) - {"tokens", "time", "length"}
+    assert read and read <= known
