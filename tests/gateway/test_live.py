@@ -15,8 +15,8 @@ from disagg.api.live import LiveState
 from disagg.api.status import Load
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import DisaggError, ServerUnavailable
+from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.keys import KeyFile
 from disagg.gateway.live import feed
 from disagg.gateway.live.board import Board
 from disagg.gateway.live.hosts import live_hosts

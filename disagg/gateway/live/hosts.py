@@ -19,7 +19,7 @@ _STATES: Final[Mapping[str, tuple[HostState, str, str]]] = {
 
 
 def live_hosts(fleet: Fleet, view: FleetView, now: float) -> tuple[LiveHost, ...]:
-    """The hosts in the order of hosts.toml. now: time.monotonic()."""
+    """The hosts that run a model, in the order of hosts.toml. now: time.monotonic()."""
     return tuple(_live(host, view.of(host.name), now) for host in fleet.engine_hosts)
 
 
