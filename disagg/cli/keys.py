@@ -11,6 +11,7 @@ from disagg.cli.context import print_json, settings, stderr, stdout
 from disagg.cli.options import AsJson, Command, CommandGroup
 
 if TYPE_CHECKING:
+    from disagg.config import Fleet
     from disagg.gateway.clients.keys import KeyFile
 
 keys = typer.Typer(
@@ -41,16 +42,17 @@ def add(
 ) -> None:
     """Make a key and print it, once: only its hash is kept.
 
-    A running gateway accepts it at once. As soon as there is a key, every client needs one.
+    A running gateway accepts it at once; the gateways of hosts.toml get it, too. As soon as there is a key, every client needs one.
     """
     fleet = settings(context).fleet()
     models = [fleet.model(one).name for one in model or ()]
     secret = _file(context).add(name, models=models, requests_per_minute=requests, tokens_per_minute=tokens)
     if as_json:
         print_json({"name": name, "key": secret})
-        return
-    typer.echo(secret)
-    stderr().print(f"The key of {name}. It is not shown again.")
+    else:
+        typer.echo(secret)
+        stderr().print(f"The key of {name}. It is not shown again.")
+    _deliver(fleet)
 
 
 @keys.command("list", cls=Command)
@@ -74,6 +76,23 @@ def revoke(context: typer.Context, name: Name) -> None:
     """End a key. A running gateway refuses it from the next request on."""
     _file(context).revoke(name)
     stderr().print(f"Revoked the key of {name}.")
+    _deliver(settings(context).fleet())
+
+
+def _deliver(fleet: Fleet) -> None:
+    """Bring the keys to the gateways of the fleet. Raises the first failure, after all have been tried."""
+    if not any(host.gateway and not host.local for host in fleet.hosts.values()):
+        return
+    from disagg.errors import FleetError, HostUnreachable
+    from disagg.fleet.deploy.client_keys import deliver_keys
+
+    failed = [outcome for outcome in deliver_keys(fleet) if outcome.error is not None]
+    if failed:
+        names = ", ".join(outcome.host.name for outcome in failed)
+        kind = HostUnreachable if all(isinstance(one.error, HostUnreachable) for one in failed) else FleetError
+        raise kind(
+            f"{names} still has the earlier keys: {failed[0].error}", f"disagg deploy --host {failed[0].host.name}"
+        )
 
 
 def _file(context: typer.Context) -> KeyFile:
