@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -50,4 +49,4 @@ def _make_guest(folder: Path, other_account: bool) -> None:
         pytest.skip(f"needs {system}, which the bed's accounts can run")
     subprocess.run([str(system), "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
     packages = folder / "lib" / f"python{version}" / "site-packages/packages.pth"
-    packages.write_text(sysconfig.get_path("purelib") + "\n")
+    packages.write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
