@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,8 +108,9 @@ def _options_of_every_command(
     """Never run: typer builds the options from this signature."""
 
 
-def _shared_options() -> list[Any]:
-    return list(typer.main.get_command(_shared).params)
+@cache
+def _shared_options() -> Sequence[Any]:
+    return tuple(typer.main.get_command(_shared).params)
 
 
 def sampling_option(field: str, metavar: str = "N") -> Any:
