@@ -4,9 +4,10 @@
 
 run        the life of the process: bind, load, serve, drain
 http/      the HTTP application around a service
-service    what both services share: admission, health, status, counters
+service    what both services share: admission, life cycle
+report     what a server states about itself: health, load, status, counters
 prefill/   computes KV and sends it
 decode     receives KV and generates           feed     tokens from the engine's thread to the event loop
 request    one request                         answer   decode steps to events
-admission  the bounded queue
+admission  the bounded queue                   threads  work that takes long
 """

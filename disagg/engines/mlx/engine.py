@@ -18,7 +18,7 @@ from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest, EngineInfo, HeldKV, Listener
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx import sampling as mlx_sampling
-from disagg.engines.mlx.batching.batch import Job
+from disagg.engines.mlx.batching.job import Job
 from disagg.engines.mlx.loop import Loop
 from disagg.engines.mlx.patches import PATCHES, Patch
 from disagg.engines.mlx.warm_up import warm_up

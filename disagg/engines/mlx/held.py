@@ -62,6 +62,20 @@ def make_store(model: Any, limit: int) -> HeldStore[Rows, Snapshot]:
     return HeldStore(limit, min(windows, default=None))
 
 
+def hold(
+    store: HeldStore[Rows, Snapshot],
+    tokens: Sequence[int],
+    caches: Sequence[Any],
+    salt: str,
+    snapshots: dict[int, Snapshot],
+) -> None:
+    """Hold the KV of these tokens. snapshots: those of earlier tokens; the one after the last is added."""
+    if covers(caches, len(tokens)):
+        if (last := snapshot(caches)) is not None:
+            snapshots[len(tokens)] = last
+        store.add(tokens, salt, lambda start, end: rows(caches, start, end), snapshots)
+
+
 def snapshot(caches: Sequence[Any]) -> Snapshot | None:
     """The sliding and state layers of evaluated caches of one request, copied: the caches may be views of memory that
     is written over later. None if there are no such layers."""

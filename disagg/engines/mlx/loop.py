@@ -25,9 +25,10 @@ import mlx.core as mx
 
 from disagg.config import EngineOptions
 from disagg.engines.base import Token
-from disagg.engines.mlx.batching.batch import Job, bound_memory, release_memory
+from disagg.engines.mlx.batching.batch import bound_memory, release_memory
 from disagg.engines.mlx.batching.groups import GroupedBatch
-from disagg.engines.mlx.held import Rows, Snapshot, covers, make_store, rows, snapshot
+from disagg.engines.mlx.batching.job import Job
+from disagg.engines.mlx.held import Rows, Snapshot, hold, make_store
 from disagg.engines.mlx.load import select_device
 from disagg.engines.mlx.patches import Patch
 from disagg.engines.mlx.prepare import Prepared, prepare
@@ -265,12 +266,8 @@ class Loop:
         ended, job.ended = job.ended, None
         if ended is None:
             return
-        tokens, caches = ended
         try:
-            if covers(caches, len(tokens)):
-                if (last := snapshot(caches)) is not None:
-                    job.snapshots[len(tokens)] = last
-                self.held.add(tokens, job.salt, lambda start, end: rows(caches, start, end), job.snapshots)
+            hold(self.held, *ended, job.salt, job.snapshots)
         except RuntimeError:  # mlx is out of memory: the answer is complete without it
             _log.warning("the KV of request %s could not be held", job.id, exc_info=True)
 
@@ -303,34 +300,16 @@ class Loop:
             self.after_step()
 
     def _deliver(self, job: Job, token: Token) -> bool:
-        """Call the job's listener with the token; False if the listener raised, or the answer cannot go on."""
+        """Pass the token on; False if the answer cannot go on."""
         if job.constraint is not None and job.constraint.error is not None:
             self._fail(job, job.constraint.error)
             return False
-        job.timing.first_token = job.timing.first_token or time.monotonic()
-        with job.lock:
-            if not job.open:
-                return True
-            job.open = token.finish is None
-            try:
-                job.listener.on_tokens((token,), job.timing)
-            except Exception:  # noqa: BLE001 - an error in a listener ends its own request only
-                _log.exception("the listener of request %s failed; the request is dropped", job.id)
-                job.open = False
-                return False
-        return True
+        return job.deliver(token)
 
     def _fail(self, job: Job, error: DisaggError) -> None:
         with self._wake:
             self._forget(job)
-        with job.lock:
-            if not job.open:
-                return
-            job.open = False
-            try:
-                job.listener.on_error(error)
-            except Exception:  # noqa: BLE001 - as in _deliver
-                _log.exception("the listener of request %s failed", job.id)
+        job.fail(error)
 
     def _rebuild(self, error: Exception) -> None:
         """Fail every request of the batch, including finished ones whose last token is undelivered, and replace the

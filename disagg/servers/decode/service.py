@@ -32,7 +32,8 @@ from disagg.servers.decode.source import PromptKV
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.request import ActiveRequest
-from disagg.servers.service import Endpoint, Service, on_daemon_thread
+from disagg.servers.service import Endpoint, Service
+from disagg.servers.threads import on_daemon_thread
 
 KEEP_SHARE = 4
 """One part in so many of max_kv_bytes may lie idle, for later transfers: fresh memory costs more than a transfer."""

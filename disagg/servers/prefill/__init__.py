@@ -1,7 +1,8 @@
 """What a prefill host serves: KV that it pushes to a decode host, and whole answers.
 
 service    POST /prefill and POST /generate
-scheduler  which prompt is computed next, and the thread that does
+order      which prompt is computed next; pure
+scheduler  the thread that computes them
 delivery   the transfer of one prompt's KV
 kv_wire    the form in which KV is sent, and the measured rates of links
 """

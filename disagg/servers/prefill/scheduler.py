@@ -1,115 +1,25 @@
-"""Which prompt a prefill host computes next, and the thread that does.
-
-Prompts are computed chunk by chunk, so that a short one does not wait for a long one before it: the shortest remaining
-computation is next, and waiting makes a prompt count as shorter. `order` decides, purely; `Scheduler` performs it.
+"""The thread of a prefill host that computes prompts, chunk by chunk, so that a short one does not wait for a long one
+before it. `order` decides which is next.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal
 
 from disagg import logs
 from disagg.engines.base import PrefillRun
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded
+from disagg.servers.prefill.order import Candidate, Policy, State, chunk, order
 
 POLL_S = 0.005  # while every prompt waits for its receiver
 JOIN_S = 10.0
 FIRST_TOKENS_S = 1000.0  # taken as the speed until it is measured
 RATED_TOKENS = 64  # a shorter step does not show the speed
 RATE_WEIGHT = 0.2  # of the newest measurement in the moving average
-
-State = Literal["waiting", "started", "computed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What `order` and `chunk` go by.
-
-    started: prompts whose KV is in memory, being computed or sent; started_to: of these, for one decode host. Their KV
-    stays within kv_bytes, and that for one decode host within half of it; a prompt that is alone may exceed both.
-    ageing: seconds of computing that each second of waiting is worth, so that a prompt of 1 s comes before any that
-    arrives 4 s after it. queue_tokens: the most prompt tokens that wait to be computed. behind_bytes: a prompt with
-    more KV waiting to be sent is not computed further until then.
-    chunk_tokens: the longest chunk, shared_chunk_tokens while others wait. A chunk is to take chunk_s, but is not
-    shorter than least_chunk_tokens: a GPU takes as long for fewer, since it reads all weights.
-    """
-
-    chunk_tokens: int
-    kv_bytes: int
-    queue_tokens: int
-    started: int = 16
-    started_to: int = 8
-    ageing: float = 0.25
-    behind_bytes: int = 256 << 20
-    shared_chunk_tokens: int = 512
-    least_chunk_tokens: int = 512
-    chunk_s: float = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One prompt as `order` sees it. remaining: prompt tokens to compute, 0 once its answer is generated here. to: the
-    decode host that gets its KV. behind: more KV waits to be sent than the policy allows. stepped: the number of its
-    last step on this host, 0 before the first. Times are time.monotonic()."""
-
-    state: State
-    arrived: float
-    remaining: int
-    kv_bytes: int
-    to: Hashable = None
-    behind: bool = False
-    stepped: int = 0
-
-
-def order(candidates: Sequence[Candidate], now: float, tokens_s: float, policy: Policy) -> list[int]:
-    """The indices of the candidates that may be computed now, the next one first.
-
-    Answers are generated between the pieces of prompts: each gets one token after every piece.
-    """
-    prompt_step = max((one.stepped for one in candidates if one.remaining), default=0)
-
-    def key(index: int) -> tuple[int, float]:
-        one = candidates[index]
-        if one.remaining == 0 and one.state == "started":
-            return (2, one.stepped) if one.stepped > prompt_step else (0, one.stepped)
-        return 1, one.remaining / tokens_s - policy.ageing * (now - one.arrived)
-
-    ranked = sorted((i for i, one in enumerate(candidates) if one.state != "computed" and not one.behind), key=key)
-    startable = _startable([candidates[index] for index in ranked], candidates, policy)
-    return [index for index, may in zip(ranked, startable, strict=True) if may]
-
-
-def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], policy: Policy) -> list[bool]:
-    """Whether each may be computed: started ones always, of the waiting ones those that fit. One that does not fit
-    holds up the later ones, or they would keep it from ever fitting."""
-    started = [one for one in everyone if one.state != "waiting"]
-    count, nbytes = len(started), sum(one.kv_bytes for one in started)
-    count_to = Counter(one.to for one in started)
-    full = False
-    out = []
-    for one in ranked:
-        if one.state == "started":
-            out.append(True)
-            continue
-        full = full or count >= policy.started or (count > 0 and nbytes + one.kv_bytes > policy.kv_bytes)
-        bytes_to = sum(other.kv_bytes for other in started if other.to == one.to)
-        too_many_to = count_to[one.to] >= policy.started_to
-        too_large_to = count_to[one.to] > 0 and bytes_to + one.kv_bytes > policy.kv_bytes // 2
-        out.append(not full and (one.to is None or not (too_many_to or too_large_to)))
-    return out
-
-
-def chunk(alone: bool, tokens_s: float, policy: Policy) -> int:
-    """The most tokens of the next step. alone: nothing else waits for the thread. tokens_s: speed of the prompt's last
-    step, which falls as the prompt grows."""
-    most = policy.chunk_tokens if alone else min(policy.chunk_tokens, policy.shared_chunk_tokens)
-    return min(most, max(policy.least_chunk_tokens, int(policy.chunk_s * tokens_s)))
 
 
 @dataclass(slots=True, eq=False)

@@ -28,9 +28,11 @@ from disagg.servers.answer import Answer, begin_answer
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.prefill.delivery import Delivery
 from disagg.servers.prefill.kv_wire import MeasuredRates, choose
-from disagg.servers.prefill.scheduler import Job, Policy, Scheduler
+from disagg.servers.prefill.order import Policy
+from disagg.servers.prefill.scheduler import Job, Scheduler
 from disagg.servers.request import ActiveRequest, Phase
-from disagg.servers.service import Endpoint, Service, on_daemon_thread
+from disagg.servers.service import Endpoint, Service
+from disagg.servers.threads import on_daemon_thread
 
 ONE_TOKEN = Sampling(max_tokens=1)  # what a prompt needs room for at least
 CPU_CHUNKS: Mapping[str, Any] = {"least_chunk_tokens": 64, "chunk_s": 0.15}  # a CPU is as fast with short chunks

@@ -14,7 +14,7 @@ from mlx_lm.generate import BatchGenerator
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import DecodeRequest, DecodeTiming, HeldKV, Token
-from disagg.engines.mlx import loop
+from disagg.engines.mlx import held as mlx_held
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import DisaggError, LayoutMismatch, ModelError, RequestError
 from disagg.kv.layout import LayerLayout, Layout
@@ -319,7 +319,7 @@ def test_kv_that_cannot_be_copied_is_not_held_and_its_answer_is_whole(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = prompt(100)
-    monkeypatch.setattr(loop, "rows", _raise)
+    monkeypatch.setattr(mlx_held, "rows", _raise)
     answer, _ = chat.send(tokens)
     assert answer.result() == chat.reference.greedy(tokens, 24)
     assert (chat.engine.held_bytes, chat.engine.find_held(tokens, "")) == (0, None)

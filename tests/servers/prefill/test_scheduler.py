@@ -1,4 +1,4 @@
-"""disagg/servers/prefill/scheduler.py: who is next, as tables; and its thread, with runs that compute nothing."""
+"""disagg/servers/prefill/order.py: who is next, as tables; scheduler.py: its thread, with runs that compute nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from disagg.engines.base import PrefillTiming
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLost
-from disagg.servers.prefill.scheduler import Candidate, Job, Policy, Scheduler, chunk, order
+from disagg.servers.prefill.order import Candidate, Policy, chunk, order
+from disagg.servers.prefill.scheduler import Job, Scheduler
 
 PATIENCE_S = 20.0
 POLICY = Policy(chunk_tokens=2048, kv_bytes=1000, queue_tokens=100_000)

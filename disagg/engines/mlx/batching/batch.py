@@ -8,61 +8,24 @@ All sequences of one batch are left-padded to the longest; `groups` runs several
 from __future__ import annotations
 
 import math
-import threading
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences
 
 from disagg.api.events import FinishReason
-from disagg.api.sampling import Sampling
-from disagg.engines.base import DecodeTiming, Listener, Token
+from disagg.engines.base import Token
 from disagg.engines.mlx import sampling as mlx_sampling
-from disagg.engines.mlx.adjust import Adjustment, adjustment
+from disagg.engines.mlx.adjust import adjustment
 from disagg.engines.mlx.batching.grouping import Row
-from disagg.engines.mlx.held import HeldArrays, Snapshot, covers, snapshot
-from disagg.engines.model.constraint import Constraint
-from disagg.kv.received import ReceivedKV
+from disagg.engines.mlx.batching.job import Job
+from disagg.engines.mlx.held import covers, snapshot
 
 # Prompts that may be computed together, right-padded, while other requests decode.
 _PREFILL_BATCH = 8
 # Freed buffers that mlx keeps for reuse while requests run. mlx's own bound is 32 MiB on Linux and nearly all memory on
 # a Mac.
 _MAX_CACHE_BYTES = 1 << 30
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One request in the engine.
-
-    kv, held: until the caches are built. answered: how many of `tokens` belong to the answer. constraint: the form that
-    the rest of it must have. hold_prompt: hold the KV of the prompt before the answer ends. covered: how many tokens'
-    KV the caches contain that it begins with. snapshots: for the KV that is held after its end, see
-    model.held.HeldStore.add. ended: its tokens and caches, taken out of the batch at its end. finite: no probability
-    was NaN, so that its KV may be used again. lock: held during calls to the listener. open: it may be called.
-    """
-
-    id: str
-    tokens: list[int]
-    sampling: Sampling
-    kv: ReceivedKV | None
-    listener: Listener
-    held: HeldArrays | None = None
-    answered: int = 0
-    salt: str = ""
-    constraint: Constraint | None = None
-    hold_prompt: bool = False
-    covered: int = 0
-    snapshots: dict[int, Snapshot] = field(default_factory=dict)
-    ended: tuple[list[int], list[Any]] | None = None
-    finite: bool = True
-    timing: DecodeTiming = field(default_factory=DecodeTiming)
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    open: bool = True
-    uid: int | None = None  # in its batch's generator
-    written: int = 0  # tokens computed so far
-    adjustment: Adjustment | None = None
 
 
 class Batch:
@@ -96,7 +59,7 @@ class Batch:
 
     @property
     def rows(self) -> list[Row]:
-        return [row(job) for job in self._jobs.values()]
+        return [job.row for job in self._jobs.values()]
 
     @property
     def nbytes(self) -> int:
@@ -180,11 +143,6 @@ class Batch:
         if finish and job.finite:
             job.ended = list(response.all_tokens), response.prompt_cache
         return Token(chosen, logprob, top, finish)
-
-
-def row(job: Job) -> Row:
-    """The job as `grouping` counts it: with its whole prompt, and the longest answer that it may have."""
-    return Row(len(job.tokens) + job.written, job.sampling.max_tokens - job.answered - job.written)
 
 
 def bound_memory() -> None:

@@ -17,8 +17,9 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from disagg.engines.base import Token
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.mlx.batching import grouping
-from disagg.engines.mlx.batching.batch import Batch, Job, row
+from disagg.engines.mlx.batching.batch import Batch
 from disagg.engines.mlx.batching.chunk import ChunkLength
+from disagg.engines.mlx.batching.job import Job
 from disagg.engines.mlx.held import snapshot
 from disagg.engines.mlx.prepare import Prepared
 
@@ -119,7 +120,7 @@ class GroupedBatch:
     def _place(self, job: Job, caches: Caches) -> None:
         # A constraint waits for each token of its group's steps: such requests do not slow down the others.
         groups = [group for group in self._groups if group.constrained == (job.constraint is not None)]
-        index = grouping.choose([group.rows for group in groups], row(job), self._kv_bytes, self._pass_bytes)
+        index = grouping.choose([group.rows for group in groups], job.row, self._kv_bytes, self._pass_bytes)
         if index is not None:
             group = groups[index]
             group.insert(job, caches)
