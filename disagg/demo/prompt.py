@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
-PROMPT: Final = """\
-class Context(object):
-
-    def is_nan(self, a):
-        a = _convert_other(a, raiseit=True)
-        return a.is_nan()
-
-    def is_normal(self, a):
-        a = _convert_other(a, raiseit=True)
-        return a.is_normal(context=self)
-
-    def is_qnan(self, a):
-        a = _convert_other(a, raiseit=True)
-        return a.is_qnan()
-
-    def is_signed(self, a):
-        a = _convert_other(a, raiseit=True)
-        return a.is_signed()
-
-    def is_snan(self, a):
-        a = _convert_other(a, raiseit=True)
-        return a.is_snan()
-
-    def is_subnormal(self, a):
-"""
+PROMPT_FILE: Final = Path(__file__).with_name("prompt.txt")
+PROMPT: Final = PROMPT_FILE.read_text(encoding="utf-8")
 MAX_TOKENS: Final = 128
 # Both models close the method. What follows would be another method, or one more class attribute.
 STOP: Final = ("\n\n", "\n    __")
+METHOD_TOKENS: Final = 26  # of the method, for a request without stop strings

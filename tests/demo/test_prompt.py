@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from disagg.demo.prompt import MAX_TOKENS, PROMPT, STOP
+from disagg.demo.prompt import MAX_TOKENS, METHOD_TOKENS, PROMPT, STOP
 
 MODELS = Path(__file__).parents[2] / "disagg" / "demo" / "models"
 
@@ -28,3 +28,4 @@ def test_both_models_complete_the_method_and_stop(name: str) -> None:
     (context,) = ast.parse(PROMPT + answer[: min(ends)]).body
     assert isinstance(context, ast.ClassDef)
     assert ast.unparse(context.body[-1]).endswith("return a.is_subnormal(context=self)")
+    assert tokenizer.decode(output[0][tokens.shape[1] :][:METHOD_TOKENS]).rstrip() == answer[: min(ends)]

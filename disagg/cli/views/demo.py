@@ -19,6 +19,7 @@ from disagg.cli.views.stream import arranged, final_view
 from disagg.cli.views.units import seconds, speed
 from disagg.demo.comparison import Comparison
 from disagg.demo.flow import HOSTS_FILE, DemoResult
+from disagg.demo.prompt import METHOD_TOKENS, PROMPT_FILE
 
 _MODEL_PANEL_WIDTH = 60
 
@@ -58,7 +59,7 @@ def comparison_panel(comparison: Comparison) -> Panel:
 
 
 def next_steps() -> RenderableType:
-    """The commands to type next."""
+    """The commands to type next, and what to expect of the demo's models."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(style="bold cyan", overflow="fold")
@@ -68,9 +69,11 @@ def next_steps() -> RenderableType:
         commands.insert(0, f"source {_short(activate)}")
     for title, command in zip_longest(["next: keep these servers"], commands, fillvalue=""):
         grid.add_row(title, command)
-    grid.add_row("      ask one model", 'disagg generate qwen "class Stack:"')
+    prompt = f"disagg generate qwen -f {_short(PROMPT_FILE)} --max-tokens {METHOD_TOKENS}"
+    grid.add_row("      ask one model", prompt)
     grid.add_row("      your own machines", "disagg init")
-    return grid
+    tiny = "The demo's models are tiny: they continue a pattern like the one above, and answer no questions."
+    return Group(grid, Text(), Text(tiny, "dim"))
 
 
 def _short(path: Path) -> str:
