@@ -18,7 +18,7 @@ from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Completion
 
 NOTES = """\
-prefill tok/s: prompt tokens / prefill time, if the whole prompt was computed.
+prefill tok/s: computed prompt tokens / prefill time.
 decode tok/s: (output tokens - 1) / decode time.
 TTFT: request sent → first token here; its parts add up to it.
 client: time in this program. network: the rest of TTFT."""
@@ -52,7 +52,7 @@ def metrics_view(completions: Sequence[Completion]) -> RenderableType:
         table.add_row(
             metrics.model,
             _two(f"{metrics.prompt_tokens} in", f"{metrics.completion_tokens} out"),
-            _two(seconds(metrics.prefill_time), speed(metrics.prefill_speed)),
+            _two(seconds(metrics.prefill_time), _prefill_speed(metrics)),
             _two(seconds(metrics.decode_time), speed(metrics.decode_speed)),
             seconds(metrics.ttft),
             seconds(metrics.total_time),
@@ -71,7 +71,7 @@ def model_panel(completion: Completion) -> Panel:
     grid.add_column(style="dim", overflow="fold")
     tokens = counted(metrics.completion_tokens, "token")
     prompt = counted(metrics.prompt_tokens, "token")
-    grid.add_row("prefill", seconds(metrics.prefill_time), speed(metrics.prefill_speed), _at(prompt, metrics, True))
+    grid.add_row("prefill", seconds(metrics.prefill_time), _prefill_speed(metrics), _at(prompt, metrics, True))
     grid.add_row("decode", seconds(metrics.decode_time), speed(metrics.decode_speed), _at(tokens, metrics, False))
     grid.add_row("total", seconds(metrics.total_time), "", f"finished by {completion.finish_reason}")
     parts: list[RenderableType] = [grid, _transfer(metrics), Text(), ttft_view(metrics), *_warnings([completion])]
@@ -102,6 +102,11 @@ def footnote() -> Text:
 
 def _two(above: str, below: str) -> Text:
     return Text.assemble(above, "\n", (below, "dim"))
+
+
+def _prefill_speed(metrics: Metrics) -> str:
+    """The rate; a dash if all but the last token was held, which is a decode step and says nothing about prefill."""
+    return speed(metrics.prefill_speed if metrics.prompt_tokens - metrics.held_tokens > 1 else None)
 
 
 def _at(what: str, metrics: Metrics, prefill: bool) -> str:

@@ -174,6 +174,13 @@ def test_a_prompt_of_which_nothing_was_computed_shows_no_rate() -> None:
         assert re.search(r"– +(7 tokens on prefill-1|295 tok/s)", shown(view)) and "0 tok/s" not in shown(view)
 
 
+def test_a_prompt_of_which_all_but_the_last_token_was_held_shows_no_rate() -> None:
+    held = completion("m", prompt_tokens=100, held_tokens=99, method="local", local="held", prefill_speed=25.5)
+    for view in (model_panel(held), metrics_view([held])):
+        assert "25.5 tok/s" not in shown(view)
+    assert "25.5 tok/s" in shown(model_panel(completion("m", prompt_tokens=100, held_tokens=9, prefill_speed=25.5)))
+
+
 def test_the_ttft_bar_is_always_as_long_as_the_whole() -> None:
     even = completion("m")
     assert shown(model_panel(even)).count("█") == 36
