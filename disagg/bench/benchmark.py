@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from disagg.api.requests import DEFAULT_DEADLINE_S
 from disagg.api.status import Health
@@ -19,12 +19,10 @@ from disagg.bench.result import BenchHost, BenchResult, gather, judge
 from disagg.bench.workloads import RandomTokens, Texts, Trace, Workload
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable, UsageError
-from disagg.inference import http
 from disagg.inference.client import AsyncClient
+from disagg.inference.http import calls
+from disagg.inference.http.connections import Connections
 from disagg.token import fleet_token
-
-if TYPE_CHECKING:
-    import httpx
 
 WorkloadKind = Literal["random", "prompts", "sharegpt", "mooncake"]
 DEFAULT_PROMPT_TOKENS = (128, 512, 2048, 8192)
@@ -107,8 +105,8 @@ class ServerUnderTest:
 async def read_servers(fleet: Fleet, model: str, token: str) -> list[ServerUnderTest]:
     """All hosts of the model, prefill first. Raises ServerUnavailable for a host that is not ready."""
     hosts = [(role, host) for role in ROLES["disaggregated"] for host in fleet.serving(model, role)]
-    async with http.client(token) as client:
-        tasks = [asyncio.create_task(_read_server(client, host, role)) for role, host in hosts]
+    async with Connections(token) as http:
+        tasks = [asyncio.create_task(_read_server(http, host, role)) for role, host in hosts]
         try:
             return await asyncio.gather(*tasks)
         finally:  # if one failed, the others must not outlive the client
@@ -117,8 +115,8 @@ async def read_servers(fleet: Fleet, model: str, token: str) -> list[ServerUnder
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read_server(client: httpx.AsyncClient, host: Host, role: str) -> ServerUnderTest:
-    health = Health.received(await http.get(client, host, "/health", timeout=_HEALTH_TIMEOUT_S), host.name)
+async def _read_server(http: Connections, host: Host, role: str) -> ServerUnderTest:
+    health = Health.received(await calls.get(http, host, "/health", timeout=_HEALTH_TIMEOUT_S), host.name)
     if health.status != "ok" or health.fingerprint is None:
         raise ServerUnavailable(f"{host.name} is not ready: {health.status}", "run `disagg status`")
     measured = BenchHost(

@@ -27,10 +27,11 @@ from disagg.api.sampling import Sampling
 from disagg.config import Fleet, load
 from disagg.config.search import find_hosts_file
 from disagg.errors import RequestError
-from disagg.inference import execute, http
+from disagg.inference import execute
 from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.hosts.route import Alone, Ranking, candidates
 from disagg.inference.hosts.view import FleetView
+from disagg.inference.http.connections import Connections
 from disagg.inference.policy import OnKVFailure
 from disagg.inference.stream import AsyncStream, Perform, Stream
 from disagg.inference.types import Completion, Watch, unwatched
@@ -89,7 +90,7 @@ class AsyncClient:
 
     def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
         self.fleet = fleet if isinstance(fleet, Fleet) else load(find_hosts_file(Path(fleet) if fleet else None))
-        self._driver = execute.Driver(http.client(token if token is not None else fleet_token(self.fleet)))
+        self._driver = execute.Driver(Connections(token if token is not None else fleet_token(self.fleet)))
         self._process = os.getpid()
         self._next_start = random.getrandbits(32)
 
@@ -199,7 +200,7 @@ class AsyncClient:
         """Raise RequestError if the client is closed, or belongs to the process that this one was forked from."""
         if os.getpid() != self._process:
             raise RequestError("this client was made before the process forked", "make a new one in the child process")
-        http.require_open(self._driver.http)
+        self._driver.http.require_open()
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -12,12 +12,10 @@ import random
 import time
 from dataclasses import dataclass, field
 
-import httpx
 import msgspec
 
 from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.errors import DeadlineExceeded, DisaggError
-from disagg.inference import http as calls
 from disagg.inference.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
 from disagg.inference.attempts import Attempt, Failure, Pause, after, remaining, route_of
 from disagg.inference.hosts.affinity import Prompt, chain, content_of, prompt_of
@@ -25,6 +23,7 @@ from disagg.inference.hosts.heartbeat import Heartbeat
 from disagg.inference.hosts.refresh import Refresher
 from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
+from disagg.inference.http.connections import Connections
 from disagg.inference.perform import Caller, PrefillFailed, perform
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 from disagg.inference.types import Completion, Watch, unwatched
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 class Driver:
     """What the requests of one client share: its connections, and what it has seen of the fleet."""
 
-    def __init__(self, http: httpx.AsyncClient, policy: RetryPolicy = DEFAULT_POLICY) -> None:
+    def __init__(self, http: Connections, policy: RetryPolicy = DEFAULT_POLICY) -> None:
         self.http = http
         self.policy = policy
         self.view = FleetView()
@@ -122,7 +121,7 @@ class _Run:
             await self._pause(pause)
 
     async def _pause(self, pause: Pause) -> None:
-        calls.require_open(self.driver.http)
+        self.driver.http.require_open()
         seconds = pause.seconds * random.uniform(0.75, 1.25)
         if not pause.limited:
             seconds += self.driver.budget.delay(time.monotonic())
@@ -148,7 +147,7 @@ class _Run:
         finally:
             for name, began_at in began.items():
                 self._judge(name, began_at, failure, done)
-        calls.require_open(self.driver.http)  # closing the client under a request looks like a lost connection
+        self.driver.http.require_open()  # closing the client under a request looks like a lost connection
         if failure.final:
             raise failure.error
         failures.append(failure)

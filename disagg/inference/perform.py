@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import httpx
 import msgspec
 
 from disagg.api.events import DoneEvent, Event, LocalEvent, ShippedEvent, SlotEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PrefillBody
 from disagg.config import Host
 from disagg.errors import DisaggError, HandoffError, ProtocolError, ServerSilent
-from disagg.inference import http as calls
 from disagg.inference.answer import ArrivingAnswer, AttemptOutcome
 from disagg.inference.attempts import Attempt
 from disagg.inference.hosts.heartbeat import Heartbeat
+from disagg.inference.http import calls
+from disagg.inference.http.connections import Connections
 from disagg.inference.policy import Timeouts
 
 
@@ -27,7 +27,7 @@ from disagg.inference.policy import Timeouts
 class Caller:
     """How hosts are called."""
 
-    http: httpx.AsyncClient
+    http: Connections
     heartbeat: Heartbeat
     timeouts: Timeouts
 

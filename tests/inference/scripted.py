@@ -17,6 +17,7 @@ from disagg.api.requests import KVAddress
 from disagg.api.status import LeaseAnswer, Load
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import DisaggError
+from disagg.inference.http.connections import Connections
 
 Body = dict[str, Any]
 Script = Callable[[Body], AsyncGenerator[Event | DisaggError, None]]
@@ -152,3 +153,23 @@ async def scripted(**hosts: Mapping[str, Script]) -> AsyncIterator[tuple[Fleet, 
             port = server.sockets[0].getsockname()[1]
             described[name] = described_host(name, port)
         yield Fleet("scripted", Path("hosts.toml"), {"m": Model("m", {}, 4096)}, described), scripts
+
+
+@asynccontextmanager
+async def answering(*parts: bytes, status: int = 200) -> AsyncIterator[tuple[Connections, Host, list[bytes]]]:
+    """A client, and a host that answers everything with these bytes. The list: what it has received, by request."""
+    received: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            received.append(head + await reader.readexactly(_content_length(head)))
+            writer.write(b"HTTP/1.1 %d X\r\n\r\n" % status)
+            writer.writelines(parts)
+            await writer.drain()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host = described_host("d", server.sockets[0].getsockname()[1])
+    async with Connections("token") as http:
+        yield http, host, received
+    server.close()

@@ -18,7 +18,7 @@ from disagg.inference.client import Client
 from tests.fleets import TOKEN, RunningFleet, free_ports
 from tests.inference.fake_hosts import change_timeouts, start_at, with_first
 
-PROMPT = [9 + i for i in range(60)]
+PROMPT = [9 + i for i in range(60)]  # salted, so that no test finds it held
 OVERLOADED = b'{"error": {"code": "Overloaded", "message": "the queue is full", "hint": ""}}'
 
 
@@ -60,7 +60,7 @@ def test_a_prefill_host_that_fails_is_followed_by_another(tiny_fleet: RunningFle
     real = tiny_fleet.fleet.hosts["tiny-prefill"]
     with misbehaving(kind, real) as port, Client(with_first(tiny_fleet.fleet, real.name, port), token=TOKEN) as client:
         start_at(client, "bad-tiny-prefill")
-        answer = client.generate("tiny", tokens=PROMPT, max_tokens=3)
+        answer = client.generate("tiny", tokens=PROMPT, cache_salt=f"after {kind}", max_tokens=3)
     assert (answer.metrics.method, answer.metrics.prefill_server) == ("disaggregated", "tiny-prefill")
     assert answer.metrics.ttft_parts.failed_attempts > 0
     assert answer.warnings == ()
@@ -72,7 +72,7 @@ def test_without_fallback_a_failed_hand_off_is_an_error(tiny_fleet: RunningFleet
         foreign = dataclasses.replace(real, port=port)
         fleet = dataclasses.replace(tiny_fleet.fleet, hosts={**tiny_fleet.fleet.hosts, real.name: foreign})
         with Client(fleet, token=TOKEN) as client, pytest.raises(HandoffError, match="the KV hand-off failed"):
-            client.generate("tiny", tokens=PROMPT, max_tokens=3, on_kv_failure="fail")
+            client.generate("tiny", tokens=PROMPT, cache_salt="no fallback", max_tokens=3, on_kv_failure="fail")
 
 
 def test_an_answer_that_is_complete_survives_the_loss_of_its_prefill_figures(tiny_fleet: RunningFleet) -> None:
@@ -81,8 +81,8 @@ def test_an_answer_that_is_complete_survives_the_loss_of_its_prefill_figures(tin
         forgetful = dataclasses.replace(real, port=port)
         fleet = dataclasses.replace(tiny_fleet.fleet, hosts={**tiny_fleet.fleet.hosts, real.name: forgetful})
         with Client(fleet, token=TOKEN) as client, tiny_fleet.client() as plain:
-            answer = client.generate("tiny", tokens=PROMPT, max_tokens=30)
-            expected = plain.generate("tiny", tokens=PROMPT, max_tokens=30)
+            answer = client.generate("tiny", tokens=PROMPT, cache_salt="figures lost", max_tokens=30)
+            expected = plain.generate("tiny", tokens=PROMPT, cache_salt="figures", max_tokens=30)
     assert answer.text == expected.text
     assert answer.metrics.method in ("disaggregated", "fallback")
 
@@ -91,7 +91,7 @@ def test_a_decode_host_that_is_not_there_is_followed_by_another(tiny_fleet: Runn
     (port,) = free_ports(1)
     with Client(with_first(tiny_fleet.fleet, "tiny-decode", port), token=TOKEN) as client:
         start_at(client, "bad-tiny-decode")
-        answer = client.generate("tiny", tokens=PROMPT, max_tokens=3)
+        answer = client.generate("tiny", tokens=PROMPT, cache_salt="not there", max_tokens=3)
     assert (answer.metrics.method, answer.metrics.decode_server) == ("disaggregated", "tiny-decode")
     assert "no server answers" in answer.warnings[0] and "tiny-decode answers" in answer.warnings[0]
 
@@ -103,7 +103,7 @@ def test_a_decode_host_that_breaks_off_is_one_clear_error(tiny_fleet: RunningFle
         fleet = dataclasses.replace(tiny_fleet.fleet, hosts={"d": half})
         with Client(fleet, token=TOKEN) as client, pytest.raises(ServerUnavailable, match="Decode server unavailable"):
             change_timeouts(client, none_up=0.2)
-            client.generate("tiny", tokens=PROMPT, max_tokens=3)
+            client.generate("tiny", tokens=PROMPT, cache_salt="half", max_tokens=3)
 
 
 def test_a_decode_host_told_to_recompute_answers_when_the_kv_is_refused(tiny_fleet: RunningFleet) -> None:

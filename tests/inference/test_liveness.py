@@ -3,62 +3,76 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 
-import httpx
 import pytest
 
 from disagg.api.events import ProgressEvent
 from disagg.config import EngineOptions, Host
 from disagg.errors import DisaggError, Overloaded, ServerSilent, ServerUnavailable
-from disagg.inference import http as calls
 from disagg.inference.attempts import Pause
 from disagg.inference.hosts.heartbeat import Heartbeat
 from disagg.inference.hosts.refresh import Refresher
 from disagg.inference.hosts.view import FleetView
+from disagg.inference.http import calls
+from disagg.inference.http.connections import Connections
+from disagg.inference.http.events import Progress
 from disagg.inference.policy import Timeouts
 from disagg.inference.waiting import LONGEST_DELAY_S, RetryBudget, Waiting
+from tests.inference.scripted import answering
 
 D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 1)
 E = Host("e", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)
 
 
 @pytest.mark.parametrize(
-    ("phases", "beats", "stalled_for"),
+    ("phases", "beats", "stalled"),
     [
-        (["generating"] * 4, [5, 5, 5, 5], 3.0),
-        (["generating"] * 4, [5, 6, 6, 6], 2.0),
-        (["generating"] * 4, [5, 6, 7, 8], 0.0),
-        (["computing the prompt"] * 4, [5, 5, 5, 5], 3.0),
-        (["waiting for KV"] * 4, [5, 5, 5, 5], 0.0),
-        (["queued", "queued", "generating", "generating"], [5, 5, 5, 5], 2.0),
+        (["generating"] * 4, [5, 5, 5, 5], True),
+        (["generating"] * 4, [5, 6, 6, 6], False),
+        (["generating"] * 5, [5, 6, 6, 6, 6], True),
+        (["generating"] * 9, [*range(9)], False),
+        (["computing the prompt"] * 4, [5, 5, 5, 5], True),
+        (["waiting for KV"] * 9, [5] * 9, False),
+        (["queued"] * 9, [5] * 9, False),
+        (["queued", "queued", "generating", "generating"], [5, 5, 5, 5], False),
     ],
 )
-def test_a_host_that_computes_and_finishes_nothing_is_stuck(
-    phases: list[str], beats: list[int], stalled_for: float
+def test_a_host_that_computes_and_finishes_nothing_for_3_s_is_stuck(
+    phases: list[str], beats: list[int], stalled: bool
 ) -> None:
     """One progress event a second."""
-    seen = calls.Beats()
+    assert isinstance(judged(phases, beats, Timeouts(stall=3.0)), ServerSilent) is stalled
+
+
+@pytest.mark.parametrize(
+    ("phases", "given_up"),
+    [
+        (["queued"] * 4, True),
+        (["arriving", "tokenising", "queued", "queued"], True),
+        (["queued"] * 3, False),
+        (["queued", "computing the prompt", "queued", "queued", "queued"], False),
+        (["waiting for KV"] * 9, False),
+    ],
+)
+def test_a_host_that_has_not_begun_after_3_s_counts_as_busy(phases: list[str], given_up: bool) -> None:
+    assert isinstance(judged(phases, [0] * len(phases), Timeouts(queue=3.0)), Overloaded) is given_up
+
+
+def judged(phases: list[str], beats: list[int], timeouts: Timeouts) -> DisaggError | None:
+    """The first problem, if such an event arrives every second."""
+    progress = Progress(D, timeouts, written=0.0)
     events = [ProgressEvent(phase=phase, beats=count) for phase, count in zip(phases, beats, strict=True)]
-    assert [seen.stalled_for(event, float(now)) for now, event in enumerate(events)][-1] == stalled_for
-
-
-def answering(*chunks: bytes, status: int = 200) -> httpx.AsyncClient:
-    """An HTTP client whose every request is answered with this."""
-
-    async def stream() -> object:
-        for chunk in chunks:
-            yield chunk
-
-    return httpx.AsyncClient(
-        transport=httpx.MockTransport(lambda _: httpx.Response(status, content=stream()))  # type: ignore[arg-type]
-    )
+    problems = [progress.problem(event, float(now)) for now, event in enumerate(events)]
+    return next((problem for problem in problems if problem), None)
 
 
 async def events_of(*chunks: bytes, timeouts: Timeouts = Timeouts()) -> list[str]:  # noqa: B008 - frozen
-    call = calls.Call(D, "/generate", ProgressEvent(phase="", beats=0), "r", timeouts)
-    async with answering(*chunks) as http, calls.events(http, call) as events:
-        return [event.event async for event in events]
+    async with answering(*chunks) as (http, host, _):
+        call = calls.Call(host, "/generate", ProgressEvent(phase="", beats=0), "r", timeouts)
+        async with calls.events(http, call) as events:
+            return [event.event async for event in events]
 
 
 NESTED = b"[" * 100_000
@@ -90,9 +104,9 @@ async def test_whatever_a_host_sends_is_an_answer_or_a_disagg_error(sent: bytes)
 @pytest.mark.parametrize("status", [200, 503])
 async def test_whatever_a_host_answers_to_get_load_it_is_up_or_down(sent: bytes, status: int) -> None:
     view = FleetView()
-    async with answering(sent, status=status) as http:
+    async with answering(sent, status=status) as (http, host, _):
         for _ in range(2):
-            await Refresher(http, view).read([D])
+            await Refresher(http, view).read([host])
     assert view.of("d").obstacle(time.monotonic()) == "down"
 
 
@@ -142,26 +156,24 @@ def test_no_retry_is_delayed_for_long_however_many_requests_of_a_client_wait() -
 
 
 async def test_leases_of_requests_that_run_for_long_are_extended_on_their_hosts() -> None:
-    asked: list[tuple[int | None, bytes]] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append((request.url.port, request.content))
-        return httpx.Response(200, json={"unknown": []})
-
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+    async with (
+        answering(b'{"unknown": []}') as (http, d, asked_d),
+        answering(b'{"unknown": []}') as (_, other, asked_e),
+    ):
+        e = dataclasses.replace(other, name="e")
         heartbeat = Heartbeat(http, lease_s=0.2)
-        with heartbeat.lease(D, "long"), heartbeat.lease(E, "long"):
-            with heartbeat.lease(D, "short"):
+        with heartbeat.lease(d, "long"), heartbeat.lease(e, "long"):
+            with heartbeat.lease(d, "short"):
                 pass
             async with asyncio.timeout(10):
-                while len(asked) < 4:
+                while len(asked_d) < 2 or len(asked_e) < 2:
                     await asyncio.sleep(0.01)
         await heartbeat.stop()
-    assert set(asked) == {(1, b'{"request_ids":["long"]}'), (2, b'{"request_ids":["long"]}')}
+    assert {sent.partition(b"\r\n\r\n")[2] for sent in (*asked_d, *asked_e)} == {b'{"request_ids":["long"]}'}
 
 
 async def test_a_request_that_has_just_begun_needs_no_heartbeat() -> None:
-    async with httpx.AsyncClient() as http:
+    async with Connections("token") as http:
         heartbeat = Heartbeat(http, lease_s=400.0)
         with heartbeat.lease(D, "r"):
             now = time.monotonic()
@@ -171,7 +183,7 @@ async def test_a_request_that_has_just_begun_needs_no_heartbeat() -> None:
 
 
 async def test_the_hosts_of_every_role_that_requests_use_are_asked() -> None:
-    async with answering(b"{}") as http:
+    async with Connections("token") as http:
         refresher = Refresher(http, FleetView())
         with refresher.using([D]), refresher.using([E]):
             assert {host.name for host in refresher.due(time.monotonic())} == {"d", "e"}

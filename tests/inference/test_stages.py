@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import httpx
 import pytest
 
 from disagg.api.events import ProgressEvent, TokenLogprob, TokensEvent
 from disagg.config import EngineOptions, Host
 from disagg.errors import ModelError
-from disagg.inference import http as calls
 from disagg.inference.answer import ArrivingAnswer, phase_of
 from disagg.inference.attempts import Attempt
 from disagg.inference.client import AsyncClient
+from disagg.inference.http import calls
 from disagg.inference.types import Phase, Stage
 from tests.fleets import TOKEN, RunningFleet
+from tests.inference.scripted import answering
 
 P = Host("p", "127.0.0.1", ("prefill",), "m", EngineOptions("simulated"), 1)
 D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)
@@ -80,14 +78,8 @@ async def test_the_phases_of_progress_events_are_passed_on() -> None:
     )
     done = b'event: error\ndata: {"code": "ModelError", "message": "x", "hint": ""}\n\n'
 
-    async def body() -> AsyncIterator[bytes]:
-        yield events + done
-
-    def respond(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, content=body())
-
-    call = calls.Call(D, "/generate", ProgressEvent(phase="", beats=0), "r", reported=reported.append)
-    async with httpx.AsyncClient(transport=httpx.MockTransport(respond)) as http:
+    async with answering(events + done) as (http, host, _):
+        call = calls.Call(host, "/generate", ProgressEvent(phase="", beats=0), "r", reported=reported.append)
         with pytest.raises(ModelError):
             async with calls.events(http, call) as stream:
                 async for _ in stream:

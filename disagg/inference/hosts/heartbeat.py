@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import httpx
-
 from disagg.api.requests import MAX_LEASES, LeaseBody
 from disagg.config import Host
 from disagg.errors import DisaggError
-from disagg.inference import http as calls
 from disagg.inference.hosts.background import Background
+from disagg.inference.http import calls
+from disagg.inference.http.connections import Connections
 
 BEATS_PER_LEASE = 4
 log = logging.getLogger(__name__)
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 class Heartbeat:
     """The leases of one client's requests. lease_s: of each."""
 
-    def __init__(self, http: httpx.AsyncClient, lease_s: float) -> None:
+    def __init__(self, http: Connections, lease_s: float) -> None:
         self._http, self._every_s = http, lease_s / BEATS_PER_LEASE
         self._since: dict[str, dict[str, float]] = {}
         self._hosts: dict[str, Host] = {}
@@ -61,7 +60,7 @@ class Heartbeat:
         try:
             for first in range(0, len(request_ids), MAX_LEASES):
                 body = LeaseBody(tuple(request_ids[first : first + MAX_LEASES]))
-                async with asyncio.timeout(self._every_s):  # httpx bounds each of its steps, not their sum
+                async with asyncio.timeout(self._every_s):  # that of `post` bounds each of its steps, not their sum
                     await calls.post(self._http, host, "/lease", body, timeout=self._every_s)
         except (DisaggError, TimeoutError) as error:
             log.debug("leases of %s: %s", host.name, error)

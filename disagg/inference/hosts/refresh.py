@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import httpx
-
 from disagg.api.status import Load
 from disagg.config import Host
 from disagg.errors import DisaggError, RequestError
-from disagg.inference import http as calls
 from disagg.inference.hosts.background import Background
 from disagg.inference.hosts.view import FleetView
+from disagg.inference.http import calls
+from disagg.inference.http.connections import Connections
 
 INTERVAL_S = 1.0
 FIRST_S = 0.25  # the first request has the machine to itself
@@ -35,7 +34,7 @@ class _Use:
 class Refresher:
     """One client's reader of GET /load."""
 
-    def __init__(self, http: httpx.AsyncClient, view: FleetView) -> None:
+    def __init__(self, http: Connections, view: FleetView) -> None:
         self._http, self._view = http, view
         self._uses: dict[tuple[str, ...], _Use] = {}  # by the names of their hosts: one or a few per model
         self._asked: dict[str, float] = {}

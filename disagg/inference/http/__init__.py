@@ -1,0 +1,7 @@
+"""The servers' HTTP API from the caller's side. Every failure is a DisaggError that names the host.
+
+calls        requests: JSON answers and event streams
+events       the events of a response, and what its progress events say about its host
+connections  the open connections of a client
+connection   one of them: HTTP/1.1 by h11 on asyncio
+"""

@@ -1,0 +1,189 @@
+"""The open connections of a client."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Literal, Self
+
+import h11
+
+from disagg.config import Host
+from disagg.errors import RequestError, ServerNotRunning, ServerUnavailable
+from disagg.inference.http.connection import Connection
+
+IDLE_S = 30.0
+MAX_IDLE = 64  # of one host
+ENDING_S = 1.0  # for a response to end after its last event
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to a host. id: for its lease and the logs; empty if it has none."""
+
+    host: Host
+    method: Literal["GET", "POST"]
+    path: str
+    body: bytes = b""
+    id: str = ""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request that has been sent, and its response. written: time.monotonic() when it was. reused: its connection had
+    served another request.
+
+    answered: all that matters of the response has been read: its connection is kept once it has ended.
+    """
+
+    request: Request
+    connection: Connection
+    written: float
+    reused: bool
+    answered: bool = False
+
+
+class Connections:
+    """The connections of one client to its hosts, kept open between requests. Belongs to one event loop."""
+
+    def __init__(self, token: str) -> None:
+        self.is_closed = False
+        self._authorization = ("Authorization", f"Bearer {token}")
+        self._idle: dict[Address, deque[tuple[float, Connection]]] = {}
+        self._busy: set[Connection] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def require_open(self) -> None:
+        """Raise RequestError if the client has been closed."""
+        if self.is_closed:
+            raise RequestError("this client is closed", "make a new one, or send requests inside its `with` block")
+
+    async def send(self, request: Request, connect_s: float) -> Exchange:
+        """Send a request. Raises ServerUnavailable if no connection is open and none can be opened."""
+        self.require_open()
+        idle = self._take(_address(request.host))
+        return self._send(request, idle or await _open(request.host, connect_s), reused=idle is not None)
+
+    async def head(self, exchange: Exchange, silence_s: float, connect_s: float) -> h11.Response:
+        """Status and headers of the response. A kept connection that the host has closed meanwhile is replaced."""
+        try:
+            return await exchange.connection.head(silence_s)
+        except TimeoutError:
+            raise
+        except (OSError, h11.RemoteProtocolError):
+            if not exchange.reused or self.is_closed:
+                raise
+        self._drop(exchange.connection)
+        again = self._send(exchange.request, await _open(exchange.request.host, connect_s), reused=False)
+        exchange.connection, exchange.reused = again.connection, False
+        return await exchange.connection.head(silence_s)
+
+    def release(self, exchange: Exchange) -> None:
+        """The exchange is over. Its connection is kept if the response has ended, or will at once; else closed, which
+        ends the request on the server."""
+        connection, address = exchange.connection, _address(exchange.request.host)
+        if self._keep(address, connection):
+            return
+        if not exchange.answered:
+            self._drop(connection)
+            return
+
+        def ended() -> None:
+            timer.cancel()
+            if not self._keep(address, connection):
+                self._drop(connection)
+
+        timer = asyncio.get_running_loop().call_later(ENDING_S, self._drop, connection)
+        connection.leave(ended)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        self.is_closed = True
+        idle = [connection for kept in self._idle.values() for _, connection in kept]
+        self._idle.clear()
+        for connection in (*idle, *self._busy):
+            connection.close()
+        self._busy.clear()
+        await asyncio.sleep(0)  # their sockets are closed by then
+
+    def _send(self, request: Request, connection: Connection, *, reused: bool) -> Exchange:
+        headers = [("Host", request.host.url.removeprefix("http://")), self._authorization]
+        if request.body:
+            headers.append(("Content-Type", "application/json"))
+        if request.id:
+            headers.append(("X-Request-Id", request.id))
+        self._busy.add(connection)
+        written = time.monotonic()
+        connection.send(request.method, request.path, headers, request.body)
+        return Exchange(request, connection, written, reused)
+
+    def _take(self, address: Address) -> Connection | None:
+        """An open connection, the one that was used last."""
+        kept = self._idle.get(address, ())
+        while kept:
+            since, connection = kept.pop()
+            if connection.usable and time.monotonic() - since < IDLE_S:
+                return connection
+            connection.close()
+        return None
+
+    def _keep(self, address: Address, connection: Connection) -> bool:
+        """Keep a connection for the next request, if it can be."""
+        if self.is_closed or not connection.reset():
+            return False
+        self._busy.discard(connection)
+        kept = self._idle.setdefault(address, deque())
+        kept.append((time.monotonic(), connection))
+        if len(kept) > MAX_IDLE or time.monotonic() - kept[0][0] > IDLE_S:
+            kept.popleft()[1].close()
+        return True
+
+    def _drop(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+        connection.close()
+
+
+def _address(host: Host) -> Address:
+    return host.address, host.port
+
+
+async def _open(host: Host, seconds: float) -> Connection:
+    """Connect to the first address of the host that accepts, in so many seconds for each."""
+    loop, errors = asyncio.get_running_loop(), list[Exception]()
+    try:
+        async with asyncio.timeout(seconds):
+            found = await _addresses(host)
+        for address in found:
+            try:
+                async with asyncio.timeout(seconds):
+                    _, connection = await loop.create_connection(Connection, *address)
+                return connection
+            except OSError as error:  # TimeoutError is one
+                errors.append(error)
+    except OSError as error:  # the name is unknown
+        errors.append(error)
+    refused = all(isinstance(error, ConnectionRefusedError) for error in errors)
+    raise (ServerNotRunning if refused else ServerUnavailable)(
+        f"no server answers at {host.url} ({host.name})", "run `disagg status`; `disagg start` starts what is stopped"
+    ) from errors[-1]
+
+
+async def _addresses(host: Host) -> list[Address]:
+    """The addresses of a host: one, unless hosts.toml has a name for it."""
+    with suppress(ValueError):
+        ip_address(host.address)
+        return [(host.address, host.port)]
+    found = await asyncio.get_running_loop().getaddrinfo(host.address, host.port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys((str(address[0]), int(address[1])) for *_, address in found))
