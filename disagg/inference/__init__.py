@@ -10,7 +10,7 @@ execute   performs the attempts until the answer is complete
 waiting   waits for hosts that are busy or not up
 perform   one attempt: a hand-off, or the whole request on one host
 answer    an answer from its first to its last token, from one host or several
-http      the servers' HTTP API from the caller's side
+http/     the servers' HTTP API from the caller's side
 measure   a request's figures from its times and its hosts' events
 metrics   what those figures are
 types     Chunk and Completion

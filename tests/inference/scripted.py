@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,38 +69,65 @@ async def whole(body: Body) -> AsyncGenerator[Event | DisaggError, None]:
     yield done(body, len(body["tokens"]))
 
 
-class ScriptedHost:
+class Server:
+    """A server on the test's event loop; `close` leaves no task and no socket behind."""
+
+    def __init__(self) -> None:
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until it is closed."""
+        raise NotImplementedError
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(task := asyncio.ensure_future(self._run(reader, writer)))
+        task.add_done_callback(self._connections.discard)
+
+    async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            try:
+                await self.serve(reader, writer)
+                writer.close()
+                await writer.wait_closed()
+            finally:
+                writer.transport.abort()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        """Its port."""
+        server = await asyncio.start_server(self.accept, "127.0.0.1", 0)
+        try:
+            yield int(server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
+            tasks = [*self._connections]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # the sockets are closed by then
+
+
+class ScriptedHost(Server):
     """One host. asked: the body of each request, by path, in order."""
 
     def __init__(self, scripts: Mapping[str, Script], load: Load) -> None:
+        super().__init__()
         self.scripts = {f"/{path}": script for path, script in scripts.items()}
         self.load = load
         self.asked: list[tuple[str, Body]] = []
-        self.connections: set[asyncio.Task[None]] = set()
 
-    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections.add(task := asyncio.ensure_future(self._serve(reader, writer)))
-        task.add_done_callback(self.connections.discard)
-
-    async def close(self) -> None:
-        tasks = [*self.connections]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: as many requests as come on it, until an event stream, which ends it."""
-        with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                path = head.split(b" ", 2)[1].decode()
-                body = await reader.readexactly(_content_length(head))
-                if path not in self.scripts:
-                    answer = self.load if path == "/load" else LeaseAnswer()
-                    writer.write(_response(200, answer.to_bytes()))
-                    continue
-                self.asked.append((path, json.loads(body)))
-                await self._answer(self.scripts[path](self.asked[-1][1]), writer)
-                break
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """As many requests as come on the connection, until an event stream, which ends it."""
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            path = head.split(b" ", 2)[1].decode()
+            body = await reader.readexactly(_content_length(head))
+            if path not in self.scripts:
+                answer = self.load if path == "/load" else LeaseAnswer()
+                writer.write(_response(200, answer.to_bytes()))
+                continue
+            self.asked.append((path, json.loads(body)))
+            await self._answer(self.scripts[path](self.asked[-1][1]), writer)
+            break
 
     async def _answer(self, events: AsyncGenerator[Event | DisaggError, None], writer: asyncio.StreamWriter) -> None:
         started = False
@@ -145,31 +172,30 @@ async def scripted(**hosts: Mapping[str, Script]) -> AsyncIterator[tuple[Fleet, 
     names that begin with p are prefill hosts."""
     scripts = {name: ScriptedHost(paths, Load("ok", boot_id=name)) for name, paths in hosts.items()}
     async with AsyncExitStack() as stack:
-        described = {}
-        for name, host in scripts.items():
-            server = await asyncio.start_server(host.accept, "127.0.0.1", 0)
-            stack.push_async_callback(host.close)
-            stack.callback(server.close)
-            port = server.sockets[0].getsockname()[1]
-            described[name] = described_host(name, port)
+        described = {
+            name: described_host(name, await stack.enter_async_context(host.listening()))
+            for name, host in scripts.items()
+        }
         yield Fleet("scripted", Path("hosts.toml"), {"m": Model("m", {}, 4096)}, described), scripts
+
+
+class FixedHost(Server):
+    """Answers everything with the same bytes. received: the requests."""
+
+    def __init__(self, response: bytes) -> None:
+        super().__init__()
+        self.response = response
+        self.received: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.received.append(head + await reader.readexactly(_content_length(head)))
+        writer.write(self.response)
 
 
 @asynccontextmanager
 async def answering(*parts: bytes, status: int = 200) -> AsyncIterator[tuple[Connections, Host, list[bytes]]]:
     """A client, and a host that answers everything with these bytes. The list: what it has received, by request."""
-    received: list[bytes] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            received.append(head + await reader.readexactly(_content_length(head)))
-            writer.write(b"HTTP/1.1 %d X\r\n\r\n" % status)
-            writer.writelines(parts)
-            await writer.drain()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    host = described_host("d", server.sockets[0].getsockname()[1])
-    async with Connections("token") as http:
-        yield http, host, received
-    server.close()
+    host = FixedHost(b"HTTP/1.1 %d X\r\n\r\n%b" % (status, b"".join(parts)))
+    async with host.listening() as port, Connections("token") as http:
+        yield http, described_host("d", port), host.received
