@@ -74,6 +74,7 @@ def test_when_no_host_is_left_the_error_has_what_had_arrived(tiny_fleet: Running
         Client(only(tiny_fleet, dataclasses.replace(real, port=port)), token=TOKEN) as client,
         pytest.raises(ServerUnavailable, match=r"request failed: out of memory") as raised,
     ):
+        change_timeouts(client, **PATIENT)
         client.generate("tiny", PROMPT, max_tokens=24)
     partial = present(raised.value.partial)
     assert 4 <= len(partial.token_ids) < 24
