@@ -42,7 +42,8 @@ def add(
 ) -> None:
     """Make a key and print it, once: only its hash is kept.
 
-    A running gateway accepts it at once; the gateways of hosts.toml get it, too. As soon as there is a key, every client needs one.
+    A running gateway accepts it at once; the gateways of hosts.toml get it, too. As soon as there is a key, every
+    client needs one.
     """
     fleet = settings(context).fleet()
     models = [fleet.model(one).name for one in model or ()]

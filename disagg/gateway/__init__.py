@@ -11,6 +11,7 @@ models    the lists of models
 run       a request's events, from AsyncClient
 answer    events -> HTTP, streamed or whole
 problems  errors as clients expect them
+endpoints the configuration of routers in front of gateways
 watch     what observes the requests: observe/ -> metrics/, live/, history/
 views     the routes of those
 """
