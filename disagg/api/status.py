@@ -22,15 +22,14 @@ class Liveness(Contract, frozen=True):
 class Load(Liveness, frozen=True, kw_only=True):
     """GET /load: what routing needs, cheap enough to be read every second.
 
-    boot_id: random, new at every start of the server. beats: see ProgressEvent. queue, running: requests. queue_tokens:
-    prompt tokens that are not computed yet. kv_bytes: reserved by requests; kv_limit: the bound on them.
+    boot_id: random, new at every start of the server. queue, running: requests. queue_tokens: prompt tokens that are
+    not computed yet. kv_bytes: reserved by requests; kv_limit: the bound on them.
     kv_held_bytes: of finished conversations, given up if a request needs the room. prefill_tokens_s, decode_tokens_s:
     measured lately, None if not measured; decode_tokens_s is that of one request. links: rate in bytes/s of recent
     transfers from this host, by "address:port" of the decode host.
     """
 
     boot_id: str
-    beats: int = 0
     queue: int = 0
     running: int = 0
     running_limit: int = 1
@@ -44,7 +43,7 @@ class Load(Liveness, frozen=True, kw_only=True):
 
 
 class LeaseAnswer(Contract, frozen=True):
-    """POST /lease: the requests that this host does not have any more."""
+    """POST /lease: of the requests, those that this host does not have: they have ended, or not come yet."""
 
     unknown: tuple[str, ...] = ()
 

@@ -133,7 +133,6 @@ class ReportingHost(ABC, Generic[Engine]):
         return Load(
             status=self.health_state,
             boot_id=self.boot_id,
-            beats=self.progress.beats,
             queue=self._admission.queued,
             running=self._admission.running,
             running_limit=self._admission.running_limit,

@@ -172,6 +172,17 @@ async def test_leases_of_requests_that_run_for_long_are_extended_on_their_hosts(
     assert {sent.partition(b"\r\n\r\n")[2] for sent in (*asked_d, *asked_e)} == {b'{"request_ids":["long"]}'}
 
 
+async def test_a_lease_is_extended_no_more_once_its_host_has_ended_the_request() -> None:
+    async with Connections("token") as http:
+        heartbeat, extended = Heartbeat(http, lease_s=400.0), list[list[str]]()
+        with heartbeat.lease(D, "a"), heartbeat.lease(D, "b"):
+            for unknown in (["a", "b"], ["b"], ["a", "b"], []):  # neither has come; a has; a has ended
+                extended.append(heartbeat.due(time.monotonic() + 100)["d"])
+                heartbeat._note(D, extended[-1], unknown)
+        await heartbeat.stop()
+    assert extended == [["a", "b"], ["a", "b"], ["a", "b"], ["b"]]
+
+
 async def test_a_request_that_has_just_begun_needs_no_heartbeat() -> None:
     async with Connections("token") as http:
         heartbeat = Heartbeat(http, lease_s=400.0)

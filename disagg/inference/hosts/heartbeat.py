@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from disagg.api.requests import MAX_LEASES, LeaseBody
+from disagg.api.status import LeaseAnswer
 from disagg.config import Host
 from disagg.errors import DisaggError
 from disagg.inference.hosts.background import Background
@@ -26,6 +27,7 @@ class Heartbeat:
         self._http, self._every_s = http, lease_s / BEATS_PER_LEASE
         self._since: dict[str, dict[str, float]] = {}
         self._hosts: dict[str, Host] = {}
+        self._begun: set[tuple[str, str]] = set()  # host and request: the host has had it
         self._task = Background(self._run)
 
     @contextmanager
@@ -37,7 +39,7 @@ class Heartbeat:
         try:
             yield
         finally:
-            self._since[host.name].pop(request_id, None)
+            self._drop(host, request_id)
 
     def due(self, now: float) -> dict[str, list[str]]:
         """By host: the requests that are older than the interval, whose leases have to be extended."""
@@ -61,6 +63,19 @@ class Heartbeat:
             for first in range(0, len(request_ids), MAX_LEASES):
                 body = LeaseBody(tuple(request_ids[first : first + MAX_LEASES]))
                 async with asyncio.timeout(self._every_s):  # that of `post` bounds each of its steps, not their sum
-                    await calls.post(self._http, host, "/lease", body, timeout=self._every_s)
+                    answer = await calls.post(self._http, host, "/lease", body, timeout=self._every_s)
+                self._note(host, body.request_ids, LeaseAnswer.received(answer, host.name).unknown)
         except (DisaggError, TimeoutError) as error:
             log.debug("leases of %s: %s", host.name, error)
+
+    def _note(self, host: Host, request_ids: Sequence[str], unknown: Sequence[str]) -> None:
+        """Extend no more what has ended on the host: a prefill host is done long before the answer is. What the host
+        has never had may still be on its way to it."""
+        self._begun |= {(host.name, one) for one in request_ids if one not in unknown and one in self._since[host.name]}
+        for one in unknown:
+            if (host.name, one) in self._begun:
+                self._drop(host, one)
+
+    def _drop(self, host: Host, request_id: str) -> None:
+        self._since[host.name].pop(request_id, None)
+        self._begun.discard((host.name, request_id))
