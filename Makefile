@@ -3,9 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-# Tests run in one process more than there are cores, at most four: many wait for a server or a host.
-PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
-PARALLEL := --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# Four processes, also on two cores: slow tests mostly wait for a server or a host. Fast ones do so less.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+FAST_PROCESSES := $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 4)))
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 # Tests start hundreds of Python processes: without bytecode files, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,11 +18,11 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	tests/testbed/requirements.sh
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest --numprocesses 4 $(BY_FILE)
 
 # Units only: no servers, no hosts behind SSH, no engines.
 test-fast: $(VENV)/.ready
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+	$(BIN)/python -m pytest --numprocesses $(FAST_PROCESSES) $(BY_FILE) -m "not slow"
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -6,10 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from disagg.fleet.machine import process
 from tests.fleets import RunningFleet, running, write_hosts
 from tests.testbed import bed as testbed
 
 pytest_plugins = ("tests.selection",)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def spawned_processes_end() -> Iterator[None]:
+    """What tests had `disagg` start from this process ends with it, and is waited for."""
+    yield
+    for child in process._children.values():
+        child.kill()
+        child.wait(10)
 
 
 @pytest.fixture(scope="session")

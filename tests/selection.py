@@ -39,6 +39,15 @@ SLOW_PATHS = {
     "planning/test_checkpoint.py",
     "test_tiny_models.py",
 }
+LONGEST = (
+    "integration/test_installed_from_index.py",
+    "integration/test_deployed_fleet.py",
+    "fleet/deploy/test_apply.py",
+    "fleet/deploy/test_deploy_over_ssh.py",
+    "fleet/deploy/test_gone_again.py",
+    "cli/test_demo.py",
+)
+"""Files of half a minute and more, longest first."""
 SERVER_FIXTURES = {"tiny_fleet"}
 BED_FIXTURES = {"bed", "machines"}
 ENGINE_FIXTURES = {"tiny", "mlx_engine", "reference"}
@@ -52,18 +61,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow tests, and sort: the files that share a fleet first, then slow files, then fast ones.
+    """Mark slow tests, and sort: the longest files first, then those that share a fleet, other slow ones, fast ones.
 
     pytest-xdist hands out whole files in this order (`--dist loadfile`), so that no process is left with a long one at
     the end. Its groups (`--dist loadgroup`) are not used: marks that a plugin adds reach it too late.
     """
     sharing = {item.path for item in items if SERVER_FIXTURES & _fixtures(item)}
     for item in items:
-        marks = _marks(item, sharing)
-        for name in marks:
+        for name in _marks(item, sharing):
             item.add_marker(name)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path not in sharing, item.path not in slow))
+    items.sort(key=lambda item: (_place(item.path), item.path not in sharing, item.path not in slow))
+
+
+def _place(path: Path) -> int:
+    name = _below_tests(path)
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

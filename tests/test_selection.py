@@ -6,8 +6,15 @@ from tests import selection
 from tests.deadlines import ends_by_itself
 
 
-def test_every_slow_path_exists() -> None:
-    assert [path for path in selection.SLOW_PATHS if not (selection._TESTS / path).exists()] == []
+def test_every_path_named_here_exists() -> None:
+    paths = {*selection.SLOW_PATHS, *selection.LONGEST}
+    assert [path for path in paths if not (selection._TESTS / path).exists()] == []
+
+
+def test_the_longest_files_run_first() -> None:
+    files = ["kv/test_frames.py", "fleet/deploy/test_apply.py", "integration/test_deployed_fleet.py"]
+    ordered = sorted((selection._TESTS / file for file in files), key=selection._place)
+    assert [path.name for path in ordered] == ["test_deployed_fleet.py", "test_apply.py", "test_frames.py"]
 
 
 def test_files_of_slow_folders_and_slow_files_are_slow() -> None:

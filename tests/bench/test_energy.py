@@ -91,7 +91,7 @@ def test_macmon_is_read_as_a_process_and_ended_with_the_run(tmp_path: Path, monk
     monkeypatch.setenv("PATH", str(tmp_path))
     power = Power()
     with sampled(power, ["decode"]):
-        wait_until(lambda: len(power.samples["decode"]) >= 2, 10, "two samples")
+        wait_until(lambda: len(power.samples["decode"]) >= 2, 30, "two samples")
     assert {watts for _, watts in power.samples["decode"]} == {55.0}
 
 
@@ -108,7 +108,7 @@ def test_nvml_is_the_sum_over_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     power = Power()
     with sampled(power, ["prefill"]):
-        wait_until(lambda: len(power.samples["prefill"]) >= 2, 10, "two samples")
+        wait_until(lambda: len(power.samples["prefill"]) >= 2, 30, "two samples")
     assert power.samples["prefill"][0][1] == pytest.approx(80.001)
     assert calls == ["init", "shutdown"]
 

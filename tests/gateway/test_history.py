@@ -150,7 +150,7 @@ def test_a_disk_that_is_too_slow_loses_entries_and_delays_nothing(
     assert recorder.dropped >= 190 and caplog.text.count("the disk is too slow") == 1
     lock.execute("ROLLBACK")
     lock.close()
-    wait_until(lambda: len(read(path, ALL)) > 0, 10, "the entries that were queued")
+    wait_until(lambda: len(read(path, ALL)) > 0, 30, "the entries that were queued")
     recorder.close()
 
 

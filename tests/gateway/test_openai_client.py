@@ -146,7 +146,7 @@ def test_leaving_a_stream_cancels_its_request_on_the_hosts(client: openai.OpenAI
     )
     next(iter(stream))
     stream.close()
-    wait_until(lambda: tiny_fleet.status("tiny-decode")["running"] == 0, 10, "the request to end")
+    wait_until(lambda: tiny_fleet.status("tiny-decode")["running"] == 0, 30, "the request to end")
     assert tiny_fleet.status("tiny-decode")["counters"]["cancelled"] == before + 1
 
 

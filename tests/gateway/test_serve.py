@@ -39,7 +39,7 @@ async def running(client: FakeClient, bounds: Bounds = serve.BOUNDS) -> AsyncIte
         yield Running(server, listener.getsockname()[1], task)
     finally:
         server.should_exit = True
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 30)
         listener.close()
 
 
@@ -50,7 +50,7 @@ async def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(start)
             with suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), 5) == b""
+                assert await asyncio.wait_for(reader.read(), 30) == b""
             writer.close()
 
 
@@ -61,7 +61,7 @@ async def test_idle_connections_make_room_for_new_ones() -> None:
         answer = await http.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
         assert answer.text.endswith("data: [DONE]\n\n")
         reader, _ = idle[0]
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), 30) == b""
         for _, writer in idle:
             writer.close()
 
@@ -100,7 +100,7 @@ async def test_a_gateway_that_stops_lets_running_answers_finish() -> None:
             await anext(lines)
             gateway.server.should_exit = True
             rest = [line async for line in lines if line]
-        await asyncio.wait_for(gateway.task, 5)
+        await asyncio.wait_for(gateway.task, 30)
     assert rest[-1] == "data: [DONE]"
 
 
@@ -115,7 +115,7 @@ async def test_a_gateway_that_cannot_wait_any_longer_ends_answers_with_an_error(
             await anext(lines)
             gateway.server.should_exit = True
             rest = [line async for line in lines if line]
-        await asyncio.wait_for(gateway.task, 5)
+        await asyncio.wait_for(gateway.task, 30)
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "gateway_stopped"
     assert client.streams[0].closed
 

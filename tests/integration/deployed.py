@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import disagg
+from tests.fleet.deploy.guests import install_uv
 from tests.testbed.bed import Bed
 
 ROOT = str(Path(disagg.__file__).parents[1])
@@ -31,6 +31,7 @@ class Operator:
     @property
     def environment(self) -> dict[str, str]:
         own = {"PYTHONPATH": self.code, "XDG_STATE_HOME": str(self.folder / "state"), "COLUMNS": "80", "NO_COLOR": "1"}
+        own["PYTHONFAULTHANDLER"] = "1"  # a crash of the interpreter has a traceback
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DISAGG_", "FORCE_COLOR"))}
         return {**kept, **own, "HOME": str(self.bed.home)}
 
@@ -60,10 +61,10 @@ class Operator:
 
 
 def operator(bed: Bed, folder: Path) -> Operator:
-    """The bed's fleet with the demo models, on the interpreter that runs the tests: no torch is installed anew."""
+    """The bed's fleet with the demo models. Environments are made at once: what installs them has its own tests."""
+    install_uv(bed)
     path = bed.write_hosts_toml(folder / "hosts.toml")
-    own = f'service = "process"\npython = "{sys.executable}"\nsite_packages = true'
-    path.write_text(re.sub(r'service = "process"', lambda _: own, path.read_text()))
+    path.write_text(f'[deploy]\ninstaller = "uv"\n\n{path.read_text()}')
     return Operator(bed, path, folder)
 
 

@@ -552,7 +552,7 @@ def test_a_peer_that_never_reads_its_reply_is_left_after_the_linger_time() -> No
     receiver = start_receiver(QUICK)
     with socket.create_connection((receiver.server.host, receiver.server.port)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        until(receiver.settled, 3)
+        until(receiver.settled, 30)
     receiver.server.close()
 
 

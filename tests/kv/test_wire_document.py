@@ -125,7 +125,7 @@ def test_a_receiver_accepts_the_documented_bytes(receiver: Receiver, monkeypatch
     accepted, acknowledged = receiver.exchange(documented_bytes("# sender -> receiver"))
     assert accepted == {"ok": True}
     assert acknowledged["received_bytes"] == 24
-    kv = results.get(timeout=10)
+    kv = results.get(timeout=30)
     assert isinstance(kv, ReceivedKV)
     assert numpy.array_equal(kv.keys[0][0].view("<f2").reshape(2, 2, 2), KEYS)
     assert numpy.array_equal(kv.values[0][0].view("<f2").reshape(2, 2, 1), VALUES)

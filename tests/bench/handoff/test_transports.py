@@ -116,7 +116,7 @@ def test_bytes_of_one_round_do_not_pass_for_bytes_of_the_next() -> None:
         run._send_once(here, transport, digest)
         with pytest.raises(IntegrityError, match="not the KV that was sent"):
             run._send_once(here, transport, digest)
-        thread.join(10)
+        thread.join(30)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_watch_without_a_terminal_prints_a_line_per_change_until_interrupted(
             run("--config", config, "start")
             wait_until(lambda: "decode-1: healthy" in output.read_text(), 20)
             watching.send_signal(signal.SIGINT)
-            assert watching.wait(10) == 130
+            assert watching.wait(30) == 130
         finally:
             watching.kill()
             watching.wait()

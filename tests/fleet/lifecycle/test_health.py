@@ -140,7 +140,7 @@ def test_another_program_on_the_port_is_named(prepared: Farm) -> None:
 
     thread = threading.Thread(target=asyncio.run, args=(other_program(),))
     thread.start()
-    ready.wait(10)
+    ready.wait(30)
     a = states(prepared)["a"]
     stop.set()
     thread.join()

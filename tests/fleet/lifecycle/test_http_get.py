@@ -29,7 +29,7 @@ def server(answer: Callable[[socket.socket], None]) -> Iterator[int]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(10)
+        thread.join(30)
 
 
 def sends(body: bytes, code: int = 200) -> Callable[[socket.socket], None]:

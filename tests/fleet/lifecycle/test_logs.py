@@ -120,7 +120,7 @@ class Following:
         assert not self.thread.is_alive()
 
     def saw(self, text: str) -> None:
-        wait_until(lambda: text in texts(self.lines), 15)
+        wait_until(lambda: text in texts(self.lines), 30)
 
 
 def test_following_goes_on_through_rotation_and_a_log_that_comes_late(place: Place) -> None:
