@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from disagg.api.events import TokenLogprob
+from disagg.api.requests import ToolCall
 from disagg.inference.types import Completion
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of answer number `choice`: the tokens of a decode step or several, and the text that they have completed."""
+    """More of answer number `choice`: the tokens of a decode step or several, and what they have completed: reasoning,
+    then text, then tool calls."""
 
     choice: int
     text: str
     tokens: tuple[TokenLogprob, ...]
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,12 @@ Event = Piece | Finished
 
 class Usage(NamedTuple):
     """Tokens of all answers to one request. A prompt that is answered several times counts once. cached_tokens: of the
-    prompts, whose KV the decode hosts had from earlier requests."""
+    prompts, whose KV the decode hosts had from earlier requests. reasoning_tokens: of the answers."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int
 
     @classmethod
     def of(cls, completions: Sequence[Completion], n: int) -> Usage:
@@ -46,4 +51,5 @@ class Usage(NamedTuple):
             sum(one.prompt_tokens for one in figures[::n]),
             sum(one.completion_tokens for one in figures),
             sum(one.held_tokens for one in figures[::n]),
+            sum(one.reasoning_tokens for one in completions),
         )

@@ -52,7 +52,7 @@ async def _answer(choice: int, stream: AsyncStream, life: Life) -> AsyncGenerato
     async for chunk in stream:
         if not chunk.note:  # notes are among the completion's warnings, too
             life.generated(choice, len(chunk.tokens))
-            yield Piece(choice, chunk.text, chunk.tokens)
+            yield Piece(choice, chunk.text, chunk.tokens, chunk.reasoning, chunk.tool_calls)
     life.completed(choice, stream.completion)
     await life.settle()
     yield Finished(choice, stream.completion)

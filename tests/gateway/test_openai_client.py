@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,14 +97,15 @@ def test_a_streamed_answer_of_two_choices_tells_them_apart(client: openai.OpenAI
     assert all(reasons[-1] in ("stop", "length") and set(reasons[:-1]) == {None} for reasons in seen.values())
 
 
-def test_log_probabilities_name_tokens_by_id(client: openai.OpenAI) -> None:
+def test_log_probabilities_name_tokens_by_their_text(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tiny", messages=CHAT, max_tokens=3, temperature=0, logprobs=True, top_logprobs=2
     )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None and len(logprobs.content) == 3
     first = logprobs.content[0]
-    assert first.token.startswith("token_id:") and first.logprob <= 0
+    assert answer.choices[0].message.content == "".join(one.token for one in logprobs.content)
+    assert first.bytes == list(first.token.encode()) and first.logprob <= 0
     assert len(first.top_logprobs) == 2 and first.top_logprobs[0].token == first.token
 
 
@@ -135,8 +137,67 @@ def test_a_request_over_the_context_has_openai_s_code_also_if_it_is_streamed(cli
 
 def test_a_field_that_cannot_be_honoured_is_refused_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="tiny", messages=CHAT, presence_penalty=0.5)
-    assert caught.value.param == "presence_penalty"
+        client.chat.completions.create(model="tiny", messages=CHAT, modalities=["text", "audio"])
+    assert caught.value.param == "modalities"
+
+
+def test_penalties_and_biases_change_the_answer(client: openai.OpenAI) -> None:
+    fixed: dict[str, Any] = {"model": "tiny", "prompt": "x = 1", "max_tokens": 64, "temperature": 0}
+    plain = client.completions.create(**fixed).choices[0].text
+    assert client.completions.create(**fixed, presence_penalty=2, frequency_penalty=2).choices[0].text != plain
+    assert len(set(client.completions.create(**fixed, logit_bias={"64": 100}).choices[0].text)) == 1
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}, "kind": {"enum": ["cat", "dog"]}},
+    "required": ["age", "kind"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "feed", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+def fits(text: str) -> bool:
+    body = json.loads(text)
+    return sorted(body) == ["age", "kind"] and 1 <= body["age"] <= 99 and body["kind"] in ("cat", "dog")
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_an_answer_fits_its_json_schema_even_of_a_model_with_random_weights(
+    client: openai.OpenAI, temperature: float
+) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
+    answer = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=60, temperature=temperature, seed=1, response_format=form
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert fits(answer.choices[0].message.content or "")
+
+
+def test_a_tool_that_must_be_called_is_called_with_arguments_that_fit(client: openai.OpenAI) -> None:
+    named: Any = {"type": "function", "function": {"name": "feed"}}
+    answer = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=80, tools=TOOLS, tool_choice=named, temperature=0
+    )
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert answer.choices[0].finish_reason == "tool_calls" and answer.choices[0].message.content is None
+    assert call.type == "function" and call.function.name == "feed" and fits(call.function.arguments)
+    chunks = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=80, tools=TOOLS, tool_choice=named, temperature=0, stream=True
+    )
+    streamed = [call for chunk in chunks for call in (chunk.choices[0].delta.tool_calls or ())]
+    assert [one.function and one.function.arguments for one in streamed] == [call.function.arguments]
+
+
+def test_a_schema_that_is_none_and_tools_that_the_model_does_not_know_are_refused(client: openai.OpenAI) -> None:
+    wrong: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}
+    with pytest.raises(openai.BadRequestError, match=r"json_schema: .*objekt"):
+        client.chat.completions.create(model="tiny", messages=CHAT, response_format=wrong)
+    with pytest.raises(openai.BadRequestError, match="tools: this model"):
+        client.chat.completions.create(model="tiny", messages=CHAT, tools=TOOLS)
 
 
 def test_leaving_a_stream_cancels_its_request_on_the_hosts(client: openai.OpenAI, tiny_fleet: RunningFleet) -> None:

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 class Constraint:
     """The form of one answer. Not for several threads at once."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, after: int | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: Sequence[int], after: int | None = None) -> None:
         """after: the token, such as the end of the reasoning, before which the answer is free."""
         self._matcher = matcher
-        self._after = after
         self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._after = after
+        self._ended = False
         self._bits = np.zeros((1, (vocab_size + 31) // 32), dtype=np.int32)
         self.error: ModelError | None = None
         """Why the answer cannot go on; `allowed` then allows everything, and its caller ends the request."""
@@ -34,15 +36,21 @@ class Constraint:
         """The next token of the answer."""
         if self._after is not None:
             self._after = None if token == self._after else self._after
-        elif not self._matcher.is_stopped() and not self._matcher.consume_token(token):
+            return
+        self._ended = self._ended or (token in self._eos_ids and self._matcher.is_accepting())
+        if not self._ended and (self._matcher.is_stopped() or not self._matcher.consume_token(token)):
             self._fail()
 
     def allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        """Which tokens of the vocabulary may come next, [vocab]; None if all may, as once the answer is complete."""
+        """Which tokens of the vocabulary may come next, [vocab]; None if all may, as after the end of sequence."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        if self.error is not None or self._after is not None or self._matcher.is_stopped():
+        if self.error is not None or self._after is not None or self._ended:
             return None
+        if self._matcher.is_stopped():  # nothing can follow but the end
+            mask = np.zeros(self._vocab_size, dtype=np.bool_)
+            mask[list(self._eos_ids)] = True
+            return mask
         fill_next_token_bitmask(self._matcher, self._bits, 0)
         if self._matcher.is_error():
             self._fail()
@@ -74,7 +82,7 @@ class Constraints:
         matcher = LLMatcher(tokenizer, grammar)
         if matcher.is_error():
             raise RequestError(f"json_schema: {_reason(matcher.get_error())}", "see JSON Schema in llguidance's docs")
-        constraint = Constraint(matcher, self._vocab_size, after)
+        constraint = Constraint(matcher, self._vocab_size, self._eos_ids, after)
         for token in answer:
             constraint.accept(token)
         if constraint.error is not None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from disagg.api.base import Contract
 from disagg.api.events import TokenLogprob
+from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Body, read_fields
 from disagg.gateway.events import Usage
 from disagg.gateway.problems import Problem
@@ -43,9 +44,6 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "skip_special_tokens": (True,),
     "no_stop_trim": (False,),
     # which tokens are chosen
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
     "min_tokens": (0,),
     "stop_token_ids": ([],),
     "bad_words": ([],),
@@ -61,6 +59,22 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "web_search_options": (),
 }
 """Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
+OF_CHATS: Final = frozenset({"tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs"})
+"""Of these fields, those that are honoured in chats."""
+
+
+_AS_THEY_ARE: Final = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+)
+"""Fields of a request that are options of AsyncClient.stream under the same name."""
 
 
 class StreamOptions(Contract, frozen=True):
@@ -85,6 +99,9 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[str, float] | None = None
     seed: int | None = None
     stop: str | tuple[str, ...] | None = None
     ignore_eos: bool | None = None
@@ -94,10 +111,11 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
 
         OpenAI's temperature is 1 if the request does not set it.
         """
-        names = ("temperature", "top_p", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        given = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
             given["top_k"] = 0 if self.top_k == -1 else self.top_k
+        if self.logit_bias:
+            given["logit_bias"] = biases(self.logit_bias)
         return {"temperature": 1.0, **given, **answer_length(longest)}
 
     @property
@@ -105,9 +123,20 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-def read(kind: type[Body], body: Mapping[str, Any]) -> Body:
-    """The fields that the gateway honours; raises RequestError for one that is wrong or that it cannot honour."""
-    return read_fields(kind, body, HARMLESS)
+def biases(given: Mapping[str, float]) -> list[tuple[int, float]]:
+    """Token ids and what is added to their logits. Raises RequestError for a name that is no id."""
+    for name in given:
+        if not name.isdecimal():
+            raise RequestError(f"logit_bias: {name!r} is not the id of a token")
+    return [(int(name), value) for name, value in given.items()]
+
+
+def read(kind: type[Body], body: Mapping[str, Any], honoured: Collection[str] = ()) -> Body:
+    """The fields that the gateway honours; raises RequestError for one that is wrong or that it cannot honour.
+
+    honoured: of the fields that would change the answer.
+    """
+    return read_fields(kind, body, {name: neutral for name, neutral in HARMLESS.items() if name not in honoured})
 
 
 def error_body(problem: Problem) -> dict[str, Any]:
@@ -129,6 +158,7 @@ def usage_body(completions: Sequence[Completion], n: int) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -150,11 +180,20 @@ def disagg_body(completion: Completion) -> dict[str, Any]:
     }
 
 
-def token_name(token_id: int) -> str:
-    """A token's name by its id, as in vLLM with return_tokens_as_token_ids: only the hosts have a tokenizer."""
-    return f"token_id:{token_id}"
+def token_name(token_id: int, data: bytes) -> str:
+    """A token's text; of one that is a part of a character, what can be shown of it. Without its bytes, its id."""
+    return data.decode(errors="replace") if data else f"token_id:{token_id}"
 
 
-def alternatives(token: TokenLogprob) -> list[tuple[str, float]]:
-    """The likeliest alternatives of one token: name and log-probability."""
-    return [(token_name(token_id), logprob) for token_id, logprob in token.top]
+class Alternative(NamedTuple):
+    """One of the likeliest tokens. data: the bytes of its text."""
+
+    name: str
+    logprob: float
+    data: bytes
+
+
+def alternatives(token: TokenLogprob) -> list[Alternative]:
+    """The likeliest alternatives of one token."""
+    data = token.top_bytes or (b"",) * len(token.top)
+    return [Alternative(token_name(id, one), logprob, one) for (id, logprob), one in zip(token.top, data, strict=True)]

@@ -7,31 +7,17 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from disagg.api.base import Contract
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import MAX_MESSAGES
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.openai_form import ResponseFormat, ToolBody, form_of
+from disagg.gateway.dialects.openai_messages import Message, call_body, messages
 from disagg.gateway.events import Finished, Piece
 from disagg.gateway.problems import Problem
 from disagg.gateway.request import GatewayRequest
 from disagg.inference.types import Completion
-
-
-class ContentPart(Contract, frozen=True):
-    """A part of a message's content. Only text is understood."""
-
-    type: str
-    text: str = ""
-
-
-class Message(Contract, frozen=True):
-    """One message of the chat."""
-
-    role: Annotated[str, Meta(min_length=1, max_length=32)]
-    content: str | tuple[ContentPart, ...] | None = None
-    tool_calls: tuple[Any, ...] | None = None
 
 
 class ChatBody(openai.SamplingFields, frozen=True, kw_only=True):
@@ -41,6 +27,11 @@ class ChatBody(openai.SamplingFields, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: tuple[ToolBody, ...] | None = None
+    tool_choice: Any = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
 
 
 class ChatCompletions:
@@ -51,13 +42,19 @@ class ChatCompletions:
     keep_alive: ClassVar = openai.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = openai.read(ChatBody, body)
+        fields = openai.read(ChatBody, body, openai.OF_CHATS)
         longest = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         options = fields.options(longest)
         if fields.logprobs:
             options["logprobs"] = fields.top_logprobs or 0
         elif fields.top_logprobs:
             raise RequestError("top_logprobs: needs logprobs", "set logprobs to true")
+        template = dict(fields.chat_template_kwargs or {})
+        if fields.reasoning_effort is not None:
+            template["reasoning_effort"] = fields.reasoning_effort
+        if template:
+            options["chat_template_kwargs"] = template
+        options |= form_of(fields.tools or (), fields.tool_choice, fields.response_format)
         return GatewayRequest(
             model=fields.model,
             prompts=({"messages": messages(fields.messages)},),
@@ -74,43 +71,30 @@ class ChatCompletions:
         return openai.error_body(problem)
 
 
-def messages(given: Sequence[Message]) -> list[dict[str, str]]:
-    """The messages as disagg's hosts take them. Raises RequestError for content that is not text, and for tools."""
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(given)]
-
-
-def _message(message: Message, place: str) -> dict[str, str]:
-    if message.tool_calls or message.role in ("tool", "function"):
-        raise RequestError(
-            f"{place}.{'tool_calls' if message.tool_calls else 'role'}: tools are not supported by this gateway"
-        )
-    role = "system" if message.role == "developer" else message.role
-    content = message.content or ""
-    if not isinstance(content, str):
-        for index, part in enumerate(content):
-            if part.type != "text":
-                raise RequestError(f"{place}.content[{index}].type: {part.type!r} is not supported", "send text only")
-        content = "".join(part.text for part in content)
-    return {"role": role, "content": content}
-
-
 class ChatWriter:
     """Writes one answer as chat.completion chunks, or as one chat.completion."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
         self._logprobs = head.request.options.get("logprobs") is not None
-        self._started: set[int] = set()
+        self._calls: dict[int, int] = {}  # written so far, by choice; the choices that have begun
 
     def piece(self, piece: Piece) -> bytes:
-        logprobs = self._logprobs_body(piece.tokens)
-        start = b"" if piece.choice in self._started else self._start(piece.choice)
-        if not piece.text and not logprobs:
-            return start
-        return start + self._chunk(piece.choice, {"content": piece.text}, logprobs=logprobs)
+        choice, logprobs = piece.choice, self._logprobs_body(piece.tokens)
+        parts = [b"" if choice in self._calls else self._start(choice)]
+        if piece.reasoning:
+            parts.append(self._chunk(choice, _reasoning(piece.reasoning)))
+        if piece.text or logprobs:
+            parts.append(self._chunk(choice, {"content": piece.text}, logprobs=logprobs))
+        if piece.tool_calls:
+            first = self._calls[choice]
+            self._calls[choice] += len(piece.tool_calls)
+            calls = [{"index": number, **call_body(call)} for number, call in enumerate(piece.tool_calls, first)]
+            parts.append(self._chunk(choice, {"tool_calls": calls}))
+        return b"".join(parts)
 
     def finished(self, finished: Finished) -> bytes:
-        start = b"" if finished.choice in self._started else self._start(finished.choice)
+        start = b"" if finished.choice in self._calls else self._start(finished.choice)
         completion = finished.completion
         extra = {"disagg": openai.disagg_body(completion)}
         return start + self._chunk(finished.choice, {}, completion.finish_reason, extra=extra)
@@ -132,14 +116,14 @@ class ChatWriter:
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": completion.text},
+            "message": _message(completion),
             "logprobs": self._logprobs_body(completion.tokens),
             "finish_reason": completion.finish_reason,
             "disagg": openai.disagg_body(completion),
         }
 
     def _start(self, choice: int) -> bytes:
-        self._started.add(choice)
+        self._calls[choice] = 0
         return self._chunk(choice, {"role": "assistant", "content": ""})
 
     def _chunk(
@@ -165,6 +149,26 @@ class ChatWriter:
         return {"content": [_logprob(token) for token in tokens]}
 
 
+def _message(completion: Completion) -> dict[str, Any]:
+    """The whole answer. A message that only calls tools has no content."""
+    message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+    if completion.reasoning:
+        message |= _reasoning(completion.reasoning)
+    if completion.tool_calls:
+        message["content"] = completion.text or None
+        message["tool_calls"] = [call_body(call) for call in completion.tool_calls]
+    return message
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Under both names that clients read."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
 def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": name, "logprob": logprob, "bytes": None} for name, logprob in openai.alternatives(token)]
-    return {"token": openai.token_name(token.id), "logprob": token.logprob, "bytes": None, "top_logprobs": top}
+    top = [_named(one.name, one.logprob, one.data) for one in openai.alternatives(token)]
+    return {**_named(openai.token_name(token.id, token.bytes), token.logprob, token.bytes), "top_logprobs": top}
+
+
+def _named(name: str, logprob: float, data: bytes) -> dict[str, Any]:
+    return {"token": name, "logprob": logprob, "bytes": list(data) if data else None}

@@ -123,9 +123,9 @@ class CompletionWriter:
         if not self._logprobs or not tokens:
             return None
         return {
-            "tokens": [openai.token_name(token.id) for token in tokens],
+            "tokens": [openai.token_name(token.id, token.bytes) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict(openai.alternatives(token)) for token in tokens],
+            "top_logprobs": [{one.name: one.logprob for one in openai.alternatives(token)} for token in tokens],
             "text_offset": [offset for _ in tokens],
         }
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from disagg.api.events import TokenLogprob
+from disagg.api.requests import ToolCall
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.dialects.openai import HARMLESS
@@ -21,6 +23,9 @@ CHAT, TEXT = ChatCompletions(), Completions()
 MESSAGES = [{"role": "user", "content": "hello"}]
 DEFAULTS = {"temperature": 1.0, "max_tokens": 4096, "fit_context": True}
 BOUNDED = {"temperature": 1.0, "max_tokens": 7}
+SUM = {"name": "sum", "arguments": '{"of": [2, 2]}'}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+FLAT = {"name": "f", "description": "", "parameters": {"type": "object"}}
 
 
 def chat(**fields: Any) -> GatewayRequest:
@@ -44,6 +49,10 @@ def text(**fields: Any) -> GatewayRequest:
         ({"stop": ["a", "b"]}, {**DEFAULTS, "stop": ("a", "b")}),
         ({"stop": None, "seed": None, "max_tokens": None, "temperature": None}, DEFAULTS),
         ({"repetition_penalty": 1.1, "ignore_eos": True}, {**DEFAULTS, "repetition_penalty": 1.1, "ignore_eos": True}),
+        (
+            {"presence_penalty": 0.5, "frequency_penalty": -1, "logit_bias": {"50256": -100}},
+            {**DEFAULTS, "presence_penalty": 0.5, "frequency_penalty": -1, "logit_bias": [(50256, -100)]},
+        ),
         ({"user": "u", "metadata": {}, "store": True, "priority": 1, "parallel_tool_calls": True}, DEFAULTS),
     ],
 )
@@ -59,6 +68,23 @@ def test_sampling_fields_become_options(read: Any, fields: dict[str, Any], optio
         ({"logprobs": True}, {**DEFAULTS, "logprobs": 0}),
         ({"logprobs": True, "top_logprobs": 3}, {**DEFAULTS, "logprobs": 3}),
         ({"logprobs": False, "top_logprobs": 0}, DEFAULTS),
+        ({"tools": [TOOL]}, {**DEFAULTS, "tools": [FLAT]}),
+        ({"tools": [TOOL], "tool_choice": "none"}, DEFAULTS),
+        ({"tools": [TOOL], "tool_choice": "required"}, {**DEFAULTS, "tools": [FLAT], "must_call": ["f"]}),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            {**DEFAULTS, "tools": [FLAT], "must_call": ("f",)},
+        ),
+        ({"response_format": {"type": "text"}}, DEFAULTS),
+        ({"response_format": {"type": "json_object"}}, {**DEFAULTS, "json_schema": {"type": "object"}}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}},
+            {**DEFAULTS, "json_schema": {"type": "array"}},
+        ),
+        (
+            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+            {**DEFAULTS, "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "high"}},
+        ),
     ],
 )
 def test_fields_that_only_chats_have(fields: dict[str, Any], options: dict[str, Any]) -> None:
@@ -75,7 +101,21 @@ def test_fields_that_only_chats_have(fields: dict[str, Any], options: dict[str, 
         ),
         (
             [{"role": "assistant", "content": None, "tool_calls": [], "reasoning_content": "hm", "name": "x"}],
-            [{"role": "assistant", "content": ""}],
+            [{"role": "assistant", "content": "", "reasoning": "hm"}],
+        ),
+        (
+            [
+                {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": SUM}]},
+                {"role": "tool", "tool_call_id": "c1", "content": "4"},
+            ],
+            [
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"name": "sum", "arguments": {"of": [2, 2]}, "id": "c1"}],
+                },
+                {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "sum"},
+            ],
         ),
     ],
 )
@@ -102,24 +142,42 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (chat, {"messages": []}, "messages"),
         (chat, {"messages": "hello"}, "messages"),
         (chat, {"messages": [{"content": "x"}]}, "messages[0].role"),
-        (chat, {"messages": [*MESSAGES, {"role": "tool", "content": "4"}]}, "messages[1].role"),
-        (chat, {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
+        (chat, {"messages": [*MESSAGES, {"role": "function", "content": "4"}]}, "messages[1].role"),
+        (
+            chat,
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        (
+            chat,
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         (chat, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         (chat, {"model": None}, "model"),
         (chat, {"n": 0}, "n"),
         (chat, {"n": 17}, "n"),
         (chat, {"temperature": "hot"}, "temperature"),
         (chat, {"top_logprobs": 2}, "top_logprobs"),
-        (chat, {"tools": [{"type": "function"}]}, "tools"),
-        (chat, {"response_format": {"type": "json_object"}}, "response_format"),
-        (chat, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (chat, {"tools": [{"type": "function"}]}, "tools[0].type"),
+        (chat, {"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
+        (chat, {"tool_choice": "required"}, "tool_choice"),
+        (chat, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        (chat, {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        (chat, {"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+        (chat, {"response_format": {"type": "xml"}}, "response_format.type"),
+        (chat, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (chat, {"functions": [{"name": "f"}]}, "functions"),
+        (text, {"tools": [TOOL]}, "tools"),
+        (text, {"response_format": {"type": "json_object"}}, "response_format"),
+        (text, {"reasoning_effort": "high"}, "reasoning_effort"),
         (text, {"prompt": []}, "prompt"),
         (text, {"prompt": ["x", 1]}, "prompt"),
         (text, {"prompt": 1}, "prompt"),
         (text, {"prompt": ["x"] * 9, "n": 2}, "n"),
         (text, {"best_of": 3}, "best_of"),
         (text, {"echo": True}, "echo"),
-        (text, {"logit_bias": {"50256": -100}}, "logit_bias"),
+        (text, {"logit_bias": {"a": -100}}, "logit_bias"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(read: Any, fields: dict[str, Any], named: str) -> None:
@@ -219,3 +277,52 @@ def test_an_error_has_openai_s_fields() -> None:
     problem = Problem(400, "invalid_request_error", "some_code", "what is wrong", "n")
     body = {"message": "what is wrong", "type": "invalid_request_error", "param": "n", "code": "some_code"}
     assert CHAT.error(problem) == TEXT.error(problem) == {"error": body}
+
+
+CALLS = (ToolCall("f", {"a": 1}, "c1"), ToolCall("g", {}, "c2"))
+WRITTEN = [
+    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
+    {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+]
+
+
+def test_streamed_reasoning_and_calls_are_deltas_of_their_own_in_order() -> None:
+    writer = CHAT.writer(Head(chat(stream=True), "id", 0.0))
+    parts = [
+        writer.piece(Piece(0, "", (), reasoning="hm")),
+        writer.piece(Piece(0, "So.", (), tool_calls=CALLS[:1])),
+        writer.piece(Piece(0, "", (), tool_calls=CALLS[1:])),
+        writer.finished(Finished(0, completion("So.", finish_reason="tool_calls"))),
+    ]
+    lines = [line.removeprefix(b"data: ") for line in b"".join(parts).split(b"\n\n") if line]
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    assert [choice["delta"] for choice in choices] == [
+        {"role": "assistant", "content": ""},
+        {"reasoning": "hm", "reasoning_content": "hm"},
+        {"content": "So."},
+        {"tool_calls": [{"index": 0, **WRITTEN[0]}]},
+        {"tool_calls": [{"index": 1, **WRITTEN[1]}]},
+        {},
+    ]
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_a_whole_answer_that_only_calls_tools_has_no_content() -> None:
+    done = completion("", finish_reason="tool_calls", reasoning="hm", tool_calls=CALLS, reasoning_tokens=3)
+    body = CHAT.writer(Head(chat(), "id", 0.0)).whole([done])
+    assert body["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning": "hm",
+        "reasoning_content": "hm",
+        "tool_calls": WRITTEN,
+    }
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+def test_log_probabilities_name_tokens_by_their_text_and_bytes() -> None:
+    token = TokenLogprob(1, -0.5, ((1, -0.5), (2, -2.0)), b" a", (b" a", b"\xc3"))
+    written = CHAT.writer(Head(chat(logprobs=True), "id", 0.0)).piece(Piece(0, " a", (token,)))
+    (found,) = json.loads(written.split(b"data: ")[2])["choices"][0]["logprobs"]["content"]
+    assert (found["token"], found["bytes"]) == (" a", [32, 97])
+    assert [(one["token"], one["bytes"]) for one in found["top_logprobs"]] == [(" a", [32, 97]), ("\ufffd", [195])]
