@@ -18,7 +18,7 @@ from disagg.cli import bench, demo, generate, init, keys, plan_capacity, serve, 
 from disagg.cli.completion import VARIABLE, names_with_colons
 from disagg.cli.context import Output, note_interrupt, print_error, print_json
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, trust
-from disagg.cli.gateway import endpoints, history
+from disagg.cli.gateway import endpoints, history, top
 from disagg.cli.options import Command, CommandGroup
 from disagg.cli.signals import terminating
 from disagg.errors import Cancelled, DisaggError, UsageError
@@ -65,6 +65,7 @@ app.command(cls=Command, rich_help_panel=_USE, context_settings={"allow_extra_ar
 app.command(cls=Command, rich_help_panel=_USE)(serve.serve)
 app.add_typer(keys.keys, rich_help_panel=_USE)
 app.command(cls=Command, rich_help_panel=_USE)(history.history)
+app.command(cls=Command, rich_help_panel=_USE)(top.top)
 app.add_typer(endpoints.gateway, rich_help_panel=_USE)
 app.command(cls=Command, rich_help_panel=_USE)(verify.verify)
 app.add_typer(bench.app, rich_help_panel=_USE)

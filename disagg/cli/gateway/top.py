@@ -1,0 +1,75 @@
+"""`disagg top`: what the fleet is doing now, in the terminal."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from disagg.cli.context import print_json, settings, stdout
+from disagg.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from disagg.api.live import LiveState
+    from disagg.cli.gateway.screen import Source
+
+KEY_VARIABLE = "DISAGG_API_KEY"
+
+
+def top(
+    context: typer.Context,
+    *,
+    url: Annotated[str, typer.Option("--url", metavar="URL", help="The gateway.")] = "http://127.0.0.1:8080",
+    hosts: Annotated[bool, typer.Option("--hosts", help="Read the hosts themselves, not a gateway.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show live what the fleet is doing: requests in their phase, models, hosts, and what to do about those that are
+    down.
+
+    Reads the gateway (a key, if it needs one, from $DISAGG_API_KEY). If none answers, it reads the hosts of hosts.toml,
+    which do not tell one request from another. Keys: s sorts, m shows one model after the other, d one part, space
+    stops the picture, q ends. Without a terminal, and with --json, it shows the present state once.
+    """
+    import asyncio
+
+    from disagg.cli.gateway.screen import run
+    from disagg.cli.views.gateway.top import Shown, top_view
+
+    source, state = asyncio.run(_source(context, url, hosts))
+    console = stdout()
+    if as_json:
+        print_json(state.to_json())
+    elif not console.is_terminal:
+        console.print(top_view(state, Shown(), None))
+    else:
+        asyncio.run(run(source, state, console))
+
+
+async def _source(context: typer.Context, url: str, hosts: bool) -> tuple[Source, LiveState]:
+    """Where states come from, and the first one."""
+    from disagg.errors import ConfigError, ServerUnavailable
+    from disagg.gateway.live.follow import gateway_states, host_states
+
+    gateway = partial(gateway_states, url, os.environ.get(KEY_VARIABLE))
+    if not hosts:
+        try:
+            return gateway, await _first(gateway)
+        except ServerUnavailable as error:
+            try:
+                fleet = settings(context).fleet()
+            except ConfigError:
+                raise error from None
+    else:
+        fleet = settings(context).fleet()
+    alone = partial(host_states, fleet)
+    return alone, await _first(alone)
+
+
+async def _first(source: Source) -> LiveState:
+    states = source()
+    try:
+        return await anext(states)
+    finally:
+        await states.aclose()

@@ -1,0 +1,174 @@
+"""What `disagg top` shows, and what its keys change. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeVar
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState
+from disagg.cli.views.gateway.history import history_view, hosts
+from disagg.cli.views.units import seconds, size, speed
+
+T = TypeVar("T")
+Order = Literal["time", "tokens", "model"]
+Part = Literal["all", "requests", "hosts", "last"]
+
+ORDERS: Final[Sequence[Order]] = ("time", "tokens", "model")
+PARTS: Final[Sequence[Part]] = ("all", "requests", "hosts", "last")
+FEW: Final = 8  # rows of a part beside the others
+KEYS: Final = "s sort · m model · d part · space pause · q quit"
+_PHASES: Final[Mapping[str, tuple[int, str]]] = {
+    "queue": (1, "bright_black"),
+    "prefill": (2, "blue"),
+    "transfer": (3, "yellow"),
+    "decode": (4, "green"),
+}
+_STATES: Final[Mapping[str, str]] = {"up": "green", "loading": "yellow", "draining": "yellow", "failing": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is shown: the requests' order, one model or all (None), one part or all, and whether it stands still."""
+
+    order: Order = "time"
+    model: str | None = None
+    part: Part = "all"
+    paused: bool = False
+
+
+def press(shown: Shown, key: str, state: LiveState) -> Shown | None:
+    """What is shown after this key; None: end. Other keys change nothing."""
+    if key in ("q", "Q", "\x1b"):
+        return None
+    changes: Mapping[str, Callable[[], Shown]] = {
+        "s": lambda: replace(shown, order=_next(ORDERS, shown.order)),
+        "d": lambda: replace(shown, part=_next(PARTS, shown.part)),
+        "m": lambda: replace(shown, model=_next((None, *(model.name for model in state.models)), shown.model)),
+        " ": lambda: replace(shown, paused=not shown.paused),
+    }
+    change = changes.get(key.lower())
+    return change() if change else shown
+
+
+def top_view(state: LiveState, shown: Shown, note: str | None) -> RenderableType:
+    """The whole screen. note: stated below it, such as that the gateway does not answer."""
+    models = [model for model in state.models if shown.model in (None, model.name)]
+    requests = [one for one in state.requests if shown.model in (None, one.model)]
+    seen = [host for host in state.hosts if shown.model in (None, host.model)]
+    last = [entry for entry in state.last if shown.model in (None, entry.model)]
+    many = None if shown.part != "all" else FEW
+    parts: dict[Part, RenderableType] = {
+        "requests": _requests(_sorted(requests, shown.order)[:many], shown.order),
+        "hosts": _hosts(seen),
+        "last": history_view(last[:many]) if last else Text("no request has ended yet", style="dim"),
+    }
+    chosen = list(parts.values()) if shown.part == "all" else [parts[shown.part]]
+    spaced = [piece for part in chosen for piece in (Text(), part)]
+    return Group(_head(state, shown), Text(), _models(models), *spaced, Text(), _foot(note))
+
+
+def _next(values: Sequence[T], value: T) -> T:
+    return values[(values.index(value) + 1) % len(values)] if value in values else values[0]
+
+
+def _head(state: LiveState, shown: Shown) -> Text:
+    totals = state.totals
+    filtered = f" · {shown.model}" if shown.model else ""
+    return Text.assemble(
+        (state.fleet, "bold"),
+        (filtered, "bold"),
+        f"  {totals.running} running, {totals.waiting} waiting, {totals.completion_tokens_s:,.0f} tok/s, "
+        f"{totals.ok:,} answers, {totals.failed:,} failed, {size(totals.kv_bytes)} of KV",
+        ("  paused" if shown.paused else "", "yellow"),
+    )
+
+
+def _foot(note: str | None) -> Text:
+    return Text.assemble((note or "", "yellow"), "  " if note else "", (KEYS, "dim"))
+
+
+def _models(models: Sequence[LiveModel]) -> Table:
+    table = _table(("model", "", "last prefill", "last decode", "first token", "total"), right=())
+    for model in models:
+        last, totals = model.last, model.totals
+        now = f"{totals.running} running, {totals.waiting} waiting, {totals.completion_tokens_s:,.0f} tok/s"
+        figures = ("–", "–", "–", "–")
+        if last is not None:
+            figures = (
+                f"{_seconds(last.prefill_time)} @ {speed(last.prefill_speed)}",
+                f"{_seconds(last.decode_time)} @ {speed(last.decode_speed)}",
+                _seconds(last.ttft),
+                _seconds(last.total_time),
+            )
+        table.add_row(model.name, now, *figures)
+    return table
+
+
+def _sorted(requests: Sequence[LiveRequest], order: Order) -> list[LiveRequest]:
+    keys: Mapping[Order, Callable[[LiveRequest], object]] = {
+        "time": lambda one: -one.seconds,
+        "tokens": lambda one: -one.tokens,
+        "model": lambda one: one.model,
+    }
+    key = keys[order]
+    return sorted(requests, key=lambda one: (key(one), one.number))  # type: ignore[arg-type, return-value]
+
+
+def _requests(requests: Sequence[LiveRequest], order: Order) -> RenderableType:
+    if not requests:
+        return Text("no request runs", style="dim")
+    table = _table(
+        ("model", "phase", "prompt", "answer", "time", "hosts", "caller"), right=("prompt", "answer", "time")
+    )
+    table.title = f"requests by {order}"
+    table.title_justify = "left"
+    for one in requests:
+        reached, colour = _PHASES[one.phase]
+        phase = Text.assemble(("━" * 2 * reached, colour), ("─" * 2 * (4 - reached), "dim"), f" {one.phase}")
+        table.add_row(
+            one.model,
+            phase,
+            f"{one.prompt_tokens:,}" if one.prompt_tokens else "–",
+            f"{one.tokens:,}",
+            seconds(one.seconds),
+            hosts(one.prefill_server, one.decode_server),
+            one.key or one.api,
+        )
+    return table
+
+
+def _hosts(seen: Sequence[LiveHost]) -> Table:
+    table = _table(
+        ("host", "role", "state", "running", "waiting", "KV", "speed", ""), right=("running", "waiting", "KV", "speed")
+    )
+    for host in seen:
+        measured = host.prefill_tokens_s if host.role == "prefill" else host.decode_tokens_s
+        help_text = Text.assemble(host.reason, (f": {host.hint}" if host.hint else "", "bold"))
+        table.add_row(
+            host.name,
+            host.role,
+            Text(host.state, style=_STATES.get(host.state, "red")),
+            str(host.running),
+            str(host.queue),
+            size(host.kv_bytes + host.kv_held_bytes),
+            speed(measured),
+            help_text,
+        )
+    return table
+
+
+def _table(headings: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading not in ("", "hosts"))
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else seconds(value)

@@ -1,0 +1,81 @@
+"""Reads the live view for `disagg top`: that of a gateway, or one made from the hosts' own answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Final
+
+import httpx
+
+from disagg.api.base import InvalidValue
+from disagg.api.live import LiveState
+from disagg.config import Fleet
+from disagg.errors import DisaggError, ProtocolError, ServerUnavailable, Unauthorized
+from disagg.gateway.live.board import Board
+from disagg.gateway.live.hosts import live_hosts
+from disagg.inference.client import AsyncClient
+
+CONNECT_S: Final = 2.0
+SILENCE_S: Final = 5.0  # the gateway sends an event at least once a second
+EVERY_S: Final = 1.0
+MAX_LINE: Final = 8 << 20
+
+
+async def gateway_states(url: str, key: str | None) -> AsyncGenerator[LiveState, None]:
+    """The states that the gateway at this URL sends. Raises ServerUnavailable if it does not answer, or any more;
+    Unauthorized if it needs another key."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+    try:
+        async with (
+            httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as http,
+            http.stream("GET", url.rstrip("/") + "/api/live") as answer,
+        ):
+            _require_ok(answer.status_code, url)
+            name = ""
+            async for line in _lines(answer):
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                elif line.startswith("data: ") and name == "state":
+                    yield LiveState.from_bytes(line.removeprefix("data: ").encode())
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServerUnavailable(
+            f"no gateway answers at {url}", "start it with `disagg serve`, or name its --url"
+        ) from error
+    except InvalidValue as error:
+        raise ProtocolError(f"the gateway at {url} sent a state that cannot be read: {error}") from None
+    raise ServerUnavailable(f"the gateway at {url} has stopped", "start it with `disagg serve`")
+
+
+async def host_states(fleet: Fleet) -> AsyncGenerator[LiveState, None]:
+    """States with the hosts' own figures. Requests are not known: each belongs to the program that has sent it."""
+    board = Board(fleet.name, fleet.models)
+    async with AsyncClient(fleet) as client:
+        await client.connect()
+        with client.watching():
+            while True:
+                now = time.monotonic()
+                hosts = live_hosts(fleet, client.view, now)
+                board.sample(hosts, now)
+                yield board.state(hosts, now)
+                await asyncio.sleep(EVERY_S)
+
+
+def _require_ok(status: int, url: str) -> None:
+    if status == httpx.codes.UNAUTHORIZED:
+        raise Unauthorized(f"the gateway at {url} needs a key", "set DISAGG_API_KEY to one of `disagg keys list`")
+    if status != httpx.codes.OK:
+        raise DisaggError(f"{url} answered HTTP {status}, not as a gateway of disagg does", "name its --url")
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
+    """The lines of a stream. Raises ProtocolError for one without an end."""
+    rest = ""
+    async for text in answer.aiter_text():
+        *lines, rest = (rest + text).split("\n")
+        for line in lines:
+            yield line
+        if len(rest) > MAX_LINE:
+            raise ProtocolError(f"an event of the gateway is over {MAX_LINE} bytes")
