@@ -19,6 +19,7 @@ from disagg.gateway.app import build
 from disagg.gateway.clients.access import Access
 from disagg.gateway.clients.keys import KeyFile, KeyRing
 from disagg.gateway.health import GatewayHealth
+from disagg.gateway.watch import GatewayWatch
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.view import UNKNOWN, FleetView
 from disagg.inference.metrics import Metrics, TTFTParts
@@ -109,10 +110,13 @@ class FakeClient:
         return self.streams[-1]
 
 
-def app(client: FakeClient, keys: Path = Path("/nonexistent/keys.json")) -> ASGIApp:
+NO_KEYS = Path("/nonexistent/keys.json")
+
+
+def app(client: FakeClient, keys: Path = NO_KEYS, watch: GatewayWatch | None = None) -> ASGIApp:
     """The gateway in front of this client, for programs of this machine."""
     fake = cast(AsyncClient, client)
-    return build(fake, Access(KeyRing(KeyFile(keys)), public=False), GatewayHealth(fake))
+    return build(fake, Access(KeyRing(KeyFile(keys)), public=False), GatewayHealth(fake), watch)
 
 
 def http(application: ASGIApp, **headers: str) -> httpx.AsyncClient:

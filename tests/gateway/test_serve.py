@@ -6,16 +6,20 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 
 from disagg.errors import PortInUse, ServerUnavailable
 from disagg.gateway import serve
+from disagg.gateway.watch import GatewayWatch
 from disagg.http import protocol
 from disagg.http.accept import listen
 from disagg.http.connections import Bounds
 from disagg.http.server import BoundedServer
+from disagg.inference.client import AsyncClient
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 
@@ -31,9 +35,12 @@ class Running:
 
 
 @asynccontextmanager
-async def running(client: FakeClient, bounds: Bounds = serve.BOUNDS) -> AsyncIterator[Running]:
+async def running(
+    client: FakeClient, bounds: Bounds = serve.BOUNDS, keys: Path = fake_client.NO_KEYS
+) -> AsyncIterator[Running]:
     listener = listen("127.0.0.1", 0, serve.HINTS)
-    server = serve.server(fake_client.app(client), bounds)
+    watch = GatewayWatch(cast(AsyncClient, client))
+    server = serve.server(fake_client.app(client, keys, watch), bounds, watch.feed.stop)
     task = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         yield Running(server, listener.getsockname()[1], task)

@@ -94,19 +94,21 @@ def _foot(note: str | None) -> Text:
 
 
 def _models(models: Sequence[LiveModel]) -> Table:
-    table = _table(("model", "", "last prefill", "last decode", "first token", "total"), right=())
+    """Each model now, and its last answer: seconds @ tokens per second."""
+    right = ("run", "wait", "tok/s", "prefill", "decode", "TTFT", "total")
+    table = _table(("model", *right), right=right, gap=1)
     for model in models:
         last, totals = model.last, model.totals
-        now = f"{totals.running} running, {totals.waiting} waiting, {totals.completion_tokens_s:,.0f} tok/s"
-        figures = ("–", "–", "–", "–")
-        if last is not None:
-            figures = (
-                f"{_seconds(last.prefill_time)} @ {speed(last.prefill_speed)}",
-                f"{_seconds(last.decode_time)} @ {speed(last.decode_speed)}",
-                _seconds(last.ttft),
-                _seconds(last.total_time),
-            )
-        table.add_row(model.name, now, *figures)
+        table.add_row(
+            model.name,
+            str(totals.running),
+            str(totals.waiting),
+            f"{totals.completion_tokens_s:,.0f}",
+            _at(last.prefill_time, last.prefill_speed) if last else "–",
+            _at(last.decode_time, last.decode_speed) if last else "–",
+            _seconds(last.ttft) if last else "–",
+            _seconds(last.total_time) if last else "–",
+        )
     return table
 
 
@@ -163,11 +165,15 @@ def _hosts(seen: Sequence[LiveHost]) -> Table:
     return table
 
 
-def _table(headings: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(headings: Sequence[str], right: Sequence[str], gap: int = 2) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading not in ("", "hosts"))
     return table
+
+
+def _at(time: float | None, rate: float | None) -> str:
+    return _seconds(time) + (f" @ {rate:,.0f}" if rate else "")
 
 
 def _seconds(value: float | None) -> str:

@@ -1,0 +1,101 @@
+"""The picture of `disagg top`, and what its keys change."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from disagg.api.history import HistoryEntry
+from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState, Totals
+from disagg.cli.views.gateway.top import Shown, press, top_view
+
+LAST = HistoryEntry(
+    time=0.0,
+    request_id="r",
+    api="chat",
+    model="qwen",
+    state="ok",
+    total_time=2.0,
+    prefill_time=0.5,
+    prefill_speed=900.0,
+    decode_time=1.5,
+    decode_speed=30.0,
+    ttft=0.6,
+    prompt_tokens=11,
+    completion_tokens=22,
+)
+STATE = LiveState(
+    fleet="demo",
+    version="1",
+    time=0.0,
+    started=0.0,
+    totals=Totals(running=2, waiting=1, ok=7),
+    models=(LiveModel(name="qwen", totals=Totals(), last=LAST), LiveModel(name="gpt", totals=Totals())),
+    hosts=(
+        LiveHost(name="mac-1", role="decode", model="qwen", state="up", decode_tokens_s=31.0),
+        LiveHost(name="dgx-2", role="prefill", model="gpt", state="down", reason="gone", hint="disagg start"),
+    ),
+    requests=(
+        LiveRequest(
+            number=1, request_id="a", api="chat", model="qwen", phase="decode", seconds=1.0, phase_seconds=1.0, tokens=9
+        ),
+        LiveRequest(
+            number=2, request_id="b", api="ask", model="gpt", phase="queue", seconds=5.0, phase_seconds=1.0, tokens=2
+        ),
+    ),
+    last=(LAST,),
+)
+
+
+def text(shown: Shown, note: str | None = None) -> str:
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(top_view(STATE, shown, note))
+    return captured.get()
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        ("x", Shown()),
+        ("s", Shown(order="tokens")),
+        ("sss", Shown(order="time")),
+        ("m", Shown(model="qwen")),
+        ("mmm", Shown()),
+        ("d", Shown(part="requests")),
+        ("dd", Shown(part="hosts")),
+        (" ", Shown(paused=True)),
+        ("  ", Shown()),
+        ("SM", Shown(order="tokens", model="qwen")),
+        ("q", None),
+    ],
+)
+def test_what_is_shown_after_these_keys(keys: str, shown: Shown | None) -> None:
+    now: Shown | None = Shown()
+    for key in keys:
+        assert now is not None
+        now = press(now, key, STATE)
+    assert now == shown
+
+
+def test_the_picture_has_models_requests_hosts_and_the_last_answers_in_80_columns() -> None:
+    picture = text(Shown())
+    for part in ("500 ms @ 900", "1.50 s @ 30", "decode", "queue", "mac-1", "gone: disagg", "11+22", "q quit"):
+        assert part in picture
+    assert max(map(len, picture.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("order", "first"), [("time", "ask"), ("tokens", "chat"), ("model", "ask")])
+def test_requests_are_sorted(order: str, first: str) -> None:
+    picture = text(Shown(order=order, part="requests"))  # type: ignore[arg-type]
+    assert min((picture.index(name), name) for name in ("  chat", "  ask"))[1].strip() == first
+
+
+def test_one_model_and_one_part_leave_out_the_rest() -> None:
+    assert "dgx-2" not in text(Shown(model="qwen")) and "mac-1" in text(Shown(model="qwen"))
+    hosts = text(Shown(part="hosts"))
+    assert "mac-1" in hosts and "11+22" not in hosts
+
+
+def test_a_gateway_that_has_gone_is_stated_below_the_last_picture() -> None:
+    assert "no gateway answers" in text(Shown(), "no gateway answers at x")
