@@ -119,7 +119,7 @@ def _sorted(requests: Sequence[LiveRequest], order: Order) -> list[LiveRequest]:
         "model": lambda one: one.model,
     }
     key = keys[order]
-    return sorted(requests, key=lambda one: (key(one), one.number))  # type: ignore[arg-type, return-value]
+    return sorted(requests, key=lambda one: (key(one), one.number))
 
 
 def _requests(requests: Sequence[LiveRequest], order: Order) -> RenderableType:
