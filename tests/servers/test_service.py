@@ -81,7 +81,11 @@ async def test_a_generated_answer_is_tokens_and_one_done_event(tmp_path: Path, h
 @pytest.mark.parametrize("bug", [RuntimeError("out of memory"), ValueError("temperature"), MemoryError()])
 @pytest.mark.parametrize("where", ["start_answer", "step"])
 async def test_a_bug_in_the_engine_ends_its_request_at_once(
-    prefill: AnyService, monkeypatch: pytest.MonkeyPatch, where: str, bug: Exception
+    prefill: AnyService,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+    bug: Exception,
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise bug
@@ -93,6 +97,7 @@ async def test_a_bug_in_the_engine_ends_its_request_at_once(
             async with asyncio.timeout(PATIENCE_S):
                 async for _ in answer(prefill, "/generate", GenerateBody(model="m", prompt="hello")):
                     pass
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == ["engine_failed"]
     status = prefill.status()
     assert status.counters.failed == 1 and present(status.last_error).code == "ModelError"
     async with asyncio.timeout(PATIENCE_S):

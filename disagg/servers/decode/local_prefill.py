@@ -16,31 +16,31 @@ _WEIGHT = 0.7  # of all earlier measurements when a new one comes
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PrefillPlace:
     """local: compute here. reason: why, or why not."""
 
     local: bool
     reason: str
 
 
-def choose(rest: int, offer: PrefillOffer | None, local_tokens_s: float | None, rest_bytes: int) -> Choice:
+def choose_place(rest: int, offer: PrefillOffer | None, local_tokens_s: float | None, rest_bytes: int) -> PrefillPlace:
     """Where to compute the `rest` tokens of a prompt whose KV is missing, of `rest_bytes` bytes.
 
     local_tokens_s: this host's speed, None if not measured. Assumes that the prefill host computes the rest only, and
     sends while it computes.
     """
     if rest == 0:
-        return Choice(True, "no token but the last is left to compute")
+        return PrefillPlace(True, "no token but the last is left to compute")
     if offer is None:
-        return Choice(False, "no prefill host was offered")
+        return PrefillPlace(False, "no prefill host was offered")
     if local_tokens_s is None:
         few = "at most" if rest <= UNMEASURED_TOKENS else "over"
         reason = f"{rest} tokens: {few} {UNMEASURED_TOKENS}, and the speed here is not measured"
-        return Choice(rest <= UNMEASURED_TOKENS, reason)
+        return PrefillPlace(rest <= UNMEASURED_TOKENS, reason)
     here = rest / local_tokens_s
     sending = rest_bytes / offer.link_bytes_s if offer.link_bytes_s else 0.0
     there = offer.wait_s + OVERHEAD_S + max(rest / offer.tokens_s, sending)
-    return Choice(here <= there, f"{rest} tokens: {here:.2g} s here, {there:.2g} s on a prefill host")
+    return PrefillPlace(here <= there, f"{rest} tokens: {here:.2g} s here, {there:.2g} s on a prefill host")
 
 
 class Speed:

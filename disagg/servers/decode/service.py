@@ -25,7 +25,7 @@ from disagg.kv.receive import KVServer
 from disagg.kv.tickets import Tickets
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer, begin_answer
-from disagg.servers.decode.local_prefill import MEASURED_TOKENS, Choice, Speed, choose
+from disagg.servers.decode.local_prefill import MEASURED_TOKENS, PrefillPlace, Speed, choose_place
 from disagg.servers.decode.memory import KVMemory
 from disagg.servers.decode.slots import OpenSlot, Slots
 from disagg.servers.decode.source import PromptKV
@@ -183,10 +183,10 @@ class DecodeService(Service[DecodeEngine]):
         held.release()
         self._memory.wake()
 
-    def _choose(self, request: ActiveRequest, held_tokens: int, offer: PrefillOffer | None) -> Choice:
+    def _choose(self, request: ActiveRequest, held_tokens: int, offer: PrefillOffer | None) -> PrefillPlace:
         last = len(request.tokens) - 1
         rest_bytes = self.engine.info.layout.nbytes(last, held_tokens)
-        return choose(last - held_tokens, offer, self.prefill_tokens_s, rest_bytes)
+        return choose_place(last - held_tokens, offer, self.prefill_tokens_s, rest_bytes)
 
     def _local_event(self, request: ActiveRequest, kv: PromptKV) -> LocalEvent:
         return LocalEvent(

@@ -34,7 +34,7 @@ class Rates:
     link_bytes_s: float | None = None
 
 
-def choose(wanted: KVWire, layout: Layout, tokens: int, rates: Rates) -> WireForm:
+def choose_form(wanted: KVWire, layout: Layout, tokens: int, rates: Rates) -> WireForm:
     """The form for the KV of a prompt of `tokens` tokens. Never a quantised form that is not smaller."""
     nbytes = layout.nbytes(tokens)
     if wanted == "as-is" or layout.nbytes(tokens, wire=INT8) == nbytes:

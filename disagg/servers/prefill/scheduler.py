@@ -23,7 +23,7 @@ RATE_WEIGHT = 0.2  # of the newest measurement in the moving average
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class PromptJob:
     """One prompt. start: opens its run, on the scheduler's thread. tokens: of the prompt. kv_bytes: of its KV, while it
     is started. queued_bytes: KV that waits to be sent to `to`. Only the scheduler changes the rest.
 
@@ -63,11 +63,11 @@ class Scheduler:
     def __init__(self, policy: Policy, on_beat: Callable[[], None] = lambda: None) -> None:
         self.policy = policy
         self._on_beat = on_beat
-        self._jobs: list[Job] = []
+        self._jobs: list[PromptJob] = []
         self._changed = threading.Condition()
         self._closing = False
         self._steps = 0
-        self._current: Job | None = None  # is being computed
+        self._current: PromptJob | None = None  # is being computed
         self._tokens_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="prefill", daemon=True)
         self._thread.start()
@@ -106,7 +106,7 @@ class Scheduler:
         """Seconds until the prompt tokens that wait are computed."""
         return self.tokens / (self._tokens_s or FIRST_TOKENS_S)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PromptJob) -> None:
         """Queue a job until `release`. Overloaded if too many tokens wait, ModelError if the thread has ended."""
         with self._changed:
             if self._closing or not self._thread.is_alive():
@@ -120,7 +120,7 @@ class Scheduler:
             self._jobs.append(job)
             self._changed.notify()
 
-    def release(self, job: Job) -> None:
+    def release(self, job: PromptJob) -> None:
         """End a job at any stage and let go of its KV. Does not wait for a step that is under way."""
         with self._changed:
             job.released = True
@@ -148,7 +148,7 @@ class Scheduler:
         for job in left:
             self._end(job, error)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> PromptJob | None:
         """The job to work on, now `_current`; None at the end. Waits until there is one."""
         while not self._closing:
             with self._changed:
@@ -171,7 +171,7 @@ class Scheduler:
             self._on_beat()
         self._changed.wait(POLL_S if behind else None)
 
-    def _order(self) -> list[Job]:
+    def _order(self) -> list[PromptJob]:
         """The jobs that may be computed now, the next one first."""
         candidates = [
             Candidate(
@@ -188,7 +188,7 @@ class Scheduler:
         speed = self._tokens_s or FIRST_TOKENS_S
         return [self._jobs[index] for index in order(candidates, time.monotonic(), speed, self.policy)]
 
-    def _step(self, job: Job) -> None:
+    def _step(self, job: PromptJob) -> None:
         """One piece of work for this job. Its failure is its own."""
         current = logs.request_id.set(job.request_id)
         try:
@@ -204,7 +204,7 @@ class Scheduler:
             logs.request_id.reset(current)
         self._on_beat()
 
-    def _advance(self, job: Job) -> None:
+    def _advance(self, job: PromptJob) -> None:
         if job.run is None:
             job.state = "started"
             job.run = job.start()
@@ -222,18 +222,18 @@ class Scheduler:
                 job.state = "computed"
             job.computed.set_result(job.run)
 
-    def _rate(self, job: Job, tokens: int, seconds: float) -> None:
+    def _rate(self, job: PromptJob, tokens: int, seconds: float) -> None:
         if tokens >= RATED_TOKENS and seconds > 0:
             job.tokens_s = rate = tokens / seconds
             self._tokens_s = rate if self._tokens_s is None else self._tokens_s + RATE_WEIGHT * (rate - self._tokens_s)
 
-    def _fail(self, job: Job, error: DisaggError) -> None:
+    def _fail(self, job: PromptJob, error: DisaggError) -> None:
         with self._changed:
             if job in self._jobs:
                 self._jobs.remove(job)
         self._end(job, error)
 
-    def _end(self, job: Job, error: DisaggError) -> None:
+    def _end(self, job: PromptJob, error: DisaggError) -> None:
         """Close the job's run. Whoever waits for it gets the error."""
         run, job.run = job.run, None
         try:
@@ -244,7 +244,7 @@ class Scheduler:
         _settle(job, error)
 
 
-def _settle(job: Job, error: DisaggError) -> None:
+def _settle(job: PromptJob, error: DisaggError) -> None:
     for future in (job.started, job.computed):
         if not future.done():
             future.set_exception(error)

@@ -27,9 +27,9 @@ from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer, begin_answer
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.prefill.delivery import Delivery
-from disagg.servers.prefill.kv_wire import MeasuredRates, choose
+from disagg.servers.prefill.kv_wire import MeasuredRates, choose_form
 from disagg.servers.prefill.order import Policy
-from disagg.servers.prefill.scheduler import Job, Scheduler
+from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 from disagg.servers.request import ActiveRequest, Phase
 from disagg.servers.service import Endpoint, Service
 from disagg.servers.threads import on_daemon_thread
@@ -89,7 +89,7 @@ class PrefillService(Service[PrefillEngine]):
         return self._scheduler.queue_s
 
     async def probe_engine(self) -> None:
-        job = Job("probe", 2, 0, lambda: self.engine.start([0, 0], lambda block: None))
+        job = PromptJob("probe", 2, 0, lambda: self.engine.start([0, 0], lambda block: None))
         self._scheduler.submit(job)
         try:
             await asyncio.wrap_future(job.computed)
@@ -135,7 +135,7 @@ class PrefillService(Service[PrefillEngine]):
             return self.engine.start(prompt, send, start=body.start, wire=delivery.header.wire, salt=body.cache_salt)
 
         kv_bytes = self.engine.info.layout.nbytes(len(prompt))
-        job = Job(request.id, len(prompt), kv_bytes, start, to=to, queued_bytes=delivery.queued_bytes)
+        job = PromptJob(request.id, len(prompt), kv_bytes, start, to=to, queued_bytes=delivery.queued_bytes)
         run = await self._computed(request, job, "computing the prompt")
         timing, request.phase = run.timing, "sending KV"
         result = await on_daemon_thread(delivery.finish, f"kv-finish-{request.id}")
@@ -154,7 +154,7 @@ class PrefillService(Service[PrefillEngine]):
             exposed_transfer_s=result.exposed_s(timing.ended),
         )
 
-    async def _computed(self, request: ActiveRequest, job: Job, phase: Phase) -> PrefillRun:
+    async def _computed(self, request: ActiveRequest, job: PromptJob, phase: Phase) -> PrefillRun:
         """The job's run after its last step. phase: the request's, from the first step on."""
         self._scheduler.submit(job)
         request.cleanup.callback(self._scheduler.release, job)
@@ -186,7 +186,7 @@ class PrefillService(Service[PrefillEngine]):
         choice."""
         wanted = self.host.engine.kv_wire
         rates = self._rates.rates((to.host, to.port))
-        wire = choose(wanted, self.engine.info.layout, tokens, rates)
+        wire = choose_form(wanted, self.engine.info.layout, tokens, rates)
         if wanted == "auto":
             logs.info("kv_wire", chosen=wire, tokens_per_s=rates.tokens_s, link_bytes_per_s=rates.link_bytes_s)
         return wire
@@ -268,7 +268,7 @@ class PrefillService(Service[PrefillEngine]):
             return runs[0]
 
         total = request.prompt_tokens + request.sampling.max_tokens
-        job = Job(request.id, len(request.tokens) - 1, self.engine.info.layout.nbytes(total), start)
+        job = PromptJob(request.id, len(request.tokens) - 1, self.engine.info.layout.nbytes(total), start)
         try:
             await self._computed(request, job, "generating")
         except Exception as error:  # noqa: BLE001 - `feed.steps` raises it

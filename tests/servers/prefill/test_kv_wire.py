@@ -8,7 +8,7 @@ from disagg.api.names import AS_IS, INT8
 from disagg.engines.base import PrefillTiming
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.send import Span, TransferResult
-from disagg.servers.prefill.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose
+from disagg.servers.prefill.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose_form
 
 CODER = Layout((LayerLayout("full", 4, 128, 128),) * 48, "bfloat16")  # 98304 bytes a token
 NARROW = Layout((LayerLayout("full", 4, 80, 80),) * 48, "bfloat16")
@@ -31,35 +31,35 @@ OTHER = ("10.0.0.2", 9001)
 def test_auto_takes_int8_only_where_sending_takes_clearly_longer_than_computing(
     tokens_s: float, link_bytes_s: float, form: str
 ) -> None:
-    assert choose("auto", CODER, 8000, Rates(tokens_s, link_bytes_s)) == form
+    assert choose_form("auto", CODER, 8000, Rates(tokens_s, link_bytes_s)) == form
 
 
 def test_the_margin_is_where_it_is_said_to_be() -> None:
     rate = 98304 * 10_000 / MARGIN
-    assert choose("auto", CODER, 8000, Rates(10_000, rate * 1.001)) == AS_IS
-    assert choose("auto", CODER, 8000, Rates(10_000, rate * 0.999)) == INT8
+    assert choose_form("auto", CODER, 8000, Rates(10_000, rate * 1.001)) == AS_IS
+    assert choose_form("auto", CODER, 8000, Rates(10_000, rate * 0.999)) == INT8
 
 
 @pytest.mark.parametrize("rates", [Rates(), Rates(1e9, None), Rates(None, 1.0)])
 def test_auto_leaves_kv_as_it_is_until_real_transfers_have_shown_both_rates(rates: Rates) -> None:
-    assert choose("auto", CODER, 8000, rates) == AS_IS
+    assert choose_form("auto", CODER, 8000, rates) == AS_IS
 
 
 def test_only_the_rows_that_are_sent_count() -> None:
     sliding = Layout((LayerLayout("sliding", 4, 128, 128, window=128),) * 48, "bfloat16")
-    assert choose("auto", sliding, 8000, Rates(16_000, TEN_GBE)) == AS_IS
-    assert choose("auto", sliding, 128, Rates(16_000, TEN_GBE)) == INT8
+    assert choose_form("auto", sliding, 8000, Rates(16_000, TEN_GBE)) == AS_IS
+    assert choose_form("auto", sliding, 128, Rates(16_000, TEN_GBE)) == INT8
 
 
 def test_what_was_asked_for_does_not_depend_on_rates() -> None:
     slow, fast = Rates(1e9, 1.0), Rates(1.0, 1e12)
-    assert {choose("as-is", CODER, 8000, rates) for rates in (Rates(), slow, fast)} == {AS_IS}
-    assert {choose("int8", CODER, 8000, rates) for rates in (Rates(), slow, fast)} == {INT8}
+    assert {choose_form("as-is", CODER, 8000, rates) for rates in (Rates(), slow, fast)} == {AS_IS}
+    assert {choose_form("int8", CODER, 8000, rates) for rates in (Rates(), slow, fast)} == {INT8}
 
 
 def test_kv_that_would_not_shrink_goes_as_it_is_and_is_called_so() -> None:
-    assert choose("int8", NARROW, 8000, Rates()) == AS_IS
-    assert choose("int8", CODER, 0, Rates()) == AS_IS
+    assert choose_form("int8", NARROW, 8000, Rates()) == AS_IS
+    assert choose_form("int8", CODER, 0, Rates()) == AS_IS
 
 
 def transfer(began: float, ended: float, nbytes: int, waited: bool = False) -> TransferResult:

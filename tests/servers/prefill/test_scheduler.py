@@ -13,7 +13,7 @@ import pytest
 from disagg.engines.base import PrefillTiming
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLost
 from disagg.servers.prefill.order import Candidate, Policy, chunk, order
-from disagg.servers.prefill.scheduler import Job, Scheduler
+from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 
 PATIENCE_S = 20.0
 POLICY = Policy(chunk_tokens=2048, kv_bytes=1000, queue_tokens=100_000)
@@ -112,8 +112,8 @@ class Run:
         self.closed.set()
 
 
-def job(run: Run, queued_bytes: Callable[[], int] = lambda: 0) -> Job:
-    return Job(run.name, run.remaining, 10, lambda: run, A, queued_bytes)
+def job(run: Run, queued_bytes: Callable[[], int] = lambda: 0) -> PromptJob:
+    return PromptJob(run.name, run.remaining, 10, lambda: run, A, queued_bytes)
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def test_a_failure_ends_its_own_prompt_and_no_other(bug: Exception, opening: boo
         return run
 
     run = Run("bad", 100, [], fail)
-    bad, good = Job("bad", 100, 10, open_run), job(Run("good", 600, []))
+    bad, good = PromptJob("bad", 100, 10, open_run), job(Run("good", 600, []))
     with scheduling() as scheduler:
         scheduler.submit(good)
         scheduler.submit(bad)

@@ -21,7 +21,9 @@ class Row:
     rest: int
 
 
-def choose(groups: Sequence[Sequence[Row]], new: Row, kv_bytes: Callable[[int], int], pass_bytes: int) -> int | None:
+def choose_group(
+    groups: Sequence[Sequence[Row]], new: Row, kv_bytes: Callable[[int], int], pass_bytes: int
+) -> int | None:
     """The index of the group that `new` should join, None for a new group.
 
     kv_bytes: tokens -> bytes of KV. pass_bytes: read by one more pass. `new` joins the group to which it adds the least

@@ -120,7 +120,7 @@ class GroupedBatch:
     def _place(self, job: Job, caches: Caches) -> None:
         # A constraint waits for each token of its group's steps: such requests do not slow down the others.
         groups = [group for group in self._groups if group.constrained == (job.constraint is not None)]
-        index = grouping.choose([group.rows for group in groups], job.row, self._kv_bytes, self._pass_bytes)
+        index = grouping.choose_group([group.rows for group in groups], job.row, self._kv_bytes, self._pass_bytes)
         if index is not None:
             group = groups[index]
             group.insert(job, caches)

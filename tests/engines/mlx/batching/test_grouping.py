@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disagg.engines.mlx.batching.grouping import Row, choose, kv_growth
+from disagg.engines.mlx.batching.grouping import Row, choose_group, kv_growth
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
 
 FULL = LayerLayout("full", kv_heads=8, key_dim=64, value_dim=64)
@@ -24,27 +24,27 @@ PADDING = kv_bytes(4096 - 256)  # of one short row beside a long one
 
 
 def test_the_first_sequence_opens_a_group() -> None:
-    assert choose([], short(), kv_bytes, 1 << 40) is None
+    assert choose_group([], short(), kv_bytes, 1 << 40) is None
 
 
 def test_equal_lengths_share_a_pass_however_cheap_a_pass_is() -> None:
-    assert choose([[short()] * 15], short(), kv_bytes, 0) == 0
+    assert choose_group([[short()] * 15], short(), kv_bytes, 0) == 0
 
 
 def test_a_short_one_joins_a_long_one_only_where_its_padding_is_cheaper_than_a_pass() -> None:
-    assert choose([[long()]], short(), kv_bytes, PADDING) == 0
-    assert choose([[long()]], short(), kv_bytes, PADDING - 1) is None
+    assert choose_group([[long()]], short(), kv_bytes, PADDING) == 0
+    assert choose_group([[long()]], short(), kv_bytes, PADDING - 1) is None
 
 
 def test_a_long_one_brings_padding_to_all_the_short_ones() -> None:
-    assert choose([[short()] * 15], long(), kv_bytes, 15 * PADDING) == 0
-    assert choose([[short()] * 15], long(), kv_bytes, 15 * PADDING - 1) is None
+    assert choose_group([[short()] * 15], long(), kv_bytes, 15 * PADDING) == 0
+    assert choose_group([[short()] * 15], long(), kv_bytes, 15 * PADDING - 1) is None
 
 
 def test_padding_adds_up_over_those_that_join_one_by_one() -> None:
     """Each alone would be cheaper than a pass; all together they are not."""
     group = [long()]
-    while choose([group], short(), kv_bytes, 3 * PADDING) == 0:
+    while choose_group([group], short(), kv_bytes, 3 * PADDING) == 0:
         group.append(short())
 
     assert len(group) == 1 + 3
@@ -53,28 +53,28 @@ def test_padding_adds_up_over_those_that_join_one_by_one() -> None:
 def test_rows_that_are_about_to_end_hardly_count() -> None:
     ending = [short(rest=2)] * 14
 
-    assert choose([[*ending, short(rest=100)]], long(), kv_bytes, 2 * PADDING) == 0
-    assert choose([[short(rest=100)] * 15], long(), kv_bytes, 2 * PADDING) is None
+    assert choose_group([[*ending, short(rest=100)]], long(), kv_bytes, 2 * PADDING) == 0
+    assert choose_group([[short(rest=100)] * 15], long(), kv_bytes, 2 * PADDING) is None
 
 
 def test_padding_counts_over_the_steps_that_both_take() -> None:
     """Beside a group that ends in three steps, padding and a pass of its own last three steps both."""
-    assert choose([[short(rest=3)] * 4], long(rest=1000), kv_bytes, 4 * PADDING) == 0
-    assert choose([[short(rest=3)] * 4], long(rest=1000), kv_bytes, 4 * PADDING - 1) is None
+    assert choose_group([[short(rest=3)] * 4], long(rest=1000), kv_bytes, 4 * PADDING) == 0
+    assert choose_group([[short(rest=3)] * 4], long(rest=1000), kv_bytes, 4 * PADDING - 1) is None
 
 
 def test_the_group_with_the_least_new_padding_is_taken() -> None:
     middle = Row(1024, 100)
 
-    assert choose([[long()], [middle], [short()]], short(), kv_bytes, 1 << 40) == 2
-    assert choose([[long()], [middle]], short(), kv_bytes, 1 << 40) == 1
-    assert choose([[long()], [middle]], Row(4000, 100), kv_bytes, 1 << 40) == 0
+    assert choose_group([[long()], [middle], [short()]], short(), kv_bytes, 1 << 40) == 2
+    assert choose_group([[long()], [middle]], short(), kv_bytes, 1 << 40) == 1
+    assert choose_group([[long()], [middle]], Row(4000, 100), kv_bytes, 1 << 40) == 0
 
 
 def test_rows_of_a_window_pad_no_more_than_the_window() -> None:
     windowed = kv_growth(Layout((LayerLayout("sliding", 8, 64, 64, window=128),), "bfloat16"))
 
-    assert choose([[long()]], short(), windowed, 0) == 0
+    assert choose_group([[long()]], short(), windowed, 0) == 0
 
 
 def test_growth_is_that_of_the_layout_without_fixed_states() -> None:
