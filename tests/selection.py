@@ -29,6 +29,7 @@ SLOW_PATHS = {
     "engines/model/test_draw.py",
     "engines/model/test_rope.py",
     "engines/model/test_text.py",
+    "engines/test_adjust.py",
     "engines/transformers",
     "faults/test_matrix.py",
     "fleet/deploy/test_apply.py",
@@ -37,6 +38,7 @@ SLOW_PATHS = {
     "gateway/test_openai_client.py",
     "integration",
     "planning/test_checkpoint.py",
+    "servers/http/test_openapi.py",
     "test_tiny_models.py",
 }
 LONGEST = (
@@ -52,6 +54,8 @@ SERVER_FIXTURES = {"tiny_fleet"}
 BED_FIXTURES = {"bed", "machines"}
 ENGINE_FIXTURES = {"tiny", "mlx_engine", "reference"}
 FRAMEWORKS = ("torch", "transformers", "mlx.core")
+importers: dict[str, str] = {}
+"""By framework, the test file whose collection imported it."""
 _TESTS = Path(__file__).parent
 
 
@@ -79,15 +83,11 @@ def _place(path: Path) -> int:
     return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fast tests import no framework: each process of a run would spend seconds on it."""
-    if session.config.getoption("markexpr") == FAST:
-        refuse_frameworks(sys.modules)
-
-
-def refuse_frameworks(modules: Container[str]) -> None:
-    if imported := [name for name in FRAMEWORKS if name in modules]:
-        raise pytest.UsageError(f"fast tests import {', '.join(imported)}: add their files to SLOW_PATHS")
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note which file imports a framework first."""
+    for name in FRAMEWORKS:
+        if name in sys.modules:
+            importers.setdefault(name, report.nodeid)
 
 
 def _marks(item: pytest.Item, sharing: Container[Path]) -> list[str]:

@@ -27,10 +27,10 @@ def test_a_test_without_servers_hosts_or_engines_is_not_slow(request: pytest.Fix
     assert request.node.get_closest_marker("slow") is None
 
 
-def test_fast_files_that_import_a_framework_are_refused() -> None:
-    selection.refuse_frameworks({"numpy", "tokenizers"})
-    with pytest.raises(pytest.UsageError, match="fast tests import torch, mlx"):
-        selection.refuse_frameworks({"mlx.core", "numpy", "torch"})
+def test_fast_files_import_no_framework(request: pytest.FixtureRequest) -> None:
+    """Each process of a run would spend seconds on it: such files belong to SLOW_PATHS."""
+    fast_only = request.config.getoption("markexpr") == selection.FAST
+    assert not fast_only or selection.importers == {}
 
 
 def test_a_block_that_takes_as_long_as_what_it_must_not_wait_for_fails() -> None:
