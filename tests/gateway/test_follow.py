@@ -10,8 +10,9 @@ import pytest
 
 from disagg.errors import ServerUnavailable, Unauthorized
 from disagg.gateway.clients.keys import KeyFile
-from disagg.gateway.live.follow import gateway_states
-from tests.fleets import free_ports
+from disagg.gateway.live.follow import gateway_states, host_states
+from disagg.token import TOKEN_FILE_VARIABLE
+from tests.fleets import RunningFleet, free_ports
 from tests.gateway.fake_client import FakeClient
 from tests.gateway.test_serve import running
 
@@ -44,3 +45,15 @@ async def test_a_gateway_with_keys_refuses_to_be_watched_without_one(tmp_path: P
             await anext(gateway_states(gateway.url, None))
         async with aclosing(gateway_states(gateway.url, secret)) as states:
             assert (await anext(states)).fleet == "test"
+
+
+async def test_without_a_gateway_the_hosts_show_their_own_load(
+    tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tiny_fleet.folder / "token"))
+    async with asyncio.timeout(20), aclosing(host_states(tiny_fleet.fleet)) as states:
+        state = await anext(states)
+        while {host.state for host in state.hosts} != {"up"}:
+            state = await anext(states)
+    assert [host.name for host in state.hosts] == ["tiny-prefill", "tiny-decode"]
+    assert state.hosts[1].kv_limit > 0 and state.requests == ()

@@ -1,0 +1,28 @@
+"""docs/gateway.md names every field of what GET /api/live and GET /api/history send, with its type."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from disagg.api import history, live
+from disagg.api.base import Contract
+from tests.api.test_http_api import rows
+
+PAGE = (Path(__file__).parents[2] / "docs/gateway.md").read_text()
+TYPES: dict[str, type[Contract]] = {
+    kind.__name__: kind
+    for module in (history, live)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Contract) and kind is not Contract
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_table_states_every_field_of_the_type_its_bounds_and_its_default(name: str) -> None:
+    (table,) = re.findall(rf"^\| {name} \|.*\n\| ---.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()]
+    columns = len(rows(TYPES[name])[0])
+    assert [tuple(line[:columns]) for line in cells] == rows(TYPES[name])
