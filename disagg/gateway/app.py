@@ -135,7 +135,8 @@ class Gateway:
                 _log(dialect, head, key, outcome)
 
             outcome = Outcome(asked.n, charge)
-            return Answer(dialect, head, run(self._client, asked, life, outcome.staged), outcome, ended)
+            events = run(self._client, asked, life, outcome.staged, head.request_id)
+            return Answer(dialect, head, events, outcome, ended)
 
         return post
 
@@ -176,10 +177,13 @@ class Door:
         request = Request(scope, receive)
         scope[_REQUEST_ID_KEY] = request_id = requests.request_id(request)
         logs.request_id.set(request_id)
+        named = [(requests.REQUEST_ID.lower().encode(), request_id.encode())]
+        if trace := requests.traceparent(request):
+            named.append((requests.TRACEPARENT.encode(), trace.encode()))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (requests.REQUEST_ID.lower().encode(), request_id.encode())]
+                message["headers"] = [*message["headers"], *named]
             await send(message)
 
         connection = connection_of(scope)

@@ -17,14 +17,17 @@ from disagg.inference.types import Stage
 
 Staged = Callable[[int, Stage], None]
 
+MAX_ID = 47  # of the 64 characters of an id on a host: an attempt's own id follows
 WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
 
 
-async def run(client: AsyncClient, request: GatewayRequest, life: Life, staged: Staged) -> AsyncGenerator[Event, None]:
+async def run(
+    client: AsyncClient, request: GatewayRequest, life: Life, staged: Staged, request_id: str = ""
+) -> AsyncGenerator[Event, None]:
     """The events of all answers. Raises a DisaggError if one fails; closing the generator cancels all.
 
     life: is told what happens, and has recorded each answer before its end is yielded. staged: is called with the
-    number of an answer whenever that comes to another stage.
+    number of an answer whenever that comes to another stage. request_id: its ids in the hosts' logs begin with it.
     """
 
     def watch(choice: int, stage: Stage) -> None:
@@ -33,12 +36,12 @@ async def run(client: AsyncClient, request: GatewayRequest, life: Life, staged: 
 
     try:
         async with AsyncExitStack() as stack:
-            streams = [
-                await stack.enter_async_context(
-                    client.stream(**request.arguments(choice), watch=partial(watch, choice))
+            streams = []
+            for choice in range(request.choices):
+                stream = client.stream(
+                    **request.arguments(choice), watch=partial(watch, choice), request_id=request_id[:MAX_ID]
                 )
-                for choice in range(request.choices)
-            ]
+                streams.append(await stack.enter_async_context(stream))
             async with aclosing(
                 _answer(0, streams[0], life) if len(streams) == 1 else _together(streams, life)
             ) as events:

@@ -18,6 +18,7 @@ SURPLUS_BODY_S = 2.0
 MIN_BODY_LIMIT: Final = 1 << 20
 BODY_BYTES_PER_TOKEN: Final = 64  # of context: several times what any tokenizer's average token takes, also as JSON
 REQUEST_ID: Final = "X-Request-Id"
+TRACEPARENT: Final = "traceparent"
 
 
 def body_limit(context: int) -> int:
@@ -26,9 +27,19 @@ def body_limit(context: int) -> int:
 
 
 def request_id(request: Request) -> str:
-    """The caller's id of this request if it is usable, else a new one."""
+    """The caller's id of this request if it is usable, else the id of its trace, else a new one."""
     given = request.headers.get(REQUEST_ID, "")
-    return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else secrets.token_hex(8)
+    if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given):
+        return given
+    trace = traceparent(request)
+    return trace.split("-")[1] if trace else secrets.token_hex(8)
+
+
+def traceparent(request: Request) -> str:
+    """The caller's W3C trace context; empty if it has none, or one that is not valid."""
+    given = request.headers.get(TRACEPARENT, "")
+    found = re.fullmatch(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}", given)
+    return given if found and found[1].strip("0") and found[2].strip("0") and given[:2] != "ff" else ""
 
 
 async def body(request: Request, limit: int, hint: str) -> bytes:

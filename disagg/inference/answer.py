@@ -42,12 +42,14 @@ class AttemptOutcome(NamedTuple):
 @dataclass(slots=True)
 class ArrivingAnswer:
     """What has arrived. trace: the times of the attempt that runs. notes: what the caller was told meanwhile.
-    stage: what the request is doing; `watch` is told when it changes."""
+    stage: what the request is doing; `watch` is told when it changes. request_id:
+    the beginning of its ids on the hosts."""
 
     model: str
     called: float
     deliver: Deliver
     watch: Watch = unwatched
+    request_id: str = ""
     stage: Stage | None = None
     trace: Trace = field(init=False)
     texts: list[str] = field(default_factory=list)

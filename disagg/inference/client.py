@@ -141,13 +141,15 @@ class AsyncClient:
         messages: Messages | None = None,
         tokens: Sequence[int] | None = None,
         watch: Watch = unwatched,
+        request_id: str = "",
         **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
         """Send the request; its answer can be read while it arrives. Raises RequestError if it is not valid.
 
         watch: is called on the event loop whenever the request comes to another stage; it must not raise.
+        request_id: the beginning of the request's ids in the hosts' logs, at most 47 of letters, digits and `._-`.
         """
-        return AsyncStream(self._perform(model, prompt, messages, tokens, options, watch=watch))
+        return AsyncStream(self._perform(model, prompt, messages, tokens, options, watch=watch, request_id=request_id))
 
     @property
     def view(self) -> FleetView:
@@ -170,11 +172,12 @@ class AsyncClient:
         options: GenerateOptions,
         *,
         watch: Watch = unwatched,
+        request_id: str = "",
     ) -> Perform:
         """The validated request, to be run by a stream."""
         request = self._request(model, prompt, messages, tokens, options)
         self._next_start = random.getrandbits(32)
-        return functools.partial(execute.run, self._driver, request, watch=watch)
+        return functools.partial(execute.run, self._driver, request, watch=watch, request_id=request_id)
 
     def _request(
         self,

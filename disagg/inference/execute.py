@@ -69,13 +69,15 @@ def ranking(view: FleetView, request: Request, prompt: Prompt) -> Ranking:
     return rank(view, seen, time.monotonic(), request.start)
 
 
-async def run(driver: Driver, request: Request, deliver: Deliver, watch: Watch = unwatched) -> Completion:
+async def run(
+    driver: Driver, request: Request, deliver: Deliver, watch: Watch = unwatched, request_id: str = ""
+) -> Completion:
     """The whole answer; `deliver` gets each chunk when it arrives, `watch` each stage that the request comes to.
 
     Ends by the request's deadline. Raises a DisaggError, which has what had arrived of the answer.
     """
     hosts = request.candidates
-    answer = ArrivingAnswer(hosts.model, request.called, deliver, watch)
+    answer = ArrivingAnswer(hosts.model, request.called, deliver, watch, request_id)
     waiting = Waiting(request.policy.timeouts, answer.note)
     try:
         async with asyncio.timeout(request.body.deadline_s):

@@ -62,7 +62,12 @@ async def perform(
         if attempt.prefill and isinstance(body, DecodeBody):
             return await _hand_off(caller, attempt, body, answer, leases)
         call = caller.call(
-            attempt.answering, "/generate", body, leases, request_id=_new_request_id(), reported=answer.reported
+            attempt.answering,
+            "/generate",
+            body,
+            leases,
+            request_id=_new_id(answer),
+            reported=answer.reported,
         )
         async with calls.events(caller.http, call) as events:
             answer.trace.requested = call.written
@@ -75,7 +80,7 @@ async def _hand_off(
     """The prompt on one host, the answer on another; on the decode host alone if it finds that faster."""
     decode, prefill = attempt.decode, attempt.prefill
     assert decode is not None and prefill is not None, "a hand-off has two hosts"
-    call = caller.call(decode, "/decode", body, leases, request_id=_new_request_id(), reported=answer.reported)
+    call = caller.call(decode, "/decode", body, leases, request_id=_new_id(answer), reported=answer.reported)
     async with calls.events(caller.http, call) as events:
         slot = await anext(events)
         answer.trace.requested, answer.trace.slot = call.written, time.monotonic()
@@ -171,5 +176,6 @@ def _exception(future: asyncio.Future[ShippedEvent]) -> BaseException | None:
     return future.exception() if future.done() and not future.cancelled() else None
 
 
-def _new_request_id() -> str:
-    return secrets.token_hex(8)
+def _new_id(answer: ArrivingAnswer) -> str:
+    """An id of one attempt: hosts tell requests apart by it."""
+    return ".".join(filter(None, (answer.request_id, secrets.token_hex(8))))

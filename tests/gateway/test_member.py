@@ -45,8 +45,13 @@ def test_it_starts_with_its_fleet_and_serves_until_the_last_host_is_gone(fleet: 
     assert {result.host: result.outcome for result in results} == dict.fromkeys(fleet.hosts, "started"), results
     url = fleet.hosts["front"].url
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-        answer = http.post("/v1/chat/completions", json=CHAT)
+        parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+        named = {"X-Request-Id": "trace-me", "traceparent": parent}
+        answer = http.post("/v1/chat/completions", json=CHAT, headers=named)
         assert answer.status_code == httpx.codes.OK, answer.text
+        assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("trace-me", parent)
+        for host in ("m-prefill", "m-decode"):
+            assert '"request_id": "trace-me.' in servers.state.log_file(host).read_text()
         assert http.get("/health").status_code == httpx.codes.OK
 
         def front() -> tuple[str, str]:
