@@ -574,7 +574,7 @@ def test_a_host_out_of_threads_rejects_a_peer_and_goes_on(receiver: Receiver, mo
     with monkeypatch.context() as patch:
         patch.setattr("threading.Thread.start", no_thread)
         (refused,) = receiver.exchange(frames.encode_header(header_for(slot)))
-    assert refused["error"]["code"] == "Overloaded"
+    assert refused["error"]["code"] == "HandoffError"
     receiver.tickets.revoke(slot.ticket)
     receiver.require_serving()
 

@@ -15,7 +15,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from disagg.errors import DisaggError, FleetError, Overloaded, PortInUse
+from disagg.errors import DisaggError, FleetError, HandoffError, Overloaded, PortInUse
 from disagg.kv.channel import Channel
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.preamble import Preamble
@@ -145,11 +145,11 @@ class KVServer:
             self._connections[channel] = thread
         try:
             thread.start()
-        except RuntimeError as error:  # the operating system has no more threads
+        except RuntimeError as error:  # no thread: not for being busy, which would pass, so that callers go elsewhere
             with self._lock:
                 del self._connections[channel]
             self._tickets.unclaim(slot, channel.abort)
-            refusal = Overloaded(f"the decode host cannot serve one more KV connection: {error}", "try again shortly")
+            refusal = HandoffError(f"the decode host cannot serve one more KV connection: {error}", "free its memory")
             self._tickets.settle(slot, refusal)
             raise refusal from error
 
