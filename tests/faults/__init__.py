@@ -3,6 +3,7 @@
 flow     pure: where in a stream of bytes a fault strikes, and what it does there
 proxy    a TCP proxy that applies faults to the connections through it
 process  faults of a server's process: killed, frozen, without memory, disk or descriptors
+ptrace   stops one thread of a process
 fleet    two prefill and two decode servers of one model with a proxy before every port
 cells    the fault matrix as data
 matrix   runs its cells; report writes docs/faults.md

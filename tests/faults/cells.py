@@ -12,7 +12,14 @@ Side = Literal["decode", "prefill", "kv"]
 State = Literal["before the slot", "waiting for KV", "in the transfer", "in the answer", "at any time"]
 Policy = Literal["fallback", "fail", "one decode host", "no host left"]
 Ending = Literal["answer", "answer with a note", "error"]
-Process = Literal["killed", "frozen", "frozen for 5 s", "connections reset", "cut for 2 s"]
+Process = Literal[
+    "killed",
+    "frozen",
+    "frozen for 5 s",
+    "connections reset",
+    "cut for 2 s",
+    "engine's thread stopped",
+]
 Lacking = Literal["no descriptors", "no memory", "disk full"]
 
 EVERY: Final = 1000  # connections: the fault does not go away
@@ -51,6 +58,7 @@ def cells() -> Iterator[Cell]:
     yield from _prefill_http()
     yield from _decode_http()
     yield from _processes()
+    yield from _engine_thread()
     yield from _lacking()
 
 
@@ -143,6 +151,22 @@ def _processes() -> Iterator[Cell]:
             if lasting:
                 yield Cell("decode", process, state, "one decode host", decode, trigger, fault, process)
                 yield Cell("decode", process, state, "no host left", ERROR, trigger, fault, process)
+
+
+def _engine_thread() -> Iterator[Cell]:
+    """The thread that computes is stopped, everything else of the host goes on: as a hung GPU looks from outside."""
+    states = {state: (trigger, fault) for state, trigger, fault in _TRIGGERS}
+    rows: tuple[tuple[Side, State, Policy, frozenset[Ending]], ...] = (
+        ("prefill", "in the transfer", "fallback", WHOLE),
+        ("decode", "in the transfer", "fallback", WHOLE),
+        ("decode", "in the answer", "fallback", NOTED),
+        ("decode", "in the answer", "one decode host", NOTED),
+    )
+    for side, state, policy, endings in rows:
+        yield Cell(side, STOPPED, state, policy, endings, *states[state], STOPPED)
+
+
+STOPPED: Final = "engine's thread stopped"
 
 
 _LACKING: Final[tuple[Lacking, ...]] = ("no descriptors", "no memory", "disk full")

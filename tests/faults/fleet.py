@@ -15,6 +15,7 @@ from disagg.inference.client import AsyncClient
 from tests.faults import process
 from tests.faults.flow import Fault
 from tests.faults.proxy import Injection, OnCall, Proxy
+from tests.faults.ptrace import StoppedThread, busiest_thread
 from tests.fleets import TOKEN, RunningFleet, free_ports
 
 MODEL = "tiny"
@@ -33,6 +34,7 @@ class FaultFleet:
     proxies: Mapping[str, Proxy]
     links: Mapping[str, Proxy]
     broken: set[str] = field(default_factory=set)
+    _stopped: list[StoppedThread] = field(default_factory=list)
 
     def client(self) -> AsyncClient:
         """A client that reaches every host through its proxy, if there is one."""
@@ -100,12 +102,21 @@ class FaultFleet:
         self.broken.add(name)
         process.freeze(self.pid(name))
 
+    def stop_engine(self, name: str) -> None:
+        """Stop the thread that computes, until the fleet is healed."""
+        self._stopped.append(StoppedThread(busiest_thread(self.pid(name))))
+
     def heal(self) -> None:
-        """Undo every fault: proxies forward, frozen servers run, killed ones are started again and ready."""
+        """Undo every fault: proxies forward, frozen servers and threads run and are well, killed servers are started
+        again and ready."""
         for proxy in (*self.proxies.values(), *self.links.values()):
             proxy.heal()
+        while self._stopped:
+            self._stopped.pop().release()
         self.restart(*(self.broken | {name for name in self.names() if self.ended(name)}))
         self.broken.clear()
+        for name in self.names():
+            self.servers[name].wait_ready(self.host(name))
 
     def restart(self, *names: str) -> None:
         """Kill these servers, start them again and wait until they are ready."""

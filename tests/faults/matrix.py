@@ -197,6 +197,8 @@ def _strike(fleet: FaultFleet, cell: Cell, name: str) -> None:
             fleet.reset(victim)
         case "cut for 2 s":
             fleet.cut(victim, 2.0)
+        case "engine's thread stopped":
+            fleet.stop_engine(victim)
     if cell.policy == "no host left":
         for side in ("decode", "prefill"):
             fleet.refuse(side)

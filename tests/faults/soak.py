@@ -20,7 +20,8 @@ TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """requests: in all. early: after so many, memory is measured for the first time. aborted: share of requests."""
+    """requests: in all. early: after so many, memory is measured, and again after as many more. aborted: share of
+    requests."""
 
     requests: int = 20_000
     early: int = 2_000
@@ -31,13 +32,21 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What each server had open early and at the end. failed: messages of requests that failed."""
+    """What each server had open after each part of the requests, by the number of requests so far. failed: messages of
+    requests that failed. left: what is held at the end and was not early."""
 
-    early: Mapping[str, Held]
-    late: Mapping[str, Held]
+    curve: Mapping[int, Mapping[str, Held]]
     aborted: int
     failed: tuple[str, ...]
     left: tuple[str, ...]
+
+    @property
+    def early(self) -> Mapping[str, Held]:
+        return self.curve[min(self.curve)]
+
+    @property
+    def late(self) -> Mapping[str, Held]:
+        return self.curve[max(self.curve)]
 
     @property
     def problems(self) -> list[str]:
@@ -56,6 +65,7 @@ async def run(fleet: FaultFleet, settings: Settings) -> Report:
     """Raises nothing for a request that fails: the report has its message."""
     chance = random.Random(settings.seed)
     before, failed, aborted = fleet.held(), [], 0
+    curve: dict[int, Mapping[str, Held]] = {}
 
     async def caller(client: AsyncClient, numbers: list[int]) -> None:
         nonlocal aborted
@@ -78,13 +88,14 @@ async def run(fleet: FaultFleet, settings: Settings) -> Report:
         numbers = list(range(last, first, -1))
         async with fleet.client() as client:
             await asyncio.gather(*(caller(client, numbers) for _ in range(settings.concurrency)))
-        await asyncio.to_thread(fleet.wait_idle, before)
+        await asyncio.to_thread(fleet.wait_idle, curve[min(curve)] if curve else before)
         return fleet.held()
 
-    early = await part(0, settings.early)
-    late = await part(settings.early, settings.requests)
-    left = await asyncio.to_thread(fleet.left_over, before)
-    return Report(early, late, aborted, tuple(failed), tuple(left))
+    for first in range(0, settings.requests, settings.early):
+        last = min(first + settings.early, settings.requests)
+        curve[last] = await part(first, last)
+    left = await asyncio.to_thread(fleet.left_over, curve[min(curve)])
+    return Report(curve, aborted, tuple(failed), tuple(left))
 
 
 def table(report: Report) -> list[str]:
@@ -95,4 +106,6 @@ def table(report: Report) -> list[str]:
             f"{name}: {early.resident / 1e6:.1f} -> {late.resident / 1e6:.1f} MB ({report.growth(name) - 1:+.1%}), "
             f"{early.threads} -> {late.threads} threads, {early.sockets} -> {late.sockets} sockets"
         )
+    for number, held in report.curve.items():
+        lines.append(f"{number:6d}  " + "  ".join(f"{name} {one.resident / 1e6:.1f} MB" for name, one in held.items()))
     return lines + [f"  problem: {problem}" for problem in report.problems[:20]]

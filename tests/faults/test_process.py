@@ -1,0 +1,79 @@
+"""The faults of processes do what the matrix states."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import disagg
+from tests.faults.ptrace import StoppedThread, busiest_thread
+from tests.fleets import wait_until
+
+ECHO = """
+import sys, threading, time
+threading.Thread(target=lambda: [print(line, end="", flush=True) for line in sys.stdin], daemon=True).start()
+while True: print("first", flush=True); time.sleep(0.01)
+"""
+PACKAGE = Path(disagg.__file__).parent
+
+
+@pytest.fixture
+def echo() -> Iterator[subprocess.Popen[str]]:
+    """A process whose first thread writes "first" all the time, and whose second one echoes lines."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", ECHO], stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        process.kill()
+
+
+def write(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout
+    return [process.stdout.readline().strip() for _ in range(count)]
+
+
+def test_a_stopped_thread_does_nothing_while_the_others_of_its_process_go_on(echo: subprocess.Popen[str]) -> None:
+    write(echo, "ready")
+    while "ready" not in lines(echo, 1):
+        pass
+    # It waits for its next line, and so holds no lock of the interpreter, which would stop the first thread too.
+    stopped = StoppedThread(blocked(busiest_thread(echo.pid), echo.pid))
+    write(echo, "again")
+    try:
+        assert set(lines(echo, 50)) == {"first"}
+    finally:
+        stopped.release()
+    while "again" not in lines(echo, 1):
+        pass
+
+
+def blocked(thread_id: int, pid: int) -> int:
+    """The thread, once it waits in a read."""
+    where = Path(f"/proc/{pid}/task/{thread_id}/syscall")
+    wait_until(lambda: where.read_text().startswith("0 "), 20, "the thread to read")
+    return thread_id
+
+
+def test_a_thread_that_does_not_exist_cannot_be_stopped() -> None:
+    with pytest.raises(ProcessLookupError):
+        StoppedThread(2**22 - 1)
+
+
+def test_nothing_that_waits_reads_the_wall_clock_which_may_jump() -> None:
+    readers = [
+        str(path.relative_to(PACKAGE))
+        for room in ("servers", "kv", "inference", "engines", "http")
+        for path in (PACKAGE / room).rglob("*.py")
+        if re.search(r"\btime\.time\(|\btime_ns\(|datetime", path.read_text())
+    ]
+    assert readers == ["servers/service.py"], "it notes when the last error was"
