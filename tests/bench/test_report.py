@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from disagg.bench.charts import Bar, Dot, Line, Mark, axis, bar_chart, line_chart
 from disagg.bench.energy import Power
 from disagg.bench.records import TurnResult
-from disagg.bench.report import ms, page
+from disagg.bench.report.charts import Bar, Dot, Line, Mark, axis, bar_chart, line_chart
+from disagg.bench.report.page import page
+from disagg.bench.report.units import ms
 from disagg.bench.result import BenchResult, gather, judge
 from disagg.inference.metrics import TTFTParts
 from tests.bench.bench_parts import CPUS, GPUS, failed, plan, point, record, result
