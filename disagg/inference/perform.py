@@ -46,6 +46,28 @@ class Caller:
         return calls.Call(host, path, body, request_id, self.timeouts, reported=reported)
 
 
+@dataclass(slots=True)
+class FirstKV:
+    """Judges the way of the KV by the phases that both hosts of a hand-off state; passes them on to `reported`."""
+
+    limit_s: float
+    reported: Callable[[str], None]
+    computing_since: float | None = None
+
+    def prefill(self, phase: str) -> None:
+        """The prefill host states this phase."""
+        if self.computing_since is None and phase in ("computing the prompt", "sending KV"):
+            self.computing_since = time.monotonic()
+        self.reported(phase)
+
+    def decode(self, phase: str) -> None:
+        """The decode host states this phase. Raises HandoffError if the KV should have begun to arrive long ago."""
+        since = self.computing_since
+        if phase == "waiting for KV" and since is not None and time.monotonic() - since >= self.limit_s:
+            raise HandoffError(f"no KV has arrived {self.limit_s:g} s after its prefill began", "run `disagg doctor`")
+        self.reported(phase)
+
+
 class PrefillFailed(Exception):
     """The KV does not reach the decode host because of `error`. Never leaves `inference`."""
 
@@ -80,7 +102,8 @@ async def _hand_off(
     """The prompt on one host, the answer on another; on the decode host alone if it finds that faster."""
     decode, prefill = attempt.decode, attempt.prefill
     assert decode is not None and prefill is not None, "a hand-off has two hosts"
-    call = caller.call(decode, "/decode", body, leases, request_id=_new_id(answer), reported=answer.reported)
+    first_kv = FirstKV(caller.timeouts.first_kv, answer.reported)
+    call = caller.call(decode, "/decode", body, leases, request_id=_new_id(answer), reported=first_kv.decode)
     async with calls.events(caller.http, call) as events:
         slot = await anext(events)
         answer.trace.requested, answer.trace.slot = call.written, time.monotonic()
@@ -93,7 +116,12 @@ async def _hand_off(
         if not isinstance(slot, SlotEvent):
             raise ProtocolError(f"{decode.name} opened its answer with {slot.event!r} instead of a slot")
         order = caller.call(
-            prefill, "/prefill", _prefill_body(body, slot), leases, request_id=call.request_id, reported=answer.reported
+            prefill,
+            "/prefill",
+            _prefill_body(body, slot),
+            leases,
+            request_id=call.request_id,
+            reported=first_kv.prefill,
         )
         shipping = asyncio.ensure_future(calls.closing_event(caller.http, order, ShippedEvent))
         try:

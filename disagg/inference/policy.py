@@ -15,16 +15,17 @@ class Timeouts:
     busy hosts has no other bound.
 
     connect: until a TCP connection is open. queue: until a host has begun with a request that it has accepted; then the
-    host counts as busy. silence: between two events of a host that has accepted a request; hosts send one a second.
-    stall: a host computes and its engine finishes nothing. none_up: no host that can answer is up,
-    or starting. note: after which a wait is stated on the stream. figures: for the prefill host's figures after the
-    answer is complete. lease: a host ends a request that this client has not named for so long. slow_transfer: exposed
-    transfer that earns a warning. blame: for the prefill host's own error after a decode host has reported a failed
-    transfer.
+    host counts as busy. first_kv: until the KV begins to arrive at the decode host, once the prefill host computes.
+    silence: between two events of a host that has accepted a request; hosts send one a second. stall: a host computes
+    and its engine finishes nothing. none_up: no host that can answer is up, or starting. note: after which a wait is
+    stated on the stream. figures: for the prefill host's figures after the answer is complete. lease: a host ends a
+    request that this client has not named for so long. slow_transfer: exposed transfer that earns a warning. blame: for
+    the prefill host's own error after a decode host has reported a failed transfer.
     """
 
     connect: float = 2.0
     queue: float = 300.0
+    first_kv: float = 10.0
     silence: float = 4.0
     stall: float = 10.0
     none_up: float = 10.0

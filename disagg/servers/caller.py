@@ -25,7 +25,7 @@ class Caller:
 
     @property
     def phase(self) -> str:
-        return self.request.phase if self.request else "arriving"
+        return self.request.stated_phase if self.request else "arriving"
 
     @property
     def error(self) -> DisaggError | None:

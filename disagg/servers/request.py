@@ -15,9 +15,12 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming
 from disagg.engines.model.constraint import Constraint
 from disagg.errors import DeadlineExceeded
+from disagg.kv.tickets import Slot
 
 T = TypeVar("T")
-Phase = Literal["tokenising", "queued", "waiting for KV", "computing the prompt", "sending KV", "generating"]
+Phase = Literal[
+    "tokenising", "queued", "waiting for KV", "receiving KV", "computing the prompt", "sending KV", "generating"
+]
 
 
 @dataclass(slots=True)
@@ -40,6 +43,7 @@ class ActiveRequest:
     constraint: Constraint | None = None
     tokenised: float = 0.0
     slot_sent: float = 0.0
+    slot: Slot | None = None
     phase: Phase = "tokenising"
     cleanup: ExitStack = field(default_factory=ExitStack)
     key: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -51,6 +55,13 @@ class ActiveRequest:
                 return await work
         except TimeoutError:
             raise DeadlineExceeded(f"{not_done} by the request's deadline", "raise the timeout") from None
+
+    @property
+    def stated_phase(self) -> Phase:
+        """What its caller is told: `phase`, and whether the KV that it waits for has begun to arrive."""
+        if self.phase == "waiting for KV" and self.slot is not None and self.slot.state != "issued":
+            return "receiving KV"
+        return self.phase
 
     @property
     def prompt_tokens(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -11,7 +13,8 @@ from disagg.api.events import Timing
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming
 from disagg.errors import DeadlineExceeded
-from disagg.servers.request import ActiveRequest
+from disagg.kv.tickets import Slot
+from disagg.servers.request import ActiveRequest, Phase
 
 ENGINE = DecodeTiming(submitted=20.0, started=21.0, ingested=24.0, first_token=28.0)
 
@@ -35,6 +38,21 @@ async def test_what_is_not_done_by_the_deadline_is_named() -> None:
     late = request(deadline=time.monotonic() - 1)
     with pytest.raises(DeadlineExceeded, match="the KV had not arrived by the request's deadline"):
         await late.within_deadline(asyncio.get_running_loop().create_future(), "the KV had not arrived")
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "stated"),
+    [
+        ("queued", None, "queued"),
+        ("waiting for KV", "issued", "waiting for KV"),
+        ("waiting for KV", "claimed", "receiving KV"),
+        ("generating", "done", "generating"),
+    ],
+)
+def test_a_caller_is_told_when_its_kv_begins_to_arrive(phase: Phase, state: str | None, stated: str) -> None:
+    one = request()
+    one.phase, one.slot = phase, cast(Slot, SimpleNamespace(state=state)) if state else None
+    assert one.stated_phase == stated
 
 
 def test_two_requests_of_one_id_have_keys_of_their_own() -> None:

@@ -30,7 +30,7 @@ T = TypeVar("T", bound=Event)
 class Call:
     """A POST to one host that is answered with events. Times by time.monotonic(), 0 until they are known: `written`, it
     was about to be written to an open connection; `last_sign`, the host sent the last piece of its answer. reported: is
-    called with the phase that each of the host's progress events states."""
+    called with the phase that each of the host's progress events states; what it raises ends the call."""
 
     host: Host
     path: str

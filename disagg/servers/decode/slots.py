@@ -58,7 +58,7 @@ class Slots:
 
         slot = self._tickets.issue(expected, settle, deadline=request.deadline, memory=memory)
         cleanup.callback(self._tickets.revoke, slot.ticket)
-        request.phase, request.slot_sent = "waiting for KV", time.monotonic()
+        request.phase, request.slot, request.slot_sent = "waiting for KV", slot, time.monotonic()
         event = SlotEvent(
             request_id=request.id,
             ticket=slot.ticket,
