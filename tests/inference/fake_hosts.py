@@ -89,3 +89,12 @@ def change_timeouts(client: Client, **seconds: float) -> None:
     """Change the timeouts of this client."""
     driver = client._async._driver
     driver.policy = dataclasses.replace(driver.policy, timeouts=dataclasses.replace(Timeouts(), **seconds))
+
+
+def be_patient(client: Client) -> None:
+    """Let no host be given up for being slow: this machine may be."""
+
+    async def ask(host: Host, timeout: float) -> None: ...
+
+    change_timeouts(client, silence=60.0, stall=60.0)
+    client._async._driver.refresher._ask = ask  # type: ignore[method-assign]

@@ -12,11 +12,10 @@ from disagg.inference.answer import FALLBACK_WARNING
 from disagg.inference.client import Client
 from disagg.inference.types import Completion
 from tests.fleets import TOKEN, RunningFleet
-from tests.inference.fake_hosts import End, breaking_off, change_timeouts, only, start_at, with_first
+from tests.inference.fake_hosts import End, be_patient, breaking_off, only, start_at, with_first
 from tests.values import present
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n"
-PATIENT = {"silence": 60.0, "stall": 60.0}  # the hosts fail in another way, however slow this machine is
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
 
 
@@ -38,7 +37,7 @@ def test_an_answer_that_is_cut_off_goes_on_as_if_nothing_had_happened(
     fleet = tiny_fleet.fleet
     with breaking_off(real, after, end) as port, Client(with_first(fleet, real.name, port), token=TOKEN) as client:
         start_at(client, "bad-tiny-decode")
-        change_timeouts(client, **PATIENT)
+        be_patient(client)
         with client.stream("tiny", PROMPT, max_tokens=24, ignore_eos=True, **sampling) as stream:
             chunks = list(stream)
     answer = stream.completion
@@ -58,7 +57,7 @@ def test_without_another_decode_host_the_prefill_host_goes_on_alone(tiny_fleet: 
     with breaking_off(real, 5, "cut") as port:
         broken = dataclasses.replace(real, port=port)
         with Client(only(tiny_fleet, broken, prefill), token=TOKEN) as client:
-            change_timeouts(client, **PATIENT)
+            be_patient(client)
             answer = client.generate("tiny", PROMPT, max_tokens=24, **SAMPLED)  # type: ignore[arg-type]
     assert ids(answer) == ids(whole) and answer.text == whole.text
     assert answer.metrics.method == "prefill-alone"
@@ -74,7 +73,7 @@ def test_when_no_host_is_left_the_error_has_what_had_arrived(tiny_fleet: Running
         Client(only(tiny_fleet, dataclasses.replace(real, port=port)), token=TOKEN) as client,
         pytest.raises(ServerUnavailable, match=r"request failed: out of memory") as raised,
     ):
-        change_timeouts(client, **PATIENT)
+        be_patient(client)
         client.generate("tiny", PROMPT, max_tokens=24)
     partial = present(raised.value.partial)
     assert 4 <= len(partial.token_ids) < 24
