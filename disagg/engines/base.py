@@ -88,8 +88,8 @@ class DecodeRequest:
     tokens: the prompt, and the first `answered` tokens of the answer if it goes on after them; they count in
     sampling.max_tokens. held: from `find_held` for these tokens and this salt. kv: KV of tokens [held.tokens or 0,
     len(tokens) - 1); None: the engine computes what is not held. salt: only requests with the same salt share held KV.
-    constraint: the form that the answer must have, after the tokens that are given. hold_prompt: hold the KV of the
-    prompt from the first token on.
+    constraint: the form that the answer must have, after the tokens that are given. hold_prompt: hold the received KV
+    from the first token on.
     """
 
     id: str

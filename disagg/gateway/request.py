@@ -53,10 +53,13 @@ class GatewayRequest:
     def arguments(self, choice: int) -> dict[str, Any]:
         """The arguments of AsyncClient.stream for one answer.
 
-        Answers to the same prompt differ if the caller has set a seed: each has its own, counted up from that one.
+        The first answer to a prompt leaves its KV to the others. Answers to the same prompt differ if the caller has
+        set a seed: each has its own, counted up from that one.
         """
         prompt, repetition = divmod(choice, self.n)
         options = dict(self.options)
+        if self.n > 1 and not repetition:
+            options["hold_prompt"] = True
         if options.get("seed") is not None:
             options["seed"] += repetition
         return {"model": self.model, **self.prompts[prompt], **options}

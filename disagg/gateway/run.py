@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
@@ -36,15 +36,19 @@ async def run(
 
     try:
         async with AsyncExitStack() as stack:
-            streams = []
-            for choice in range(request.choices):
-                stream = client.stream(
-                    **request.arguments(choice), watch=partial(watch, choice), request_id=request_id[:MAX_ID]
-                )
-                streams.append(await stack.enter_async_context(stream))
-            async with aclosing(
-                _answer(0, streams[0], life) if len(streams) == 1 else _together(streams, life)
-            ) as events:
+
+            async def opened(choice: int) -> AsyncStream:
+                arguments = request.arguments(choice)
+                stream = client.stream(**arguments, watch=partial(watch, choice), request_id=request_id[:MAX_ID])
+                return await stack.enter_async_context(stream)
+
+            answers: list[AsyncGenerator[Event, None]] = []
+            for first in range(0, request.choices, request.n):
+                begun = asyncio.Event()
+                answer = _answer(first, await opened(first), life)
+                answers.append(answer if request.n == 1 else _first(answer, begun))
+                answers += [_next(choice, opened, begun, life) for choice in range(first + 1, first + request.n)]
+            async with aclosing(answers[0] if len(answers) == 1 else _together(answers)) as events:
                 async for event in events:
                     yield event
     except Unauthorized as error:  # the gateway's own token is meant, not the caller's key
@@ -61,7 +65,24 @@ async def _answer(choice: int, stream: AsyncStream, life: Life) -> AsyncGenerato
     yield Finished(choice, stream.completion)
 
 
-async def _together(streams: Sequence[AsyncStream], life: Life) -> AsyncGenerator[Event, None]:
+async def _first(events: AsyncGenerator[Event, None], begun: asyncio.Event) -> AsyncGenerator[Event, None]:
+    """The events of a prompt's first answer. begun: set once the decode host has the prompt's KV."""
+    async for event in events:
+        begun.set()
+        yield event
+
+
+async def _next(
+    choice: int, opened: Callable[[int], Awaitable[AsyncStream]], begun: asyncio.Event, life: Life
+) -> AsyncGenerator[Event, None]:
+    """The events of a further answer to a prompt, which is asked for once the first one has begun: it goes on from the
+    KV that was received for that one."""
+    await begun.wait()
+    async for event in _answer(choice, await opened(choice), life):
+        yield event
+
+
+async def _together(answers: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
     """The events of several answers in the order of their arrival."""
     queue: asyncio.Queue[Event | Exception] = asyncio.Queue(WAITING_EVENTS)
 
@@ -72,7 +93,7 @@ async def _together(streams: Sequence[AsyncStream], life: Life) -> AsyncGenerato
         except Exception as error:  # noqa: BLE001 - whatever failed, it is raised below: nobody may wait for the answer
             await queue.put(error)
 
-    tasks = [asyncio.ensure_future(read(_answer(choice, stream, life))) for choice, stream in enumerate(streams)]
+    tasks = [asyncio.ensure_future(read(events)) for events in answers]
     running = len(tasks)
     try:
         while running:

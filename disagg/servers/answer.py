@@ -133,9 +133,10 @@ class _Piece:
 
 
 async def begin_answer(request: ActiveRequest, engine: PrefillEngine | DecodeEngine, body: GenerateBody) -> Answer:
-    """The answer to a request, with the tokens that another host has sent; sets the request's constraint. Long work is
-    done on a worker thread."""
+    """The answer to a request, with the tokens that another host has sent; sets the request's constraint and
+    hold_prompt. Long work is done on a worker thread."""
     answer = Answer(output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer))
+    request.hold_prompt = body.hold_prompt
     if request.sampling.logprobs is not None:
         answer.name = engine.tokenizer.token_bytes
     given = request.tokens[request.prompt_tokens :]

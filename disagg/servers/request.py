@@ -41,6 +41,7 @@ class ActiveRequest:
     tokens: list[int] = field(default_factory=list)
     answered: int = 0
     constraint: Constraint | None = None
+    hold_prompt: bool = False
     tokenised: float = 0.0
     slot_sent: float = 0.0
     slot: Slot | None = None

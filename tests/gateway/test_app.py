@@ -118,6 +118,18 @@ async def test_one_of_several_answers_that_fails_ends_them_all(error: Exception)
     assert [one.closed for one in client.streams] == [True] * 3
 
 
+async def test_several_answers_to_a_prompt_are_asked_for_once_the_first_has_begun() -> None:
+    client = FakeClient(0.05, "text")
+    async with fake_client.http(fake_client.app(client)) as http, asyncio.timeout(5):
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json={**CHAT, "n": 3}))
+        while not client.asked:
+            await asyncio.sleep(0)
+        assert [one.get("hold_prompt") for one in client.asked] == [True]
+        body = (await asking).json()
+    assert [one.get("hold_prompt") for one in client.asked] == [True, None, None]
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["text"] * 3
+
+
 async def test_requests_over_the_bound_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "MAX_REQUESTS", 1)
     client = FakeClient("text ", 0.2)

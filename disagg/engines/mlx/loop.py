@@ -257,6 +257,8 @@ class Loop:
                 job.timing.started = time.monotonic()
                 caches = self._batch.build(job)
                 job.timing.ingested = time.monotonic()
+                if job.hold_prompt and caches is not None:
+                    self._store(job, job.tokens[: job.covered], caches)
                 self._batch.insert(job, caches)  # last, so that a failure leaves nothing of the job behind
         finally:
             job.kv = job.held = None
@@ -264,10 +266,13 @@ class Loop:
     def _hold(self, job: Job) -> None:
         """Keep the KV of a request that was taken out of the batch, for one that begins with the same tokens."""
         ended, job.ended = job.ended, None
-        if ended is None:
-            return
+        if ended is not None:
+            self._store(job, *ended)
+
+    def _store(self, job: Job, tokens: list[int], caches: list[Any]) -> None:
+        """Keep the KV of these tokens of a request."""
         try:
-            hold(self.held, *ended, job.salt, job.snapshots)
+            hold(self.held, tokens, caches, job.salt, job.snapshots)
         except RuntimeError:  # mlx is out of memory: the answer is complete without it
             _log.warning("the KV of request %s could not be held", job.id, exc_info=True)
 

@@ -248,6 +248,7 @@ class DecodeService(Service[DecodeEngine]):
             answered=request.answered,
             salt=salt,
             constraint=request.constraint,
+            hold_prompt=request.hold_prompt,
         )
         self.engine.submit(work, feed)
         return feed

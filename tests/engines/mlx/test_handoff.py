@@ -11,7 +11,7 @@ import pytest
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeRequest
 from disagg.kv.received import ReceivedKV
-from tests.engines.mlx.mlx_parts import Collector, Engines, References, prompt, start
+from tests.engines.mlx.mlx_parts import Collector, Engines, References, prompt, start, until
 from tests.tiny_models import ARCHITECTURES, WINDOW
 
 SERVED = [name for name in ARCHITECTURES if name != "mistral_windowed"]  # mlx-lm ignores that window
@@ -78,6 +78,25 @@ def test_requests_of_mixed_length_may_join_a_running_batch_at_any_step(
     for collector, tokens in zip(running, prompts, strict=True):
         assert collector.result() == torch_model.greedy(tokens, 40)
     assert [c.timing.computed_prompt_tokens for c in running] == [1, 1, 1, 1, 97, 1]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss"])
+def test_answers_to_one_prompt_go_on_from_kv_that_was_received_once(
+    architecture: Any, mlx_engine: Engines, reference: References
+) -> None:
+    engine, torch_model = mlx_engine(architecture), reference(architecture)
+    tokens, salt = prompt(150, seed=8), "several answers"
+    first, second = Collector(), Collector()
+    kv, sampling = torch_model.kv(tokens[:-1], engine.info.layout), Sampling(max_tokens=200)
+    engine.submit(DecodeRequest("first", tokens, sampling, kv, salt=salt, hold_prompt=True), first)
+    until(lambda: first.tokens)
+
+    held = engine.find_held(tokens, salt)
+    assert held is not None and held.tokens == len(tokens) - 1
+    engine.submit(DecodeRequest("second", tokens, sampling, held=held, salt=salt), second)
+    assert second.result() == first.result()
+    assert second.timing.computed_prompt_tokens == 1
+    held.release()
 
 
 class Scribbler(Collector):
