@@ -112,6 +112,15 @@ def ttft(rounds: int, quick: bool) -> Iterator[Row]:
         yield at_most(f"ms of TTFT beyond prefill, exposed transfer, one step; {length} tokens", row["beyond_ms"], 15.0)
 
 
+def gateway(rounds: int, quick: bool) -> Iterator[Row]:
+    """Compared with disagg's own client."""
+    got = run([sys.executable, "-m", "benchmarks.gateway", "--requests", "10" if quick else "30"])
+    ttft = f"{got['gateway']['ttft_ms']:.1f} / {got['client']['ttft_ms']:.1f} ms"
+    tpot = f"{got['gateway']['tpot_ms']:.2f} / {got['client']['tpot_ms']:.2f} ms"
+    yield at_most("simulated: ms of TTFT that the gateway adds, p50", got["added_ttft_ms"], 5.0, ttft)
+    yield at_most("simulated: share of TPOT that the gateway adds, p50", got["added_tpot"], 0.03, tpot)
+
+
 def shaped(rounds: int, quick: bool) -> Iterator[Row]:
     """Over a link of a given rate; needs root."""
     overlap = "simulated: exposed / whole transfer, link at 0.6 x prefill, 8192 tokens, 32 layers"
@@ -128,7 +137,7 @@ def shaped(rounds: int, quick: bool) -> Iterator[Row]:
     )
 
 
-PARTS: Sequence[Callable[[int, bool], Iterator[Row]]] = (handoff, shaped, prefill, ttft, decode, peers)
+PARTS: Sequence[Callable[[int, bool], Iterator[Row]]] = (handoff, shaped, prefill, ttft, decode, gateway, peers)
 
 
 def at_least(figure: str, value: float, target: float, detail: str = "") -> Row:
