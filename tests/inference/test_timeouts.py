@@ -136,3 +136,13 @@ async def test_a_host_that_is_busy_after_it_has_begun_to_answer_is_asked_again_w
         answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode")
     assert len(hosts["d1"].asked) == 2 and answer.metrics.completion_tokens == 2
     assert 6 <= answer.metrics.ttft_parts.failed_attempts <= 11
+
+
+async def test_a_decode_host_that_answers_500_is_followed_by_another() -> None:
+    async def failing(_: Body) -> Events:
+        yield DisaggError("internal error in the server")
+
+    async with client_of(d1={"generate": failing}, d2={"generate": whole}) as (client, hosts):
+        answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode")
+    assert answer.metrics.decode_server == "d2" and len(hosts["d1"].asked) == 1
+    assert answer.warnings == ("internal error in the server: d2 answers",)

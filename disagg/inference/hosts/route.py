@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from disagg.api.requests import PrefillOffer
@@ -126,8 +127,9 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
 
 def _unseen(view: FleetView, hosts: Candidates) -> frozenset[str]:
     """The names of all hosts, if none of them has ever answered this client."""
-    names = [host.name for host in (*hosts.decode, *hosts.prefill)]
-    return frozenset() if any(view.of(name).has_answered for name in names) else frozenset(names)
+    if any(view.of(host.name).has_answered for host in chain(hosts.decode, hosts.prefill)):
+        return frozenset()
+    return frozenset(host.name for host in chain(hosts.decode, hosts.prefill))
 
 
 def _cost(choice: Choice) -> float:

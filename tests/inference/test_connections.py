@@ -1,0 +1,80 @@
+"""Connections are kept between requests, and replaced if the host has closed them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from disagg.api.events import DoneEvent, ProgressEvent
+from disagg.errors import ServerUnavailable
+from disagg.inference.http import calls
+from disagg.inference.http.connections import Connections
+from tests.inference.scripted import Server, described_host
+
+DONE = (
+    b'event: done\ndata: {"finish_reason": "stop", "prompt_tokens": 1, "completion_tokens": 1, '
+    b'"computed_prompt_tokens": 1, "timing": {}}\n\n'
+)
+
+
+class KeepingHost(Server):
+    """Answers requests with a `done` event and keeps the connection for `each` of them; sends the response's end after
+    `end`."""
+
+    def __init__(self, each: int = 99) -> None:
+        super().__init__()
+        self.each = each
+        self.accepted = 0
+        self.end = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        for _ in range(self.each):
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b"}")
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(DONE), DONE))
+            await self.end.wait()
+            writer.write(b"0\r\n\r\n")
+
+
+async def ask(http: Connections, port: int) -> DoneEvent:
+    call = calls.Call(described_host("d", port), "/generate", ProgressEvent(phase="", beats=0), "r")
+    return await calls.closing_event(http, call, DoneEvent)
+
+
+async def kept(http: Connections) -> None:
+    """Until a connection is kept."""
+    async with asyncio.timeout(20):
+        while not any(http._idle.values()):
+            await asyncio.sleep(0)
+
+
+async def test_the_connection_of_an_answer_that_ends_after_its_last_event_is_kept() -> None:
+    host = KeepingHost()
+    async with host.listening() as port, Connections("t") as http:
+        await ask(http, port)
+        assert not any(http._idle.values())
+        host.end.set()
+        await kept(http)
+        for _ in range(3):
+            await ask(http, port)
+            await kept(http)
+    assert host.accepted == 1
+
+
+async def test_a_kept_connection_that_the_host_has_closed_is_replaced() -> None:
+    host = KeepingHost(each=1)
+    host.end.set()
+    async with host.listening() as port, Connections("t") as http:
+        for _ in range(3):
+            assert (await ask(http, port)).finish_reason == "stop"
+    assert host.accepted == 3
+
+
+async def test_a_new_connection_that_the_host_closes_is_an_error() -> None:
+    host = KeepingHost(each=0)
+    async with host.listening() as port, Connections("t") as http:
+        with pytest.raises(ServerUnavailable, match="lost the connection to d"):
+            await ask(http, port)
+    assert host.accepted == 1
