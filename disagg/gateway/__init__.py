@@ -2,6 +2,7 @@
 
 serve     the process: listen, serve, drain
 app       routes, and what every request passes through: request id, key, size of the body
+calls     what /openapi.json describes
 health    whether it can answer a request
 clients/  their keys, their models, their limits
 request   a request in the gateway's own form

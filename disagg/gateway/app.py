@@ -18,9 +18,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from disagg import logs
+from disagg.api import openapi
 from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.gateway import models, views
 from disagg.gateway.answer import Answer, Outcome, json_response
+from disagg.gateway.calls import gateway_document
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import Limits
@@ -76,8 +78,14 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
         body = serving.answer(request)
         return json_response(body.to_json(), 200 if body.status == "ok" else 503)
 
+    document = json_response(gateway_document())
+
+    async def described(_: Request) -> Response:
+        return document
+
     routes = [
         Route("/health", health, methods=["GET"]),
+        Route(openapi.PATH, described, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),

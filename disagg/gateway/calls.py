@@ -1,0 +1,96 @@
+"""The calls of the gateway: every path with its body and its errors. GET /openapi.json is made from it.
+
+Answers of OpenAI's and Ollama's APIs have the shapes of those APIs, which are not repeated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from disagg.api import openapi
+from disagg.api.base import Contract
+from disagg.api.history import HistoryAnswer
+from disagg.api.openapi import Answer, Route
+from disagg.api.status import Liveness
+from disagg.gateway.dialects import ollama
+from disagg.gateway.dialects.openai_chat import ChatBody
+from disagg.gateway.dialects.openai_completions import CompletionBody
+from disagg.version import VERSION
+
+_KEY: Final = "a key of `disagg keys add`; none is needed on this machine until there is one"
+
+
+class ErrorFields(Contract, frozen=True):
+    """What failed, as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Contract, frozen=True):
+    """An answer of OpenAI's API that is an error."""
+
+    error: ErrorFields
+
+
+class OllamaError(Contract, frozen=True):
+    """An answer of Ollama's API that is an error."""
+
+    error: str
+
+
+_PROBLEMS: Final[Mapping[int, str]] = {
+    400: "A field is wrong or not supported, or the context is too small.",
+    401: "The key is missing, wrong or revoked.",
+    403: "The key is not for this model.",
+    404: "The fleet has no such model.",
+    413: "The body is too large.",
+    429: "The key has used up its share, or the hosts are busy.",
+    500: "The gateway failed.",
+    503: "No host of the model answers, or there is no place for a connection.",
+    504: "The answer was not complete in time.",
+}
+
+
+def calls() -> Iterator[Route]:
+    """Every call that programs make. The paths below /v1 are also served without it."""
+    ok = {200: Answer("The gateway can answer a request.", (Liveness,))}
+    down = {503: Answer("No host of any model is up.", (Liveness,))}
+    yield Route("GET", "/health", "Whether the gateway can answer a request.", {**ok, **down}, public=True)
+    yield Route("GET", "/metrics", "Figures for Prometheus.", _answers("Prometheus' text format.", ErrorBody, 401))
+    yield Route("GET", openapi.PATH, "This document.", {200: Answer("OpenAPI.")}, public=True)
+    for prefix in ("/v1", ""):
+        yield _post(f"{prefix}/chat/completions", "Answer a chat.", ChatBody, ErrorBody)
+        yield _post(f"{prefix}/completions", "Continue a text.", CompletionBody, ErrorBody)
+        models = _answers("The models that the key is for.", ErrorBody, 401)
+        yield Route("GET", f"{prefix}/models", "List the models.", models)
+        model = _answers("The model.", ErrorBody, 401, 403, 404)
+        yield Route("GET", f"{prefix}/models/{{model}}", "Describe a model.", model)
+    yield _post("/api/chat", "Ollama: answer a chat.", ollama.ChatBody, OllamaError)
+    yield _post("/api/generate", "Ollama: continue a text.", ollama.GenerateBody, OllamaError)
+    yield Route("GET", "/api/tags", "Ollama: list the models.", _answers("The models.", ErrorBody, 401))
+    yield Route("GET", "/api/version", "The version of disagg.", {200: Answer("The version.")}, public=True)
+    history = {200: Answer("The newest first.", (HistoryAnswer,)), **_failures(ErrorBody, 400, 401, 403, 404)}
+    yield Route("GET", "/api/history", "Requests that have ended.", history)
+    live = _answers("Server-sent events: what the fleet is doing.", ErrorBody, 401)
+    yield Route("GET", "/api/live", "Requests and hosts now.", live)
+
+
+def gateway_document() -> dict[str, Any]:
+    """What GET /openapi.json answers."""
+    return openapi.document("disagg gateway", VERSION, _KEY, list(calls()))
+
+
+def _post(path: str, summary: str, body: type[Contract], error: type[Contract]) -> Route:
+    return Route("POST", path, summary, _answers("The answer, streamed or whole.", error, *_PROBLEMS), body)
+
+
+def _answers(description: str, error: type[Contract], *statuses: int) -> dict[int, Answer]:
+    return {200: Answer(description), **_failures(error, *statuses)}
+
+
+def _failures(error: type[Contract], *statuses: int) -> dict[int, Answer]:
+    return {status: Answer(_PROBLEMS[status], (error,)) for status in statuses}
