@@ -39,8 +39,9 @@ SAMPLINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(slots=True)
 class Result:
-    """How one cell ended. seconds: from the fault to the end of the request. next_token_s: from the fault to the next
-    token, None if no token came after it. problems: what must not be; empty if the cell holds."""
+    """How one cell ended. seconds: from the fault, or from the beginning if it was there before, to the end of the
+    request. next_token_s: from the fault to the next token, None if no token came after it. problems: what must not
+    be; empty if the cell holds."""
 
     cell: Cell
     sampling: str
@@ -55,6 +56,7 @@ class Result:
 class Answer:
     """What a caller received: token ids with their times of arrival, then the completion or the error."""
 
+    started: float = field(default_factory=time.monotonic)
     ids: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     completion: Completion | None = None
@@ -77,7 +79,7 @@ class Matrix:
                 answer = asyncio.run(_caller(self.fleet.client, _options(cell, sampling)))
         finally:
             self.fleet.heal()
-        struck = injection.struck[0][0] if injection.struck else answer.ended - DEADLINE_S
+        struck = injection.struck[0][0] if injection.struck else answer.started
         result = _result(cell, sampling, answer, struck)
         if cell.fault and not injection.struck:
             result.problems.append("the fault did not strike")

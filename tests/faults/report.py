@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
 
+from tests.faults.cells import Side
 from tests.faults.matrix import BOUND_S, DEADLINE_S, Result
 
 HEAD = """\
@@ -21,6 +26,12 @@ left of it.
 
 Policy: *fallback* is the default; *fail* is `--on-kv-failure fail`; *one decode host*: the other refuses connections;
 *no host left*: after the fault every host refuses connections.
+
+Seconds are from the fault to the end of the request, or from its beginning if the fault was there before; next token
+is from the fault to the first token after it. *Cut*: no byte passes and no connection is closed, as if a cable were
+pulled. *Frozen*: SIGSTOP. *Engine's thread stopped*: the thread that computes is stopped by ptrace while the rest of
+the server goes on, as if its GPU hung. *No memory*: no new mapping; *no descriptors*: no new file or connection;
+*disk full*: no file grows.
 """
 
 
@@ -36,13 +47,38 @@ def page(results: Sequence[Result]) -> str:
     """The whole page."""
     held = sum(not result.problems for result in results)
     rows = [_row(result) for result in results]
-    summary = f"{held} of {len(results)} requests hold; {os.cpu_count()} cores."
+    when = datetime.now(UTC).date()
+    summary = "\n".join(
+        [
+            f"**{held} of {len(results)} requests hold.** Run of {when} on {os.cpu_count()} cores.",
+            "",
+            *_summary(results),
+        ]
+    )
     table = [
         "| connection or host | fault | state | policy | sampling | outcome | seconds | next token | tokens right |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *rows,
     ]
     return HEAD.format(deadline=DEADLINE_S, bound=BOUND_S) + f"\n{summary}\n\n" + "\n".join(table) + "\n"
+
+
+def _summary(results: Sequence[Result]) -> list[str]:
+    """How the requests of each side ended, and how long they took."""
+    lines = ["| connection or host | requests | answer | answer with a note | error | seconds, median | longest |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
+    for side, kind in SIDES.items():
+        of_side = [result for result in results if result.cell.side == side]
+        if not of_side:
+            continue
+        endings = Counter(result.ending for result in of_side)
+        seconds = [result.seconds for result in of_side]
+        counts = f"{endings['answer']} | {endings['answer with a note']} | {endings['error']}"
+        lines.append(f"| {kind} | {len(of_side)} | {counts} | {statistics.median(seconds):.1f} | {max(seconds):.1f} |")
+    return lines
+
+
+SIDES: Final[Mapping[Side, str]] = {"kv": "KV connection", "prefill": "prefill host", "decode": "decode host"}
 
 
 def _row(result: Result) -> str:
