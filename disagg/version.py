@@ -10,7 +10,7 @@ from typing import Final
 VERSION = "0.1.0"
 
 ROOT: Final = Path(__file__).parent
-_SUFFIXES: Final = frozenset({".py", ".sh", ".toml", ".txt", ".typed"})
+_SUFFIXES: Final = frozenset({".py", ".sh", ".toml", ".txt", ".typed", ".html", ".css", ".js", ".svg"})
 
 
 def source_files(root: Path = ROOT) -> list[Path]:

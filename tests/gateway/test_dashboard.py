@@ -9,6 +9,7 @@ import pytest
 from disagg.api.history import HistoryEntry
 from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState, Sample, Totals
 from disagg.gateway.dashboard.files import PAGE
+from disagg.version import source_files
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 
@@ -60,3 +61,7 @@ def test_every_field_that_the_script_reads_is_one_of_the_contract(variable: str,
     known = {field for kind in kinds for field in kind.__annotations__}
     read = set(re.findall(rf"\b{variable}\.(\w+)\b(?!\()", JS)) - {"tokens", "time", "length"}
     assert read and read <= known
+
+
+def test_the_page_is_deployed_with_the_package() -> None:
+    assert {path for path in source_files() if path.parent == PAGE} == set(PAGE.iterdir())
