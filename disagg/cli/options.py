@@ -65,6 +65,9 @@ class Command(_PlainFlags, TyperCommand):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":  # typer describes some as <list[str]>
+                vars(parameter)["display_type_rich"] = lambda ctx: None
         self.params += _shared_options()
 
 
