@@ -23,7 +23,7 @@ def render(fleet: Fleet, hosts: Collection[str], sources: Mapping[str, Mapping[s
     `sources`: model -> engine -> source, as the models are stored there.
     """
     chosen = [host for host in fleet.hosts.values() if host.name in hosts]
-    served = {host.model for host in chosen} | {name for name in sources if any(host.gateway for host in chosen)}
+    served = {host.model for host in chosen}
     return tomli_w.dumps(
         {
             "fleet": {"name": fleet.name},
