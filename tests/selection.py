@@ -27,9 +27,11 @@ SLOW_PATHS = {
     "engines/mlx",
     "engines/model/test_checkpoint_files.py",
     "engines/model/test_draw.py",
+    "engines/model/test_format.py",
     "engines/model/test_rope.py",
     "engines/model/test_text.py",
     "engines/test_adjust.py",
+    "engines/test_constraint.py",
     "engines/transformers",
     "faults/test_matrix.py",
     "fleet/deploy/test_apply.py",
@@ -39,6 +41,7 @@ SLOW_PATHS = {
     "integration",
     "planning/test_checkpoint.py",
     "servers/http/test_openapi.py",
+    "servers/output/test_marked.py",
     "test_tiny_models.py",
 }
 LONGEST = (

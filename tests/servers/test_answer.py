@@ -7,13 +7,14 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from disagg.api.events import FinishReason, TokenLogprob, TokensEvent
+from disagg.api.requests import ToolCall
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import ModelError
 from disagg.servers.answer import Answer
 from disagg.servers.feed import Step
-from disagg.servers.output.part import Plain
+from disagg.servers.output.part import Part, Plain
 
 
 def steps(letters: str, finish: FinishReason | None = None) -> Sequence[Step]:
@@ -117,3 +118,41 @@ def test_an_answer_that_was_given_whole_is_finished(
     given: str, sampling: Sampling, finish: FinishReason | None
 ) -> None:
     assert resumed(given, sampling, {ord("!")}).finish_reason == finish
+
+
+class Letters:
+    """An Output: small letters are text, capitals reasoning, digits calls."""
+
+    reasoning = False
+    stopped = False
+
+    def push(self, token: int) -> Sequence[Part]:
+        letter = chr(token)
+        self.reasoning = letter.isupper()
+        if letter.isdigit():
+            return [Part("call", call=ToolCall(letter))]
+        return [Part("reasoning" if self.reasoning else "text", letter)]
+
+    def finish(self) -> Sequence[Part]:
+        return ()
+
+
+def test_the_parts_of_steps_are_one_event_unless_that_would_change_their_order() -> None:
+    one = Answer(Letters())
+    events = one.add(steps("ABab1cA", "stop"))
+    assert [(event.reasoning, event.text, [call.name for call in event.tool_calls]) for event in events] == [
+        ("AB", "ab", ["1"]),
+        ("", "c", []),
+        ("A", "", []),
+    ]
+    assert [len(event.tokens) for event in events] == [5, 1, 1]
+    assert (one.completion_tokens, one.reasoning_tokens) == (7, 3)
+
+
+@pytest.mark.parametrize(("letters", "finish", "reason"), [("a1", "stop", "tool_calls"), ("a1", "length", "length")])
+def test_an_answer_that_ends_after_a_call_says_so(letters: str, finish: FinishReason, reason: str) -> None:
+    one, resumed = Answer(Letters()), Answer(Letters())
+    one.add(steps(letters, finish))
+    resumed.resume([ord(letter) for letter in letters], Sampling(), ())
+    resumed.add(steps("b", finish))
+    assert one.finish_reason == resumed.finish_reason == reason
