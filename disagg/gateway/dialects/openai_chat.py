@@ -12,7 +12,7 @@ from disagg.api.requests import MAX_MESSAGES
 from disagg.errors import RequestError
 from disagg.gateway.dialects import openai
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.openai_form import ResponseFormat, ToolBody, form_of
+from disagg.gateway.dialects.openai_form import ResponseFormat, ToolBody, form_of, functions, schema_of
 from disagg.gateway.dialects.openai_messages import Message, call_body, messages
 from disagg.gateway.events import Finished, Piece
 from disagg.gateway.problems import Problem
@@ -54,7 +54,8 @@ class ChatCompletions:
             template["reasoning_effort"] = fields.reasoning_effort
         if template:
             options["chat_template_kwargs"] = template
-        options |= form_of(fields.tools or (), fields.tool_choice, fields.response_format)
+        tools = () if fields.tool_choice == "none" else functions(fields.tools or ())
+        options |= form_of(tools, fields.tool_choice, schema_of(fields.response_format))
         return GatewayRequest(
             model=fields.model,
             prompts=({"messages": messages(fields.messages)},),

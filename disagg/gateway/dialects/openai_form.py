@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from disagg.api.base import Contract
 from disagg.errors import RequestError
+
+ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
+"""The JSON schema of every object."""
 
 
 class FunctionBody(Contract, frozen=True):
@@ -37,25 +40,46 @@ class ResponseFormat(Contract, frozen=True):
     json_schema: NamedSchema | None = None
 
 
-def form_of(tools: Sequence[ToolBody], choice: Any, response: ResponseFormat | None) -> dict[str, Any]:
-    """The options of AsyncClient.stream. Raises RequestError for what cannot be honoured, by the name of the field."""
-    given = _tools(tools) if choice != "none" else []
+def functions(tools: Sequence[ToolBody]) -> list[FunctionBody]:
+    """The functions of these tools. Raises RequestError for a tool that is none."""
+    found = []
+    for index, tool in enumerate(tools):
+        if tool.type != "function" or tool.function is None:
+            raise RequestError(f"tools[{index}].type: only functions are supported (got {tool.type!r})")
+        found.append(tool.function)
+    return found
+
+
+def schema_of(response: ResponseFormat | None) -> Mapping[str, Any] | None:
+    """The JSON schema that the answer must fit, None if it may be any text."""
+    if response is None or response.type == "text":
+        return None
+    if response.type == "json_object":
+        return ANY_OBJECT
+    if response.type != "json_schema":
+        raise RequestError(f"response_format.type: not text, json_object or json_schema (got {response.type!r})")
+    if response.json_schema is None or not response.json_schema.schema:
+        raise RequestError("response_format.json_schema: has no schema")
+    return response.json_schema.schema
+
+
+def form_of(
+    tools: Sequence[FunctionBody], choice: Any, schema: Mapping[str, Any] | None, schema_field: str = "response_format"
+) -> dict[str, Any]:
+    """The options of AsyncClient.stream. Raises RequestError for what cannot be honoured, by the name of the field.
+
+    choice: "auto", "none", "required", or a tool as OpenAI's chats name it. schema_field: where the schema was given.
+    """
+    given = [_tool(tool) for tool in tools] if choice != "none" else []
     must_call = _must_call(choice, [tool["name"] for tool in given])
-    schema = _schema(response)
     if schema is not None and given:
-        raise RequestError("response_format: not supported together with tools", 'set tool_choice to "none"')
+        raise RequestError(f"{schema_field}: not supported together with tools", "leave out one of them")
     options = {"tools": given, "must_call": must_call, "json_schema": schema}
     return {name: value for name, value in options.items() if value}
 
 
-def _tools(tools: Sequence[ToolBody]) -> list[dict[str, Any]]:
-    given = []
-    for index, tool in enumerate(tools):
-        if tool.type != "function" or tool.function is None:
-            raise RequestError(f"tools[{index}].type: only functions are supported (got {tool.type!r})")
-        one = tool.function
-        given.append({"name": one.name, "description": one.description or "", "parameters": one.parameters or {}})
-    return given
+def _tool(tool: FunctionBody) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}}
 
 
 def _must_call(choice: Any, names: Sequence[str]) -> Sequence[str]:
@@ -71,15 +95,3 @@ def _must_call(choice: Any, names: Sequence[str]) -> Sequence[str]:
     if not isinstance(name, str) or name not in names:
         raise RequestError('tool_choice: not "auto", "none", "required" or a function of tools')
     return (name,)
-
-
-def _schema(response: ResponseFormat | None) -> Mapping[str, Any] | None:
-    if response is None or response.type == "text":
-        return None
-    if response.type == "json_object":
-        return {"type": "object"}
-    if response.type != "json_schema":
-        raise RequestError(f"response_format.type: not text, json_object or json_schema (got {response.type!r})")
-    if response.json_schema is None or not response.json_schema.schema:
-        raise RequestError("response_format.json_schema: has no schema")
-    return response.json_schema.schema
