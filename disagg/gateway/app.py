@@ -26,7 +26,7 @@ from disagg.gateway.calls import gateway_document
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import Limits
-from disagg.gateway.dialects import ollama
+from disagg.gateway.dialects import anthropic, ollama
 from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.dialects.openai import error_body
 from disagg.gateway.dialects.openai_chat import ChatCompletions
@@ -97,6 +97,7 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
         routes += [
             Route(f"{prefix}/chat/completions", gateway.post(ChatCompletions()), methods=["POST"]),
             Route(f"{prefix}/completions", gateway.post(Completions()), methods=["POST"]),
+            Route(f"{prefix}/messages", gateway.post(anthropic.Messages()), methods=["POST"]),
             Route(f"{prefix}/models", list_models, methods=["GET"]),
             Route(f"{prefix}/models/{{model:path}}", one_model, methods=["GET"]),
         ]

@@ -1,6 +1,6 @@
 """The calls of the gateway: every path with its body and its errors. GET /openapi.json is made from it.
 
-Answers of OpenAI's and Ollama's APIs have the shapes of those APIs, which are not repeated here.
+Answers of OpenAI's, Anthropic's and Ollama's APIs have the shapes of those APIs, which are not repeated here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from disagg.api.base import Contract
 from disagg.api.history import HistoryAnswer
 from disagg.api.openapi import Answer, Route
 from disagg.api.status import Liveness
-from disagg.gateway.dialects import ollama
+from disagg.gateway.dialects import anthropic, ollama
 from disagg.gateway.dialects.openai_chat import ChatBody
 from disagg.gateway.dialects.openai_completions import CompletionBody
 from disagg.version import VERSION
@@ -34,6 +34,20 @@ class ErrorBody(Contract, frozen=True):
     """An answer of OpenAI's API that is an error."""
 
     error: ErrorFields
+
+
+class AnthropicFields(Contract, frozen=True):
+    """What failed, as Anthropic's clients read it."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(Contract, frozen=True):
+    """An answer of Anthropic's API that is an error. type: "error"."""
+
+    type: str
+    error: AnthropicFields
 
 
 class OllamaError(Contract, frozen=True):
@@ -65,6 +79,7 @@ def calls() -> Iterator[Route]:
     for prefix in ("/v1", ""):
         yield _post(f"{prefix}/chat/completions", "Answer a chat.", ChatBody, ErrorBody)
         yield _post(f"{prefix}/completions", "Continue a text.", CompletionBody, ErrorBody)
+        yield _post(f"{prefix}/messages", "Anthropic: answer a chat.", anthropic.MessagesBody, AnthropicError)
         models = _answers("The models that the key is for.", ErrorBody, 401)
         yield Route("GET", f"{prefix}/models", "List the models.", models)
         model = _answers("The model.", ErrorBody, 401, 403, 404)

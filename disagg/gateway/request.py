@@ -22,6 +22,11 @@ def answer_length(given: int | None) -> dict[str, Any]:
     return {"max_tokens": DEFAULT_MAX_TOKENS, "fit_context": True} if given is None else {"max_tokens": given}
 
 
+def thinking(on: bool) -> dict[str, Any]:
+    """The variables of chat templates that turn a model's reasoning on or off, under both names that templates know."""
+    return {"enable_thinking": on, "thinking": on}
+
+
 class Prompt(TypedDict, total=False):
     """One prompt in one of the forms that AsyncClient takes."""
 
@@ -36,7 +41,7 @@ class GatewayRequest:
 
     prompts: each is answered `n` times; the answers are numbered prompt by prompt. options: those of
     AsyncClient.stream that the caller has set. stream: send the answer while it is generated. include_usage: end a
-    stream with the numbers of tokens.
+    stream with the numbers of tokens. reasoning: the caller wants the model's reasoning, if its dialect makes a choice.
     """
 
     model: str
@@ -45,6 +50,7 @@ class GatewayRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = False
     include_usage: bool = False
+    reasoning: bool = True
 
     @property
     def choices(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/api/chat", "/api/generate")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate")
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**63, 2**70, 1e308, -0.5, 16, 17),
     *("", "x", "\ud800", "\0", "x" * 300, "m", [], [[]], [1, "x"], [[1], [2]], {}, {"type": "text"}),
@@ -21,7 +21,7 @@ VALUES: tuple[Any, ...] = (
 FIELDS = (
     *("model", "messages", "prompt", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "stop"),
     *("temperature", "top_p", "top_k", "min_p", "seed", "logprobs", "top_logprobs", "best_of", "options", "tools"),
-    *("response_format", "system", "raw", "format", "echo", "unknown"),
+    *("response_format", "system", "raw", "format", "echo", "unknown", "tool_choice", "thinking", "output_config"),
 )
 
 

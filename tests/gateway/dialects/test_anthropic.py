@@ -1,0 +1,277 @@
+"""Anthropic's dialect as pure functions: body -> request, events -> answer; and its errors over HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from disagg.api.requests import ToolCall
+from disagg.errors import ContextLengthExceeded, Overloaded, RequestError, ServerUnavailable
+from disagg.gateway.dialects.anthropic import HARMLESS, Messages
+from disagg.gateway.dialects.anthropic_writer import SIGNATURE
+from disagg.gateway.dialects.base import Head
+from disagg.gateway.events import Finished, Piece
+from disagg.gateway.request import GatewayRequest
+from tests.gateway import fake_client
+from tests.gateway.fake_client import FakeClient, completion, tokens_of
+
+DIALECT = Messages()
+MESSAGES = [{"role": "user", "content": "hello"}]
+BODY = {"model": "m", "max_tokens": 7, "messages": MESSAGES}
+TOOL = {"name": "f", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
+FLAT = {"name": "f", "description": "", "parameters": {"type": "object"}}
+SILENT = {"enable_thinking": False, "thinking": False}
+ALOUD = {"enable_thinking": True, "thinking": True}
+DEFAULTS = {"temperature": 1.0, "max_tokens": 7, "fit_context": True, "chat_template_kwargs": SILENT}
+SCHEMA = {"type": "json_schema", "schema": {"type": "array"}}
+
+
+def read(**fields: Any) -> GatewayRequest:
+    return DIALECT.read({**BODY, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, {}),
+        ({"temperature": 0, "top_p": 0.5, "top_k": 3}, {"temperature": 0, "top_p": 0.5, "top_k": 3}),
+        ({"stop_sequences": ["a", "b"]}, {"stop": ("a", "b")}),
+        ({"stop_sequences": [], "top_p": None}, {}),
+        ({"metadata": {"user_id": "u"}, "service_tier": "auto", "context_management": {"edits": []}}, {}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"chat_template_kwargs": ALOUD}),
+        ({"thinking": {"type": "adaptive"}}, {"chat_template_kwargs": ALOUD}),
+        ({"thinking": {"type": "disabled"}}, {}),
+        ({"output_config": {"effort": "low"}}, {"chat_template_kwargs": {**SILENT, "reasoning_effort": "low"}}),
+        ({"output_config": {"effort": "max"}}, {"chat_template_kwargs": {**SILENT, "reasoning_effort": "high"}}),
+        ({"output_config": {"format": SCHEMA}}, {"json_schema": {"type": "array"}}),
+        ({"output_format": SCHEMA}, {"json_schema": {"type": "array"}}),
+        ({"tools": [TOOL]}, {"tools": [FLAT]}),
+        ({"tools": [{**TOOL, "type": "custom"}], "tool_choice": {"type": "auto"}}, {"tools": [FLAT]}),
+        ({"tools": [TOOL], "tool_choice": {"type": "none"}}, {}),
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, {"tools": [FLAT], "must_call": ["f"]}),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, {"tools": [FLAT], "must_call": ("f",)}),
+    ],
+)
+def test_fields_become_options(fields: dict[str, Any], options: dict[str, Any]) -> None:
+    assert read(**fields).options == {**DEFAULTS, **options}
+
+
+USE = {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}
+CALLED = {"name": "f", "arguments": {"a": 1}, "id": "c1"}
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "messages"),
+    [
+        ("be short", MESSAGES, [{"role": "system", "content": "be short"}, *MESSAGES]),
+        (
+            [
+                {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=fa690;"},
+                {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
+                {"type": "text", "text": "b"},
+            ],
+            MESSAGES,
+            [{"role": "system", "content": "a\nb"}, *MESSAGES],
+        ),
+        ([{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}], MESSAGES, MESSAGES),
+        (
+            None,
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+            [{"role": "user", "content": "a\nb"}],
+        ),
+        (
+            None,
+            [
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "redacted_thinking", "data": "?"},
+                        {"type": "thinking", "thinking": "hm", "signature": "s"},
+                        {"type": "text", "text": "So."},
+                        USE,
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "4"}]},
+                        {"type": "tool_result", "tool_use_id": "c2"},
+                        {"type": "text", "text": "and now?"},
+                    ],
+                },
+            ],
+            [
+                {"role": "assistant", "content": "So.", "reasoning": "hm", "tool_calls": [CALLED]},
+                {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "f"},
+                {"role": "tool", "content": "", "tool_call_id": "c2"},
+                {"role": "user", "content": "and now?"},
+            ],
+        ),
+        (
+            None,
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "a"},
+                        {"type": "tool_result", "tool_use_id": "c1", "content": "4", "is_error": True},
+                    ],
+                }
+            ],
+            [{"role": "user", "content": "a"}, {"role": "tool", "content": "4", "tool_call_id": "c1"}],
+        ),
+    ],
+)
+def test_blocks_become_messages(system: Any, given: list[Any], messages: list[Any]) -> None:
+    assert read(system=system, messages=given).prompts == ({"messages": messages},)
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "data": "aGk="}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": "{"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [IMAGE]}]}]},
+            "messages[0].content[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}, *MESSAGES]},
+            "messages[0].content[0].type",
+        ),
+        ({"system": [IMAGE]}, "system[0].type"),
+        ({"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].type"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "output_config": {"format": SCHEMA}}, "output_config.format"),
+        ({"output_format": {"type": "xml"}}, "output_format"),
+        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+        ({"container": "x"}, "container"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(**fields)
+    assert caught.value.message.partition(": ")[0] == named
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in HARMLESS for value in (None, *HARMLESS[name])])
+def test_the_neutral_value_of_a_refused_field_is_accepted(name: str, value: object) -> None:
+    assert read(**{name: value}).options == DEFAULTS
+
+
+CALL = ToolCall("f", {"a": 1}, "c1")
+PIECES = (
+    Piece(0, "", tokens_of("hm"), reasoning="h"),
+    Piece(0, "So", tokens_of("So"), reasoning="m"),
+    Piece(0, ".", (), tool_calls=(CALL,)),
+)
+DONE = completion("So .", held_tokens=3, reasoning="hm", tool_calls=(CALL,), finish_reason="tool_calls")
+USAGE = {"input_tokens": 2, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3, "output_tokens": 2}
+
+
+def streamed(request: GatewayRequest) -> list[Any]:
+    """The data of all events, each of which has the name that its data states."""
+    writer = DIALECT.writer(Head(request, "id", 5.5))
+    parts = [*map(writer.piece, PIECES), writer.finished(Finished(0, DONE)), writer.end([DONE])]
+    found = []
+    for event in b"".join(parts).decode().split("\n\n")[:-1]:
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def test_a_stream_is_blocks_that_begin_and_end_in_turn() -> None:
+    start, *blocks, delta, stop = streamed(read(stream=True, thinking={"type": "adaptive"}))
+    assert start["message"] == {
+        "id": "msg_id",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 0, "output_tokens": 0},
+    }
+    assert [(one["index"], one.get("content_block") or one.get("delta")) for one in blocks] == [
+        (0, {"type": "thinking", "thinking": "", "signature": ""}),
+        (0, {"type": "thinking_delta", "thinking": "h"}),
+        (0, {"type": "thinking_delta", "thinking": "m"}),
+        (0, {"type": "signature_delta", "signature": SIGNATURE}),
+        (0, None),
+        (1, {"type": "text", "text": ""}),
+        (1, {"type": "text_delta", "text": "So"}),
+        (1, {"type": "text_delta", "text": "."}),
+        (1, None),
+        (2, {"type": "tool_use", "id": "c1", "name": "f", "input": {}}),
+        (2, {"type": "input_json_delta", "partial_json": '{"a":1}'}),
+        (2, None),
+    ]
+    assert delta["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert delta["usage"] == USAGE and delta["disagg"]["decode_server"] == "m-decode"
+    assert stop == {"type": "message_stop"}
+
+
+@pytest.mark.parametrize("config", [None, {"type": "disabled"}, {"type": "adaptive", "display": "omitted"}])
+def test_reasoning_is_sent_only_to_callers_that_want_it(config: Any) -> None:
+    request = read(stream=True, thinking=config)
+    started = [one["content_block"]["type"] for one in streamed(request) if one["type"] == "content_block_start"]
+    whole = DIALECT.writer(Head(request, "id", 0.0)).whole([DONE])
+    assert started == [block["type"] for block in whole["content"]] == ["text", "tool_use"]
+
+
+def test_an_answer_without_a_token_is_a_message_without_blocks() -> None:
+    done = completion("", finish_reason="length")
+    events = DIALECT.writer(Head(read(), "id", 0.0)).finished(Finished(0, done))
+    assert [line for line in events.decode().split("\n") if line.startswith("event")] == [
+        "event: message_start",
+        "event: message_delta",
+        "event: message_stop",
+    ]
+
+
+@pytest.mark.parametrize(("reason", "written"), [("stop", "end_turn"), ("length", "max_tokens")])
+def test_a_whole_answer_has_its_blocks_its_reason_and_its_usage(reason: str, written: str) -> None:
+    done = completion("So .", held_tokens=3, reasoning="hm", finish_reason=reason)
+    body = DIALECT.writer(Head(read(thinking={"type": "adaptive"}), "id", 0.0)).whole([done])
+    assert body["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": SIGNATURE},
+        {"type": "text", "text": "So ."},
+    ]
+    assert (body["stop_reason"], body["usage"]) == (written, USAGE)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (ContextLengthExceeded("900 tokens"), 400, "invalid_request_error"),
+        (Overloaded("busy"), 429, "rate_limit_error"),
+        (ServerUnavailable("none up"), 503, "overloaded_error"),
+        (KeyError("a bug"), 500, "api_error"),
+    ],
+)
+async def test_errors_have_anthropic_s_form_streamed_or_not(error: Exception, status: int, kind: str) -> None:
+    async with fake_client.http(fake_client.app(FakeClient(error))) as http:
+        refused = await http.post("/v1/messages", json=BODY)
+    async with fake_client.http(fake_client.app(FakeClient("one ", error))) as http:
+        cut = await http.post("/v1/messages", json={**BODY, "stream": True})
+    assert (refused.status_code, refused.json()["type"], refused.json()["error"]["type"]) == (status, "error", kind)
+    name, data = cut.text.split("\n\n")[-2].split("\n")
+    assert name == "event: error" and json.loads(data.removeprefix("data: ")) == refused.json()
+    assert "message_stop" not in cut.text
+
+
+async def test_a_prompt_over_the_context_is_named_as_claude_code_knows_it() -> None:
+    async with fake_client.http(fake_client.app(FakeClient(ContextLengthExceeded("900 tokens")))) as http:
+        refused = await http.post("/v1/messages", json=BODY)
+    assert refused.json()["error"]["message"].startswith("prompt is too long: ")

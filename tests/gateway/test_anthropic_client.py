@@ -1,0 +1,67 @@
+"""The official anthropic client, unchanged, against `disagg serve` in front of real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.fleets import RunningFleet
+
+ASKED: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 12,
+    "extra_body": {"temperature": 0},  # no parameter of this client any more
+    "system": "be short",
+    "messages": [{"role": "user", "content": "def add(a, b):"}],
+}
+TOOL: dict[str, Any] = {
+    "name": "feed",
+    "input_schema": {
+        "type": "object",
+        "properties": {"kind": {"enum": ["cat", "dog"]}},
+        "required": ["kind"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.fixture
+def client(gateway: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=gateway, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_a_message_is_answered_as_the_python_api_answers_it_streamed_or_not(
+    client: anthropic.Anthropic, tiny_fleet: RunningFleet
+) -> None:
+    whole = client.messages.create(**ASKED)
+    with client.messages.stream(**ASKED) as stream:
+        pieces = list(stream.text_stream)
+        streamed = stream.get_final_message()
+    chat = [{"role": "system", "content": "be short"}, *ASKED["messages"]]
+    with tiny_fleet.client() as direct:
+        expected = direct.generate("tiny", messages=chat, max_tokens=12)
+    assert whole.content[0].text == "".join(pieces) == expected.text
+    assert streamed.stop_reason == whole.stop_reason == "max_tokens"
+    assert streamed.usage.output_tokens == whole.usage.output_tokens == expected.metrics.completion_tokens
+    read = whole.usage.cache_read_input_tokens or 0
+    assert whole.usage.input_tokens + read == expected.metrics.prompt_tokens
+
+
+def test_a_tool_that_must_be_called_is_called(client: anthropic.Anthropic) -> None:
+    asked = {**ASKED, "max_tokens": 60, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "feed"}}
+    (whole,) = client.messages.create(**asked).content
+    with client.messages.stream(**asked) as stream:
+        (streamed,) = stream.get_final_message().content
+    assert (whole.type, whole.name) == ("tool_use", "feed") and whole.input["kind"] in ("cat", "dog")
+    assert streamed.input == whole.input
+
+
+def test_errors_are_the_client_s_own(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="claude"):
+        client.messages.create(**{**ASKED, "model": "claude"})
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        client.messages.create(**{**ASKED, "messages": [{"role": "user", "content": "a b " * 4096}]})
