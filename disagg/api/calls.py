@@ -18,7 +18,7 @@ from disagg.api.events import (
 from disagg.api.names import Role
 from disagg.api.openapi import Answer, Route, failures
 from disagg.api.requests import DecodeBody, GenerateBody, LeaseBody, PrefillBody, PromptBody
-from disagg.api.status import Health, LeaseAnswer, Liveness, Load, Status
+from disagg.api.status import CountAnswer, Health, LeaseAnswer, Liveness, Load, Status
 from disagg.errors import (
     BodyTooLarge,
     ContextLengthExceeded,
@@ -95,9 +95,17 @@ _LEASE: Final = Route(
     {200: Answer("Extended.", (LeaseAnswer,)), **failures(_BODY_ERRORS, ErrorAnswer)},
     LeaseBody,
 )
+_COUNT: Final = Route(
+    "POST",
+    "/count",
+    "Count the tokens of a prompt.",
+    {200: Answer("Counted.", (CountAnswer,)), **failures(_PROMPT_ERRORS, ErrorAnswer)},
+    PromptBody,
+)
 _UNHEALTHY: Final = "The engine is stalled or has stopped."
 _COMMON: Final = (
     _LEASE,
+    _COUNT,
     Route(
         "GET",
         "/health",

@@ -48,6 +48,12 @@ class LeaseAnswer(Contract, frozen=True):
     unknown: tuple[str, ...] = ()
 
 
+class CountAnswer(Contract, frozen=True):
+    """POST /count: how many tokens the prompt has."""
+
+    prompt_tokens: int
+
+
 class PreflightFinding(Contract, frozen=True):
     """One comparison of the preflight. "patched": the frameworks differ, and disagg corrects it."""
 

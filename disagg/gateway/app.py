@@ -35,7 +35,7 @@ from disagg.gateway.health import GatewayHealth
 from disagg.gateway.observe.observers import Observers
 from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.request import GatewayRequest
-from disagg.gateway.run import run
+from disagg.gateway.run import prompt_tokens, run
 from disagg.gateway.watch import METRICS_TYPE, GatewayWatch
 from disagg.http import requests
 from disagg.http.protocol import connection_of
@@ -98,6 +98,7 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
             Route(f"{prefix}/chat/completions", gateway.post(ChatCompletions()), methods=["POST"]),
             Route(f"{prefix}/completions", gateway.post(Completions()), methods=["POST"]),
             Route(f"{prefix}/messages", gateway.post(anthropic.Messages()), methods=["POST"]),
+            Route(f"{prefix}/messages/count_tokens", gateway.count(anthropic.CountTokens()), methods=["POST"]),
             Route(f"{prefix}/models", list_models, methods=["GET"]),
             Route(f"{prefix}/models/{{model:path}}", one_model, methods=["GET"]),
         ]
@@ -148,6 +149,22 @@ class Gateway:
             return Answer(dialect, head, events, outcome, ended)
 
         return post
+
+    def count(self, dialect: Dialect) -> Handler:
+        """The endpoint that counts the tokens of a prompt, which the dialect reads."""
+
+        async def count(request: Request) -> Response:
+            try:
+                key = self._access.key(request)
+                asked = dialect.read(await self._body(request))
+                require_model(self._client.fleet, key, asked.model)
+                tokens = await prompt_tokens(self._client, asked)
+            except DisaggError as error:
+                problem = problem_of(error)
+                return json_response(dialect.error(problem), problem.status, problem.headers)
+            return json_response({"input_tokens": tokens})
+
+        return count
 
     def _admitted(self, key: Key | None, asked: GatewayRequest) -> GatewayRequest:
         """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is

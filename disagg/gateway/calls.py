@@ -50,6 +50,12 @@ class AnthropicError(Contract, frozen=True):
     error: AnthropicFields
 
 
+class TokenCount(Contract, frozen=True):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
+
+
 class OllamaError(Contract, frozen=True):
     """An answer of Ollama's API that is an error."""
 
@@ -80,6 +86,10 @@ def calls() -> Iterator[Route]:
         yield _post(f"{prefix}/chat/completions", "Answer a chat.", ChatBody, ErrorBody)
         yield _post(f"{prefix}/completions", "Continue a text.", CompletionBody, ErrorBody)
         yield _post(f"{prefix}/messages", "Anthropic: answer a chat.", anthropic.MessagesBody, AnthropicError)
+        count = _answers("How many tokens the prompt has.", AnthropicError, *_PROBLEMS)
+        count[200] = Answer("How many tokens the prompt has.", (TokenCount,))
+        summary = "Anthropic: count the tokens of a prompt."
+        yield Route("POST", f"{prefix}/messages/count_tokens", summary, count, anthropic.CountBody)
         models = _answers("The models that the key is for.", ErrorBody, 401)
         yield Route("GET", f"{prefix}/models", "List the models.", models)
         model = _answers("The model.", ErrorBody, 401, 403, 404)

@@ -18,6 +18,8 @@ from disagg.inference.types import Stage
 Staged = Callable[[int, Stage], None]
 
 MAX_ID = 47  # of the 64 characters of an id on a host: an attempt's own id follows
+COUNT_S = 30.0
+"""For counting the tokens of a prompt."""
 WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
 
 
@@ -52,6 +54,14 @@ async def run(
                 async for event in events:
                     yield event
     except Unauthorized as error:  # the gateway's own token is meant, not the caller's key
+        raise ServerUnavailable(error.message, error.hint) from error
+
+
+async def prompt_tokens(client: AsyncClient, request: GatewayRequest) -> int:
+    """How many tokens the request's first prompt has. Raises a DisaggError."""
+    try:
+        return await client.count_tokens(**request.arguments(0), timeout=COUNT_S)
+    except Unauthorized as error:
         raise ServerUnavailable(error.message, error.hint) from error
 
 

@@ -27,7 +27,7 @@ from disagg.api.sampling import Sampling
 from disagg.config import Fleet, load
 from disagg.config.search import find_hosts_file
 from disagg.errors import RequestError
-from disagg.inference import execute
+from disagg.inference import count, execute
 from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.hosts.route import Alone, Ranking, candidates
 from disagg.inference.hosts.view import FleetView
@@ -132,6 +132,18 @@ class AsyncClient:
             async for _ in stream:
                 pass
         return stream.completion
+
+    async def count_tokens(
+        self,
+        model: str,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> int:
+        """How many tokens the prompt of this request has. A host tokenises it and computes nothing."""
+        return await count.count(self._driver, self._request(model, prompt, messages, tokens, options))
 
     def stream(
         self,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -16,10 +16,17 @@ from disagg import logs
 from disagg.api.events import Event
 from disagg.api.requests import PromptBody
 from disagg.api.sampling import Sampling
-from disagg.api.status import LeaseAnswer
+from disagg.api.status import CountAnswer, LeaseAnswer
 from disagg.config import Fleet, Host
 from disagg.engines.model.text import check_ids
-from disagg.errors import Cancelled, ContextLengthExceeded, Overloaded, ServerUnavailable, UnknownModel
+from disagg.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    Overloaded,
+    ServerUnavailable,
+    UnknownModel,
+)
 from disagg.servers import caller as callers
 from disagg.servers.admission import Admission
 from disagg.servers.caller import Caller
@@ -116,6 +123,17 @@ class Service(ReportingHost[Engine]):
         self.leases.extend(request_ids, time.monotonic())
         here = {caller.request.id for caller in self.active.values() if caller.request is not None}
         return LeaseAnswer(tuple(one for one in request_ids if one not in here))
+
+    async def count_tokens(self, body: PromptBody) -> CountAnswer:
+        """POST /count. It has a place in the queue meanwhile, as tokenising a long prompt takes seconds."""
+        self._require_ready(body.model)
+        with ExitStack() as place:
+            self._admission.take_place(place)
+            try:
+                async with asyncio.timeout(body.deadline_s):
+                    return CountAnswer(len(await self._tokenise(body)))
+            except TimeoutError:
+                raise DeadlineExceeded("the prompt was not tokenised by the deadline", "raise the timeout") from None
 
     def _enter(self, request: ActiveRequest, caller: Caller, lease_s: float | None) -> None:
         caller.request = request

@@ -109,6 +109,12 @@ class FakeClient:
         self.streams.append(FakeStream(self.steps))
         return self.streams[-1]
 
+    async def count_tokens(self, **arguments: Any) -> int:
+        self.asked.append(arguments)
+        if self.steps and isinstance(self.steps[0], Exception):
+            raise self.steps[0]
+        return 42
+
 
 NO_KEYS = Path("/nonexistent/keys.json")
 

@@ -65,3 +65,11 @@ def test_errors_are_the_client_s_own(client: anthropic.Anthropic) -> None:
         client.messages.create(**{**ASKED, "model": "claude"})
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         client.messages.create(**{**ASKED, "messages": [{"role": "user", "content": "a b " * 4096}]})
+
+
+def test_tokens_are_counted_as_the_answer_counts_them(client: anthropic.Anthropic) -> None:
+    asked = {**ASKED, "tools": [TOOL], "max_tokens": 1, "tool_choice": {"type": "any"}}
+    usage = client.messages.create(**asked).usage
+    del asked["max_tokens"], asked["extra_body"]
+    counted = client.messages.count_tokens(**asked).input_tokens
+    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)

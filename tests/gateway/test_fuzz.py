@@ -11,7 +11,14 @@ import pytest
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate")
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/api/chat",
+    "/api/generate",
+)
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**63, 2**70, 1e308, -0.5, 16, 17),
     *("", "x", "\ud800", "\0", "x" * 300, "m", [], [[]], [1, "x"], [[1], [2]], {}, {"type": "text"}),

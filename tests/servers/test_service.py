@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +166,17 @@ async def test_load_states_what_routing_needs(decode: AnyService) -> None:
     assert load.queue_tokens > 0 == before.queue_tokens and load.running_limit > 0
     await events.aclose()
     assert decode.load_figures() == before
+
+
+async def test_tokens_of_a_prompt_are_counted_within_the_queue(decode: AnyService) -> None:
+    body = PromptBody(model="m", tokens=(9, 10, 11))
+    assert (await decode.count_tokens(body)).prompt_tokens == 3
+    assert idle(decode)
+    with ExitStack() as places:
+        with pytest.raises(Overloaded):
+            while True:
+                decode._admission.take_place(places)
+        with pytest.raises(Overloaded, match="queue is full"):
+            await decode.count_tokens(body)
+    with pytest.raises(UnknownModel):
+        await decode.count_tokens(PromptBody(model="other", tokens=(9,)))

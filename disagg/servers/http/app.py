@@ -44,6 +44,7 @@ def build(service: AnyService, token: str) -> ASGIApp:
         Route("/load", _load(service), methods=["GET"]),
         Route("/status", _status(service), methods=["GET"]),
         Route("/lease", _lease(service), methods=["POST"]),
+        Route("/count", _count(service), methods=["POST"]),
         Route(openapi.PATH, _document(service), methods=["GET"]),
         *(Route(one.path, _post(one, service), methods=["POST"]) for one in service.endpoints()),
     ]
@@ -129,16 +130,28 @@ def _json(body: Contract, status: int = 200, headers: dict[str, str] | None = No
 
 def _post(endpoint: Endpoint[PromptBody], service: AnyService) -> Handler:
     """A POST endpoint that answers with the events of the service. The model's context bounds the body's size."""
-    limit = requests.body_limit(service.model.context)
-    hint = f"shorten the prompt: {service.model.context} tokens of context cannot need more"
 
     async def post(request: Request) -> Response:
-        body = parse(endpoint.body, await requests.body(request, limit, hint))
+        body = parse(endpoint.body, await _prompt(service, request))
         events = endpoint.events(body, request.scope[_REQUEST_ID_KEY])
         answer_error = partial(_answer_error, service)
         return EventStream(events, answer_error, lambda: service.progress.beats, lambda: service.retry_after_s)
 
     return post
+
+
+def _count(service: AnyService) -> Handler:
+    async def count(request: Request) -> Response:
+        return _json(await service.count_tokens(parse(PromptBody, await _prompt(service, request))))
+
+    return count
+
+
+async def _prompt(service: AnyService, request: Request) -> bytes:
+    """A body with a prompt, unless it is too large for the model's context."""
+    context = service.model.context
+    hint = f"shorten the prompt: {context} tokens of context cannot need more"
+    return await requests.body(request, requests.body_limit(context), hint)
 
 
 def _lease(service: AnyService) -> Handler:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from disagg.api.requests import ToolCall
-from disagg.errors import ContextLengthExceeded, Overloaded, RequestError, ServerUnavailable
+from disagg.errors import ContextLengthExceeded, Overloaded, RequestError, ServerUnavailable, Unauthorized
 from disagg.gateway.dialects.anthropic import HARMLESS, Messages
 from disagg.gateway.dialects.anthropic_writer import SIGNATURE
 from disagg.gateway.dialects.base import Head
@@ -275,3 +275,32 @@ async def test_a_prompt_over_the_context_is_named_as_claude_code_knows_it() -> N
     async with fake_client.http(fake_client.app(FakeClient(ContextLengthExceeded("900 tokens")))) as http:
         refused = await http.post("/v1/messages", json=BODY)
     assert refused.json()["error"]["message"].startswith("prompt is too long: ")
+
+
+async def test_tokens_are_counted_of_the_prompt_that_would_be_answered() -> None:
+    client = FakeClient()
+    asked = {"model": "m", "messages": MESSAGES, "system": "be short", "tools": [TOOL]}
+    async with fake_client.http(fake_client.app(client)) as http:
+        counted = await http.post("/v1/messages/count_tokens", json=asked)
+        await http.post("/v1/messages", json={**asked, "max_tokens": 7})
+    assert (counted.status_code, counted.json()) == (200, {"input_tokens": 42})
+    of_prompt = ("model", "messages", "tools", "chat_template_kwargs")
+    assert [client.asked[0][name] for name in of_prompt] == [client.asked[1][name] for name in of_prompt]
+
+
+@pytest.mark.parametrize(
+    ("error", "fields", "status"),
+    [
+        (ServerUnavailable("none up"), {}, 503),
+        (Unauthorized("the fleet's token"), {}, 503),
+        (None, {"model": "gpt"}, 404),
+        (None, {"messages": []}, 400),
+    ],
+)
+async def test_tokens_that_cannot_be_counted_are_an_error(
+    error: Exception | None, fields: dict[str, Any], status: int
+) -> None:
+    client = FakeClient(*([error] if error else []))
+    async with fake_client.http(fake_client.app(client)) as http:
+        refused = await http.post("/v1/messages/count_tokens", json={**BODY, **fields})
+    assert (refused.status_code, refused.json()["type"]) == (status, "error")

@@ -1,0 +1,63 @@
+"""Counting the tokens of a prompt: which host is asked, and what follows if it does not answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from disagg.api.requests import GenerateBody
+from disagg.api.status import CountAnswer, Load
+from disagg.config import Host
+from disagg.errors import DisaggError, Overloaded, RequestError, ServerSilent
+from disagg.inference.count import count
+from disagg.inference.execute import Driver, Request
+from disagg.inference.hosts.route import Candidates
+from disagg.inference.http import calls
+from disagg.inference.http.connections import Connections
+from tests.inference.scripted import described_host
+
+D1, D2, P1 = (described_host(name, 1) for name in ("d1", "d2", "p1"))
+BUSY, SILENT, WRONG = Overloaded("busy"), ServerSilent("silent"), RequestError("messages: wrong")
+
+
+@pytest.mark.parametrize(
+    ("failing", "loads", "asked", "result"),
+    [
+        ({}, {}, ["d1"], 7),
+        ({"d1": BUSY}, {}, ["d1", "d2"], 7),
+        ({"d1": SILENT, "d2": BUSY}, {}, ["d1", "d2", "p1"], 7),
+        ({"d1": BUSY, "d2": BUSY, "p1": SILENT}, {}, ["d1", "d2", "p1"], SILENT),
+        ({"d1": WRONG}, {}, ["d1"], WRONG),
+        ({}, {"d1": Load("draining", boot_id="1")}, ["d2"], 7),
+        ({}, {"d1": Load("ok", boot_id="1", queue=3)}, ["d2"], 7),
+    ],
+)
+async def test_hosts_are_asked_in_turn_until_one_answers(
+    monkeypatch: pytest.MonkeyPatch,
+    failing: dict[str, DisaggError],
+    loads: dict[str, Load],
+    asked: list[str],
+    result: int | DisaggError,
+) -> None:
+    seen = []
+
+    async def post(_http: object, host: Host, path: str, _body: object, *, timeout: float) -> dict[str, Any]:
+        assert (path, timeout > 0) == ("/count", True)
+        seen.append(host.name)
+        if host.name in failing:
+            raise failing[host.name]
+        return CountAnswer(7).to_json()
+
+    monkeypatch.setattr(calls, "post", post)
+    driver = Driver(Connections("a-token"))
+    for name, load in loads.items():
+        driver.view.answered(name, load)
+    request = Request(Candidates("m", (D1, D2), (P1,), None), GenerateBody(model="m", prompt="x"), 0.0)
+    if isinstance(result, int):
+        assert await count(driver, request) == result
+    else:
+        with pytest.raises(type(result)):
+            await count(driver, request)
+    assert seen == asked
+    await driver.close()
