@@ -31,6 +31,7 @@ from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.dialects.openai import error_body
 from disagg.gateway.dialects.openai_chat import ChatCompletions
 from disagg.gateway.dialects.openai_completions import Completions
+from disagg.gateway.dialects.responses import Responses
 from disagg.gateway.health import GatewayHealth
 from disagg.gateway.observe.observers import Observers
 from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
@@ -97,6 +98,7 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
         routes += [
             Route(f"{prefix}/chat/completions", gateway.post(ChatCompletions()), methods=["POST"]),
             Route(f"{prefix}/completions", gateway.post(Completions()), methods=["POST"]),
+            Route(f"{prefix}/responses", gateway.post(Responses()), methods=["POST"]),
             Route(f"{prefix}/messages", gateway.post(anthropic.Messages()), methods=["POST"]),
             Route(f"{prefix}/messages/count_tokens", gateway.count(anthropic.CountTokens()), methods=["POST"]),
             Route(f"{prefix}/models", list_models, methods=["GET"]),

@@ -16,6 +16,7 @@ from disagg.api.status import Liveness
 from disagg.gateway.dialects import anthropic, ollama
 from disagg.gateway.dialects.openai_chat import ChatBody
 from disagg.gateway.dialects.openai_completions import CompletionBody
+from disagg.gateway.dialects.responses import ResponsesBody
 from disagg.version import VERSION
 
 _KEY: Final = "a key of `disagg keys add`; none is needed on this machine until there is one"
@@ -85,6 +86,7 @@ def calls() -> Iterator[Route]:
     for prefix in ("/v1", ""):
         yield _post(f"{prefix}/chat/completions", "Answer a chat.", ChatBody, ErrorBody)
         yield _post(f"{prefix}/completions", "Continue a text.", CompletionBody, ErrorBody)
+        yield _post(f"{prefix}/responses", "Answer a chat, item by item.", ResponsesBody, ErrorBody)
         yield _post(f"{prefix}/messages", "Anthropic: answer a chat.", anthropic.MessagesBody, AnthropicError)
         count = _answers("How many tokens the prompt has.", AnthropicError, *_PROBLEMS)
         count[200] = Answer("How many tokens the prompt has.", (TokenCount,))

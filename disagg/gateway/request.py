@@ -42,6 +42,7 @@ class GatewayRequest:
     prompts: each is answered `n` times; the answers are numbered prompt by prompt. options: those of
     AsyncClient.stream that the caller has set. stream: send the answer while it is generated. include_usage: end a
     stream with the numbers of tokens. reasoning: the caller wants the model's reasoning, if its dialect makes a choice.
+    seal_reasoning: it is also sent in a form that agents send back as it is.
     """
 
     model: str
@@ -51,6 +52,7 @@ class GatewayRequest:
     stream: bool = False
     include_usage: bool = False
     reasoning: bool = True
+    seal_reasoning: bool = False
 
     @property
     def choices(self) -> int:

@@ -15,6 +15,7 @@ PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
+    "/v1/responses",
     "/v1/messages/count_tokens",
     "/api/chat",
     "/api/generate",
@@ -28,7 +29,20 @@ VALUES: tuple[Any, ...] = (
 FIELDS = (
     *("model", "messages", "prompt", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "stop"),
     *("temperature", "top_p", "top_k", "min_p", "seed", "logprobs", "top_logprobs", "best_of", "options", "tools"),
-    *("response_format", "system", "raw", "format", "echo", "unknown", "tool_choice", "thinking", "output_config"),
+    *(
+        "response_format",
+        "system",
+        "raw",
+        "format",
+        "echo",
+        "unknown",
+        "tool_choice",
+        "thinking",
+        "input",
+        "text",
+        "reasoning",
+        "output_config",
+    ),
 )
 
 
@@ -38,6 +52,7 @@ async def test_any_body_is_answered_or_refused_with_a_reason(seed: int) -> None:
     async with fake_client.http(fake_client.app(FakeClient("text "))) as http:
         for _ in range(150):
             body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x"}
+            body |= {"input": "x", "max_tokens": 5} if chance.random() < 0.8 else {}
             body |= {chance.choice(FIELDS): chance.choice(VALUES) for _ in range(chance.randrange(4))}
             response = await http.post(chance.choice(PATHS), content=json.dumps(body).encode())
             assert response.status_code in (200, 400, 404), (body, response.text)

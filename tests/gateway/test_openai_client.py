@@ -224,3 +224,36 @@ def test_paths_work_without_v1_and_a_request_id_comes_back(gateway: str) -> None
     assert models.json()["data"][0]["id"] == "tiny"
     assert health.json() == {"status": "ok"}
     assert missing.status_code == 404 and "/v1/embeddings" in missing.json()["error"]["message"]
+
+
+def test_a_response_is_answered_as_the_chat_is_streamed_or_not(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=12, temperature=0)
+    asked: dict[str, Any] = {"model": "tiny", "instructions": "be short", "input": "def add(a, b):"}
+    asked |= {"max_output_tokens": 12, "temperature": 0}
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        seen = list(stream)
+    assert whole.output_text == chat.choices[0].message.content
+    assert "".join(one.delta for one in seen if one.type == "response.output_text.delta") == whole.output_text
+    assert seen[-1].type == "response.incomplete" and seen[-1].response.output_text == whole.output_text
+    assert whole.usage is not None and whole.usage.output_tokens == 12
+
+
+def test_a_response_calls_tools_and_its_items_can_be_sent_back(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "name": "feed", "parameters": SCHEMA, "strict": True}
+    asked: dict[str, Any] = {"model": "tiny", "max_output_tokens": 80, "temperature": 0, "tools": [tool]}
+    asked["tool_choice"] = {"type": "function", "name": "feed"}
+    with client.responses.stream(**asked, input="feed it") as stream:
+        response = stream.get_final_response()
+    (call,) = response.output
+    assert call.type == "function_call" and fits(call.arguments)
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "fed"}
+    items: list[Any] = [{"role": "user", "content": "feed it"}, call.to_dict(), result]
+    del asked["tools"], asked["tool_choice"]
+    assert client.responses.create(**asked, input=items).output_text
+
+
+def test_what_needs_memory_of_earlier_responses_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="tiny", input="x", previous_response_id="resp_1")
+    assert caught.value.param == "previous_response_id"

@@ -197,3 +197,13 @@ def alternatives(token: TokenLogprob) -> list[Alternative]:
     """The likeliest alternatives of one token."""
     data = token.top_bytes or (b"",) * len(token.top)
     return [Alternative(token_name(id, one), logprob, one) for (id, logprob), one in zip(token.top, data, strict=True)]
+
+
+def logprob_body(token: TokenLogprob) -> dict[str, Any]:
+    """One token of an answer, with its alternatives, as chats and responses write it."""
+    top = [_named(one.name, one.logprob, one.data) for one in alternatives(token)]
+    return {**_named(token_name(token.id, token.bytes), token.logprob, token.bytes), "top_logprobs": top}
+
+
+def _named(name: str, logprob: float, data: bytes) -> dict[str, Any]:
+    return {"token": name, "logprob": logprob, "bytes": list(data) if data else None}

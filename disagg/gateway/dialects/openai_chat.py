@@ -147,7 +147,7 @@ class ChatWriter:
     def _logprobs_body(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self._logprobs or not tokens:
             return None
-        return {"content": [_logprob(token) for token in tokens]}
+        return {"content": [openai.logprob_body(token) for token in tokens]}
 
 
 def _message(completion: Completion) -> dict[str, Any]:
@@ -164,12 +164,3 @@ def _message(completion: Completion) -> dict[str, Any]:
 def _reasoning(text: str) -> dict[str, str]:
     """Under both names that clients read."""
     return {"reasoning": text, "reasoning_content": text}
-
-
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    top = [_named(one.name, one.logprob, one.data) for one in openai.alternatives(token)]
-    return {**_named(openai.token_name(token.id, token.bytes), token.logprob, token.bytes), "top_logprobs": top}
-
-
-def _named(name: str, logprob: float, data: bytes) -> dict[str, Any]:
-    return {"token": name, "logprob": logprob, "bytes": list(data) if data else None}

@@ -68,7 +68,8 @@ def _message(message: Message, place: str, names: dict[str, str]) -> dict[str, A
         written["reasoning"] = reasoning
     if message.tool_calls:
         written["tool_calls"] = [
-            _call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
+            call_of(call, f"{place}.tool_calls[{index}]", "function.arguments")
+            for index, call in enumerate(message.tool_calls)
         ]
     if role == "tool" and message.tool_call_id:
         written["tool_call_id"] = message.tool_call_id
@@ -86,12 +87,12 @@ def _text(content: str | Sequence[ContentPart], place: str) -> str:
     return "".join(part.text for part in content)
 
 
-def _call(call: CallBody, place: str) -> dict[str, Any]:
-    """Templates want the arguments as an object."""
+def call_of(call: CallBody, place: str, field: str) -> dict[str, Any]:
+    """The call as disagg's hosts take it: templates want the arguments as an object. field: where they were given."""
     try:
         arguments = msgspec.json.decode(call.function.arguments or "{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise RequestError(f"{place}.function.arguments: not a JSON object")
+        raise RequestError(f"{place}.{field}: not a JSON object")
     return {"name": call.function.name, "arguments": arguments, "id": call.id}

@@ -1,0 +1,265 @@
+"""The dialect of /v1/responses as pure functions: body -> request, events -> answer; and its errors over HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from disagg.api.events import TokenLogprob
+from disagg.api.requests import ToolCall
+from disagg.errors import RequestError, ServerUnavailable
+from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.responses import HARMLESS, Responses
+from disagg.gateway.dialects.responses_items import SEALED
+from disagg.gateway.events import Finished, Piece
+from disagg.gateway.request import GatewayRequest
+from tests.gateway import fake_client
+from tests.gateway.fake_client import FakeClient, completion, tokens_of
+
+DIALECT = Responses()
+DEFAULTS = {"temperature": 1.0, "max_tokens": 4096, "fit_context": True}
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+FLAT = {"name": "f", "description": "", "parameters": {"type": "object"}}
+SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "array"}, "strict": True}
+LOGPROBS = ["message.output_text.logprobs"]
+SEAL = ["reasoning.encrypted_content"]
+
+
+def read(**fields: Any) -> GatewayRequest:
+    return DIALECT.read({"model": "m", "input": "hello", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, DEFAULTS),
+        ({"max_output_tokens": 7}, {"temperature": 1.0, "max_tokens": 7}),
+        ({"temperature": 0, "top_p": 0.5, "seed": 3}, {**DEFAULTS, "temperature": 0, "top_p": 0.5, "seed": 3}),
+        ({"top_k": -1, "priority": 1, "service_tier": "auto", "metadata": {}, "user": "u"}, {**DEFAULTS, "top_k": 0}),
+        (
+            {"reasoning": {"effort": "low", "summary": "auto"}},
+            {**DEFAULTS, "chat_template_kwargs": {"reasoning_effort": "low"}},
+        ),
+        ({"text": {"format": {"type": "text"}, "verbosity": "medium"}}, DEFAULTS),
+        ({"text": {"format": {"type": "json_object"}}}, {**DEFAULTS, "json_schema": {"type": "object"}}),
+        ({"text": {"format": SCHEMA}}, {**DEFAULTS, "json_schema": {"type": "array"}}),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, {**DEFAULTS, "tools": [FLAT]}),
+        ({"tools": [TOOL, {"type": "web_search"}], "tool_choice": "none"}, DEFAULTS),
+        ({"tools": [TOOL], "tool_choice": "required"}, {**DEFAULTS, "tools": [FLAT], "must_call": ["f"]}),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},
+            {**DEFAULTS, "tools": [FLAT], "must_call": ("f",)},
+        ),
+        ({"include": LOGPROBS}, {**DEFAULTS, "logprobs": 0}),
+        ({"include": LOGPROBS, "top_logprobs": 2}, {**DEFAULTS, "logprobs": 2}),
+        ({"include": ["file_search_call.results"], "stream_options": {"include_obfuscation": False}}, DEFAULTS),
+    ],
+)
+def test_fields_become_options(fields: dict[str, Any], options: dict[str, Any]) -> None:
+    assert read(**fields).options == options
+
+
+CALL_ITEM = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}', "id": "fc_1"}
+CALLED = {"name": "f", "arguments": {"a": 1}, "id": "c1"}
+USER = {"role": "user", "content": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("instructions", "given", "messages"),
+    [
+        (None, "hello", [USER]),
+        ("be short", "hello", [{"role": "system", "content": "be short"}, USER]),
+        (
+            "be short",
+            [
+                {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "no tricks"}]},
+                {"role": "user", "content": "hello"},
+            ],
+            [{"role": "system", "content": "be short\n\nno tricks"}, USER],
+        ),
+        (
+            None,
+            [USER, {"role": "system", "content": "now in French"}],
+            [USER, {"role": "system", "content": "now in French"}],
+        ),
+        (
+            None,
+            [
+                USER,
+                {
+                    "type": "reasoning",
+                    "id": "rs_1",
+                    "summary": [],
+                    "content": [{"type": "reasoning_text", "text": "hm"}],
+                },
+                {"role": "assistant", "content": [{"type": "output_text", "text": "So.", "annotations": []}]},
+                CALL_ITEM,
+                {**CALL_ITEM, "call_id": "c2", "arguments": ""},
+                {"type": "function_call_output", "call_id": "c1", "output": "4"},
+                {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "5"}]},
+                {"type": "reasoning", "summary": [], "encrypted_content": SEALED + "ah"},
+                {"role": "assistant", "content": "Nine."},
+                {"role": "assistant", "content": "Really."},
+            ],
+            [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": "So.",
+                    "reasoning": "hm",
+                    "tool_calls": [CALLED, {"name": "f", "arguments": {}, "id": "c2"}],
+                },
+                {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "f"},
+                {"role": "tool", "content": "5", "tool_call_id": "c2", "name": "f"},
+                {"role": "assistant", "content": "Nine.", "reasoning": "ah"},
+                {"role": "assistant", "content": "Really."},
+            ],
+        ),
+        (None, [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}, USER], [USER]),
+    ],
+)
+def test_items_become_messages(instructions: str | None, given: Any, messages: list[Any]) -> None:
+    assert read(instructions=instructions, input=given).prompts == ({"messages": messages},)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [USER, {"type": "web_search_call"}]}, "input[1].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{**CALL_ITEM, "arguments": "[1]"}]}, "input[0].arguments"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [TOOL]}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),
+        ({"tools": [TOOL], "text": {"format": SCHEMA}}, "text.format"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 7}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(**fields)
+    assert caught.value.message.partition(": ")[0] == named
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in HARMLESS for value in (None, *HARMLESS[name])])
+def test_the_neutral_value_of_a_refused_field_is_accepted(name: str, value: object) -> None:
+    assert read(**{name: value}).options == DEFAULTS
+
+
+CALL = ToolCall("f", {"a": 1}, "c1")
+PIECES = (
+    Piece(0, "", tokens_of("hm"), reasoning="h"),
+    Piece(0, "So", tokens_of("So"), reasoning="m"),
+    Piece(0, ".", tokens_of("."), tool_calls=(CALL,)),
+)
+DONE = completion("So .", held_tokens=3, reasoning="hm", tool_calls=(CALL,), finish_reason="tool_calls")
+
+
+def events(data: bytes) -> list[Any]:
+    """The data of all events, each of which has the name that its data states."""
+    found = []
+    for event in data.decode().split("\n\n")[:-1]:
+        name, body = event.split("\n")
+        found.append(json.loads(body.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+    return found
+
+
+def streamed(request: GatewayRequest) -> list[Any]:
+    writer = DIALECT.writer(Head(request, "id", 5.5))
+    return events(b"".join([*map(writer.piece, PIECES), writer.finished(Finished(0, DONE)), writer.end([DONE])]))
+
+
+def test_a_stream_is_items_that_begin_and_end_in_turn() -> None:
+    found = streamed(read(stream=True))
+    names = [one["type"].removeprefix("response.") for one in found]
+    part = ["content_part.added", "content_part.done"]
+    assert names == [
+        *("created", "in_progress"),
+        *("output_item.added", part[0], "reasoning_text.delta", "reasoning_text.delta", "reasoning_text.done"),
+        *(part[1], "output_item.done"),
+        *("output_item.added", part[0], "output_text.delta", "output_text.delta", "output_text.done"),
+        *(part[1], "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    assert [one["output_index"] for one in found[2:-1]] == [0] * 7 + [1] * 7 + [2] * 4
+    ended = [one["item"] for one in found if one["type"] == "response.output_item.done"]
+    assert found[-1]["response"]["output"] == ended
+    assert {one["item_id"] for one in found if "item_id" in one} == {item["id"] for item in ended}
+    assert [item["status"] for item in ended] == ["completed"] * 3
+    assert ended[0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert ended[1]["content"] == [{"type": "output_text", "text": "So.", "annotations": [], "logprobs": []}]
+    assert (ended[2]["name"], ended[2]["call_id"], ended[2]["arguments"]) == ("f", "c1", '{"a":1}')
+    last = found[-1]["response"]
+    assert last["usage"]["input_tokens_details"]["cached_tokens"] == 3
+    assert last["disagg"]["decode_server"] == "m-decode" and last["store"] is False
+    assert found[0]["response"]["usage"] is None and found[0]["response"]["output"] == []
+
+
+def test_a_whole_response_has_the_items_of_the_stream() -> None:
+    whole = DIALECT.writer(Head(read(), "id", 5.5)).whole([DONE])
+    output = streamed(read(stream=True))[-1]["response"]["output"]
+    output[1]["content"][0]["text"] = "So ."  # the made-up completion's
+    assert json.loads(json.dumps(whole["output"])) == output
+    assert (whole["id"], whole["status"], whole["created_at"]) == ("resp_id", "completed", 5)
+
+
+def test_an_answer_that_is_cut_by_its_bound_is_incomplete() -> None:
+    done = completion("So .", finish_reason="length")
+    writer = DIALECT.writer(Head(read(stream=True, max_output_tokens=2), "id", 0.0))
+    *_, item, last = events(writer.piece(Piece(0, "So .", ())) + writer.finished(Finished(0, done)))
+    assert item["item"]["status"] == last["response"]["status"] == "incomplete"
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["max_output_tokens"] == 2
+
+
+@pytest.mark.parametrize(("include", "sealed"), [(None, None), (SEAL, SEALED + "hm")])
+def test_reasoning_is_sealed_for_agents_that_ask_for_it(include: Any, sealed: str | None) -> None:
+    item = streamed(read(stream=True, include=include))[-1]["response"]["output"][0]
+    assert item["encrypted_content"] == sealed
+
+
+def test_log_probabilities_come_with_their_text() -> None:
+    token = TokenLogprob(1, -0.5, ((1, -0.5), (2, -2.0)), b" a", (b" a", b"\xc3"))
+    writer = DIALECT.writer(Head(read(include=LOGPROBS, top_logprobs=2), "id", 0.0))
+    (delta,) = [one for one in events(writer.piece(Piece(0, " a", (token,)))) if "delta" in one]
+    assert [(one["token"], one["bytes"]) for one in delta["logprobs"]] == [(" a", [32, 97])]
+    assert len(delta["logprobs"][0]["top_logprobs"]) == 2
+
+
+def test_a_response_repeats_what_was_asked_for() -> None:
+    request = read(tools=[TOOL], tool_choice="required", reasoning={"effort": "low"}, temperature=0.5)
+    body = DIALECT.writer(Head(request, "id", 0.0)).whole([DONE])
+    assert body["tools"] == [{"type": "function", "strict": False, **FLAT}] and body["tool_choice"] == "required"
+    assert (body["reasoning"]["effort"], body["temperature"], body["max_output_tokens"]) == ("low", 0.5, None)
+
+
+async def test_a_cut_stream_ends_with_a_failed_response_and_an_error() -> None:
+    failing = FakeClient("one ", ServerUnavailable("Decode server unavailable"))
+    async with fake_client.http(fake_client.app(failing)) as http:
+        response = await http.post("/v1/responses", json={"model": "m", "input": "x", "stream": True})
+    *_, failed, error = events(response.content)
+    assert failed["type"] == "response.failed" and failed["response"]["error"]["code"] == "no_host_available"
+    assert "Decode server unavailable" in error["error"]["message"]
+    assert b"response.completed" not in response.content
