@@ -27,12 +27,12 @@ from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import Limits
 from disagg.gateway.dialects import anthropic, ollama
-from disagg.gateway.dialects.base import Dialect, Head
+from disagg.gateway.dialects.base import Dialect, Head, read_fields
 from disagg.gateway.dialects.openai import error_body
 from disagg.gateway.dialects.openai_chat import ChatCompletions
 from disagg.gateway.dialects.openai_completions import Completions
 from disagg.gateway.dialects.responses import Responses
-from disagg.gateway.health import GatewayHealth
+from disagg.gateway.health import GatewayHealth, live_models
 from disagg.gateway.observe.observers import Observers
 from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.request import GatewayRequest
@@ -68,6 +68,10 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
     async def tags(request: Request) -> Response:
         return json_response(models.tags(client.fleet, access.key(request), started))
 
+    async def running(request: Request) -> Response:
+        live = live_models(client.fleet, client.view, time.monotonic())
+        return json_response(models.running(client.fleet, access.key(request), live))
+
     async def version(_: Request) -> Response:
         return json_response({"version": VERSION})
 
@@ -91,6 +95,8 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
         Route("/api/chat", gateway.post(ollama.Chat()), methods=["POST"]),
         Route("/api/generate", gateway.post(ollama.Generate()), methods=["POST"]),
         Route("/api/tags", tags, methods=["GET"]),
+        Route("/api/show", gateway.about(started), methods=["POST"]),
+        Route("/api/ps", running, methods=["GET"]),
         Route("/api/version", version, methods=["GET"]),
         *views.routes(client.fleet, access, watch),
     ]
@@ -133,6 +139,8 @@ class Gateway:
                 self._observers.refuse("", problem)
                 return json_response(dialect.error(problem), problem.status, problem.headers)
             head = Head(asked, request.scope[_REQUEST_ID_KEY], arrived)
+            if not asked.prompts:
+                return _unasked(dialect, head)
             model = self._client.fleet.model(asked.model).name
             self._running += 1
             life = self._observers.accept(head, dialect.name, model, key.name if key else None)
@@ -168,6 +176,20 @@ class Gateway:
 
         return count
 
+    def about(self, created: float) -> Handler:
+        """Ollama's POST /api/show. created: when the gateway started, in seconds since 1970."""
+
+        async def about(request: Request) -> Response:
+            try:
+                key = self._access.key(request)
+                asked = read_fields(ollama.ShowBody, await self._body(request), {})
+                return json_response(models.shown(self._client.fleet, key, asked.named, created))
+            except DisaggError as error:
+                problem = problem_of(error)
+                return json_response(ollama.error_body(problem), problem.status, problem.headers)
+
+        return about
+
     def _admitted(self, key: Key | None, asked: GatewayRequest) -> GatewayRequest:
         """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
         answered early would tell one what the other has asked."""
@@ -189,6 +211,14 @@ class Gateway:
         if not isinstance(body, dict):
             raise RequestError("the request body is not a JSON object")
         return body
+
+
+def _unasked(dialect: Dialect, head: Head) -> Response:
+    """The answer to a request that asks for none, as Ollama's do that load a model."""
+    writer = dialect.writer(head)
+    if head.request.stream:
+        return Response(writer.end(()), media_type=dialect.media_type)
+    return json_response(writer.whole(()))
 
 
 class Door:

@@ -99,6 +99,10 @@ def calls() -> Iterator[Route]:
     yield _post("/api/chat", "Ollama: answer a chat.", ollama.ChatBody, OllamaError)
     yield _post("/api/generate", "Ollama: continue a text.", ollama.GenerateBody, OllamaError)
     yield Route("GET", "/api/tags", "Ollama: list the models.", _answers("The models.", ErrorBody, 401))
+    show = _answers("The model.", OllamaError, 400, 401, 403, 404, 413)
+    yield Route("POST", "/api/show", "Ollama: describe a model.", show, ollama.ShowBody)
+    served = _answers("The models.", ErrorBody, 401)
+    yield Route("GET", "/api/ps", "Ollama: list the models that a host serves now.", served)
     yield Route("GET", "/api/version", "The version of disagg.", {200: Answer("The version.")}, public=True)
     history = {200: Answer("The newest first.", (HistoryAnswer,)), **_failures(ErrorBody, 400, 401, 403, 404)}
     yield Route("GET", "/api/history", "Requests that have ended.", history)

@@ -19,6 +19,7 @@ PATHS = (
     "/v1/messages/count_tokens",
     "/api/chat",
     "/api/generate",
+    "/api/show",
 )
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**63, 2**70, 1e308, -0.5, 16, 17),
@@ -39,6 +40,7 @@ FIELDS = (
         "tool_choice",
         "thinking",
         "input",
+        "think",
         "text",
         "reasoning",
         "output_config",

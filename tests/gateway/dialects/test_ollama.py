@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from disagg.api.requests import ToolCall
 from disagg.errors import RequestError, ServerUnavailable
+from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.ollama import Chat, Generate
+from disagg.gateway.events import Finished, Piece
+from disagg.inference.hosts.view import UNKNOWN
 from disagg.version import VERSION
 from tests.gateway import fake_client
-from tests.gateway.fake_client import FakeClient
+from tests.gateway.fake_client import FakeClient, completion, tokens_of
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_tokens": 4096, "fit_context": True}
@@ -25,12 +29,60 @@ DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_tokens": 4096, "
         ({"num_predict": 7}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "max_tokens": 7}),
         ({"repeat_penalty": 1.1, "seed": 3}, {**DEFAULTS, "repetition_penalty": 1.1, "seed": 3}),
         ({"stop": ["a"], "min_p": 0.1, "mirostat": 0}, {**DEFAULTS, "stop": ("a",), "min_p": 0.1}),
+        (
+            {"presence_penalty": 0.5, "frequency_penalty": -1},
+            {**DEFAULTS, "presence_penalty": 0.5, "frequency_penalty": -1},
+        ),
     ],
 )
 def test_options_are_translated(given: Any, options: dict[str, Any]) -> None:
     request = Chat().read({"model": "m", "messages": MESSAGES, "options": given})
     assert request.options == options
     assert request.stream
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+FLAT = {"name": "f", "description": "", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"tools": [TOOL]}, {"tools": [FLAT]}),
+        ({"format": "json"}, {"json_schema": {"type": "object"}}),
+        ({"format": {"type": "array"}}, {"json_schema": {"type": "array"}}),
+        ({"format": "", "tools": [], "think": None}, {}),
+        ({"think": True}, {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}),
+        ({"think": False}, {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}),
+        (
+            {"think": "low"},
+            {"chat_template_kwargs": {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}},
+        ),
+        ({"logprobs": True}, {"logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 2}, {"logprobs": 2}),
+    ],
+)
+def test_fields_become_options(fields: dict[str, Any], options: dict[str, Any]) -> None:
+    assert Chat().read({"model": "m", "messages": MESSAGES, **fields}).options == {**DEFAULTS, **options}
+
+
+def test_messages_have_reasoning_calls_and_their_results() -> None:
+    calls = [{"function": {"name": "f", "arguments": {"a": 1}}}, {"id": "c2", "function": {"name": "g"}}]
+    given = [
+        {"role": "assistant", "thinking": "hm", "tool_calls": calls},
+        {"role": "tool", "content": "4", "tool_name": "f"},
+        {"role": "tool", "content": "5", "tool_name": "g", "tool_call_id": "c2"},
+    ]
+    called = [{"name": "f", "arguments": {"a": 1}, "id": ""}, {"name": "g", "arguments": {}, "id": "c2"}]
+    assert Chat().read({"model": "m", "messages": given}).prompts == (
+        {
+            "messages": [
+                {"role": "assistant", "content": "", "reasoning": "hm", "tool_calls": called},
+                {"role": "tool", "content": "4", "name": "f"},
+                {"role": "tool", "content": "5", "name": "g", "tool_call_id": "c2"},
+            ]
+        },
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,14 +103,15 @@ def test_a_prompt_is_a_user_s_message_unless_it_is_raw(body: dict[str, Any], pro
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"tools": [{}]}, "tools"),
-        ({"format": "json"}, "format"),
-        ({"think": True}, "think"),
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"format": "xml"}, "format"),
+        ({"format": "json", "tools": [TOOL]}, "format"),
+        ({"suffix": "x"}, "suffix"),
         ({"options": {"mirostat": 2}}, "mirostat"),
         ({"options": {"top_k": "many"}}, "top_k"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
-        ({"messages": [{"role": "tool", "content": "4"}]}, "messages[0].role"),
-        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
@@ -101,3 +154,68 @@ async def test_models_and_version_are_listed() -> None:
         tags, version = await http.get("/api/tags"), await http.get("/api/version")
     assert [one["model"] for one in tags.json()["models"]] == ["m", "other"]
     assert version.json() == {"version": VERSION}
+
+
+CALL = ToolCall("f", {"a": 1}, "c1")
+PIECES = (
+    Piece(0, "", (), reasoning="hm"),
+    Piece(0, "", ()),
+    Piece(0, "So.", (), tool_calls=(CALL,)),
+)
+DONE = completion("So.", finish_reason="tool_calls", reasoning="hm", tool_calls=(CALL,))
+WRITTEN = [{"id": "c1", "function": {"name": "f", "arguments": {"a": 1}}}]
+
+
+@pytest.mark.parametrize("think", [None, True, False])
+def test_reasoning_is_apart_from_the_text_unless_it_is_turned_off(think: bool | None) -> None:
+    request = Chat().read({"model": "m", "messages": MESSAGES, "think": think})
+    writer = Chat().writer(Head(request, "id", 0.0))
+    parts = [*map(writer.piece, PIECES), writer.finished(Finished(0, DONE)), writer.end([DONE])]
+    messages = [json.loads(line)["message"] for line in b"".join(parts).splitlines()]
+    reasoning = [] if think is False else [{"role": "assistant", "content": "", "thinking": "hm"}]
+    assert messages == [
+        *reasoning,
+        {"role": "assistant", "content": "So.", "tool_calls": WRITTEN},
+        {"role": "assistant", "content": ""},
+    ]
+    whole = json.loads(json.dumps(writer.whole([DONE])))
+    thought = {} if think is False else {"thinking": "hm"}
+    assert whole["message"] == {"role": "assistant", "content": "So.", **thought, "tool_calls": WRITTEN}
+    assert whole["done_reason"] == "stop"
+
+
+def test_log_probabilities_come_with_their_text() -> None:
+    request = Chat().read({"model": "m", "messages": MESSAGES, "logprobs": True})
+    (line,) = Chat().writer(Head(request, "id", 0.0)).piece(Piece(0, "one", tokens_of("one"))).splitlines()
+    assert [one["logprob"] for one in json.loads(line)["logprobs"]] == [-0.5]
+
+
+@pytest.mark.parametrize(("path", "stream"), [("/api/chat", True), ("/api/generate", False), ("/api/generate", True)])
+async def test_without_a_prompt_a_model_counts_as_loaded_at_once(path: str, stream: bool) -> None:
+    client = FakeClient("one ")
+    async with fake_client.http(fake_client.app(client)) as http:
+        answer = await http.post(path, json={"model": "m", "stream": stream})
+        unknown = await http.post(path, json={"model": "gpt"})
+    assert (answer.status_code, answer.json()["done"], answer.json()["done_reason"]) == (200, True, "load")
+    assert unknown.status_code == 404 and client.asked == []
+
+
+async def test_a_model_is_described_with_what_it_can_do() -> None:
+    async with fake_client.http(fake_client.app(FakeClient())) as http:
+        shown = (await http.post("/api/show", json={"model": "alias-of-m"})).json()
+        unknown = await http.post("/api/show", json={"name": "gpt"})
+        there = await http.head("/")
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert shown["model_info"][f"{shown['model_info']['general.architecture']}.context_length"] == 4096
+    assert unknown.status_code == 404 and 'no model "gpt"' in unknown.json()["error"]
+    assert (there.status_code, there.content) == (200, b"")
+
+
+async def test_models_that_a_host_serves_now_are_listed_as_running() -> None:
+    client = FakeClient()
+    async with fake_client.http(fake_client.app(client)) as http:
+        up = (await http.get("/api/ps")).json()
+        client.view.hosts["m-decode"] = UNKNOWN
+        down = (await http.get("/api/ps")).json()
+    assert [(one["name"], one["context_length"]) for one in up["models"]] == [("m", 4096)]
+    assert down == {"models": []}
