@@ -11,6 +11,7 @@ from disagg.api.base import Contract
 
 MAX_ENTRIES: Final = 1000
 """Entries of one answer."""
+MAX_ID: Final = (1 << 63) - 1
 
 EntryState = Literal["ok", "failed", "cancelled"]
 
@@ -22,7 +23,7 @@ class HistoryQuery(Contract, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     model: str | None = None
     state: EntryState | None = None
     since: float | None = None
-    before: int | None = None
+    before: Annotated[int, Meta(ge=0, le=MAX_ID)] | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_ENTRIES)] = 100
 
 

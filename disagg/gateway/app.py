@@ -290,7 +290,7 @@ async def _on_error(_: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _respond(not_found(request.url.path))
+        return _respond(not_found(request.scope["path"]))
     return _respond(Problem(error.status_code, "invalid_request_error", None, str(error.detail)))
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from disagg.api.base import InvalidValue
-from disagg.api.history import HistoryAnswer, HistoryQuery
+from disagg.api.history import HistoryAnswer, HistoryEntry, HistoryQuery
 from disagg.config import Fleet
 from disagg.errors import RequestError
-from disagg.gateway.answer import json_response
 from disagg.gateway.clients.access import Access, may_use, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.dashboard import files
+from disagg.gateway.history.entry import without_texts
 from disagg.gateway.history.store import Filter, history_path, read
 from disagg.gateway.watch import GatewayWatch
+
+MAX_ANSWER: Final = 8 << 20  # bytes of entries in one answer to GET /api/history
 
 
 def routes(fleet: Fleet, access: Access, watch: GatewayWatch) -> list[Route]:
@@ -32,15 +36,24 @@ def routes(fleet: Fleet, access: Access, watch: GatewayWatch) -> list[Route]:
         key = access.key(request)
         wanted = _filter(fleet, key, request.query_params)
         path = watch.recorder.path if watch.recorder else history_path(fleet)
-        entries = await asyncio.to_thread(read, path, wanted)
         stopped = watch.recorder.stopped if watch.recorder else "this gateway keeps no history"
-        return json_response(HistoryAnswer(entries, stopped).to_json())
+        return Response(await asyncio.to_thread(_page, path, wanted, key, stopped), media_type="application/json")
 
     return [
         Route("/api/live", live, methods=["GET"]),
         Route("/api/history", history, methods=["GET"]),
         *files.routes(),
     ]
+
+
+def _page(path: Path, wanted: Filter, key: Key | None, stopped: str | None) -> bytes:
+    """The body of an answer to GET /api/history. A caller sees the texts of its own key's requests."""
+    own = key.name if key else None
+
+    def shown(entry: HistoryEntry) -> HistoryEntry:
+        return entry if entry.key == own else without_texts(entry)
+
+    return HistoryAnswer(read(path, wanted, shown, MAX_ANSWER), stopped).to_bytes()
 
 
 def _visible(fleet: Fleet, key: Key | None) -> tuple[str, ...]:

@@ -245,3 +245,10 @@ async def call(
             arrived.set()
 
     await application(scope, receive, send)
+
+
+async def test_a_malformed_host_is_refused_and_not_a_bug() -> None:
+    async with fake_client.http(fake_client.app(FakeClient()), host="[") as http:
+        refused = await http.get("/v1/models")
+        unknown = await http.get("/nowhere")
+    assert (refused.status_code, unknown.status_code) == (401, 404)

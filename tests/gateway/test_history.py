@@ -5,22 +5,29 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from disagg.api.history import HistoryEntry
 from disagg.errors import DisaggError, ServerUnavailable
+from disagg.gateway import views
+from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.history import recorder as recording
 from disagg.gateway.history.entry import of_completion, of_end
 from disagg.gateway.history.recorder import Recorder
 from disagg.gateway.history.store import Bounds, Filter, Store, read
 from disagg.gateway.observe.events import Accepted, Completed, Ended
 from disagg.gateway.problems import problem_of
+from disagg.gateway.watch import GatewayWatch
+from disagg.inference.client import AsyncClient
 from disagg.inference.types import Stage
 from tests.fleets import wait_until
-from tests.gateway.fake_client import completion
+from tests.gateway import fake_client
+from tests.gateway.fake_client import FakeClient, completion
 
 REQUEST = Accepted(1, "r1", "openai-chat", "m", "editor", 1, time.time(), 0.0)
 STAGE = Stage("decode", "fallback", None, "d", 100, 60, "prefill failed")
@@ -162,3 +169,55 @@ def test_a_file_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
     recorder = Recorder(path)
     recorder.close()
     assert "format 99" in str(recorder.stopped)
+
+
+def test_the_oldest_entries_are_removed_if_they_take_too_many_bytes(tmp_path: Path) -> None:
+    store = Store(tmp_path / "history.db", Bounds(age_s=100.0, size=200_000))
+    store.append([entry(number, prompt="x" * 10_000) for number in range(60)])
+    store.prune(now=60.0)
+    store.close()
+    left = [one.time for one in read(tmp_path / "history.db", ALL)]
+    assert 10 <= len(left) <= 20 and left == [59.0 - number for number in range(len(left))]
+
+
+async def listed(recorder: Recorder, tmp_path: Path, name: str | None, query: str = "") -> list[dict[str, Any]]:
+    """The entries that the key of this name is answered with."""
+    file, client = KeyFile(tmp_path / "keys.json"), FakeClient()
+    headers = {"authorization": f"Bearer {file.add(name)}"} if name else {}
+    watch = GatewayWatch(cast(AsyncClient, client), recorder)
+    async with fake_client.http(fake_client.app(client, file.path, watch), **headers) as http:
+        return cast("list[dict[str, Any]]", (await http.get(f"/api/history{query}")).json()["entries"])
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [("editor", [None, "of editor", None]), ("chat", ["of chat", None, None]), (None, [None, None, "of nobody"])],
+)
+async def test_a_key_sees_the_texts_of_its_own_requests_only(
+    recorder: Recorder, tmp_path: Path, name: str | None, texts: list[str | None]
+) -> None:
+    for key in (None, "editor", "chat"):
+        text = f"of {key or 'nobody'}"
+        recorder.notice(Completed(replace(REQUEST, key=key, prompts=(text,)), 0, completion(text), STAGE))
+    await recorder.settle()
+    found = await listed(recorder, tmp_path, name)
+    assert [one["prompt"] for one in found] == [one["answer"] for one in found] == texts
+
+
+async def test_an_answer_ends_before_the_limit_if_its_texts_are_long(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "MAX_ANSWER", 5_000)
+    for _ in range(5):
+        recorder.notice(Completed(replace(REQUEST, key=None, prompts=("x" * 2_000,)), 0, completion("a"), STAGE))
+    await recorder.settle()
+    first = await listed(recorder, tmp_path, None)
+    then = await listed(recorder, tmp_path, None, f"?before={first[-1]['id']}")
+    assert 0 < len(first) < 5 and [one["id"] for one in (*first, *then)][:4] == [5, 4, 3, 2]
+
+
+@pytest.mark.parametrize("before", ["99999999999999999999", "-1"])
+async def test_a_page_before_an_id_that_cannot_be_is_refused(before: str) -> None:
+    async with fake_client.http(fake_client.app(FakeClient())) as http:
+        answer = await http.get(f"/api/history?before={before}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "before")

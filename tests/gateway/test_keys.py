@@ -85,7 +85,15 @@ def test_without_keys_programs_of_this_machine_need_none(file: KeyFile) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"origin": "https://example.org"}, {"origin": "null"}, {"host": "example.org:8080"}, {"host": ""}]
+    "headers",
+    [
+        {"origin": "https://example.org"},
+        {"origin": "null"},
+        {"host": "example.org:8080"},
+        {"host": ""},
+        {"host": "["},
+        {"origin": "http://["},
+    ],
 )
 def test_without_keys_a_web_page_cannot_use_the_gateway(file: KeyFile, headers: dict[str, str]) -> None:
     with pytest.raises(Unauthorized):

@@ -172,6 +172,15 @@ def test_failed_and_cancelled_requests_are_counted_and_shown_last() -> None:
     assert (seen.state.totals.cancelled, seen.state.last[0].state) == (1, "cancelled")
 
 
+def test_the_live_view_has_no_texts_although_the_history_keeps_them() -> None:
+    board = Board("test", ("m",))
+    request = GatewayRequest(model="m", prompts=({"prompt": "secret"},))
+    life = Observers([board], keep_text=True).accept(Head(request, "r1", 0.0), "openai-chat", "m", "editor")
+    life.completed(0, completion("secret too"))
+    state = board.state((), time.monotonic())
+    assert state.last[0].completion_tokens == 2 and b"secret" not in state.to_bytes()
+
+
 def test_a_view_of_one_model_has_nothing_of_the_others() -> None:
     seen = Seen()
     hosts = live_hosts(FLEET, view(load()), 0.0)

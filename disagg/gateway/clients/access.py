@@ -87,8 +87,15 @@ def _secret(request: Request) -> str:
 def _require_local(request: Request) -> None:
     """Raises Unauthorized if a web page asks: a browser lets every page send requests to this machine, under a name of
     the page's own that leads here, or with its Origin."""
-    given = request.headers.get("origin", "")
-    origin = urlsplit(given)
-    foreign = given == "null" or (origin.scheme in ("http", "https") and not is_loopback(origin.hostname or ""))
-    if foreign or not is_loopback(urlsplit(f"//{request.headers.get('host', '')}").hostname or ""):
+    if not _is_local(request.headers.get("origin"), request.headers.get("host", "")):
         raise Unauthorized("without keys, the gateway is for programs of this machine only", _ADD_ONE)
+
+
+def _is_local(given: str | None, host: str) -> bool:
+    """Whether these are the Origin and the Host of a program of this machine."""
+    try:
+        origin, name = urlsplit(given or ""), urlsplit(f"//{host}").hostname
+    except ValueError:  # such as an address whose bracket is not closed
+        return False
+    foreign = given == "null" or (origin.scheme in ("http", "https") and not is_loopback(origin.hostname or ""))
+    return not foreign and is_loopback(name or "")

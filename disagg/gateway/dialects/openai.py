@@ -62,6 +62,8 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 OF_CHATS: Final = frozenset({"tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs"})
 """Of these fields, those that are honoured in chats."""
 
+MAX_DIGITS: Final = 10
+"""Of a token's id."""
 
 _AS_THEY_ARE: Final = (
     "temperature",
@@ -126,8 +128,8 @@ class SamplingFields(Contract, frozen=True, kw_only=True):
 def biases(given: Mapping[str, float]) -> list[tuple[int, float]]:
     """Token ids and what is added to their logits. Raises RequestError for a name that is no id."""
     for name in given:
-        if not name.isdecimal():
-            raise RequestError(f"logit_bias: {name!r} is not the id of a token")
+        if not name.isdecimal() or len(name) > MAX_DIGITS:
+            raise RequestError(f"logit_bias: {name[: MAX_DIGITS + 1]!r} is not the id of a token")
     return [(int(name), value) for name, value in given.items()]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TypedDict
 
+import msgspec
+
 from disagg.api.history import HistoryEntry
 from disagg.gateway.observe.events import Accepted, Completed, Ended
 
@@ -49,6 +51,11 @@ def of_completion(event: Completed) -> HistoryEntry:
         prompt=_prompt(request, event.choice),
         answer=None if request.prompts is None else completion.text[:MAX_TEXT],
     )
+
+
+def without_texts(entry: HistoryEntry) -> HistoryEntry:
+    """The entry with neither prompt nor answer."""
+    return msgspec.structs.replace(entry, prompt=None, answer=None)
 
 
 def of_end(event: Ended) -> HistoryEntry | None:

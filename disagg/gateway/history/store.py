@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +35,11 @@ CREATE INDEX IF NOT EXISTS answers_by_time ON answers (time);
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much is kept: entries of at most this age in seconds, and at most so many of them."""
+    """How much is kept: entries of at most this age in seconds, at most so many of them, and in so many bytes."""
 
     age_s: float = 30 * 86400.0
     rows: int = 100_000
+    size: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,24 @@ class Store:
                 "DELETE FROM answers WHERE id <= (SELECT id FROM answers ORDER BY id DESC LIMIT 1 OFFSET ?)",
                 (self._bounds.rows,),
             )
+            while self._size(connection) > self._bounds.size:
+                removed = connection.execute(
+                    "DELETE FROM answers WHERE id IN (SELECT id FROM answers ORDER BY id LIMIT "
+                    "(SELECT 1 + count(*) / 20 FROM answers))"
+                )
+                if not removed.rowcount:
+                    return
 
     def close(self) -> None:
         self._connection.close()
+
+    @staticmethod
+    def _size(connection: sqlite3.Connection) -> int:
+        """Bytes of the pages in use: the file itself never shrinks, it uses free pages again."""
+        pages, free, page = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int(page * (pages - free))
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -103,14 +119,24 @@ class Store:
             raise
 
 
-def read(path: Path, wanted: Filter) -> tuple[HistoryEntry, ...]:
-    """The entries, newest first; none if there is no file. Raises DisaggError if it cannot be read."""
+def read(
+    path: Path,
+    wanted: Filter,
+    shown: Callable[[HistoryEntry], HistoryEntry] = lambda entry: entry,
+    size: int | None = None,
+) -> tuple[HistoryEntry, ...]:
+    """The entries as `shown` makes them, newest first; none if there is no file. Raises DisaggError if it cannot be
+    read. size: no further entry is read once these have so many bytes."""
     if not path.exists():
         return ()
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
-            rows = connection.execute(*_query(wanted)).fetchall()
-        return tuple(_entry(number, text) for number, text in rows)
+            entries: list[HistoryEntry] = []
+            for number, text in connection.execute(*_query(wanted)):
+                entries.append(shown(_entry(number, text)))
+                if size is not None and (size := size - len(entries[-1].to_bytes())) <= 0:
+                    break
+        return tuple(entries)
     except (sqlite3.Error, InvalidValue) as error:
         raise DisaggError(
             f"cannot read the history in {path}: {error}", "remove the file to begin a new one"

@@ -20,7 +20,7 @@ from disagg.api.live import (
     Sample,
     Totals,
 )
-from disagg.gateway.history.entry import of_completion, of_end
+from disagg.gateway.history.entry import of_completion, of_end, without_texts
 from disagg.gateway.live.rates import Rate, Recent
 from disagg.gateway.observe.events import Accepted, Completed, Ended, Event, Generated, Moved
 from disagg.inference.types import Stage
@@ -197,6 +197,7 @@ class Board:
         self._remember(of_completion(event))
 
     def _remember(self, entry: HistoryEntry) -> None:
+        entry = without_texts(entry)  # whoever watches sees the requests of all keys
         self._last.append(entry)
         self._models[entry.model].count(entry, time.monotonic())
 

@@ -178,6 +178,7 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (text, {"best_of": 3}, "best_of"),
         (text, {"echo": True}, "echo"),
         (text, {"logit_bias": {"a": -100}}, "logit_bias"),
+        (text, {"logit_bias": {"9" * 5000: -100}}, "logit_bias"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(read: Any, fields: dict[str, Any], named: str) -> None:
