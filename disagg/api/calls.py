@@ -117,7 +117,7 @@ _COMMON: Final = (
         "GET",
         "/load",
         "What routing needs.",
-        {200: Answer("It works.", (Load,)), **failures(_GET_ERRORS, ErrorAnswer), 503: Answer(_UNHEALTHY, (Load,))},
+        {200: Answer("The server's state and load.", (Load,)), **failures(_GET_ERRORS, ErrorAnswer)},
     ),
     Route(
         "GET",

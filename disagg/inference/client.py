@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from disagg.token import fleet_token
 
 _OF_THE_BODY = ("cache_salt", "tools", "must_call", "json_schema", "chat_template_kwargs", "hold_prompt")
 _NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", *_OF_THE_BODY)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,47}")  # an attempt's own id follows; hosts take 64 characters
 CONNECT_S = 0.5  # for `connect`; a host that takes longer is left to the request
 
 
@@ -187,6 +189,8 @@ class AsyncClient:
         request_id: str = "",
     ) -> Perform:
         """The validated request, to be run by a stream."""
+        if not _REQUEST_ID.fullmatch(request_id):
+            raise RequestError(f"request_id: at most 47 of letters, digits and ._- (got {request_id!r})")
         request = self._request(model, prompt, messages, tokens, options)
         self._next_start = random.getrandbits(32)
         return functools.partial(execute.run, self._driver, request, watch=watch, request_id=request_id)

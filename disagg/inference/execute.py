@@ -26,7 +26,7 @@ from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
 from disagg.inference.perform import Caller, PrefillFailed, perform
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
-from disagg.inference.types import Completion, Watch, unwatched
+from disagg.inference.types import Completion, Stage, Watch, unwatched
 from disagg.inference.waiting import RetryBudget, Waiting
 
 log = logging.getLogger(__name__)
@@ -76,13 +76,21 @@ async def run(
 
     Ends by the request's deadline. Raises a DisaggError, which has what had arrived of the answer.
     """
-    hosts = request.candidates
-    answer = ArrivingAnswer(hosts.model, request.called, deliver, watch, request_id)
+    hosts, prompt = request.candidates, prompt_of(request.body)
+
+    def watched(stage: Stage) -> None:
+        received = stage.phase == "decode" and stage.method == "disaggregated"
+        if received and stage.decode_server and request.body.hold_prompt:  # the answers that follow begin now
+            tokens = stage.prompt_tokens or prompt.tokens
+            driver.view.affinity.remember(prompt.chain, stage.decode_server, tokens, len(prompt.content))
+        watch(stage)
+
+    answer = ArrivingAnswer(hosts.model, request.called, deliver, watched, request_id)
     waiting = Waiting(request.policy.timeouts, answer.note)
     try:
         async with asyncio.timeout(request.body.deadline_s):
             with driver.refresher.using((*hosts.decode, *hosts.prefill)):
-                return await _Run(driver, request, answer, waiting, prompt_of(request.body)).to_end()
+                return await _Run(driver, request, answer, waiting, prompt).to_end()
     except TimeoutError:
         error = waiting.error or DeadlineExceeded(
             f"no full answer within {request.body.deadline_s:g} s", "raise the timeout, or see `disagg status`"

@@ -57,7 +57,8 @@ def view(*loads: Load | DisaggError | None) -> FleetView:
     [
         (view(), "unknown", "it was not asked yet", ""),
         (view(load()), "up", "", ""),
-        (view(load(), None), "down", "it does not answer at http://127.0.0.1:8001", "disagg start --host d"),
+        (view(load(), None), "up", "", ""),  # one late answer
+        (view(load(), None, None), "down", "it does not answer at http://127.0.0.1:8001", "disagg start --host d"),
         (view(load(), None, load()), "up", "", ""),
         (view(load("loading")), "loading", "it loads its model", ""),
         (view(load("stalled")), "stalled", "its engine makes no progress", "disagg restart --host d"),
@@ -81,7 +82,7 @@ def test_the_state_of_a_host_with_its_reason_and_what_helps(
 def test_a_host_that_is_up_shows_its_load_and_one_that_is_down_no_old_figures() -> None:
     (up,) = live_hosts(FLEET, view(load(queue=2, running=3, kv_bytes=10, kv_limit=100, decode_tokens_s=30.0)), 0.0)
     assert (up.queue, up.running, up.kv_bytes, up.kv_limit, up.decode_tokens_s) == (2, 3, 10, 100, 30.0)
-    (down,) = live_hosts(FLEET, view(load(queue=2), None), 0.0)
+    (down,) = live_hosts(FLEET, view(load(queue=2), None, None), 0.0)
     assert down.queue == 0
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import h11
 import pytest
 
 from disagg.api.events import DoneEvent, ProgressEvent
 from disagg.errors import ServerUnavailable
 from disagg.inference.http import calls
-from disagg.inference.http.connections import Connections
+from disagg.inference.http.connections import Connections, Request
 from tests.inference.scripted import Server, described_host
 
 DONE = (
@@ -20,11 +21,11 @@ DONE = (
 
 class KeepingHost(Server):
     """Answers requests with a `done` event and keeps the connection for `each` of them; sends the response's end after
-    `end`."""
+    `end`, with the bytes `behind` it."""
 
-    def __init__(self, each: int = 99) -> None:
+    def __init__(self, each: int = 99, behind: bytes = b"") -> None:
         super().__init__()
-        self.each = each
+        self.each, self.behind = each, behind
         self.accepted = 0
         self.end = asyncio.Event()
 
@@ -35,7 +36,7 @@ class KeepingHost(Server):
             await reader.readuntil(b"}")
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(DONE), DONE))
             await self.end.wait()
-            writer.write(b"0\r\n\r\n")
+            writer.write(b"0\r\n\r\n" + self.behind)
 
 
 async def ask(http: Connections, port: int) -> DoneEvent:
@@ -78,3 +79,21 @@ async def test_a_new_connection_that_the_host_closes_is_an_error() -> None:
         with pytest.raises(ServerUnavailable, match="lost the connection to d"):
             await ask(http, port)
     assert host.accepted == 1
+
+
+async def test_a_connection_with_bytes_behind_its_response_is_not_used_again() -> None:
+    host = KeepingHost(behind=b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    host.end.set()
+    async with host.listening() as port, Connections("t") as http:
+        for _ in range(3):
+            assert (await ask(http, port)).finish_reason == "stop"
+            await kept(http)
+    assert host.accepted == 3
+
+
+async def test_a_connection_on_which_a_request_cannot_be_sent_is_dropped() -> None:
+    host = KeepingHost()
+    async with host.listening() as port, Connections("t") as http:
+        with pytest.raises(h11.LocalProtocolError):
+            await http.send(Request(described_host("d", port), "GET", "/load", id="a\nb"), 20)
+        assert not http._busy

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 import pytest
 
-from disagg.api.events import ProgressEvent, TokenLogprob, TokensEvent
+from disagg.api.events import Event, ProgressEvent, TokenLogprob, TokensEvent
+from disagg.api.requests import GenerateBody
 from disagg.config import EngineOptions, Host
-from disagg.errors import ModelError
+from disagg.errors import DisaggError, ModelError, RequestError
 from disagg.inference.answer import ArrivingAnswer, phase_of
 from disagg.inference.attempts import Attempt
 from disagg.inference.client import AsyncClient
+from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.http import calls
 from disagg.inference.types import Phase, Stage
 from tests.fleets import TOKEN, RunningFleet
-from tests.inference.scripted import answering
+from tests.inference.scripted import Body, answering, scripted, silent, slot, tokens
 
 P = Host("p", "127.0.0.1", ("prefill",), "m", EngineOptions("simulated"), 1)
 D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)
@@ -97,3 +101,30 @@ async def test_a_real_hand_off_is_seen_in_queue_prefill_and_decode(tiny_fleet: R
                 pass
     assert [watcher.phases[0], watcher.phases[-1]] == ["queue", "decode"] and "prefill" in watcher.phases
     assert watcher.stages[-1].prompt_tokens == stream.completion.metrics.prompt_tokens
+
+
+@pytest.mark.parametrize("hold_prompt", [True, False])
+async def test_the_host_of_a_held_prompt_is_remembered_when_its_first_tokens_arrive(hold_prompt: bool) -> None:
+    async def begun(body: Body) -> AsyncGenerator[Event | DisaggError, None]:
+        yield slot(body)
+        yield tokens(1)
+        async for event in silent(body):
+            yield event
+
+    prompt = list(range(200))
+    async with (
+        scripted(d1={"decode": begun}, d2={"decode": begun}, p={"prefill": silent}) as (fleet, hosts),
+        AsyncClient(fleet, token=TOKEN) as client,
+        client.stream("m", tokens=prompt, max_tokens=2, hold_prompt=hold_prompt) as stream,
+    ):
+        await anext(stream)
+        held = client.view.affinity.held(prompt_of(GenerateBody(model="m", tokens=tuple(prompt))).chain)
+    assert set(held) == ({name for name in ("d1", "d2") if hosts[name].asked} if hold_prompt else set())
+
+
+@pytest.mark.parametrize("request_id", ["x" * 48, "a\nb", "a b", "é", "a\n"])
+async def test_a_request_id_that_hosts_would_not_take_is_refused(request_id: str) -> None:
+    async with scripted(d={}) as (fleet, _), AsyncClient(fleet, token=TOKEN) as client:
+        client.stream("m", "x", request_id="A-b_c.9" * 6)
+        with pytest.raises(RequestError, match="request_id: at most 47"):
+            client.stream("m", "x", request_id=request_id)

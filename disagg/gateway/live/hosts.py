@@ -47,7 +47,7 @@ def _live(host: Host, seen: HostView, now: float) -> LiveHost:
 
 
 def _state(host: Host, seen: HostView, now: float) -> tuple[HostState, str, str]:
-    if seen.misses or seen.reachable == "down":
+    if seen.reachable == "down":
         return "down", f"it does not answer at {host.url}", f"disagg start --host {host.name}"
     if seen.reachable == "unknown":
         return "unknown", "it was not asked yet", ""

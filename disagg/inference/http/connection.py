@@ -34,8 +34,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether the next request can be sent on it."""
-        return self._failure is None and self._h11.our_state is self._h11.their_state is h11.IDLE
+        """Whether the next request can be sent on it: not if bytes follow the last response."""
+        idle = self._h11.our_state is self._h11.their_state is h11.IDLE
+        return self._failure is None and idle and self._h11.trailing_data == (b"", False)
 
     def send(self, method: str, path: str, headers: Headers, body: bytes) -> None:
         """Send a request, in one write."""

@@ -126,7 +126,11 @@ class Connections:
             headers.append(("X-Request-Id", request.id))
         self._busy.add(connection)
         written = time.monotonic()
-        connection.send(request.method, request.path, headers, request.body)
+        try:
+            connection.send(request.method, request.path, headers, request.body)
+        except BaseException:
+            self._drop(connection)
+            raise
         return Exchange(request, connection, written, reused)
 
     def _take(self, address: Address) -> Connection | None:

@@ -173,8 +173,7 @@ def _health(service: AnyService, token: str) -> Handler:
 
 def _load(service: AnyService) -> Handler:
     async def load(_: Request) -> Response:
-        body = service.load_figures()
-        return _json(body, _http_status(body))
+        return _json(service.load_figures())
 
     return load
 
