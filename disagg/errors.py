@@ -15,6 +15,7 @@
     ├── DeadlineExceeded             exit 1, HTTP 504
     ├── ModelError                   exit 3            a model cannot be loaded or served
     │   └── PreflightRefused         exit 3            transformers and mlx-lm disagree about it
+    ├── CapabilityMissing            exit 3            the host lacks a package that the request needs
     ├── HandoffError                 exit 1, HTTP 502  a KV transfer failed
     │   ├── TicketRefused            exit 1            unknown, used or expired
     │   ├── LayoutMismatch           exit 1            names the field
@@ -178,6 +179,12 @@ class ModelError(DisaggError):
 
 class PreflightRefused(ModelError):
     """transformers and mlx-lm disagree about the model, and disagg cannot patch the difference."""
+
+
+class CapabilityMissing(DisaggError):
+    """The host lacks a package that this request needs. It serves others, and another host may serve this one."""
+
+    exit_code = 3
 
 
 class HandoffError(DisaggError):

@@ -21,6 +21,7 @@ from disagg.api.requests import DecodeBody, GenerateBody, LeaseBody, PrefillBody
 from disagg.api.status import CountAnswer, Health, LeaseAnswer, Liveness, Load, Status
 from disagg.errors import (
     BodyTooLarge,
+    CapabilityMissing,
     ContextLengthExceeded,
     DeadlineExceeded,
     DisaggError,
@@ -42,6 +43,7 @@ _PROMPT_ERRORS: Final = (
     ContextLengthExceeded,
     UnknownModel,
     ModelError,
+    CapabilityMissing,
     ServerUnavailable,
     DeadlineExceeded,
 )

@@ -129,7 +129,8 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=
     """POST /generate: prompt and answer on this host alone.
 
     must_call: the answer is a call of one of these tools; empty: the model decides. json_schema: the answer is JSON
-    that fits this schema. hold_prompt: keep the prompt's KV from the first token on, as more answers to it follow.
+    that fits this schema. hold_prompt: keep the prompt's KV from the first token on, as more answers to it follow;
+    KV that this host has computed itself is kept only when the answer ends.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -143,6 +144,9 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"json_schema: over {MAX_SCHEMA_BYTES} bytes")
         if self.json_schema is not None and self.must_call:
             raise ValueError("json_schema: the answer is a tool call already, by must_call")
+        schemas = [tool.parameters for tool in self.tools if tool.name in self.must_call]
+        if schemas and sum(len(msgspec.json.encode(schema)) for schema in schemas) > MAX_SCHEMA_BYTES:
+            raise ValueError(f"must_call: the parameters of its tools are over {MAX_SCHEMA_BYTES} bytes")
         if unknown := set(self.must_call) - {tool.name for tool in self.tools}:
             raise ValueError(f"must_call: there is no tool {min(unknown)!r}")
 

@@ -93,6 +93,11 @@ class Arenas:
             self._idle.append(arena)
             self._trim()
 
+    def trim(self) -> None:
+        """Drop idle arenas for which there is no room any more: more bytes are reserved."""
+        with self._lock:
+            self._trim()
+
     def _trim(self) -> None:
         """Drop the oldest idle arenas until the rest fits the bound."""
         bound = min(self._keep_bytes, self._left())

@@ -132,6 +132,12 @@ class _Piece:
         return TokensEvent(text, tuple(self.tokens), reasoning, tuple(self.calls))
 
 
+def warm_up_tokenizer(tokenizer: PromptTokenizer) -> None:
+    """What a tokenizer makes on first use: seconds of work for a large one, which the event loop must not do."""
+    _ = tokenizer.format
+    tokenizer.token_bytes(tokenizer.encode("a")[0])
+
+
 async def begin_answer(request: ActiveRequest, engine: PrefillEngine | DecodeEngine, body: GenerateBody) -> Answer:
     """The answer to a request, with the tokens that another host has sent; sets the request's constraint and
     hold_prompt. Long work is done on a worker thread."""

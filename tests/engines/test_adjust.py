@@ -27,15 +27,15 @@ EVERYTHING = Sampling(
 class Odd(Constraint):
     """Allows odd tokens, and all of them once it has accepted `until` tokens."""
 
-    def __init__(self, until: int = 99) -> None:
-        self.until, self.accepted = until, list[int]()
+    def __init__(self, until: int = 99, vocab: int = VOCAB) -> None:
+        self.until, self.vocab, self.accepted = until, vocab, list[int]()
         self.error = None
 
     def accept(self, token: int) -> None:
         self.accepted.append(token)
 
     def allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        return None if len(self.accepted) >= self.until else np.arange(VOCAB) % 2 == 1
+        return None if len(self.accepted) >= self.until else np.arange(self.vocab) % 2 == 1
 
 
 def by_mlx(sampling: Sampling, answered: int = 0, constraint: Constraint | None = None) -> list[Any]:
@@ -94,6 +94,14 @@ def test_only_the_tokens_that_a_constraint_allows_stay_possible(adjusted: Any) -
     rows: Sequence[Any] = adjusted(Sampling(), 0, odd)
     assert [np.isfinite(row).sum() for row in rows] == [VOCAB / 2] * 4 + [VOCAB] * 2
     assert odd.accepted[:5] == ANSWER[:5]
+
+
+@pytest.mark.parametrize(("vocab", "possible"), [(VOCAB - 10, 20), (VOCAB + 10, 25)])
+@pytest.mark.parametrize("adjusted", [by_mlx, by_torch])
+def test_a_constraint_on_another_number_of_tokens_than_logits_allows_none_beyond(
+    adjusted: Any, vocab: int, possible: int
+) -> None:
+    assert [np.isfinite(row).sum() for row in adjusted(Sampling(), 0, Odd(vocab=vocab))] == [possible] * 6
 
 
 def test_a_request_that_adjusts_nothing_has_no_processor() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
@@ -16,7 +18,8 @@ from disagg.engines.base import DecodeRequest, DecodeTiming, Token
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.transformers.engine import TransformersPrefillEngine
-from disagg.errors import RequestError
+from disagg.engines.transformers.sampling import Sampler
+from disagg.errors import CapabilityMissing, RequestError
 from tests import tiny_models
 from tests.tiny_models import TinyModel
 
@@ -111,9 +114,30 @@ def test_an_answer_is_free_until_its_reasoning_has_ended(tokenizer: HFTokenizer)
 def test_a_token_that_does_not_fit_is_an_error_of_the_request(tokenizer: HFTokenizer) -> None:
     constraint = tokenizer.constrain(GRAMMAR, [])
     constraint.accept(tokenizer.encode("z")[-1])
-    assert constraint.error is not None and constraint.allowed() is None
+    assert isinstance(constraint.error, RequestError) and constraint.allowed() is None
     with pytest.raises(RequestError, match="answer_tokens"):
         tokenizer.constrain(GRAMMAR, [tokenizer.encode("z")[-1]])
+
+
+def test_an_answer_that_has_left_its_form_ends_on_a_prefill_host_too(tokenizer: HFTokenizer) -> None:
+    logits = torch.zeros(tokenizer.vocab_size)
+    broken = tokenizer.constrain(GRAMMAR, [])
+    broken.accept(tokenizer.encode("z")[-1])
+    with pytest.raises(RequestError, match="left its form"):
+        Sampler(Sampling(), PROMPT, 0, broken).next(logits)
+    free = tokenizer.constrain(GRAMMAR, [5], tiny_models.END_OF_TURN)
+    sampler = Sampler(Sampling(), PROMPT, 0, free)
+    free.accept(tiny_models.END_OF_TURN_ID)
+    free.allowed = lambda: None  # type: ignore[method-assign]
+    logits[tokenizer.encode("z")[-1]] = 9
+    with pytest.raises(RequestError, match="left its form"):
+        sampler.next(logits)
+
+
+def test_a_host_without_llguidance_lacks_a_capability(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(CapabilityMissing, match="llguidance is not installed"):
+        HFTokenizer.load(tiny("llama")).constrain(GRAMMAR, [])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from disagg.api.requests import ChatMessage, GenerateBody
 from disagg.api.status import Load, ServerState
 from disagg.errors import (
     Cancelled,
+    CapabilityMissing,
     ContextLengthExceeded,
     DeadlineExceeded,
     DisaggError,
@@ -103,6 +104,7 @@ def test_a_host_without_figures_counts_own_requests() -> None:
         (ContextLengthExceeded(""), 9, False),
         (DeadlineExceeded(""), 9, False),
         (Cancelled(""), 9, False),
+        (CapabilityMissing(""), 9, False),
     ],
 )
 def test_which_failures_eject_a_host(error: DisaggError, failures: int, ejected: bool) -> None:

@@ -105,6 +105,15 @@ def test_idle_memory_lies_within_what_is_not_reserved() -> None:
     assert arenas.idle_bytes == 0
 
 
+def test_memory_that_is_reserved_for_something_else_does_not_lie_idle() -> None:
+    left = [4096]
+    arenas = Arenas(keep_bytes=1024, left=lambda: left[0])
+    arenas.release(arenas.acquire(512))
+    left[0] = 511
+    arenas.trim()
+    assert arenas.idle_bytes == 0
+
+
 def test_without_keeping_nothing_lies_idle() -> None:
     arenas = Arenas()
     arenas.release(arenas.acquire(10))

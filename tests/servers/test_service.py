@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -15,6 +16,7 @@ from disagg.api.events import DoneEvent, Event, SlotEvent, TokensEvent
 from disagg.api.requests import DecodeBody, GenerateBody, PromptBody
 from disagg.api.sampling import Sampling
 from disagg.config import load
+from disagg.engines.simulated.model import ByteTokenizer
 from disagg.engines.simulated.prefill import _AnswerRun
 from disagg.errors import Cancelled, ContextLengthExceeded, ModelError, Overloaded, UnknownModel
 from disagg.servers import caller as callers
@@ -180,3 +182,15 @@ async def test_tokens_of_a_prompt_are_counted_within_the_queue(decode: AnyServic
             await decode.count_tokens(body)
     with pytest.raises(UnknownModel):
         await decode.count_tokens(PromptBody(model="other", tokens=(9,)))
+
+
+@pytest.mark.parametrize("host", ["m-prefill", "m-decode"])
+async def test_what_a_tokenizer_makes_on_first_use_is_made_before_the_first_request_and_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    threads: list[int] = []
+    note = lambda one, *token: threads.append(threading.get_ident())  # noqa: E731
+    monkeypatch.setattr(ByteTokenizer, "format", property(note))
+    monkeypatch.setattr(ByteTokenizer, "token_bytes", note)
+    async with serving(tmp_path, host):
+        assert len(threads) == 2 and threading.get_ident() not in threads

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from disagg.api.sampling import Sampling
-from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.constraint import Constraint, fitted
 
 
 def adjustment(sampling: Sampling, answered: int = 0, constraint: Constraint | None = None) -> Adjustment | None:
@@ -89,4 +89,6 @@ class Adjustment:
 
     def _constrained(self, logits: Any) -> Any:
         allowed = self._constraint.allowed() if self._constraint is not None else None
-        return logits if allowed is None else mx.where(mx.array(allowed), logits, -mx.inf)
+        if allowed is None:
+            return logits
+        return mx.where(mx.array(fitted(allowed, logits.shape[-1])), logits, -mx.inf)

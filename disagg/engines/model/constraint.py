@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from disagg.errors import ModelError, RequestError
+from disagg.errors import CapabilityMissing, RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -29,7 +29,7 @@ class Constraint:
         self._after = after
         self._ended = False
         self._bits = np.zeros((1, (vocab_size + 31) // 32), dtype=np.int32)
-        self.error: ModelError | None = None
+        self.error: RequestError | None = None
         """Why the answer cannot go on; `allowed` then allows everything, and its caller ends the request."""
 
     def accept(self, token: int) -> None:
@@ -60,7 +60,7 @@ class Constraint:
 
     def _fail(self) -> None:
         reason = (self._matcher.get_error() or "the token is not allowed").splitlines()[0]
-        self.error = ModelError(f"the answer left its form: {reason}", "simplify the JSON schema")
+        self.error = RequestError(f"the answer left its form: {reason}", "simplify the JSON schema")
 
 
 class Constraints:
@@ -74,8 +74,8 @@ class Constraints:
 
     def make(self, grammar: str, answer: Sequence[int] = (), after: int | None = None) -> Constraint:
         """A constraint after the first tokens of an answer. grammar: as llguidance reads it. after: see Constraint.
-        RequestError if the grammar is not valid or the answer does not fit, ModelError if this host has no llguidance.
-        Takes up to a second."""
+        RequestError if the grammar is not valid or the answer does not fit, CapabilityMissing if this host has no
+        llguidance. Takes up to a second."""
         tokenizer = self._tokenizer
         from llguidance import LLMatcher
 
@@ -94,10 +94,16 @@ class Constraints:
         try:
             from llguidance import LLTokenizer
         except ImportError:
-            raise ModelError("llguidance is not installed on this host", "pip install 'disagg[structured]'") from None
+            hint = "pip install 'disagg[structured]'"
+            raise CapabilityMissing("llguidance is not installed on this host", hint) from None
         if not self._eos_ids:
             raise RequestError("json_schema: this model has no end-of-sequence token", "ask for text instead")
         return LLTokenizer(self._json(), n_vocab=self._vocab_size, eos_token=self._eos_ids)
+
+
+def fitted(allowed: np.ndarray[Any, np.dtype[np.bool_]], size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """What is allowed, for logits of this size: some models have more of them than tokens, or fewer."""
+    return np.pad(allowed[:size], (0, max(0, size - len(allowed))))
 
 
 def _reason(error: str) -> str:

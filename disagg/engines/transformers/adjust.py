@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from disagg.api.sampling import Sampling
-from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.constraint import Constraint, fitted
 
 
 class Adjustment:
@@ -31,7 +31,8 @@ class Adjustment:
         self._started = False
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits: [vocab], float32. Called before each token, which is then passed to `add`."""
+        """logits: [vocab], float32. Called before each token, which is then passed to `add`. Both raise RequestError
+        if the answer cannot keep its form."""
         if not self._started:
             self._start(logits.shape[0])
         return self._constrained(self._biased(self._counted(self._repeated(logits))))
@@ -44,6 +45,7 @@ class Adjustment:
             self._counts[token] += 1.0
         if self._constraint is not None:
             self._constraint.accept(token)
+            self._check()
 
     def _start(self, vocab: int) -> None:
         self._started = True
@@ -75,4 +77,11 @@ class Adjustment:
 
     def _constrained(self, logits: torch.Tensor) -> torch.Tensor:
         allowed = self._constraint.allowed() if self._constraint is not None else None
-        return logits if allowed is None else torch.where(torch.from_numpy(allowed), logits, -math.inf)
+        self._check()
+        if allowed is None:
+            return logits
+        return torch.where(torch.from_numpy(fitted(allowed, logits.shape[-1])), logits, -math.inf)
+
+    def _check(self) -> None:
+        if self._constraint is not None and self._constraint.error is not None:
+            raise self._constraint.error

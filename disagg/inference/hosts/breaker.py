@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from disagg.errors import (
     Cancelled,
+    CapabilityMissing,
     DeadlineExceeded,
     DisaggError,
     HandoffError,
@@ -70,4 +71,5 @@ def counts(error: DisaggError) -> bool:
     """Whether an error says something about the host. Not a failed transfer, for which either end may be to blame."""
     if isinstance(error, ProtocolError):
         return True
-    return not isinstance(error, RequestError | Cancelled | DeadlineExceeded | Overloaded | HandoffError)
+    of_the_request = RequestError | CapabilityMissing | Cancelled | DeadlineExceeded | Overloaded
+    return not isinstance(error, of_the_request | HandoffError)

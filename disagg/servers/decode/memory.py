@@ -18,15 +18,22 @@ class KVMemory:
 
     A request reserves the KV of its prompt and of its longest answer before any of it is computed or sent, so that none
     is refused after the work. kept: bytes of KV of finished requests; they count, and `give_up(nbytes)` frees them if a
-    request needs their room.
+    request needs their room. on_reserved: called after each reservation, which leaves less room.
     """
 
-    def __init__(self, limit: int, kept: Callable[[], int], give_up: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        kept: Callable[[], int],
+        give_up: Callable[[int], None],
+        on_reserved: Callable[[], None] = lambda: None,
+    ) -> None:
         self.limit = limit
         self._reserved = 0
         self._lock = threading.Lock()
         self._kept = kept
         self._give_up = give_up
+        self._on_reserved = on_reserved
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
@@ -92,6 +99,7 @@ class KVMemory:
             return False
         with self._lock:
             self._reserved += nbytes
+        self._on_reserved()
         return True
 
     def _free(self, loop: asyncio.AbstractEventLoop, nbytes: int) -> None:

@@ -24,7 +24,7 @@ from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.tickets import Tickets
 from disagg.servers.admission import Admission
-from disagg.servers.answer import Answer, begin_answer
+from disagg.servers.answer import Answer, begin_answer, warm_up_tokenizer
 from disagg.servers.decode.local_prefill import MEASURED_TOKENS, PrefillPlace, Speed, choose_place
 from disagg.servers.decode.memory import KVMemory
 from disagg.servers.decode.slots import OpenSlot, Slots
@@ -51,9 +51,9 @@ class DecodeService(Service[DecodeEngine]):
         self._kv_address = KVAddress(host.kv_address, host.kv_port)
         self._make_engine = make_engine
         self._handover: Handover  # set with the engine
-        self._memory = KVMemory(options.max_kv_bytes, lambda: self.kv_held_bytes, self._give_up_held)
         places = options.max_batch + host.queue_size
         arenas = Arenas(self._allocate, keep_bytes=options.max_kv_bytes // KEEP_SHARE, left=lambda: self._memory.left)
+        self._memory = KVMemory(options.max_kv_bytes, lambda: self.kv_held_bytes, self._give_up_held, arenas.trim)
         self._tickets = Tickets(arenas, max_outstanding=places)
         self._slots = Slots(self._tickets, self._kv_address, max(options.max_batch, places * 3 // 4))
         self._prefill_speed, self._decode_speed = Speed(), Speed()
@@ -111,6 +111,7 @@ class DecodeService(Service[DecodeEngine]):
     def _prepare(self) -> DecodeEngine:
         engine = self._make_engine()
         engine.warm_up()
+        warm_up_tokenizer(engine.tokenizer)
         return engine
 
     async def close(self) -> None:

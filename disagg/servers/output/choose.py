@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from disagg.api.requests import GenerateBody
 from disagg.engines.model.format import AnswerFormat
 from disagg.engines.model.text import PromptTokenizer
-from disagg.errors import ModelError, RequestError
+from disagg.errors import CapabilityMissing, RequestError
 from disagg.servers.output.forced import Forced
 from disagg.servers.output.harmony import Harmony
 from disagg.servers.output.marked import Marked, Marks
@@ -18,7 +18,7 @@ LAST_TOKENS = 16  # of a prompt; a mark that opens the answer's reasoning is amo
 
 def output_of(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokenizer) -> Output:
     """A new Output for the answer to this prompt. Only answers to chats have parts. Raises RequestError if tools are
-    given and the model's calls cannot be read, ModelError if this host alone cannot read them."""
+    given and the model's calls cannot be read, CapabilityMissing if this host alone cannot read them."""
     stop = body.sampling.stop
     if body.messages is None:
         return Plain(tokenizer.stream(stop))
@@ -29,7 +29,7 @@ def output_of(body: GenerateBody, prompt: Sequence[int], tokenizer: PromptTokeni
         hint = "leave out tools, or name those that the answer must call, which works with every model"
         if form.parsers:
             raise RequestError("tools: this model writes calls in a form that mlx-lm has no parser for", hint)
-        raise ModelError("tool calls cannot be read on this host: mlx-lm is not installed", hint)
+        raise CapabilityMissing("tool calls cannot be read on this host: mlx-lm is not installed", hint)
     return _output(body, prompt, tokenizer, calls=bool(body.tools))
 
 

@@ -24,7 +24,7 @@ from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.frames import Header
 from disagg.servers.admission import Admission
-from disagg.servers.answer import Answer, begin_answer
+from disagg.servers.answer import Answer, begin_answer, warm_up_tokenizer
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.prefill.delivery import Delivery
 from disagg.servers.prefill.kv_wire import MeasuredRates, choose_form
@@ -107,6 +107,7 @@ class PrefillService(Service[PrefillEngine]):
         engine = self._make_engine()
         preflight.require(engine.info.preflight)
         engine.warm_up()
+        warm_up_tokenizer(engine.tokenizer)
         engine.on_beat = self.progress.beat
         return engine
 

@@ -112,3 +112,19 @@ async def test_kept_kv_is_given_up_for_a_request_as_far_as_it_is_not_in_use() ->
     room.wake()
     await task
     assert (kept.nbytes, room.left) == (20, 0)
+
+
+async def test_each_reservation_is_reported_so_that_idle_memory_makes_room_for_it() -> None:
+    left: list[int] = []
+    room, first, second = (
+        KVMemory(100, lambda: 0, lambda nbytes: None, lambda: left.append(room.left)),
+        ExitStack(),
+        ExitStack(),
+    )
+    await room.reserve(80, first)
+    task = await waiting(room, 50, second)
+    assert left == [20]
+    first.close()
+    await task
+    assert left == [20, 50]
+    second.close()

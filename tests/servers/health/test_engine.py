@@ -6,7 +6,15 @@ import asyncio
 
 import pytest
 
-from disagg.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded, PeerLost, RequestError
+from disagg.errors import (
+    Cancelled,
+    CapabilityMissing,
+    DeadlineExceeded,
+    ModelError,
+    Overloaded,
+    PeerLost,
+    RequestError,
+)
 from disagg.servers.health.engine import FAILURES_IN_A_ROW, FAULT_TEST_S, IDLE_TEST_S, EngineHealth
 
 NAN, BUG = ModelError("NaN"), ZeroDivisionError()
@@ -21,6 +29,7 @@ NAN, BUG = ModelError("NaN"), ZeroDivisionError()
         ([NAN, NAN, None, NAN, NAN], True),
         ([NAN, NAN, Cancelled("left"), NAN], False),
         ([PeerLost("x"), RequestError("x"), Overloaded("x"), DeadlineExceeded("x")] * 3, True),
+        ([CapabilityMissing("x")] * 3, True),
         ([asyncio.CancelledError(), GeneratorExit()] * 3, True),
     ],
     ids=[
@@ -30,6 +39,7 @@ NAN, BUG = ModelError("NaN"), ZeroDivisionError()
         "an answer between",
         "a cancellation between",
         "errors of others",
+        "what the host lacks",
         "cancelled",
     ],
 )

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from disagg.api.requests import GenerateBody
+from disagg.api.base import InvalidValue
+from disagg.api.requests import MAX_SCHEMA_BYTES, GenerateBody
 from disagg.engines.model.format import HARMONY, AnswerFormat, ToolFormat
 from disagg.engines.simulated.model import ByteTokenizer
-from disagg.errors import ModelError, RequestError
+from disagg.errors import CapabilityMissing, RequestError
 from disagg.servers.output.choose import output_of, thinking
 from disagg.servers.output.grammar import grammar_of
 
@@ -51,7 +52,7 @@ def test_the_output_of_a_request(form: AnswerFormat, fields: dict[str, Any], kin
 def test_tools_whose_calls_cannot_be_read_are_refused() -> None:
     with pytest.raises(RequestError, match="tools: this model writes calls"):
         output_of(body(tools=[TOOL]), b"x", tokenizer(AnswerFormat()))
-    with pytest.raises(ModelError, match="mlx-lm is not installed"):
+    with pytest.raises(CapabilityMissing, match="mlx-lm is not installed"):
         output_of(body(tools=[TOOL]), b"x", tokenizer(AnswerFormat(parsers=False)))
 
 
@@ -95,3 +96,11 @@ def test_the_form_of_an_answer_of_gpt_oss_is_that_of_its_last_channel() -> None:
     assert "<|channel|>" in (grammar_of(body(**schema), GPT_OSS) or "")
     plain = body(**schema, messages=None, prompt="x")
     assert (grammar_of(plain, GPT_OSS) or "").startswith("start: form\n")
+
+
+def test_the_schemas_of_tools_that_must_be_called_are_bounded_together() -> None:
+    half = {"description": "x" * (MAX_SCHEMA_BYTES // 2)}
+    tools = [{"name": name, "parameters": half} for name in ("f", "g")]
+    assert body(tools=tools, must_call=["f"]).must_call == ("f",)
+    with pytest.raises(InvalidValue, match="must_call: the parameters of its tools are over 65536 bytes"):
+        body(tools=tools, must_call=["f", "g"])
