@@ -98,7 +98,7 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     the prompt was recomputed here, empty if it was not. local: why its rest was computed here without asking a prefill
     host, empty if one was asked. held_tokens: prompt tokens whose KV the host had from earlier requests. kv_wire: the
     form in which KV arrived, None if none did. simulated: no model ran, the times are predicted. reasoning_tokens: of
-    the answer."""
+    the answer. stop: the stop string that ended it, empty if none did."""
 
     event: ClassVar[str] = "done"
     finish_reason: FinishReason
@@ -112,6 +112,7 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     simulated: bool = False
     kv_wire: WireForm | None = None
     reasoning_tokens: int = 0
+    stop: str = ""
 
 
 class ShippedEvent(Contract, frozen=True, kw_only=True):

@@ -135,6 +135,7 @@ class ArrivingAnswer:
             reasoning="".join(self.reasoning),
             tool_calls=tuple(self.tool_calls),
             reasoning_tokens=done.reasoning_tokens,
+            stop=done.stop,
         )
 
 

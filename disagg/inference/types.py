@@ -33,7 +33,8 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A finished answer. `warnings`: what the user should know, e.g. "Using fallback mode - slower performance".
-    reasoning, tool_calls: of an answer to a chat. reasoning_tokens: of `tokens`."""
+    reasoning, tool_calls: of an answer to a chat. reasoning_tokens: of `tokens`. stop: the stop string that ended
+    it, empty if none did."""
 
     text: str
     tokens: tuple[TokenLogprob, ...]
@@ -43,6 +44,7 @@ class Completion:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning_tokens: int = 0
+    stop: str = ""
 
 
 Phase = Literal["queue", "prefill", "transfer", "decode"]

@@ -28,8 +28,8 @@ LEAST_LOGPROB = -9999.0
 @dataclass(slots=True)
 class Answer:
     """One answer as it grows. answered: tokens that it began with. completion_tokens: those included. called: whether
-    it has a tool call. name: the bytes of a token, if alternatives are reported. first_at, last_at: time.monotonic()
-    when the engine had its first and last token."""
+    it has a tool call. stop: the stop string that has ended it. name: the bytes of a token, if alternatives are
+    reported. first_at, last_at: time.monotonic() when the engine had its first and last token."""
 
     output: Output
     answered: int = 0
@@ -38,6 +38,7 @@ class Answer:
     called: bool = False
     name: Callable[[int], bytes] | None = None
     finish_reason: FinishReason | None = None
+    stop: str = ""
     timing: DecodeTiming = field(default_factory=DecodeTiming)
     first_at: float = 0.0
     last_at: float = 0.0
@@ -86,7 +87,7 @@ class Answer:
         """What became certain with this token."""
         found = list(self._note(self.output.push(token.id)))
         if self.output.stopped or token.finish:
-            found += self._finish("stop" if self.output.stopped or token.finish is None else token.finish)
+            found += self._finish(token.finish or "stop")
         return found
 
     def _note(self, found: Sequence[Part]) -> Sequence[Part]:
@@ -98,7 +99,8 @@ class Answer:
         """What the output held back. Text that it held may be a stop string, too."""
         found = self.output.finish()
         self.called = self.called or any(part.call for part in found)
-        reason = "stop" if self.output.stopped else reason
+        self.stop = self.output.stopped
+        reason = "stop" if self.stop else reason
         self.finish_reason = "tool_calls" if self.called and reason == "stop" else reason
         return found
 

@@ -116,7 +116,7 @@ def test_a_stop_string_ends_the_answer_right_before_it(tiny_fleet: RunningFleet)
         stop = whole[20:23]
         cut = client.generate("tiny", PROMPT, max_tokens=48, stop=[stop])
     assert cut.text == whole[: whole.index(stop)]
-    assert cut.finish_reason == "stop"
+    assert (cut.finish_reason, cut.stop) == ("stop", stop)
 
 
 def test_logprobs_come_with_as_many_alternatives_as_asked_for(tiny_fleet: RunningFleet) -> None:

@@ -124,7 +124,7 @@ class Letters:
     """An Output: small letters are text, capitals reasoning, digits calls."""
 
     reasoning = False
-    stopped = False
+    stopped = ""
 
     def push(self, token: int) -> Sequence[Part]:
         letter = chr(token)

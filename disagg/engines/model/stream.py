@@ -44,7 +44,7 @@ class DetokenizedStream:
         self._stops = StopStrings(stop)
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> str:
         """See TextStream."""
         return self._stops.reached
 
@@ -96,23 +96,23 @@ class DetokenizedStream:
 class StopStrings:
     """Passes text through until one of `stops` occurs; holds back what may be the beginning of one.
 
-    reached: True once a stop string occurred.
+    reached: the stop string that occurred first, "" until then.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.reached = False
+        self.reached = ""
 
     def push(self, text: str) -> str:
         """The part of the text, not returned before, that is now certain to precede any stop string."""
         if self.reached:
             return ""
         self._held += text
-        starts = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        starts = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if starts:
-            self.reached = True
-            return self._release(min(starts))
+            start, self.reached = min(starts)
+            return self._release(start)
         return self._release(len(self._held) - self._prefix_length())
 
     def finish(self) -> str:

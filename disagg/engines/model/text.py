@@ -93,8 +93,8 @@ class TextStream(Protocol):
         ...
 
     @property
-    def stopped(self) -> bool:
-        """True once a stop string was reached: the text returned so far ends right before it."""
+    def stopped(self) -> str:
+        """The stop string that was reached, "" until then: the text returned so far ends right before it."""
         ...
 
 

@@ -143,7 +143,7 @@ class _ByteStream:
         self._stops = StopStrings(stop)
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> str:
         return self._stops.reached
 
     def push(self, token: int) -> str:

@@ -60,7 +60,7 @@ class AnthropicWriter:
     def finished(self, finished: Finished) -> bytes:
         done = finished.completion
         last = {
-            "delta": {"stop_reason": _STOP_REASONS[done.finish_reason], "stop_sequence": None},
+            "delta": _ending(done),
             "usage": _usage(done),
             "disagg": disagg_body(done),
         }
@@ -74,8 +74,8 @@ class AnthropicWriter:
 
     def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
         (done,) = completions
-        reason = _STOP_REASONS[done.finish_reason]
-        return {**self._message(self._content(done), reason, _usage(done)), "disagg": disagg_body(done)}
+        message = self._message(self._content(done), _usage(done))
+        return {**message, **_ending(done), "disagg": disagg_body(done)}
 
     def _content(self, done: Completion) -> list[dict[str, Any]]:
         content: list[dict[str, Any]] = []
@@ -90,18 +90,16 @@ class AnthropicWriter:
             return b""
         self._started = True
         nothing = {"input_tokens": 0, "output_tokens": 0}
-        return _event("message_start", {"message": self._message([], None, nothing)})
+        return _event("message_start", {"message": self._message([], nothing)})
 
-    def _message(
-        self, content: Sequence[Mapping[str, Any]], reason: str | None, usage: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _message(self, content: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "id": f"msg_{self._head.request_id}",
             "type": "message",
             "role": "assistant",
             "model": self._head.model,
             "content": content,
-            "stop_reason": reason,
+            "stop_reason": None,
             "stop_sequence": None,
             "usage": usage,
         }
@@ -144,6 +142,13 @@ class AnthropicWriter:
 
 def _tool_use(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name}
+
+
+def _ending(done: Completion) -> dict[str, Any]:
+    """Why the answer ended."""
+    if done.stop and done.finish_reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": done.stop}
+    return {"stop_reason": _STOP_REASONS[done.finish_reason], "stop_sequence": None}
 
 
 def _usage(done: Completion) -> dict[str, Any]:

@@ -273,6 +273,7 @@ class DecodeService(Service[DecodeEngine]):
         accepted = kv.received.timing.accepted if kv.received else None
         return DoneEvent(
             finish_reason=answer.finish_reason,
+            stop=answer.stop,
             prompt_tokens=request.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             computed_prompt_tokens=computed,

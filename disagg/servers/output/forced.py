@@ -21,7 +21,7 @@ class Forced:
         return self._inner.reasoning
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> str:
         """See Output."""
         return self._inner.stopped
 

@@ -33,7 +33,7 @@ class Harmony:
         self._kind: Kind = "text"
         self._tool = ""
         self._arguments = ""
-        self._stopped = False
+        self._stopped = ""
 
     @property
     def reasoning(self) -> bool:
@@ -41,7 +41,7 @@ class Harmony:
         return self._state == "message" and self._kind == "reasoning"
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> str:
         """See Output. Stop strings count within a message."""
         return self._stopped
 
@@ -69,7 +69,7 @@ class Harmony:
         return self._end()
 
     def _take(self, text: str) -> Sequence[Part]:
-        self._stopped = self._state == "message" and self._text.stopped
+        self._stopped = self._text.stopped if self._state == "message" else ""
         if self._state == "header":
             self._header += text
             return ()

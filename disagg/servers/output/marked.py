@@ -44,7 +44,7 @@ class Marked:
         return self._state == "reasoning"
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> str:
         """See Output."""
         return self._text.stopped
 

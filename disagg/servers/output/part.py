@@ -28,8 +28,8 @@ class Output(Protocol):
         ...
 
     @property
-    def stopped(self) -> bool:
-        """True once a stop string was reached."""
+    def stopped(self) -> str:
+        """The stop string that was reached, "" until then."""
         ...
 
     def push(self, token: int) -> Sequence[Part]:
@@ -50,7 +50,7 @@ class Plain:
         self._text = text
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> str:
         """See Output."""
         return self._text.stopped
 

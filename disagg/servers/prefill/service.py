@@ -233,6 +233,7 @@ class PrefillService(Service[PrefillEngine]):
         turn_s = max(0.0, timing.submitted - request.tokenised)
         done = DoneEvent(
             finish_reason=answer.finish_reason,
+            stop=answer.stop,
             prompt_tokens=request.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             computed_prompt_tokens=computed,

@@ -251,6 +251,14 @@ def test_a_whole_answer_has_its_blocks_its_reason_and_its_usage(reason: str, wri
     assert (body["stop_reason"], body["usage"]) == (written, USAGE)
 
 
+def test_a_stop_sequence_is_named_as_the_reason() -> None:
+    done = completion("So .", stop="\n\n")
+    whole = DIALECT.writer(Head(read(), "id", 0.0)).whole([done])
+    last = DIALECT.writer(Head(read(), "id", 0.0)).finished(Finished(0, done)).decode()
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "\n\n")
+    assert '"delta":{"stop_reason":"stop_sequence","stop_sequence":"\\n\\n"}' in last
+
+
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [

@@ -15,7 +15,7 @@ class Texts:
         self._texts, self._stops = texts, StopStrings(stop)
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> str:
         return self._stops.reached
 
     def push(self, token: int) -> str:
