@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -13,10 +14,24 @@ from disagg.errors import ProtocolError
 
 _MAX_QUOTED_CHARS = 60
 _MAX_NAMED = 1e12
+T = TypeVar("T")
+_preparing = threading.Lock()
+_prepared: set[type] = set()
 
 
 class InvalidValue(ValueError):
     """A value that does not fit its type. The text names the field, the reason and the value, in one line."""
+
+
+def prepared(kind: type[T]) -> type[T]:
+    """The type itself, once msgspec has read its annotations. msgspec does that at the first use of a type, and two
+    threads that do it at the same time crash the process (segmentation fault in msgspec 0.22, seen in `disagg status`).
+    """
+    if kind not in _prepared:
+        with _preparing:
+            msgspec.json.Decoder(kind)
+            _prepared.add(kind)
+    return kind
 
 
 class Contract(msgspec.Struct, frozen=True):
@@ -38,7 +53,7 @@ class Contract(msgspec.Struct, frozen=True):
     def from_json(cls, body: Any) -> Self:
         """The value that `to_json` returned. Raises InvalidValue if the body does not fit the type."""
         try:
-            return msgspec.convert(body, cls, strict=True)
+            return msgspec.convert(body, prepared(cls), strict=True)
         except msgspec.ValidationError as error:
             raise InvalidValue(_one_line(str(error), body)) from None
 
@@ -46,7 +61,7 @@ class Contract(msgspec.Struct, frozen=True):
     def from_bytes(cls, data: bytes) -> Self:
         """The value that `to_bytes` returned. Raises InvalidValue if it is not JSON or does not fit the type."""
         try:
-            return msgspec.json.decode(data, type=cls)
+            return msgspec.json.decode(data, type=prepared(cls))
         except msgspec.ValidationError as error:
             raise InvalidValue(_one_line(str(error), _untyped(data))) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -56,7 +71,7 @@ class Contract(msgspec.Struct, frozen=True):
     def from_query(cls, query: Mapping[str, str]) -> Self:
         """The value whose fields the query of a URL has as text. Raises InvalidValue if it does not fit the type."""
         try:
-            return msgspec.convert(dict(query), cls, strict=False)
+            return msgspec.convert(dict(query), prepared(cls), strict=False)
         except msgspec.ValidationError as error:
             raise InvalidValue(_one_line(str(error), query)) from None
 

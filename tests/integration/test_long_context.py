@@ -20,7 +20,12 @@ def test_gpt_oss_with_yarn_is_exact_at_6000_tokens(tmp_path: Path) -> None:
     chance = random.Random(1)
     tokens = [chance.randrange(8, tiny_models.VOCAB) for _ in range(PROMPT_TOKENS)]
     options: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
-    with running(write_hosts(tmp_path, {"m": model}, prefill={"chunk_tokens": 512})) as fleet, fleet.client() as client:
+    with (
+        running(
+            write_hosts(tmp_path, {"m": model}, prefill={"chunk_tokens": 512}, decode={"chunk_tokens": 512})
+        ) as fleet,
+        fleet.client() as client,
+    ):
         answers = [
             client.generate("m", tokens=tokens, cache_salt="handed over", **options),
             client.generate("m", tokens=tokens, alone="prefill", cache_salt="prefill", **options),

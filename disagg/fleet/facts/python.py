@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from disagg.api.base import prepared
 from disagg.config import Host
 from disagg.errors import CommandFailed, FleetError
 from disagg.fleet.facts.host import HostFacts
@@ -86,7 +87,7 @@ def json_or_none(output: str, kind: type[T]) -> T | None:
 def _converted(output: str, kind: type[T]) -> T:
     """Raises ValueError if the last line is not JSON, and its subclass ValidationError if it does not fit `kind`."""
     # Not msgspec's decoder: it refuses the NaN and Infinity that Python's json prints, as a model's config may have.
-    return msgspec.convert(json.loads(output.strip().rpartition("\n")[2]), kind)
+    return msgspec.convert(json.loads(output.strip().rpartition("\n")[2]), prepared(kind))
 
 
 def _hint(machine: Machine) -> str:

@@ -378,6 +378,6 @@ def without_modules(plan: Plan) -> Plan:
         if step.name != "check":
             return step
         assert isinstance(step.action, RunScript)
-        return replace(step, action=replace(step.action, argv=step.action.argv[:3]))
+        return replace(step, action=replace(step.action, argv=step.action.argv[:4]))
 
     return replace(plan, steps=tuple(map(eased, plan.steps)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-CHUNK_S: Final = 1.0
+CHUNK_S: Final = 0.5
 FIRST_TOKENS: Final = 512
 # Prompts that are computed together share the prompt tokens of one step; each gets at least this many. On the CPU
 # backend attention allocates [prompts, heads, chunk, context] scores: with eight prompts of 4,000 tokens, the process

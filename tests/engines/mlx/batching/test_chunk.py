@@ -23,7 +23,7 @@ def test_the_first_chunk_of_a_model_of_unknown_speed_is_short() -> None:
         (0.0, FIRST_TOKENS * 2),
     ],
 )
-def test_the_next_chunk_takes_about_a_second(seconds: float, tokens: int) -> None:
+def test_the_next_chunk_is_as_long_as_the_time_of_a_chunk_allows(seconds: float, tokens: int) -> None:
     chunk = ChunkLength(2048)
     chunk.took(seconds)
     assert chunk.length(1) == tokens
