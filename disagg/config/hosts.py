@@ -76,7 +76,7 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
 
 
 def _gateway(name: str, table: Table, roles: tuple[Role, ...]) -> Host:
-    for key in set(table.data) - _GATEWAY_KEYS:
+    if key := next((key for key in table.data if key not in _GATEWAY_KEYS), None):
         raise table.fault_at_key(key, f"{key} is for hosts that run a model", "a gateway runs none: remove this line")
     table.require("port", "add port = 8080")
     options = {key: reader(table, key) for key, reader in _HOST_OPTIONS.items() if key in table}

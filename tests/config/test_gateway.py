@@ -26,6 +26,13 @@ def test_a_gateway_has_no_model_and_no_engine(expect_fault: ExpectFault, line: s
     expect_fault({text: f"{text}{GATEWAY}{line}\n"}, message, "a gateway runs none: remove this line")
 
 
+def test_the_first_key_that_a_gateway_cannot_have_is_the_one_that_is_named(expect_fault: ExpectFault) -> None:
+    text = 'engine.name = "mlx"\n'
+    lines = "\n".join(("«wired_limit_mb» = 9", 'model = "qwen:30b"', "kv_port = 9009", 'hardware = "dgx-spark"'))
+    message = "wired_limit_mb is for hosts that run a model"
+    expect_fault({text: f"{text}{GATEWAY}{lines}\n"}, message, "a gateway runs none: remove this line")
+
+
 def test_a_gateway_survives_being_written_with_the_models_of_the_other_hosts(tmp_path: Path, fleet_text: str) -> None:
     (tmp_path / "hosts.toml").write_text(fleet_text + GATEWAY)
     fleet = load(tmp_path / "hosts.toml")

@@ -12,6 +12,7 @@ from disagg.gateway.dashboard.files import PAGE
 from disagg.version import source_files
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
+from tests.values import present
 
 HTML, CSS, JS = ((PAGE / name).read_text() for name in ("index.html", "app.css", "app.js"))
 
@@ -43,6 +44,16 @@ def test_text_is_never_inserted_as_html() -> None:
 def test_every_element_that_the_script_looks_up_exists() -> None:
     ids = set(re.findall(r'id="([\w-]+)"', HTML))
     assert set(re.findall(r'(?:\$|show)\("([\w-]+)"', JS)) <= ids
+
+
+@pytest.mark.parametrize(
+    ("key", "usable"), [("sk-disagg-a_B9", True), ("", False), ("sk ä", False), ("sk-→", False), ("sk\ufeff", False)]
+)
+def test_only_a_key_that_fits_into_a_header_is_stored(key: str, usable: bool) -> None:
+    form = present(re.search(r"KEY_FORM = /(.+)/;", JS))[1]
+    assert bool(re.search(form, key)) is usable
+    stored = re.findall(r'if \((.+)\) sessionStorage\.setItem\("key", key\)', JS)
+    assert stored == ["KEY_FORM.test(key)"] and JS.count("setItem") == 1
 
 
 @pytest.mark.parametrize(

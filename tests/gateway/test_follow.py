@@ -10,6 +10,7 @@ import pytest
 
 from disagg.errors import ServerUnavailable, Unauthorized
 from disagg.gateway.clients.keys import KeyFile
+from disagg.gateway.live import feed
 from disagg.gateway.live.follow import gateway_states, host_states
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests.fleets import RunningFleet, free_ports
@@ -57,3 +58,10 @@ async def test_without_a_gateway_the_hosts_show_their_own_load(
             state = await anext(states)
     assert [host.name for host in state.hosts] == ["tiny-prefill", "tiny-decode"]
     assert state.hosts[1].kv_limit > 0 and state.requests == ()
+
+
+async def test_a_full_gateway_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "MAX_WATCHERS", 0)
+    async with running(FakeClient()) as gateway:
+        with pytest.raises(ServerUnavailable, match="no place for another watcher"):
+            await anext(gateway_states(gateway.url, None))

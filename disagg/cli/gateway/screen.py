@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from disagg.api.live import LiveState
-from disagg.cli.views.gateway.top import Shown, press, top_view
+from disagg.cli.views.gateway.top import Shown, keys_of, press, top_view
 from disagg.errors import ServerUnavailable
 
 RETRY_S = 1.0
@@ -62,7 +62,7 @@ class _Screen:
         self._note = note
 
     def press(self, text: str) -> None:
-        for key in text:
+        for key in keys_of(text):
             shown = press(self._shown, key, self._state)
             if shown is None:
                 self.ended.set()

@@ -24,8 +24,8 @@ MAX_LINE: Final = 8 << 20
 
 
 async def gateway_states(url: str, key: str | None) -> AsyncGenerator[LiveState, None]:
-    """The states that the gateway at this URL sends. Raises ServerUnavailable if it does not answer, or any more;
-    Unauthorized if it needs another key."""
+    """The states that the gateway at this URL sends. Raises ServerUnavailable if it does not answer, or any more, or
+    is full; Unauthorized if it needs another key."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
     try:
@@ -66,6 +66,8 @@ async def host_states(fleet: Fleet) -> AsyncGenerator[LiveState, None]:
 def _require_ok(status: int, url: str) -> None:
     if status == httpx.codes.UNAUTHORIZED:
         raise Unauthorized(f"the gateway at {url} needs a key", "set DISAGG_API_KEY to one of `disagg keys list`")
+    if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+        raise ServerUnavailable(f"the gateway at {url} has no place for another watcher", "close a dashboard, or wait")
     if status != httpx.codes.OK:
         raise DisaggError(f"{url} answered HTTP {status}, not as a gateway of disagg does", "name its --url")
 

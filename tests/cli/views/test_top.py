@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from disagg.api.history import HistoryEntry
 from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState, Totals
-from disagg.cli.views.gateway.top import Shown, press, top_view
+from disagg.cli.gateway.screen import _Screen
+from disagg.cli.views.gateway.top import Shown, keys_of, press, top_view
 
 LAST = HistoryEntry(
     time=0.0,
@@ -47,10 +49,10 @@ STATE = LiveState(
 )
 
 
-def text(shown: Shown, note: str | None = None) -> str:
+def text(shown: Shown, note: str | None = None, state: LiveState = STATE) -> str:
     console = Console(width=80, color_system=None)
     with console.capture() as captured:
-        console.print(top_view(STATE, shown, note))
+        console.print(top_view(state, shown, note))
     return captured.get()
 
 
@@ -99,3 +101,47 @@ def test_one_model_and_one_part_leave_out_the_rest() -> None:
 
 def test_a_gateway_that_has_gone_is_stated_below_the_last_picture() -> None:
     assert "no gateway answers" in text(Shown(), "no gateway answers at x")
+
+
+@pytest.mark.parametrize(
+    ("read", "keys"),
+    [
+        ("\x1b", "\x1b"),
+        ("sq", "sq"),
+        ("\x1b[A", ""),
+        ("\x1bOA", ""),
+        ("\x1b[1;5C", ""),
+        ("\x1b[15~\x1b[Bs", "s"),
+        ("\x1bq", ""),
+        ("\x1b\x1b", "\x1b\x1b"),
+    ],
+)
+def test_arrow_and_function_keys_are_not_the_escape_key(read: str, keys: str) -> None:
+    assert keys_of(read) == keys
+
+
+async def test_the_screen_ends_by_escape_and_not_by_an_arrow_key() -> None:
+    screen = _Screen(STATE)
+    screen.press("\x1b[A")
+    assert not screen.ended.is_set()
+    screen.press("\x1b")
+    assert screen.ended.is_set()
+
+
+def test_a_name_in_brackets_is_shown_as_it_is() -> None:
+    entry = msgspec.structs.replace(LAST, model="[/h]")
+    request = msgspec.structs.replace(
+        STATE.requests[0], model="[/r]", key="[bold]k", prefill_server="[/p]", decode_server="[/d]"
+    )
+    picture = text(
+        Shown(),
+        state=msgspec.structs.replace(
+            STATE,
+            models=(LiveModel(name="[/m]", totals=Totals()),),
+            hosts=(msgspec.structs.replace(STATE.hosts[0], name="[/o]"),),
+            requests=(request,),
+            last=(entry,),
+        ),
+    )
+    for name in ("[/h]", "[/r]", "[bold]k", "[/p]", "[/d]", "[/m]", "[/o]"):
+        assert name in picture

@@ -25,7 +25,7 @@ def history_view(entries: Sequence[HistoryEntry]) -> RenderableType:
     for entry in entries:
         table.add_row(
             moment(entry.time),
-            entry.model,
+            Text(entry.model),
             f"{entry.prompt_tokens:,}+{entry.completion_tokens:,}",
             "–" if entry.ttft is None else seconds(entry.ttft),
             _rate(entry.prefill_speed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
@@ -23,6 +24,7 @@ ORDERS: Final[Sequence[Order]] = ("time", "tokens", "model")
 PARTS: Final[Sequence[Part]] = ("all", "requests", "hosts", "last")
 FEW: Final = 8  # rows of a part beside the others
 KEYS: Final = "s sort · m model · d part · space pause · q quit"
+_SEQUENCE: Final = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|O?[^\x1b])")
 _PHASES: Final[Mapping[str, tuple[int, str]]] = {
     "queue": (1, "bright_black"),
     "prefill": (2, "blue"),
@@ -40,6 +42,11 @@ class Shown:
     model: str | None = None
     part: Part = "all"
     paused: bool = False
+
+
+def keys_of(read: str) -> str:
+    """The keys in what one read of the terminal gave. Arrow and function keys, which begin with an escape, are none."""
+    return _SEQUENCE.sub("", read)
 
 
 def press(shown: Shown, key: str, state: LiveState) -> Shown | None:
@@ -100,7 +107,7 @@ def _models(models: Sequence[LiveModel]) -> Table:
     for model in models:
         last, totals = model.last, model.totals
         table.add_row(
-            model.name,
+            Text(model.name),
             str(totals.running),
             str(totals.waiting),
             f"{totals.completion_tokens_s:,.0f}",
@@ -134,13 +141,13 @@ def _requests(requests: Sequence[LiveRequest], order: Order) -> RenderableType:
         reached, colour = _PHASES[one.phase]
         phase = Text.assemble(("━" * 2 * reached, colour), ("─" * 2 * (4 - reached), "dim"), f" {one.phase}")
         table.add_row(
-            one.model,
+            Text(one.model),
             phase,
             f"{one.prompt_tokens:,}" if one.prompt_tokens else "–",
             f"{one.tokens:,}",
             seconds(one.seconds),
-            hosts(one.prefill_server, one.decode_server),
-            one.key or one.api,
+            Text(hosts(one.prefill_server, one.decode_server)),
+            Text(one.key or one.api),
         )
     return table
 
@@ -153,7 +160,7 @@ def _hosts(seen: Sequence[LiveHost]) -> Table:
         measured = host.prefill_tokens_s if host.role == "prefill" else host.decode_tokens_s
         help_text = Text.assemble(host.reason, (f": {host.hint}" if host.hint else "", "bold"))
         table.add_row(
-            host.name,
+            Text(host.name),
             host.role,
             Text(host.state, style=_STATES.get(host.state, "red")),
             str(host.running),

@@ -227,6 +227,8 @@ function draw(now) {
   }
 }
 
+const KEY_FORM = /^[\x21-\x7e]+$/; // fetch throws for a header outside Latin-1
+
 const headers = () => {
   const key = sessionStorage.getItem("key");
   return key ? { Authorization: `Bearer ${key}` } : {};
@@ -289,7 +291,9 @@ function askKey() {
   if (!dialog.open) dialog.showModal();
   return new Promise((resume) => {
     dialog.addEventListener("close", () => {
-      if ($("key").value) sessionStorage.setItem("key", $("key").value.trim());
+      const key = $("key").value.trim();
+      if (KEY_FORM.test(key)) sessionStorage.setItem("key", key);
+      else $("key-problem").textContent = "A key has only letters, digits and signs of ASCII.";
       $("key").value = "";
       resume();
     }, { once: true });
