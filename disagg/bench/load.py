@@ -129,8 +129,8 @@ class _RequestSender:
     async def _collect(self, item: Item, gaps: list[float]) -> Completion:
         """Read the whole answer; append the time between consecutive tokens to `gaps`. No request uses KV that an
         earlier one has left on the hosts: repeated prompts would measure nothing."""
-        apart = {"alone": ALONE[self.mode], "timeout": self.timeout, "cache_salt": secrets.token_hex(8)}
-        request: dict[str, Any] = {**item.request(), **apart}
+        apart = {"alone": ALONE[self.mode], "local_prefill": False, "cache_salt": secrets.token_hex(8)}
+        request: dict[str, Any] = {**item.request(), **apart, "timeout": self.timeout}
         before = 0.0
         async with self.stream(self.model, **request) as chunks:
             async for chunk in chunks:

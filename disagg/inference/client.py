@@ -39,19 +39,20 @@ from disagg.inference.types import Completion, Watch, unwatched
 from disagg.token import fleet_token
 
 _OF_THE_BODY = ("cache_salt", "tools", "must_call", "json_schema", "chat_template_kwargs", "hold_prompt")
-_NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", *_OF_THE_BODY)
+_NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "local_prefill", *_OF_THE_BODY)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,47}")  # an attempt's own id follows; hosts take 64 characters
 CONNECT_S = 0.5  # for `connect`; a host that takes longer is left to the request
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and ten more.
+    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and eleven more.
 
     stop: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or "prefill" runs
     the request on one host of that role, without a hand-off; None by default. timeout: seconds until the request must
     have ended; 600 by default. on_kv_failure: what follows if no prefill host delivers the KV: "fallback", the default,
-    lets the decode host compute the prompt, "fail" raises a HandoffError. cache_salt: only requests with the same salt
-    share KV that hosts hold; "" by default.
+    lets the decode host compute the prompt, "fail" raises a HandoffError. local_prefill: whether the decode host may
+    compute a short prompt itself if that takes less time than a hand-off; True by default. cache_salt: only requests
+    with the same salt share KV that hosts hold; "" by default.
 
     The rest are fields of `disagg.api.GenerateBody`. tools: each {"name", "description", "parameters"}. must_call:
     names of tools, one of which the answer calls. json_schema: the answer is JSON that fits it. chat_template_kwargs:
@@ -75,6 +76,7 @@ class GenerateOptions(TypedDict, total=False):
     alone: Alone | None
     timeout: float
     on_kv_failure: OnKVFailure
+    local_prefill: bool
     cache_salt: str
     tools: Sequence[Mapping[str, Any]]
     must_call: Sequence[str]
@@ -212,7 +214,10 @@ class AsyncClient:
             raise RequestError(f'on_kv_failure: "fallback" or "fail" (got {on_kv_failure!r})')
         hosts = candidates(self.fleet, model, alone)
         body = _body(hosts.model, {"prompt": prompt, "messages": messages, "tokens": tokens}, options)
-        policy = replace(self._driver.policy, on_kv_failure=on_kv_failure)
+        local_prefill = options.get("local_prefill", True)
+        if not isinstance(local_prefill, bool):
+            raise RequestError(f"local_prefill: True or False (got {local_prefill!r})")
+        policy = replace(self._driver.policy, on_kv_failure=on_kv_failure, local_prefill=local_prefill)
         return execute.Request(hosts, body, called, policy, self._next_start)
 
     def _require_usable(self) -> None:

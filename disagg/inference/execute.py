@@ -169,7 +169,8 @@ class _Run:
         body = self.answer.body(self.request.body, max(0.001, left), timeouts.lease)
         if attempt.method == "disaggregated":
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host
-            body = DecodeBody(**msgspec.structs.asdict(body), prefill=ranked.offer if first else None)
+            offered = first and self.request.policy.local_prefill
+            body = DecodeBody(**msgspec.structs.asdict(body), prefill=ranked.offer if offered else None)
         return await perform(Caller(self.driver.http, self.driver.heartbeat, timeouts), attempt, body, self.answer)
 
     def _judge(self, name: str, began_at: float, failure: Failure | None, done: bool) -> None:

@@ -39,10 +39,12 @@ class Timeouts:
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """prefill_attempts: hand-offs per request before its prompt is computed by the decode host, if on_kv_failure is
-    "fallback". retries_per_s: of one client, for hosts that were busy. timeouts: see there."""
+    "fallback". local_prefill: the decode host may compute a prompt itself if that takes less time. retries_per_s: of
+    one client, for hosts that were busy. timeouts: see there."""
 
     prefill_attempts: int = 2
     on_kv_failure: OnKVFailure = "fallback"
+    local_prefill: bool = True
     retries_per_s: float = 20.0
     timeouts: Timeouts = Timeouts()
 

@@ -60,7 +60,7 @@ def test_a_prefill_host_that_fails_is_followed_by_another(tiny_fleet: RunningFle
     real = tiny_fleet.fleet.hosts["tiny-prefill"]
     with misbehaving(kind, real) as port, Client(with_first(tiny_fleet.fleet, real.name, port), token=TOKEN) as client:
         start_at(client, "bad-tiny-prefill")
-        answer = client.generate("tiny", tokens=PROMPT, cache_salt=f"after {kind}", max_tokens=3)
+        answer = client.generate("tiny", tokens=PROMPT, cache_salt=f"after {kind}", local_prefill=False, max_tokens=3)
     assert (answer.metrics.method, answer.metrics.prefill_server) == ("disaggregated", "tiny-prefill")
     assert answer.metrics.ttft_parts.failed_attempts > 0
     assert answer.warnings == ()
@@ -91,7 +91,7 @@ def test_a_decode_host_that_is_not_there_is_followed_by_another(tiny_fleet: Runn
     (port,) = free_ports(1)
     with Client(with_first(tiny_fleet.fleet, "tiny-decode", port), token=TOKEN) as client:
         start_at(client, "bad-tiny-decode")
-        answer = client.generate("tiny", tokens=PROMPT, cache_salt="not there", max_tokens=3)
+        answer = client.generate("tiny", tokens=PROMPT, cache_salt="not there", local_prefill=False, max_tokens=3)
     assert (answer.metrics.method, answer.metrics.decode_server) == ("disaggregated", "tiny-decode")
     assert "no server answers" in answer.warnings[0] and "tiny-decode answers" in answer.warnings[0]
 

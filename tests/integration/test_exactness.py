@@ -34,7 +34,7 @@ ARCHITECTURES = [
 ]  # fmt: skip
 WINDOW = tiny_models.WINDOW
 LENGTHS = (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 200)
-ANSWER: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
+ANSWER: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True, "local_prefill": False}
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

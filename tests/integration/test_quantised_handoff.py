@@ -37,7 +37,7 @@ from tests.fleets import RunningFleet, running, write_hosts
 from tests.simulated import CONFIG, write_simulated
 
 WIDE = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
-ANSWER: dict[str, Any] = {"max_tokens": 48, "ignore_eos": True}
+ANSWER: dict[str, Any] = {"max_tokens": 48, "ignore_eos": True, "local_prefill": False}
 PATIENCE_S = 60.0
 
 
@@ -138,7 +138,8 @@ def test_real_servers_say_so_wherever_figures_are_shown(fleet: RunningFleet) -> 
 def test_prompts_of_every_length_are_handed_over(fleet: RunningFleet) -> None:
     with fleet.client() as client:
         for length in (2, 64, 65, 129):
-            metrics = client.generate("m", tokens=prompt(length), max_tokens=4).metrics
+            options: dict[str, Any] = {"max_tokens": 4, "local_prefill": False, "cache_salt": f"length {length}"}
+            metrics = client.generate("m", tokens=prompt(length), **options).metrics
             assert (metrics.method, metrics.decode_computed_tokens) == ("disaggregated", 1)
             assert metrics.kv_wire == "int8-g64"
 

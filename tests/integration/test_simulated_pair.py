@@ -27,7 +27,7 @@ def nothing_held(fleet: RunningFleet) -> bool:
 
 def test_a_handed_over_request_ships_every_byte_and_counts_every_token(fleet: RunningFleet) -> None:
     with fleet.client() as client:
-        answer = client.generate("m", tokens=list(range(1001)), max_tokens=24)
+        answer = client.generate("m", tokens=list(range(1001)), max_tokens=24, local_prefill=False)
     metrics = answer.metrics
     assert (metrics.method, metrics.prompt_tokens, metrics.completion_tokens) == ("disaggregated", 1001, 24)
     assert metrics.kv_bytes == 1000 * ROW_BYTES
@@ -39,7 +39,8 @@ def test_a_handed_over_request_ships_every_byte_and_counts_every_token(fleet: Ru
 def test_every_route_gives_one_answer_and_says_simulated(fleet: RunningFleet) -> None:
     with fleet.client() as client:
         answers = [
-            client.generate("m", "def f():", max_tokens=16, alone=alone) for alone in (None, "decode", "prefill")
+            client.generate("m", "def f():", max_tokens=16, alone=alone, local_prefill=False)
+            for alone in (None, "decode", "prefill")
         ]
     assert len({answer.text for answer in answers}) == 1
     assert [answer.metrics.method for answer in answers] == ["disaggregated", "decode-alone", "prefill-alone"]
