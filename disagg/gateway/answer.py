@@ -16,7 +16,7 @@ from disagg.errors import Cancelled, DisaggError
 from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.events import Event, Finished, Piece
 from disagg.gateway.problems import INTERNAL, Problem, problem_of
-from disagg.http.requests import disconnected
+from disagg.http.requests import disconnected, retrieve
 from disagg.inference.types import Completion, Stage
 
 FIRST_S = 2.0  # without an event, the response starts with a comment; until then an error has its HTTP status
@@ -82,6 +82,7 @@ class Answer(Response):
         self._dialect, self._head, self._events, self._outcome, self._ended = dialect, head, events, outcome, ended
         self._writer = dialect.writer(head)
         self._started = False
+        self._over = False
         self._quiet = True
         self._sending = asyncio.Lock()
 
@@ -91,6 +92,8 @@ class Answer(Response):
         others = [asyncio.ensure_future(disconnected(receive))]
         if self._head.request.stream and self._dialect.keep_alive:
             others.append(asyncio.ensure_future(self._keep_alive(send)))
+        for task in others:
+            task.add_done_callback(retrieve)
         try:
             await asyncio.wait((writing, *others), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:  # the gateway stops and does not wait any longer
@@ -129,7 +132,7 @@ class Answer(Response):
                     return
                 last = self._writer.error(problem)
         await self._send(send, last)
-        await send(_body(b"", more=False))
+        await self._send(send, b"", more=False)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
@@ -155,17 +158,20 @@ class Answer(Response):
             self._quiet = True
             await asyncio.sleep(KEEP_ALIVE_S)
 
-    async def _send(self, send: Send, part: bytes) -> None:
-        if not part:
+    async def _send(self, send: Send, part: bytes, *, more: bool = True) -> None:
+        if not part and more:
             return
         self._quiet = False
         try:
             async with asyncio.timeout(STALL_S), self._sending:
+                if self._over:  # a comment that waited for the end to be sent
+                    return
                 if not self._started:
                     self._started = True
                     headers = [(b"content-type", self._dialect.media_type.encode()), (b"cache-control", b"no-store")]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
-                await send(_body(part, more=True))
+                self._over = not more
+                await send(_body(part, more=more))
         except TimeoutError:
             raise Cancelled(f"the caller read nothing for {STALL_S:g} s") from None
 

@@ -269,7 +269,7 @@ def _log(dialect: Dialect, head: Head, key: Key | None, outcome: Outcome) -> Non
         "key": key.name if key else None,
         "api": dialect.name,
         "model": head.model,
-        "state": "cancelled" if outcome.cancelled else outcome.error.code if outcome.error else "ok",
+        "state": "cancelled" if outcome.cancelled else outcome.error.code or "failed" if outcome.error else "ok",
         "prompt_tokens": outcome.prompt_tokens,
         "tokens": outcome.tokens,
         "seconds": round(time.time() - head.created, 3),

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from disagg.api.status import Health, Liveness, ServerState
 from disagg.config import Fleet, Host, served_digest
+from disagg.http.requests import bearer
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.view import FleetView
 from disagg.token import RELEASE_VARIABLE
@@ -60,7 +61,7 @@ class GatewayHealth:
 
     def answer(self, request: Request) -> Liveness:
         """The whole health for a caller with the fleet's token; for others, one word."""
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        given = bearer(request).encode()
         if self._member is None or not hmac.compare_digest(given, self._member.token.encode()):
             return Liveness(self.state)
         host = self._member.host

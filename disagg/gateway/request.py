@@ -11,6 +11,8 @@ from disagg.api.requests import Messages
 MAX_CHOICES: Final = 16
 """Answers to one request: prompts times `n`."""
 
+SEEDS: Final = 1 << 63
+"""A seed is below."""
 
 DEFAULT_MAX_TOKENS: Final = 4096
 """The longest answer to a request that names no bound, if the context leaves as much: a decode host reserves room for
@@ -69,5 +71,6 @@ class GatewayRequest:
         if self.n > 1 and not repetition:
             options["hold_prompt"] = True
         if options.get("seed") is not None:
-            options["seed"] += repetition
+            seed = options["seed"] + repetition
+            options["seed"] = seed - SEEDS if options["seed"] < SEEDS <= seed else seed
         return {"model": self.model, **self.prompts[prompt], **options}

@@ -29,8 +29,10 @@ def routes(fleet: Fleet, access: Access, watch: GatewayWatch) -> list[Route]:
     """The routes. A key sees the models that it is for, with all their requests."""
 
     async def live(request: Request) -> Response:
-        visible = _visible(fleet, access.key(request))
-        return watch.feed.watch(None if len(visible) == len(fleet.models) else frozenset(visible))
+        key = access.key(request)
+        visible = _visible(fleet, key)
+        seen = None if len(visible) == len(fleet.models) else frozenset(visible)
+        return watch.feed.watch(seen, key.id if key else None, lambda: access.still(request, key))
 
     async def history(request: Request) -> Response:
         key = access.key(request)

@@ -35,6 +35,12 @@ def request_id(request: Request) -> str:
     return trace.split("-")[1] if trace else secrets.token_hex(8)
 
 
+def bearer(request: Request) -> str:
+    """The token in its Authorization, empty if it has none. The scheme may be written in any case."""
+    given = request.headers.get("authorization", "")
+    return given[len("Bearer ") :] if given[: len("Bearer ")].lower() == "bearer " else given
+
+
 def traceparent(request: Request) -> str:
     """The caller's W3C trace context; empty if it has none, or one that is not valid."""
     given = request.headers.get(TRACEPARENT, "")
@@ -67,6 +73,12 @@ async def disconnected(receive: Receive) -> None:
     """Return when the caller disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def retrieve(task: asyncio.Task[None]) -> None:
+    """A callback for a task beside the one that answers: if it failed, the connection has, which the answer notices."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _read(request: Request, limit: int, seconds: float) -> bytes | None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Send
 
 from disagg.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     HandoffError,
     Overloaded,
+    RequestError,
     ServerUnavailable,
     Unauthorized,
 )
@@ -218,6 +220,7 @@ async def call(
     disconnect_after_s: float = 60.0,
     sent: list[Message] | None = None,
     until: bytes = b"",
+    send_to: Send | None = None,
     **headers: str,
 ) -> None:
     """One request without an HTTP client, whose caller disconnects after some time, or once it has received `until`."""
@@ -244,7 +247,7 @@ async def call(
         if until and until in message.get("body", b""):
             arrived.set()
 
-    await application(scope, receive, send)
+    await application(scope, receive, send_to or send)
 
 
 async def test_a_malformed_host_is_refused_and_not_a_bug() -> None:
@@ -252,3 +255,48 @@ async def test_a_malformed_host_is_refused_and_not_a_bug() -> None:
         refused = await http.get("/v1/models")
         unknown = await http.get("/nowhere")
     assert (refused.status_code, unknown.status_code) == (401, 404)
+
+
+async def test_nothing_is_sent_after_the_end_of_a_stream_and_no_error_of_a_comment_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A comment that becomes due while the end is being sent."""
+    monkeypatch.setattr(answer, "FIRST_S", 0.0)
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.0)
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        assert not sent or sent[-1].get("more_body", True), "a message after the end"
+        sent.append(message)
+        if not message.get("more_body", True):
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    left: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
+    await call(fake_client.app(FakeClient("text ")), STREAMED, send_to=send)
+    gc.collect()
+    assert sent[-1]["more_body"] is False and not left
+
+
+async def test_a_caller_that_is_gone_when_a_comment_is_due_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answer, "FIRST_S", 0.0)
+
+    async def send(message: Message) -> None:
+        raise OSError("gone")
+
+    left: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
+    await call(fake_client.app(FakeClient(60.0)), STREAMED, send_to=send)
+    gc.collect()
+    assert not left
+
+
+async def test_a_failed_request_whose_error_has_no_code_is_logged_as_failed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "disagg.gateway")
+    async with fake_client.http(fake_client.app(FakeClient(RequestError("top_p: wrong")))) as http:
+        await http.post("/v1/chat/completions", json=CHAT)
+    [ended] = [record for record in caplog.records if record.message == "request_ended"]
+    assert getattr(ended, "fields")["state"] == "failed"  # noqa: B009 - set by `extra`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -221,3 +222,27 @@ async def test_a_page_before_an_id_that_cannot_be_is_refused(before: str) -> Non
     async with fake_client.http(fake_client.app(FakeClient())) as http:
         answer = await http.get(f"/api/history?before={before}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "before")
+
+
+async def test_an_error_while_the_last_entries_are_written_ends_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(Store):
+        def append(self, entries: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+    taken = threading.Event()
+    following = Recorder._next
+
+    def together(recorder: Recorder) -> Any:
+        assert taken.wait(30)
+        return following(recorder)
+
+    monkeypatch.setattr(recording, "Store", Full)
+    monkeypatch.setattr(Recorder, "_next", together)
+    recorder = Recorder(tmp_path / "history.db")
+    recorder.notice(Completed(REQUEST, 0, completion("one"), STAGE))
+    recorder._queue.put(None)
+    taken.set()
+    recorder._thread.join(30)
+    assert not recorder._thread.is_alive() and "disk is full" in str(recorder.stopped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -77,10 +78,39 @@ def test_a_file_that_cannot_be_trusted_lets_nobody_in(file: KeyFile, text: str, 
         Access(ring, public=False).key(request())
 
 
+def test_a_file_that_cannot_be_read_is_logged_once_and_not_for_every_request(
+    file: KeyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = file.add("editor")
+    access, good = Access(KeyRing(file), public=False), file.path.read_text()
+    for text in ("{", good, "{"):
+        file.path.write_text(text)
+        for _ in range(3):
+            with suppress(DisaggError):
+                access.key(request(authorization=f"Bearer {secret}"))
+    assert caplog.text.count("is damaged") == 2
+
+
+def test_keys_that_were_brought_without_their_marker_are_required_for_good(file: KeyFile) -> None:
+    file.add("editor")
+    file.path.with_suffix(".required").unlink()
+    assert not KeyRing(file).empty
+    file.path.unlink()
+    assert not KeyRing(file).empty
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer"])
+def test_the_scheme_of_a_key_may_be_written_in_any_case(file: KeyFile, scheme: str) -> None:
+    secret = file.add("editor")
+    assert Access(KeyRing(file), public=True).key(request(authorization=f"{scheme} {secret}")) is not None
+
+
 def test_without_keys_programs_of_this_machine_need_none(file: KeyFile) -> None:
     access = Access(KeyRing(file), public=False)
     assert access.key(request()) is None
     assert access.key(request(host="localhost:8080", origin="http://localhost:3000")) is None
+    local = {"origin": "http://localhost:3000", "sec-fetch-site": "cross-site"}  # localhost is not the site 127.0.0.1
+    assert access.key(request(**local)) is None
     assert access.key(request(host="[::1]:8080", origin="vscode-webview://abc")) is None
 
 
@@ -93,6 +123,7 @@ def test_without_keys_programs_of_this_machine_need_none(file: KeyFile) -> None:
         {"host": ""},
         {"host": "["},
         {"origin": "http://["},
+        {"sec-fetch-site": "cross-site"},
     ],
 )
 def test_without_keys_a_web_page_cannot_use_the_gateway(file: KeyFile, headers: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from disagg.api.live import LiveState
 from disagg.api.status import Load
 from disagg.config import EngineOptions, Fleet, Host, Model
-from disagg.errors import DisaggError, ServerUnavailable
+from disagg.errors import DisaggError, Overloaded, ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.live import feed
@@ -254,3 +254,55 @@ async def test_live_view_and_history_need_a_key_and_show_its_models_only(tmp_pat
         assert (await http.get("/api/history?limit=0", headers=headers)).json()["error"]["param"] == "limit"
         assert (await http.get("/api/history?state=bad", headers=headers)).status_code == 400
         assert (await http.get("/api/history", headers=headers)).json()["entries"] == []
+
+
+async def watched(live: feed.Feed, key: str | None, allowed: Any = lambda: True) -> list[Any]:
+    """The messages of a stream whose caller stays, until it ends."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with asyncio.timeout(30):
+        await live.watch(None, key, allowed)({"type": "http"}, receive, send)
+    return sent
+
+
+async def test_a_key_that_is_revoked_ends_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "IDLE_S", 0.001)
+    file = KeyFile(tmp_path / "keys.json")
+    headers = {"Authorization": f"Bearer {file.add('editor')}"}
+    client = FakeClient()
+
+    class Revoking(Board):
+        def state(self, *given: Any, **named: Any) -> LiveState:
+            if file.read()[0].revoked is None:
+                file.revoke("editor")
+            return super().state(*given, **named)
+
+    monkeypatch.setattr("disagg.gateway.watch.Board", Revoking)
+    async with fake_client.http(fake_client.app(client, file.path), **headers) as http, asyncio.timeout(30):
+        answer = await http.get("/api/live")  # returns when the stream has ended
+    assert answer.text.count("event: state") == 1
+
+
+async def test_a_key_has_only_so_many_watchers_and_the_others_still_have_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed, "MAX_WATCHERS_OF_KEY", 1)
+    live = feed.Feed(Board("test", ("m",)), tuple)
+    one = asyncio.ensure_future(watched(live, "editor"))
+    while not live.watchers:
+        await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="with this key"):
+        live.watch(None, "editor")
+    other = asyncio.ensure_future(watched(live, "chat"))
+    while live.watchers < 2:
+        await asyncio.sleep(0)
+    live.stop()
+    assert all(messages[-1]["more_body"] is False for messages in await asyncio.gather(one, other))
+    assert live.watchers == 0
+    live.watch(None, "editor")

@@ -12,6 +12,7 @@ from disagg.config import Fleet, Model
 from disagg.errors import ConfigError, DisaggError, ModelNotAllowed, Unauthorized, UsageError
 from disagg.gateway.clients.keys import Key, KeyRing
 from disagg.http.protocol import connection_of
+from disagg.http.requests import bearer
 
 log = logging.getLogger("disagg.gateway")
 
@@ -27,6 +28,7 @@ class Access:
     def __init__(self, ring: KeyRing, *, public: bool) -> None:
         self._ring = ring
         self._public = public
+        self._logged: str | None = None  # why the keys cannot be read
 
     def key(self, request: Request) -> Key | None:
         """The key of the request, None if none is needed. Raises Unauthorized."""
@@ -37,12 +39,22 @@ class Access:
                 return None
             key = self._ring.find(_secret(request))
         except ConfigError as error:
-            log.error("%s", error)
+            if str(error) != self._logged:  # once, not for every request
+                self._logged = str(error)
+                log.error("%s", error)
             raise DisaggError("the gateway cannot read its keys", "its log says why") from error
+        self._logged = None
         if key is None:
             raise Unauthorized("the API key is missing or wrong", "send one of `disagg keys list` as a Bearer token")
         _prove(request)
         return key
+
+    def still(self, request: Request, key: Key | None) -> bool:
+        """Whether this request, which had this key, would be accepted with it now."""
+        try:
+            return self.key(request) == key
+        except DisaggError:
+            return False
 
 
 def require_model(fleet: Fleet, key: Key | None, name: str) -> Model:
@@ -80,14 +92,15 @@ def _prove(request: Request) -> None:
 
 def _secret(request: Request) -> str:
     """As OpenAI's clients send it, or as Anthropic's do."""
-    bearer = request.headers.get("authorization", "")
-    return bearer.removeprefix("Bearer ") if bearer else request.headers.get("x-api-key", "")
+    return bearer(request) or request.headers.get("x-api-key", "")
 
 
 def _require_local(request: Request) -> None:
     """Raises Unauthorized if a web page asks: a browser lets every page send requests to this machine, under a name of
     the page's own that leads here, or with its Origin."""
-    if not _is_local(request.headers.get("origin"), request.headers.get("host", "")):
+    # a page of elsewhere sends no Origin for what it only embeds
+    embedded = "origin" not in request.headers and request.headers.get("sec-fetch-site") == "cross-site"
+    if embedded or not _is_local(request.headers.get("origin"), request.headers.get("host", "")):
         raise Unauthorized("without keys, the gateway is for programs of this machine only", _ADD_ONE)
 
 

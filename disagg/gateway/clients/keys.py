@@ -12,7 +12,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -82,6 +82,10 @@ class KeyFile:
         """Whether there has been a key."""
         return self._marker.exists()
 
+    def require(self) -> None:
+        """State that there has been a key. Raises OSError."""
+        self._marker.touch(0o600)
+
     @property
     def _marker(self) -> Path:
         return self.path.with_suffix(".required")
@@ -138,7 +142,7 @@ class KeyFile:
 
     def _write(self, keys: tuple[Key, ...]) -> None:
         """Replace the file in one step: a reader sees the old keys or the new ones."""
-        self._marker.touch(0o600)
+        self.require()
         new = self.path.with_suffix(".new")
         new.unlink(missing_ok=True)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -178,6 +182,9 @@ class KeyRing:
         if version != self._version:
             keys = self._file.read()
             self._valid = {key.sha256: key for key in keys if key.revoked is None}
+            if keys and not self._file.required:  # they were brought here without it
+                with suppress(OSError):
+                    self._file.require()
             self._required = self._required or bool(keys) or self._file.required
             self._version = version
 

@@ -28,6 +28,7 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True,),
     # the form of the answer
     "response_format": ({"type": "text"},),
     "structured_outputs": (),

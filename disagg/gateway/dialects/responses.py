@@ -15,8 +15,9 @@ from disagg.gateway.dialects.responses_writer import ResponseWriter
 from disagg.gateway.problems import Problem
 from disagg.gateway.request import GatewayRequest
 
+_ELSEWHERE: Final = ("tools", "tool_choice", "parallel_tool_calls")
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
-    **{name: values for name, values in openai.HARMLESS.items() if name not in ("tools", "tool_choice")},
+    **{name: values for name, values in openai.HARMLESS.items() if name not in _ELSEWHERE},
     # memory of earlier requests
     "previous_response_id": (),
     "conversation": (),

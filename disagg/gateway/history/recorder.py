@@ -44,6 +44,7 @@ class Recorder:
         self.stopped: str | None = None
         self.dropped = 0
         self._bounds = bounds
+        self._over = False  # the thread has taken the closing None
         self._queue: Queue[HistoryEntry | _Mark | None] = Queue(QUEUED)
         self._thread = threading.Thread(target=self._write, name="history", daemon=True)
         self._thread.start()
@@ -97,14 +98,14 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - whatever fails here, requests go on
             self.stopped = f"{self.path}: {error}"
             log.error("history: nothing is recorded any more: %s", self.stopped)
-        while (item := self._queue.get()) is not None:
+        while not self._over and (item := self._queue.get()) is not None:
             if isinstance(item, _Mark):
                 item.done()
 
     def _record(self, store: Store) -> None:
         pruned = 0.0
         while True:
-            entries, marks, over = self._next()
+            entries, marks, self._over = self._next()
             try:
                 if entries:
                     store.append(entries)
@@ -114,7 +115,7 @@ class Recorder:
             finally:
                 for mark in marks:
                     mark.done()
-            if over:
+            if self._over:
                 return
 
     def _next(self) -> tuple[list[HistoryEntry], list[_Mark], bool]:

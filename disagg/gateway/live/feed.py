@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -19,6 +20,7 @@ BUSY_S: Final = 0.5  # between two events while requests run
 IDLE_S: Final = 1.0
 STALL_S: Final = 20.0  # a watcher that reads nothing for this long is disconnected
 MAX_WATCHERS: Final = 64
+MAX_WATCHERS_OF_KEY: Final = 16
 
 Visible = frozenset[str] | None
 """The models that a watcher may see; None: all."""
@@ -30,7 +32,7 @@ class Feed:
     def __init__(self, board: Board, hosts: Callable[[], Sequence[LiveHost]]) -> None:
         self._board, self._hosts = board, hosts
         self._stopping = asyncio.Event()
-        self._watchers = 0
+        self._watchers: Counter[str | None] = Counter()  # by key
         self._cached: dict[Visible, tuple[float, bytes]] = {}
 
     async def sample(self) -> None:
@@ -42,11 +44,19 @@ class Feed:
         """End all streams."""
         self._stopping.set()
 
-    def watch(self, visible: Visible) -> Response:
-        """The answer to GET /api/live. Raises Overloaded if too many watch."""
-        if self._watchers >= MAX_WATCHERS:
+    @property
+    def watchers(self) -> int:
+        """How many watch now."""
+        return self._watchers.total()
+
+    def watch(self, visible: Visible, key: str | None = None, allowed: Callable[[], bool] = lambda: True) -> Response:
+        """The answer to GET /api/live. key: of the watcher. It ends once it is not `allowed`. Raises Overloaded
+        if too many watch."""
+        if self.watchers >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} programs already watch this gateway", "close one of them")
-        return _Stream(self, visible)
+        if key is not None and self._watchers[key] >= MAX_WATCHERS_OF_KEY:
+            raise Overloaded(f"{MAX_WATCHERS_OF_KEY} programs already watch with this key", "close one of them")
+        return _Stream(self, visible, key, allowed)
 
     def state(self, visible: Visible) -> bytes:
         """The event `state` of this moment. Watchers that see the same share it."""
@@ -58,20 +68,21 @@ class Feed:
             self._cached[visible] = (now, event)
         return event
 
-    async def send(self, visible: Visible, send: Send) -> None:
-        """Events until `stop`: `past` once, then `state` again and again."""
+    async def send(self, visible: Visible, key: str | None, allowed: Callable[[], bool], send: Send) -> None:
+        """Events until `stop`, or as long as it is allowed: `past` once, then `state` again and again."""
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-        self._watchers += 1
+        self._watchers[key] += 1
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await _send(send, _event("past", Past(self._board.past(visible)).to_bytes()))
-            while True:
+            while allowed():
                 await _send(send, self.state(visible))
                 if await self._stopped_within(BUSY_S if self._board.busy else IDLE_S):
                     break
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._watchers -= 1
+            self._watchers[key] -= 1
+            self._watchers += Counter()  # keeps no zeros
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:
@@ -82,13 +93,13 @@ class Feed:
 
 
 class _Stream(Response):
-    def __init__(self, feed: Feed, visible: Visible) -> None:
+    def __init__(self, feed: Feed, visible: Visible, key: str | None, allowed: Callable[[], bool]) -> None:
         super().__init__()
-        self._feed, self._visible = feed, visible
+        self._feed, self._visible, self._key, self._allowed = feed, visible, key, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tasks = (
-            asyncio.ensure_future(self._feed.send(self._visible, send)),
+            asyncio.ensure_future(self._feed.send(self._visible, self._key, self._allowed, send)),
             asyncio.ensure_future(disconnected(receive)),
         )
         try:

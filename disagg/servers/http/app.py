@@ -103,7 +103,7 @@ async def _no_place(request: Request, retry_after_s: int) -> Response:
 
 def authorized(request: Request, token: str) -> bool:
     """Whether the request carries the fleet's token, compared in constant time."""
-    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    given = requests.bearer(request)
     return hmac.compare_digest(given.encode(), token.encode())
 
 

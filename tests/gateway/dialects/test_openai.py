@@ -177,6 +177,7 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (text, {"prompt": ["x"] * 9, "n": 2}, "n"),
         (text, {"best_of": 3}, "best_of"),
         (text, {"echo": True}, "echo"),
+        (chat, {"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
         (text, {"logit_bias": {"a": -100}}, "logit_bias"),
         (text, {"logit_bias": {"9" * 5000: -100}}, "logit_bias"),
     ],
@@ -272,6 +273,12 @@ def test_each_answer_of_a_seeded_request_has_its_own_seed() -> None:
         ("y", 7),
         ("y", 8),
     ]
+
+
+def test_the_seeds_of_several_answers_go_on_at_zero_and_a_wrong_one_stays_wrong() -> None:
+    request = text(n=2, seed=(1 << 63) - 1)
+    assert [request.arguments(choice)["seed"] for choice in range(2)] == [(1 << 63) - 1, 0]
+    assert [text(seed=seed).arguments(0)["seed"] for seed in (-1, 1 << 63)] == [-1, 1 << 63]
 
 
 def test_an_error_has_openai_s_fields() -> None:
