@@ -16,7 +16,7 @@ from disagg.errors import Cancelled, DisaggError
 from disagg.gateway.dialects.base import Dialect, Head
 from disagg.gateway.events import Event, Finished, Piece
 from disagg.gateway.problems import INTERNAL, Problem, problem_of
-from disagg.http.requests import disconnected, retrieve
+from disagg.http.requests import disconnected
 from disagg.inference.types import Completion, Stage
 
 FIRST_S = 2.0  # without an event, the response starts with a comment; until then an error has its HTTP status
@@ -92,8 +92,6 @@ class Answer(Response):
         others = [asyncio.ensure_future(disconnected(receive))]
         if self._head.request.stream and self._dialect.keep_alive:
             others.append(asyncio.ensure_future(self._keep_alive(send)))
-        for task in others:
-            task.add_done_callback(retrieve)
         try:
             await asyncio.wait((writing, *others), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:  # the gateway stops and does not wait any longer

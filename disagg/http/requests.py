@@ -75,12 +75,6 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-def retrieve(task: asyncio.Task[None]) -> None:
-    """A callback for a task beside the one that answers: if it failed, the connection has, which the answer notices."""
-    if not task.cancelled():
-        task.exception()
-
-
 async def _read(request: Request, limit: int, seconds: float) -> bytes | None:
     """The whole body, or None if it is longer than `limit` bytes. Raises TimeoutError after `seconds`."""
     data = bytearray()

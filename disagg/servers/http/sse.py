@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from disagg import logs
 from disagg.api.events import EVENTS, ErrorEvent, Event, ProgressEvent
 from disagg.errors import Cancelled, DisaggError
-from disagg.http.requests import disconnected, retrieve
+from disagg.http.requests import disconnected
 from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
 
@@ -65,8 +65,6 @@ class EventStream(Response):
         callers.current.set(self._caller)  # the tasks below inherit it
         writing = asyncio.ensure_future(self._write(scope, receive, send))
         others = asyncio.ensure_future(disconnected(receive)), asyncio.ensure_future(self._progress(send))
-        for task in others:
-            task.add_done_callback(retrieve)
         try:
             await asyncio.wait((writing, *others, self._caller.ended), return_when=asyncio.FIRST_COMPLETED)
         finally:

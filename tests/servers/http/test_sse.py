@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -130,22 +129,6 @@ async def test_a_caller_that_reads_nothing_ends_the_generator(monkeypatch: pytes
     connection.stalled = True
     await connection.run(endless(ended))
     assert ended == ["ended"]
-
-
-async def test_a_caller_that_is_gone_when_a_progress_event_is_due_leaves_no_traceback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sse, "PROGRESS_S", 0.0)
-    connection, ended, left = Connection(), list[str](), list[Any]()
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
-
-    async def send(message: Any) -> None:
-        if b"event: progress" in message.get("body", b""):
-            raise OSError("gone")
-
-    await EventStream(endless(ended), error_response)({"type": "http"}, connection.receive, send)
-    gc.collect()
-    assert ended == ["ended"] and not left
 
 
 async def test_a_progress_event_is_sent_while_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
