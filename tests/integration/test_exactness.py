@@ -34,7 +34,8 @@ ARCHITECTURES = [
 ]  # fmt: skip
 WINDOW = tiny_models.WINDOW
 LENGTHS = (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 200)
-ANSWER: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True, "local_prefill": False}
+SAMPLING: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
+ANSWER: dict[str, Any] = {**SAMPLING, "local_prefill": False}
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -90,7 +91,7 @@ def test_wrong_kv_changes_the_answer(fleet: RunningFleet) -> None:
     tokens = prompt(200)
     with fleet.client() as client:
         right = ids(client.generate("m", tokens=tokens, **ANSWER))
-    body = {"model": "m", "tokens": tokens, "sampling": ANSWER, "cache_salt": "noise"}
+    body = {"model": "m", "tokens": tokens, "sampling": SAMPLING, "cache_salt": "noise"}
     with fleet.http("m-decode") as http, http.stream("POST", "/decode", json=body) as answer:
         lines = answer.iter_lines()
         assert next(lines) == "event: slot"
