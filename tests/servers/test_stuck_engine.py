@@ -37,9 +37,9 @@ LONG = {"model": "m", "tokens": [9] * 40, "sampling": {"max_tokens": 10_000, "ig
 async def service(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[AnyService]:
-    """A service behind HTTP that notices in half a second what else takes ten."""
+    """A service behind HTTP that notices in two seconds what else takes ten."""
     monkeypatch.setattr(monitor, "TICK_S", 0.05)
-    monkeypatch.setattr(progress, "STALLED_S", 0.5)
+    monkeypatch.setattr(progress, "STALLED_S", 2.0)
     monkeypatch.setattr(sse, "CLEANUP_S", 0.2)
     async with serving(tmp_path, request.param) as one:
         server = _Server(one, build(one, TOKEN))

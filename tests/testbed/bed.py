@@ -126,6 +126,11 @@ class Bed:
     def host(self, name: str) -> Host:
         return self._fleet.hosts[name]
 
+    def need_bare_hosts(self) -> None:
+        """Remove what earlier tests of this process have deployed."""
+        for host in self.hosts.values():
+            shutil.rmtree(host.home / ".disagg", ignore_errors=True)
+
     def need_links(self) -> None:
         """Skip a test that cannot run on loopback."""
         if not self.real:

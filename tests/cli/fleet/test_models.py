@@ -11,6 +11,7 @@ from tests.testbed.bed import HOSTS_TOML, Bed
 
 def test_list_shows_every_host_within_80_columns(bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bed.need_links()
+    bed.need_bare_hosts()
     assert run("--config", HOSTS_TOML, "models", "list") == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
@@ -19,6 +20,7 @@ def test_list_shows_every_host_within_80_columns(bed: Bed, tmp_path: Path, capsy
 
 def test_pull_on_bare_hosts_says_to_deploy_them_first(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     bed.need_links()
+    bed.need_bare_hosts()
     assert run("--config", HOSTS_TOML, "models", "pull", "gpt-oss") == 1
     out = capsys.readouterr().out
     assert out.count("failed") == 2 and "disagg deploy --host dgx-spark-2" in out
@@ -28,6 +30,7 @@ def test_a_host_that_is_cut_off_keeps_no_other_from_being_listed(
     bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bed.need_links()
+    bed.need_bare_hosts()
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     with bed.cut("mac-studio-2"):
         assert run("--config", path, "models", "list", "--json") == 4

@@ -32,6 +32,7 @@ class Patient:
 @pytest.fixture
 def patient(bed: Bed, tmp_path: Path) -> Patient:
     bed.need_links()
+    bed.need_bare_hosts()
     fleet = load(bed.write_hosts_toml(tmp_path / "hosts.toml"))
     return Patient(fleet, State.of(fleet, tmp_path / "state"))
 
