@@ -100,6 +100,7 @@ def test_an_interruption_tells_what_that_command_leaves(
 def test_at_the_question_no_is_1_and_ctrl_c_130(
     bed: Bed, tmp_path: Path, typed: str | None, code: int, told: str
 ) -> None:
+    bed.need_bare_hosts()
     config = bed.write_hosts_toml(tmp_path / "hosts.toml")
     own = f'service = "process"\npython = "{sys.executable}"\nsite_packages = true\n'
     text = config.read_text().replace('service = "process"\n', own)

@@ -14,6 +14,7 @@ def test_doctor_shows_each_host_its_links_and_a_verdict_within_80_columns(
     bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bed.need_links()
+    bed.need_bare_hosts()
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     code = run("--config", path, "doctor", "--host", "dgx-spark-1")
     out = capsys.readouterr().out
@@ -29,6 +30,7 @@ def test_doctor_json_is_one_object_and_nothing_else(
     bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bed.need_links()
+    bed.need_bare_hosts()
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     with bed.cut("mac-studio-2"):
         code = run("--config", path, "doctor", "--json")
@@ -46,5 +48,6 @@ def test_doctor_json_is_one_object_and_nothing_else(
 def test_a_host_that_there_is_not_is_a_usage_error(
     bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    bed.need_bare_hosts()
     path = bed.write_hosts_toml(tmp_path / "hosts.toml")
     assert run("--config", path, "doctor", "--host", "nobody") == 2
