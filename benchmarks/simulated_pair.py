@@ -32,8 +32,8 @@ from typing import Any
 
 from disagg import Client
 from disagg.config import load
-from disagg.fleet.lifecycle.health import poll
 from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.status.health import poll
 from disagg.inference.metrics import Metrics
 from disagg.planning import plan
 from disagg.planning.devices import device

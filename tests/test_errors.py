@@ -16,10 +16,10 @@ PACKAGE = Path(disagg.__file__).parent
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DisaggError)]
 SIGNALS = {  # caught by the module's only caller; none of them reaches a user
     "api/base.py": "InvalidValue",
-    "fleet/lifecycle/http_get.py": "ReplyTimeout",
+    "fleet/lifecycle/status/http_get.py": "ReplyTimeout",
     "fleet/models/fetch_program.py": "Failed",
     "fleet/models/serve_program.py": "Failed",
-    "inference/perform.py": "PrefillFailed",
+    "inference/attempts/perform.py": "PrefillFailed",
 }
 
 

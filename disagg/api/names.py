@@ -8,7 +8,7 @@ from typing import Final, Literal
 Role = Literal["prefill", "decode", "gateway"]
 """What a host does. A gateway runs no model: it serves clients with the other hosts."""
 WireForm = Literal["as-is", "int8-g64"]
-"""The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.kv.wire."""
+"""The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.kv.forms."""
 AS_IS: Final = "as-is"
 INT8: Final = "int8-g64"
 LOG_FILE_VARIABLE: Final = "DISAGG_LOG_FILE"

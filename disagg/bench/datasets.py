@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from disagg.api.sampling import MAX_TOKENS
 from disagg.bench.plan import MAX_REQUESTS
-from disagg.config.messages import fault
+from disagg.config.toml.messages import fault
 from disagg.errors import ConfigError, UsageError
 
 BLOCK_TOKENS = 512  # of one hash id in a Mooncake trace

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
-from disagg.cli import bench, demo, generate, init, keys, plan_capacity, serve, verify
-from disagg.cli.completion import VARIABLE, names_with_colons
-from disagg.cli.context import Output, note_interrupt, print_error, print_json
+from disagg.cli import bench, demo, generate, init, plan_capacity, verify
+from disagg.cli.common.completion import VARIABLE, names_with_colons
+from disagg.cli.common.context import Output, note_interrupt, print_error, print_json
+from disagg.cli.common.options import Command, CommandGroup
+from disagg.cli.common.signals import terminating
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, trust
-from disagg.cli.gateway import endpoints, history, top
-from disagg.cli.options import Command, CommandGroup
-from disagg.cli.signals import terminating
+from disagg.cli.gateway import endpoints, history, keys, serve, top
 from disagg.errors import Cancelled, DisaggError, UsageError
 from disagg.version import VERSION
 

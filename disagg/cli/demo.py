@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import note_interrupt, print_json, settings, stderr, stdout
-from disagg.cli.options import AsJson, sampling_option
-from disagg.cli.signals import uninterrupted
+from disagg.cli.common.context import note_interrupt, print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson, sampling_option
+from disagg.cli.common.signals import uninterrupted
 from disagg.cli.words import read_prompt
 from disagg.demo.prompt import MAX_TOKENS, PROMPT
 

@@ -11,9 +11,9 @@ import typer
 
 from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
 from disagg.api.sampling import Sampling
-from disagg.cli.completion import complete_model
-from disagg.cli.context import error_console, note_interrupt, print_error, print_json, settings, stderr, stdout
-from disagg.cli.options import AsJson, sampling_option
+from disagg.cli.common.completion import complete_model
+from disagg.cli.common.context import error_console, note_interrupt, print_error, print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson, sampling_option
 from disagg.cli.words import parse_words, read_prompt
 from disagg.errors import Cancelled, DisaggError, RequestError, UsageError
 

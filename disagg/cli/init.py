@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from disagg.config.convert import from_json
-from disagg.config.reader import read
 from disagg.config.starter import refuse_to_overwrite, starter, write
+from disagg.config.toml.reader import read
 
 
 def init(

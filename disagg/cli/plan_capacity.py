@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.completion import complete_device
-from disagg.cli.context import print_json, settings, stdout
+from disagg.cli.common.completion import complete_device
+from disagg.cli.common.context import print_json, settings, stdout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from disagg.cli.context import Settings
+    from disagg.cli.common.context import Settings
     from disagg.config import Fleet, Host
     from disagg.planning.capacity import Capacity, Traffic
     from disagg.planning.link import Link

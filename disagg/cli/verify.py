@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.completion import complete_model
-from disagg.cli.context import print_json, settings, stderr, stdout
-from disagg.cli.options import AsJson, DTypeName
+from disagg.cli.common.completion import complete_model
+from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson, DTypeName
 from disagg.errors import DisaggError
 
 if TYPE_CHECKING:
-    from disagg.cli.context import Settings
+    from disagg.cli.common.context import Settings
 
 
 def verify(

@@ -2,15 +2,10 @@
 
 schema     the values: Fleet, Host, Model, EngineOptions, Deploy
 validate   load: path -> Fleet; the [fleet] table
-hosts      the rules of [hosts.*] tables
-models     the rules of [models.*] tables
-deploy     the rules of the [deploy] table
-table      one TOML table, read key by key; errors point at the key or value
-reader     path -> Document: bytes, UTF-8, TOML
-locate     line and column of each key and value of a TOML text
+tables/    the rules of [hosts.*], [models.*] and [deploy]
+toml/      TOML read key by key, with errors that point at line and column
 search     which hosts.toml is meant if none is named
 addresses  which names, addresses and model sources are valid
-messages   error text: source line with caret, nearest words, printable user text
 render     Fleet -> the text of a hosts.toml for another machine, and its hash
 starter    the file that `disagg init` writes
 convert    a JSON list of servers -> the text of a hosts.toml

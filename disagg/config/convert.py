@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 import tomli_w
 
 from disagg.config.addresses import address_fault, is_hub_id, is_label, same_machine
-from disagg.config.messages import fault, nearest, printable
+from disagg.config.toml.messages import fault, nearest, printable
 from disagg.errors import ConfigError
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from disagg.api.names import Role
-from disagg.config.messages import nearest, one_of, printable
+from disagg.config.toml.messages import nearest, one_of, printable
 from disagg.errors import UnknownModel, UsageError
 
 EngineName = Literal["transformers", "mlx", "simulated", "none"]

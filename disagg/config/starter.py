@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from disagg.config.reader import parse
+from disagg.config.toml.reader import parse
 from disagg.config.validate import build
 from disagg.errors import UsageError
 

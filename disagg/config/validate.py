@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from disagg.config.addresses import NAME_RULE, is_name, is_path
-from disagg.config.deploy import read_deploy
-from disagg.config.hosts import read_hosts
-from disagg.config.models import read_models, resolved
-from disagg.config.reader import Document, parse, read
 from disagg.config.schema import Deploy, Fleet
-from disagg.config.table import Table
+from disagg.config.tables.deploy import read_deploy
+from disagg.config.tables.hosts import read_hosts
+from disagg.config.tables.models import read_models, resolved
+from disagg.config.toml.reader import Document, parse, read
+from disagg.config.toml.table import Table
 
 
 def load(path: Path) -> Fleet:

@@ -13,8 +13,8 @@ from disagg.config import Fleet, load
 from disagg.demo.comparison import Comparison
 from disagg.demo.prompt import STOP
 from disagg.fleet.lifecycle.fleet_servers import OnProgress
-from disagg.fleet.lifecycle.health import poll
-from disagg.fleet.lifecycle.host_status import HostStatus
+from disagg.fleet.lifecycle.status.health import poll
+from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.temporary.running import RunningFleet, temporary_fleet
 from disagg.inference import client as inference
 from disagg.inference.several import Answer, ask

@@ -5,14 +5,11 @@ app       routes, and what every request passes through: request id, key, size o
 calls     what /openapi.json describes
 health    whether it can answer a request
 clients/  their keys, their models, their limits
-request   a request in the gateway's own form
-events    what happens to a request while it is answered
-dialects/ one file per API: body -> request, events -> answer
+dialects/ one room per API: body -> request, events -> answer; the request, events and errors that all of them use
 models    the lists of models
 run       a request's events, from AsyncClient
 answer    events -> HTTP, streamed or whole
-problems  errors as clients expect them
-endpoints the configuration of routers in front of gateways
 watch     what observes the requests: observe/ -> metrics/, live/, history/
 views     the routes of those
+remote/   the gateway seen from another process: configuration for routers, a view that follows it
 """

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled, DisaggError
 from disagg.gateway.dialects.base import Dialect, Head
-from disagg.gateway.events import Event, Finished, Piece
-from disagg.gateway.problems import INTERNAL, Problem, problem_of
+from disagg.gateway.dialects.events import Event, Finished, Piece
+from disagg.gateway.dialects.problems import INTERNAL, Problem, problem_of
 from disagg.http.requests import disconnected
 from disagg.inference.types import Completion, Stage
 

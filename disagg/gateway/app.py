@@ -26,16 +26,17 @@ from disagg.gateway.calls import gateway_document
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
 from disagg.gateway.clients.limits import Limits
-from disagg.gateway.dialects import anthropic, ollama
+from disagg.gateway.dialects.anthropic import dialect as anthropic
 from disagg.gateway.dialects.base import Dialect, Head, read_fields
-from disagg.gateway.dialects.openai import error_body
-from disagg.gateway.dialects.openai_chat import ChatCompletions
-from disagg.gateway.dialects.openai_completions import Completions
-from disagg.gateway.dialects.responses import Responses
+from disagg.gateway.dialects.ollama import dialect as ollama
+from disagg.gateway.dialects.openai.chat import ChatCompletions
+from disagg.gateway.dialects.openai.common import error_body
+from disagg.gateway.dialects.openai.completions import Completions
+from disagg.gateway.dialects.problems import INTERNAL, Problem, not_found, problem_of
+from disagg.gateway.dialects.request import GatewayRequest
+from disagg.gateway.dialects.responses.dialect import Responses
 from disagg.gateway.health import GatewayHealth, live_models
 from disagg.gateway.observe.observers import Observers
-from disagg.gateway.problems import INTERNAL, Problem, not_found, problem_of
-from disagg.gateway.request import GatewayRequest
 from disagg.gateway.run import prompt_tokens, run
 from disagg.gateway.watch import METRICS_TYPE, GatewayWatch
 from disagg.http import requests

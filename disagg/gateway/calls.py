@@ -13,10 +13,11 @@ from disagg.api.base import Contract
 from disagg.api.history import HistoryAnswer
 from disagg.api.openapi import Answer, Route
 from disagg.api.status import Liveness
-from disagg.gateway.dialects import anthropic, ollama
-from disagg.gateway.dialects.openai_chat import ChatBody
-from disagg.gateway.dialects.openai_completions import CompletionBody
-from disagg.gateway.dialects.responses import ResponsesBody
+from disagg.gateway.dialects.anthropic import dialect as anthropic
+from disagg.gateway.dialects.ollama import dialect as ollama
+from disagg.gateway.dialects.openai.chat import ChatBody
+from disagg.gateway.dialects.openai.completions import CompletionBody
+from disagg.gateway.dialects.responses.dialect import ResponsesBody
 from disagg.version import VERSION
 
 _KEY: Final = "a key of `disagg keys add`; none is needed on this machine until there is one"

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
 from disagg.errors import ServerUnavailable, Unauthorized
-from disagg.gateway.events import Event, Finished, Piece
+from disagg.gateway.dialects.events import Event, Finished, Piece
+from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.observe.observers import Life
-from disagg.gateway.request import GatewayRequest
 from disagg.inference.client import AsyncClient
 from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Stage

@@ -28,7 +28,8 @@ from disagg.api.sampling import Sampling
 from disagg.config import Fleet, load
 from disagg.config.search import find_hosts_file
 from disagg.errors import RequestError
-from disagg.inference import count, execute
+from disagg.inference import count
+from disagg.inference.attempts import execute
 from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.hosts.route import Alone, Ranking, candidates
 from disagg.inference.hosts.view import FleetView

@@ -8,7 +8,7 @@ import time
 from disagg.api.requests import PromptBody
 from disagg.api.status import CountAnswer
 from disagg.errors import DeadlineExceeded, Overloaded, ServerUnavailable
-from disagg.inference.execute import Driver, Request
+from disagg.inference.attempts.execute import Driver, Request
 from disagg.inference.http import calls
 
 HOST_S = 20.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from disagg.api.events import DoneEvent, ShippedEvent, Timing
-from disagg.inference.attempts import Attempt
+from disagg.inference.attempts.retry import Attempt
 from disagg.inference.metrics import Metrics, TTFTParts
 
 

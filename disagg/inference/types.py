@@ -8,7 +8,7 @@ from typing import Literal
 
 from disagg.api.events import FinishReason, TokenLogprob
 from disagg.api.requests import ToolCall
-from disagg.inference.attempts import Reason
+from disagg.inference.attempts.retry import Reason
 from disagg.inference.metrics import Method, Metrics
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from disagg.api.names import AS_IS, WireForm
 from disagg.errors import LayoutMismatch, ProtocolError, clipped
-from disagg.kv.wire import plane_bytes
+from disagg.kv.forms import plane_bytes
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MAX_LAYERS = 1024

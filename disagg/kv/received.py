@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from disagg.api.names import AS_IS, WireForm
 from disagg.kv.arena import Arena, Buffer
+from disagg.kv.forms import plane_bytes
 from disagg.kv.layout import Layout
-from disagg.kv.wire import plane_bytes
 
 ALIGNMENT = 256  # of each tensor, in bytes: more than the vector loads of CPUs and GPUs need
 

@@ -15,7 +15,7 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming
 from disagg.engines.model.constraint import Constraint
 from disagg.errors import DeadlineExceeded
-from disagg.kv.tickets import Slot
+from disagg.kv.receive.tickets import Slot
 
 T = TypeVar("T")
 Phase = Literal[

@@ -18,11 +18,11 @@ from disagg.engines.base import DecodeEngine, DecodeRequest, DecodeTiming, Prefi
 from disagg.errors import DisaggError
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
+from disagg.kv.receive.tickets import Expected, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import Expected, KVOutcome, Tickets
+from disagg.kv.wire.frames import Header
 
 TIMEOUT_S = 3600.0
 SAMPLE_MODULES = ("argparse", "tarfile", "typing", "subprocess", "inspect", "turtle", "pydoc", "zipfile", "decimal")

@@ -258,7 +258,7 @@ def test_a_terminal_gets_panels_and_no_control_characters(
 def test_the_panels_keep_the_terminal_from_echoing_ctrl_c_and_restore_it() -> None:
     script = """
 import sys, termios
-from disagg.cli.context import stdout
+from disagg.cli.common.context import stdout
 from disagg.cli.views.stream import Panels
 from disagg.inference.several import Answer
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from disagg.cli.options import DTypeName
+from disagg.cli.common.options import DTypeName
 from disagg.config import DType
 from disagg.fleet.machine import process as local
 from tests.cli.commandline import run, write_fleet

@@ -17,13 +17,14 @@ from types import FunctionType
 from typing import Final, cast
 
 from disagg.errors import DisaggError, PeerLost
-from disagg.kv import frames, layout, parts, preamble
+from disagg.kv import layout, parts
 from disagg.kv.arena import Reservation
-from disagg.kv.channel import Channel, OnPiece
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive import assemble, part
+from disagg.kv.receive.tickets import KVOutcome, Slot, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.tickets import KVOutcome, Slot, Tickets
+from disagg.kv.wire import frames, preamble
+from disagg.kv.wire.channel import Channel, OnPiece
 from tests.kv.kv_parts import Cache, expected, header_for, mixed_layout, parts_of, stream
 
 CACHE: Final = Cache.random(mixed_layout(), 6)

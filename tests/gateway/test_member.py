@@ -10,8 +10,8 @@ import pytest
 
 from disagg.config import Fleet, load
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
-from disagg.fleet.lifecycle.health import poll
 from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.status.health import poll
 from tests.fleets import free_ports, wait_until
 from tests.simulated import write_simulated
 

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from disagg.errors import ServerUnavailable
 from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.problems import problem_of
+from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.observe.observers import Observers
-from disagg.gateway.problems import problem_of
-from disagg.gateway.request import GatewayRequest
 from disagg.gateway.watch import GatewayWatch
 from disagg.inference.types import Stage
 from tests.gateway.fake_client import FakeClient, completion

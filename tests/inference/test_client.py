@@ -22,11 +22,11 @@ from disagg.errors import (
     ServerUnavailable,
     UnknownModel,
 )
+from disagg.inference.attempts.waiting import Waiting
 from disagg.inference.client import AsyncClient, Client
 from disagg.inference.hosts.route import Alone
 from disagg.inference.http.connection import Connection
 from disagg.inference.types import Chunk, Completion
-from disagg.inference.waiting import Waiting
 from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet, free_ports, wait_until
 

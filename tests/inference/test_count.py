@@ -10,8 +10,8 @@ from disagg.api.requests import GenerateBody
 from disagg.api.status import CountAnswer, Load
 from disagg.config import Host
 from disagg.errors import DisaggError, Overloaded, RequestError, ServerSilent
+from disagg.inference.attempts.execute import Driver, Request
 from disagg.inference.count import count
-from disagg.inference.execute import Driver, Request
 from disagg.inference.hosts.route import Candidates
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections

@@ -10,7 +10,7 @@ import pytest
 
 from disagg.api.events import DoneEvent, ShippedEvent, Timing
 from disagg.config import EngineOptions, Host
-from disagg.inference.attempts import Attempt
+from disagg.inference.attempts.retry import Attempt
 from disagg.inference.measure import Trace, metrics
 
 P = Host("p", "127.0.0.1", ("prefill",), "m", EngineOptions("simulated"), 1)

@@ -10,7 +10,7 @@ import pytest
 
 from disagg.api.events import Event
 from disagg.errors import DisaggError, Overloaded
-from disagg.inference.answer import FALLBACK_WARNING
+from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.client import AsyncClient
 from disagg.inference.policy import Timeouts
 from tests.inference.scripted import Body, scripted, silent, slot, tokens, waiting, whole

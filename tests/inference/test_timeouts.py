@@ -12,7 +12,7 @@ import pytest
 
 from disagg.api.events import Event
 from disagg.errors import DeadlineExceeded, DisaggError, Overloaded
-from disagg.inference.answer import FALLBACK_WARNING
+from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.client import AsyncClient
 from disagg.inference.policy import Timeouts
 from tests.inference.scripted import Body, Script, ScriptedHost, progress, scripted, slot, waiting, whole

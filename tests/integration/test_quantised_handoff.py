@@ -26,12 +26,12 @@ from disagg.errors import DisaggError
 from disagg.inference.metrics import Metrics
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.frames import Header
+from disagg.kv.forms import BITS, GROUP, WIRE_FORMS
 from disagg.kv.receive import KVServer
+from disagg.kv.receive.tickets import Expected, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import Expected, Tickets
-from disagg.kv.wire import BITS, GROUP, WIRE_FORMS
+from disagg.kv.wire.frames import Header
 from tests import tiny_models
 from tests.fleets import RunningFleet, running, write_hosts
 from tests.simulated import CONFIG, write_simulated

@@ -24,14 +24,14 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
-from disagg.kv import frames
 from disagg.kv.arena import Arenas, Reservation
-from disagg.kv.channel import Channel
 from disagg.kv.limits import ReceiveLimits
-from disagg.kv.preamble import OPENING, PREAMBLE, check_opening, decode_preamble
 from disagg.kv.receive.part import receive_part
+from disagg.kv.receive.tickets import KVOutcome, Slot, Tickets
 from disagg.kv.received import Placement, ReceivedKV
-from disagg.kv.tickets import KVOutcome, Slot, Tickets
+from disagg.kv.wire import frames
+from disagg.kv.wire.channel import Channel
+from disagg.kv.wire.preamble import OPENING, PREAMBLE, check_opening, decode_preamble
 from tests.kv.kv_parts import PATIENCE_S, Cache, Parts, expected, header_for, mixed_layout, parts_of, stream
 
 CACHE = Cache.random(mixed_layout(), 12, 3)

@@ -15,16 +15,16 @@ import numpy
 
 from disagg.api.names import AS_IS, WireForm
 from disagg.errors import DisaggError
-from disagg.kv import frames
 from disagg.kv.arena import Arenas, Reservation
 from disagg.kv.blocks import Block, KVBlock, StateBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
+from disagg.kv.forms import plane_bytes
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.receive import KVServer, ReceiveLimits
+from disagg.kv.receive.tickets import Expected, Slot, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.tickets import Expected, Slot, Tickets
-from disagg.kv.wire import plane_bytes
+from disagg.kv.wire import frames
 
 FINGERPRINT = Fingerprint("tiny", 1000, "rope-1", "tokenizer-1", "template-1", "special-1")
 PATIENCE_S = 10.0

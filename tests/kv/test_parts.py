@@ -10,13 +10,13 @@ import pytest
 
 from disagg.api.names import INT8
 from disagg.errors import DisaggError, ProtocolError, TicketRefused
-from disagg.kv import frames
 from disagg.kv.blocks import KVBlock, StateBlock
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.parts import WHOLE, Coverage, Part
+from disagg.kv.receive.tickets import Slot
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import Slot
+from disagg.kv.wire import frames
 from tests.kv.kv_parts import (
     PATIENCE_S,
     Cache,

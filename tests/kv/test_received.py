@@ -3,9 +3,9 @@ from itertools import pairwise
 import pytest
 
 from disagg.api.names import WireForm
+from disagg.kv.forms import WIRE_FORMS
 from disagg.kv.layout import Layout
 from disagg.kv.received import ALIGNMENT, Placement
-from disagg.kv.wire import WIRE_FORMS
 from tests.kv.kv_parts import Cache, groups_layout, mixed_layout
 
 

@@ -20,13 +20,13 @@ from disagg.errors import (
     ProtocolError,
     TicketRefused,
 )
-from disagg.kv import frames
 from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
-from disagg.kv.preamble import PREAMBLE, decode_preamble
+from disagg.kv.receive.tickets import Slot
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import SendLimits, Span, Transfer, TransferResult
-from disagg.kv.tickets import Slot
+from disagg.kv.wire import frames
+from disagg.kv.wire.preamble import PREAMBLE, decode_preamble
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout, until
 

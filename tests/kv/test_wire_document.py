@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy
 import pytest
 
-from disagg.kv import frames
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import Fingerprint, token_hash
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.parts import MAX_PARTS
-from disagg.kv.preamble import MAX_HEADER_BYTES, PREAMBLE
+from disagg.kv.receive.tickets import Expected
 from disagg.kv.received import ReceivedKV
-from disagg.kv.tickets import Expected
+from disagg.kv.wire import frames
+from disagg.kv.wire.preamble import MAX_HEADER_BYTES, PREAMBLE
 from tests.kv.kv_parts import Receiver
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-protocol.md"

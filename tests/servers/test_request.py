@@ -13,7 +13,7 @@ from disagg.api.events import Timing
 from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming
 from disagg.errors import DeadlineExceeded
-from disagg.kv.tickets import Slot
+from disagg.kv.receive.tickets import Slot
 from disagg.servers.request import ActiveRequest, Phase
 
 ENGINE = DecodeTiming(submitted=20.0, started=21.0, ingested=24.0, first_token=28.0)

@@ -13,11 +13,11 @@ from disagg.engines.simulated import synthetic_kv
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.kv.arena import Arenas
 from disagg.kv.fingerprint import Fingerprint, token_hash
-from disagg.kv.frames import Header
 from disagg.kv.receive import KVServer
+from disagg.kv.receive.tickets import Expected, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
-from disagg.kv.tickets import Expected, KVOutcome, Tickets
+from disagg.kv.wire.frames import Header
 
 _FINGERPRINT = Fingerprint("benchmark", 1, "none", "none", "none", "none")
 _REQUEST = "benchmark"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import typer
 
 from disagg.cli.bench import arguments, handoff, link, load
-from disagg.cli.options import Command
+from disagg.cli.common.options import Command
 
 app = typer.Typer(name="bench", cls=arguments.Group, invoke_without_command=True)
 app.callback(invoke_without_command=True)(load.load)

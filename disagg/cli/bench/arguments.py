@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import typer
 
-from disagg.cli.options import CommandGroup
+from disagg.cli.common.options import CommandGroup
 from disagg.errors import UsageError
 
 T = TypeVar("T", int, float)

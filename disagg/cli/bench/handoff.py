@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.completion import complete_host, complete_shape
-from disagg.cli.context import print_json, settings, stderr, stdout
-from disagg.cli.options import AsJson, DTypeName
+from disagg.cli.common.completion import complete_host, complete_shape
+from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson, DTypeName
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def handoff(
     servers are needed. The same processes also move the same bytes over a bare socket and as base64 in JSON.
     """
     from disagg.api.handoff import HandoffSpec
-    from disagg.cli.views.handoff import HandoffReport, handoff_view
+    from disagg.cli.views.bench.handoff import HandoffReport, handoff_view
 
     if (sender is None) != (receiver is None):
         raise UsageError("--from and --to go together", "give both hosts, or neither to stay on this machine")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.completion import complete_host
-from disagg.cli.context import print_json, settings, stderr, stdout
+from disagg.cli.common.completion import complete_host
+from disagg.cli.common.context import print_json, settings, stderr, stdout
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -43,7 +43,7 @@ def link(
         links = [one.to_json() for one in surveyed]
         print_json({"fleet": fleet.name, "ok": code == 0, "links": links})
     else:
-        from disagg.cli.views.link import links_view
+        from disagg.cli.views.bench.link import links_view
 
         stdout().print(links_view(surveyed))
     raise typer.Exit(code)

@@ -43,8 +43,8 @@ from disagg.cli.bench.options import (
     WorkloadFile,
     WorkloadKind,
 )
-from disagg.cli.context import print_json, settings, stderr, stdout
-from disagg.cli.options import AsJson
+from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson
 from disagg.cli.words import choose_models
 from disagg.errors import UsageError
 
@@ -161,7 +161,7 @@ def _run(fleet: Fleet, spec: BenchSpec, token: str | None) -> tuple[BenchResult,
 
     from disagg.bench.benchmark import benchmark
     from disagg.bench.load import RunMonitor
-    from disagg.cli.views.bench import live
+    from disagg.cli.views.bench.load import live
 
     monitor, signals = RunMonitor(), list[int]()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -195,7 +195,7 @@ def _show(result: BenchResult, as_json: bool, files: Files) -> None:
     """Print the result, as tables or as JSON, and write the files."""
     import json
 
-    from disagg.cli.views.bench import result_view
+    from disagg.cli.views.bench.load import result_view
 
     body = result.to_json()
     if as_json:

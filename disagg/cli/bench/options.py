@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from disagg.api.requests import MAX_DEADLINE_S
-from disagg.cli.completion import complete_device, complete_model
-from disagg.cli.options import one_of
+from disagg.cli.common.completion import complete_device, complete_model
+from disagg.cli.common.options import one_of
 
 MAX_REQUESTS = 100_000
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from disagg.cli.context import stderr
-from disagg.cli.signals import uninterrupted
+from disagg.cli.common.context import stderr
+from disagg.cli.common.signals import uninterrupted
 from disagg.errors import UsageError
 
 if TYPE_CHECKING:

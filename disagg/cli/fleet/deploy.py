@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from disagg.cli.completion import complete_model
-from disagg.cli.context import confirm, error_console, note_if_interrupted, print_json, settings, stderr, stdout
-from disagg.cli.options import AsJson, Hosts, RoleName, Yes
+from disagg.cli.common.completion import complete_model
+from disagg.cli.common.context import confirm, error_console, note_if_interrupted, print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson, Hosts, RoleName, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host

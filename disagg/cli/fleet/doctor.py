@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from disagg.cli.context import print_json, settings, stderr, stdout
-from disagg.cli.options import AsJson, Hosts
+from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson, Hosts
 
 
 def doctor(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import Settings, error_console, note_if_interrupted, settings, stderr, stdout
-from disagg.cli.options import Hosts
+from disagg.cli.common.context import Settings, error_console, note_if_interrupted, settings, stderr, stdout
+from disagg.cli.common.options import Hosts
 
 if TYPE_CHECKING:
     from disagg.fleet.lifecycle.base import ServerResult

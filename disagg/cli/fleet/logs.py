@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import print_error, settings, stdout
-from disagg.cli.options import Hosts
+from disagg.cli.common.context import print_error, settings, stdout
+from disagg.cli.common.options import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.completion import complete_model
-from disagg.cli.context import confirm, error_console, print_json, settings, stderr, stdout
-from disagg.cli.options import AsJson, Command, CommandGroup, Hosts, Yes
+from disagg.cli.common.completion import complete_model
+from disagg.cli.common.context import confirm, error_console, print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson, Command, CommandGroup, Hosts, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.completion import complete_host
-from disagg.cli.context import print_error, settings, stderr, stdout
-from disagg.cli.options import Hosts, RoleName
+from disagg.cli.common.completion import complete_host
+from disagg.cli.common.context import print_error, settings, stderr, stdout
+from disagg.cli.common.options import Hosts, RoleName
 
 if TYPE_CHECKING:
     from disagg.config import Host

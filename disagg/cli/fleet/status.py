@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import print_json, settings, stdout
-from disagg.cli.options import AsJson, Hosts
+from disagg.cli.common.context import print_json, settings, stdout
+from disagg.cli.common.options import AsJson, Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from disagg.fleet.lifecycle.host_status import HostStatus
+    from disagg.fleet.lifecycle.status.host_status import HostStatus
 
     Poll = Callable[[], list[HostStatus]]
 
@@ -36,9 +36,9 @@ def status(
     Reads each server over HTTP; if one does not serve, its machine over SSH for the reason.
     """
     from disagg.errors import UsageError
-    from disagg.fleet.lifecycle.diagnose import diagnose
-    from disagg.fleet.lifecycle.health import exit_code, poll
     from disagg.fleet.lifecycle.state import State
+    from disagg.fleet.lifecycle.status.diagnose import diagnose
+    from disagg.fleet.lifecycle.status.health import exit_code, poll
 
     if watch and as_json:
         raise UsageError("--watch and --json cannot be combined", "call `disagg status --json` in a loop")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.completion import complete_host
-from disagg.cli.context import confirm, print_error, settings, stdout
+from disagg.cli.common.completion import complete_host
+from disagg.cli.common.context import confirm, print_error, settings, stdout
 from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli.context import settings
-from disagg.cli.options import Command, CommandGroup
+from disagg.cli.common.context import settings
+from disagg.cli.common.options import Command, CommandGroup
 
 gateway = typer.Typer(
     name="gateway",
@@ -21,7 +21,7 @@ gateway = typer.Typer(
 
 
 class FormName(StrEnum):
-    """disagg.gateway.endpoints.Form as a choice on the command line."""
+    """disagg.gateway.remote.endpoints.Form as a choice on the command line."""
 
     smg = "smg"
     llm_d = "llm-d"
@@ -49,8 +49,8 @@ def endpoints(
     as DISAGG_API_KEY; Prometheus reads it from the file disagg-api-key.
     """
     from disagg.config import load
-    from disagg.gateway.endpoints import endpoints as of
-    from disagg.gateway.endpoints import render
+    from disagg.gateway.remote.endpoints import endpoints as of
+    from disagg.gateway.remote.endpoints import render
 
     fleets = [load(path) for path in files] if files else [settings(context).fleet()]
     typer.echo(render(form.value, of(fleets)), nl=False)

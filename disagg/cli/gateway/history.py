@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.api.history import MAX_ENTRIES
-from disagg.cli.completion import complete_model
-from disagg.cli.context import print_json, settings, stderr, stdout
-from disagg.cli.options import AsJson
+from disagg.cli.common.completion import complete_model
+from disagg.cli.common.context import print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson
 
 if TYPE_CHECKING:
     from disagg.api.history import HistoryEntry

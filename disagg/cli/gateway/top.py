@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.cli.context import print_json, settings, stdout
-from disagg.cli.options import AsJson
+from disagg.cli.common.context import print_json, settings, stdout
+from disagg.cli.common.options import AsJson
 
 if TYPE_CHECKING:
     from disagg.api.live import LiveState
@@ -50,7 +50,7 @@ def top(
 async def _source(context: typer.Context, url: str, hosts: bool) -> tuple[Source, LiveState]:
     """Where states come from, and the first one."""
     from disagg.errors import ConfigError, ServerUnavailable
-    from disagg.gateway.live.follow import gateway_states, host_states
+    from disagg.gateway.remote.follow import gateway_states, host_states
 
     gateway = partial(gateway_states, url, os.environ.get(KEY_VARIABLE))
     if not hosts:

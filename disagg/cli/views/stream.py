@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from disagg.cli.context import stderr
+from disagg.cli.common.context import stderr
 from disagg.cli.views.units import counted, speed
 from disagg.inference.several import Answer, Watcher
 

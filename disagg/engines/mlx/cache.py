@@ -17,9 +17,9 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prom
 
 from disagg.engines.mlx.held import HeldPrefix, Layer, last_rows, segments
 from disagg.errors import LayoutMismatch
+from disagg.kv.forms import BITS, GROUP
 from disagg.kv.layout import LayerLayout
 from disagg.kv.received import ALIGNMENT, ReceivedKV
-from disagg.kv.wire import BITS, GROUP
 
 # mlx starts an operating system thread for every stream and never ends it: 100 allocations on 100 streams left 100
 # threads behind. These threads keep their streams. Several, because fresh memory takes a page fault per page: 0.3 s for

@@ -19,8 +19,8 @@ from disagg.engines.simulated import model as simulated_model
 from disagg.engines.simulated.held import CountedKV
 from disagg.engines.simulated.model import SimulatedModel, sleep_until
 from disagg.kv.blocks import Block, KVBlock
+from disagg.kv.forms import plane_bytes
 from disagg.kv.layout import Layout
-from disagg.kv.wire import plane_bytes
 from disagg.planning.decode import step
 from disagg.planning.prefill import Emission
 

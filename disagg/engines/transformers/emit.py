@@ -18,8 +18,8 @@ import torch
 from disagg.api.names import AS_IS, WireForm
 from disagg.engines.transformers.quantize import Planes, empty_planes, fill_planes, filled_planes
 from disagg.kv.blocks import KVBlock
+from disagg.kv.forms import is_quantised
 from disagg.kv.layout import Layout
-from disagg.kv.wire import is_quantised
 
 Wait = Callable[[], None]
 # Rows [heads, rows, dim] of keys and values -> the planes of each, in CPU memory, and the `wait` of their block.

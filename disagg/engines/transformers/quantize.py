@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from disagg.api.names import WireForm
-from disagg.kv.wire import GROUP, is_quantised
+from disagg.kv.forms import GROUP, is_quantised
 
 LEVELS = 255
 SMALLEST_SCALE = 1e-7

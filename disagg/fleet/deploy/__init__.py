@@ -1,8 +1,6 @@
 """Deploying to hosts: facts -> plan (pure) -> apply. Deploying twice changes nothing the second time.
 
-requirements  the packages that disagg requires, for a host's roles and platform
-wheels        which wheels of a local folder meet them
-environment   the Python environment a host should have, or a Refusal
+packages/     the Python environment that a host should have: requirements, versions, wheels
 models        where a host reads its model from
 release       the target state of a host, with the package's files and the hash that names them
 steps         the types of a plan; scripts: the shell scripts that steps run

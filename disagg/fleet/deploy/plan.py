@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from disagg.config import Host, ServiceManager
-from disagg.fleet.deploy.environment import Environment
+from disagg.fleet.deploy.packages.environment import Environment
 from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY, UNINSTALL
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile

@@ -12,9 +12,9 @@ from typing import Final
 from disagg.api.names import LOG_BYTES, LOG_FILE_VARIABLE
 from disagg.config import Fleet, Host
 from disagg.config.render import render
-from disagg.fleet.deploy.environment import Environment, environment
 from disagg.fleet.deploy.models import ModelSource, source
-from disagg.fleet.deploy.requirements import PackageRequirements, installed_requirements
+from disagg.fleet.deploy.packages.environment import Environment, environment
+from disagg.fleet.deploy.packages.requirements import PackageRequirements, installed_requirements
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths

@@ -14,9 +14,9 @@ from disagg.fleet.doctor import host as about_host
 from disagg.fleet.doctor import pair as about_pair
 from disagg.fleet.doctor.gather import HostReadings, examine_host
 from disagg.fleet.facts.findings import Finding, fault
-from disagg.fleet.lifecycle.health import poll
-from disagg.fleet.lifecycle.host_status import HostStatus
 from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.status.health import poll
+from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link import Bounds, Link, LinkEnd, judge, kv_pairs, measure_all
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for

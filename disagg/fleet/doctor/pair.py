@@ -8,7 +8,7 @@ from typing import Any, Final
 from disagg.config import Model
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
-from disagg.fleet.lifecycle.host_status import HostStatus
+from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.link import Link, hidden_tokens_per_s
 from disagg.planning.kv import kv_bytes_per_token
 

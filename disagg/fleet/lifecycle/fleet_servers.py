@@ -18,11 +18,11 @@ from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, StartFailed
 from disagg.fleet.lifecycle.base import Server, ServerOutcome, ServerResult
 from disagg.fleet.lifecycle.deployed import DeployedServer
-from disagg.fleet.lifecycle.health import poll_host
-from disagg.fleet.lifecycle.host_status import HostStatus
 from disagg.fleet.lifecycle.local import Argv, LocalServer, server_argv
 from disagg.fleet.lifecycle.other_servers import stop_other_fleet, stop_other_hosts, stop_recorded
 from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.status.health import poll_host
+from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for

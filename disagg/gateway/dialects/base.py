@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from disagg.api.base import Contract, InvalidValue
 from disagg.errors import RequestError
-from disagg.gateway.events import Finished, Piece
-from disagg.gateway.problems import Problem
-from disagg.gateway.request import GatewayRequest
+from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.problems import Problem
+from disagg.gateway.dialects.request import GatewayRequest
 from disagg.inference.types import Completion
 
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.metrics.buckets import REQUEST_S, TOKENS, TPOT_S, TTFT_S
 from disagg.gateway.observe.events import Completed, Ended, Event, Generated, Refused
-from disagg.gateway.problems import Problem
 from disagg.inference.metrics import Metrics
 
 KV_LOST: Final = "KV did not arrive"

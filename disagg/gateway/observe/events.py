@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from disagg.gateway.problems import Problem
+from disagg.gateway.dialects.problems import Problem
 from disagg.inference.types import Completion, Stage
 
 State = Literal["ok", "failed", "cancelled"]

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.problems import Problem
+from disagg.gateway.dialects.request import Prompt
 from disagg.gateway.observe.events import Accepted, Completed, Ended, Event, Generated, Moved, Refused, State
-from disagg.gateway.problems import Problem
-from disagg.gateway.request import Prompt
 from disagg.inference.types import Completion, Stage
 
 SETTLE_S: Final = 0.1  # the longest that the end of an answer waits until it is recorded

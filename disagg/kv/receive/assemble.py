@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from disagg.errors import IntegrityError, ProtocolError
 from disagg.kv.arena import Buffer
-from disagg.kv.frames import Frame, Kind, Totals
+from disagg.kv.forms import plane_bytes
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire import plane_bytes
+from disagg.kv.wire.frames import Frame, Kind, Totals
 
 
 class Assembly:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from disagg.errors import DisaggError, Overloaded, PeerLost
-from disagg.kv import frames
 from disagg.kv.limits import ReceiveLimits
-from disagg.kv.preamble import MAX_HEADER_BYTES, OPENING, PREAMBLE, Preamble, check_opening, decode_preamble
+from disagg.kv.wire import frames
+from disagg.kv.wire.preamble import MAX_HEADER_BYTES, OPENING, PREAMBLE, Preamble, check_opening, decode_preamble
 
 DISCARD_BYTES = 1 << 16  # per read, of what follows a refused preamble
 

@@ -6,12 +6,12 @@ import logging
 import time
 
 from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, TicketRefused
-from disagg.kv import frames
-from disagg.kv.channel import Channel
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.receive.assemble import Assembly
+from disagg.kv.receive.tickets import Slot, Tickets
 from disagg.kv.received import ReceiveTiming
-from disagg.kv.tickets import Slot, Tickets
+from disagg.kv.wire import frames
+from disagg.kv.wire.channel import Channel
 
 REPLY_S = 1.0  # how long sending the last reply may take
 

@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import Self
 
 from disagg.errors import DisaggError, FleetError, HandoffError, Overloaded, PortInUse
-from disagg.kv.channel import Channel
 from disagg.kv.limits import ReceiveLimits
-from disagg.kv.preamble import Preamble
 from disagg.kv.receive.newcomers import Newcomers
 from disagg.kv.receive.part import receive_part
 from disagg.kv.receive.repeated import RepeatedWarning
-from disagg.kv.tickets import Slot, Tickets
+from disagg.kv.receive.tickets import Slot, Tickets
+from disagg.kv.wire.channel import Channel
+from disagg.kv.wire.preamble import Preamble
 
 SWEEP_S = 0.1  # interval between checks of the deadlines
 CLOSE_S = 5.0  # how long close() waits for each thread

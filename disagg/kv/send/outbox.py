@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from disagg.errors import DisaggError, PeerLost
-from disagg.kv.frames import Frame
+from disagg.kv.wire.frames import Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, ProtocolError
-from disagg.kv import frames
 from disagg.kv.blocks import Block
-from disagg.kv.channel import Channel, OnPiece
 from disagg.kv.limits import SendLimits
 from disagg.kv.send.outbox import FramedBlock, Outbox
 from disagg.kv.send.result import Span, TransferResult
+from disagg.kv.wire import frames
+from disagg.kv.wire.channel import Channel, OnPiece
 
 SEND_BUFFER_BYTES = 4 << 20
 POLL_S = 0.2  # interval between checks for a reply or the deadline while there is nothing to send

@@ -22,7 +22,7 @@ from disagg.engines.base import DecodeEngine, DecodeRequest, HeldKV
 from disagg.errors import HandoffError
 from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
-from disagg.kv.tickets import Tickets
+from disagg.kv.receive.tickets import Tickets
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer, begin_answer, warm_up_tokenizer
 from disagg.servers.decode.local_prefill import MEASURED_TOKENS, PrefillPlace, Speed, choose_place

@@ -13,9 +13,9 @@ from disagg.engines.base import EngineInfo
 from disagg.errors import PeerLost
 from disagg.kv.arena import Reservation
 from disagg.kv.fingerprint import token_hash
+from disagg.kv.forms import WIRE_FORMS
+from disagg.kv.receive.tickets import Expected, KVOutcome, Slot, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.tickets import Expected, KVOutcome, Slot, Tickets
-from disagg.kv.wire import WIRE_FORMS
 from disagg.servers.request import ActiveRequest
 
 UNUSED_S = 120.0

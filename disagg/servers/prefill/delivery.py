@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from disagg.errors import Cancelled
-from disagg.kv.frames import Header
 from disagg.kv.send import Transfer, TransferResult
+from disagg.kv.wire.frames import Header
 
 
 class Delivery:

@@ -22,7 +22,7 @@ from disagg.engines.base import DecodeTiming, PrefillEngine, PrefillRun, Prefill
 from disagg.engines.model import preflight
 from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
-from disagg.kv.frames import Header
+from disagg.kv.wire.frames import Header
 from disagg.servers.admission import Admission
 from disagg.servers.answer import Answer, begin_answer, warm_up_tokenizer
 from disagg.servers.feed import Handover, TokenFeed

@@ -21,7 +21,7 @@ from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, KVShape, Offer
 from disagg.engines.simulated.model import layout_of
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import IntegrityError, PeerLost
-from disagg.kv.tickets import Slot
+from disagg.kv.receive.tickets import Slot
 
 SHAPE = KVShape(layout_of([None], 1, 8, "float32"), 4)
 

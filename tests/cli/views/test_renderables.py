@@ -25,8 +25,8 @@ from disagg.config import EngineOptions, Host
 from disagg.demo.comparison import Comparison
 from disagg.errors import DisaggError, PortInUse, StartFailed
 from disagg.fleet.lifecycle.base import ServerResult
-from disagg.fleet.lifecycle.host_status import HostStatus
 from disagg.fleet.lifecycle.logs import Line
+from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine.fan_out import HostOutcome
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.plan import ModelInventory

@@ -11,7 +11,7 @@ import torch
 
 from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.engines.transformers.quantize import PIECE, filled_planes
-from disagg.kv.wire import BITS, GROUP
+from disagg.kv.forms import BITS, GROUP
 
 DTYPES = ("float32", "bfloat16", "float16")
 Array = np.ndarray

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from disagg.config import Fleet, Host, load
 from disagg.fleet.deploy import scripts
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, planner
+from disagg.fleet.deploy.packages.requirements import PackageRequirements
 from disagg.fleet.deploy.release import Installation
-from disagg.fleet.deploy.requirements import PackageRequirements
 from disagg.fleet.facts.host import HostFacts, read_host_facts
 from disagg.fleet.machine.base import CommandResult, Machine
 from disagg.fleet.machine.local import LocalMachine

@@ -9,7 +9,7 @@ from disagg.config import load
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.hardware import Clock, HardwareFacts
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving, Systemd
-from disagg.fleet.lifecycle.host_status import HostStatus
+from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.sources import RequiredModel
 from disagg.nvidia import GPU

@@ -25,8 +25,8 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.lifecycle.base import ServerResult, start_failed
 from disagg.fleet.lifecycle.fleet_servers import FleetServers, exit_code
-from disagg.fleet.lifecycle.health import poll
 from disagg.fleet.lifecycle.state import State
+from disagg.fleet.lifecycle.status.health import poll
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import supervise

@@ -9,11 +9,11 @@ import pytest
 
 from disagg.api.requests import ToolCall
 from disagg.errors import ContextLengthExceeded, Overloaded, RequestError, ServerUnavailable, Unauthorized
-from disagg.gateway.dialects.anthropic import HARMLESS, Messages
-from disagg.gateway.dialects.anthropic_writer import SIGNATURE
+from disagg.gateway.dialects.anthropic.dialect import HARMLESS, Messages
+from disagg.gateway.dialects.anthropic.writer import SIGNATURE
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.events import Finished, Piece
-from disagg.gateway.request import GatewayRequest
+from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.request import GatewayRequest
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion, tokens_of
 

@@ -10,8 +10,8 @@ import pytest
 from disagg.api.requests import ToolCall
 from disagg.errors import RequestError, ServerUnavailable
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.ollama import Chat, Generate
-from disagg.gateway.events import Finished, Piece
+from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.ollama.dialect import Chat, Generate
 from disagg.inference.hosts.view import UNKNOWN
 from disagg.version import VERSION
 from tests.gateway import fake_client

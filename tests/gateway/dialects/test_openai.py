@@ -11,12 +11,12 @@ from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Dialect, Head
-from disagg.gateway.dialects.openai import HARMLESS
-from disagg.gateway.dialects.openai_chat import ChatCompletions
-from disagg.gateway.dialects.openai_completions import Completions
-from disagg.gateway.events import Finished, Piece
-from disagg.gateway.problems import Problem
-from disagg.gateway.request import GatewayRequest
+from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.openai.chat import ChatCompletions
+from disagg.gateway.dialects.openai.common import HARMLESS
+from disagg.gateway.dialects.openai.completions import Completions
+from disagg.gateway.dialects.problems import Problem
+from disagg.gateway.dialects.request import GatewayRequest
 from tests.gateway.fake_client import completion, tokens_of
 
 CHAT, TEXT = ChatCompletions(), Completions()

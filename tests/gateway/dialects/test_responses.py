@@ -11,10 +11,10 @@ from disagg.api.events import TokenLogprob
 from disagg.api.requests import ToolCall
 from disagg.errors import RequestError, ServerUnavailable
 from disagg.gateway.dialects.base import Head
-from disagg.gateway.dialects.responses import HARMLESS, Responses
-from disagg.gateway.dialects.responses_items import SEALED
-from disagg.gateway.events import Finished, Piece
-from disagg.gateway.request import GatewayRequest
+from disagg.gateway.dialects.events import Finished, Piece
+from disagg.gateway.dialects.request import GatewayRequest
+from disagg.gateway.dialects.responses.dialect import HARMLESS, Responses
+from disagg.gateway.dialects.responses.items import SEALED
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion, tokens_of
 

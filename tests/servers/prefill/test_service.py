@@ -24,8 +24,8 @@ from disagg.engines.base import PrefillRun
 from disagg.errors import DeadlineExceeded, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
+from disagg.kv.receive.tickets import Expected, KVOutcome, Tickets
 from disagg.kv.received import ReceivedKV
-from disagg.kv.tickets import Expected, KVOutcome, Tickets
 from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
 from disagg.servers.prefill.service import PrefillService

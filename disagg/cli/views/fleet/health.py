@@ -13,7 +13,7 @@ from rich.text import Text
 
 from disagg.cli.views.fleet.together import SharedProblem, host_names, together
 from disagg.cli.views.units import size, uptime
-from disagg.fleet.lifecycle.host_status import HostStatus
+from disagg.fleet.lifecycle.status.host_status import HostStatus
 
 STYLE = {
     "healthy": "green",

@@ -15,7 +15,7 @@ from disagg.config import Fleet, load
 from disagg.errors import DisaggError, FleetError, PortInUse
 from disagg.fleet.lifecycle import fleet_servers
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
-from disagg.fleet.lifecycle.health import poll
+from disagg.fleet.lifecycle.status.health import poll
 from disagg.fleet.lifecycle.temporary import ports
 from disagg.fleet.lifecycle.temporary.running import temporary_fleet
 from disagg.fleet.machine import process as local

@@ -1,0 +1,136 @@
+"""Options that several commands have, and those of sampling with the bounds that the servers apply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from disagg.api.base import Bounds, bounds
+from disagg.api.sampling import Sampling
+from disagg.cli.common.completion import complete_host, complete_role
+from disagg.cli.common.context import Output, settings
+
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="Only this host; repeatable.",
+        show_default=False,
+        autocompletion=complete_host,
+    ),
+]
+RoleName = Annotated[
+    str | None,
+    typer.Option("--role", metavar="ROLE", help="Only hosts with this role.", autocompletion=complete_role),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+class DTypeName(StrEnum):
+    """disagg.config.DType as a choice on the command line."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+def one_of(choices: type[StrEnum]) -> str:
+    """`a, b or c`."""
+    *first, last = (choice.value for choice in choices)
+    return f"{', '.join(first)} or {last}"
+
+
+class _PlainFlags:
+    """Shows flags in help texts without a type: typer prints `<bool>` after each."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]  # of typer's class beside this one
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command that also takes the options of every command: `disagg status --config FILE`."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":  # typer describes some as <list[str]>
+                vars(parameter)["display_type_rich"] = lambda ctx: None
+        self.params += _shared_options()
+
+
+class CommandGroup(_PlainFlags, TyperGroup):
+    """A group of commands that also takes the options of every command: `disagg --config FILE status`."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.params += _shared_options()
+
+
+def _use_config(context: typer.Context, value: Path | None) -> None:
+    if value is not None:
+        context.find_root().obj = replace(settings(context), config=value)
+
+
+def _use_quiet(context: typer.Context, value: bool) -> None:
+    Output.quiet = Output.quiet or value
+
+
+_shared = typer.Typer(add_completion=False)
+
+
+@_shared.command()
+def _options_of_every_command(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="PATH",
+            help="The fleet's file. Default: $DISAGG_CONFIG, else ./hosts.toml.",
+            expose_value=False,
+            callback=_use_config,
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Print results and errors only.", expose_value=False, callback=_use_quiet),
+    ] = False,
+) -> None:
+    """Never run: typer builds the options from this signature."""
+
+
+@cache
+def _shared_options() -> Sequence[Any]:
+    return tuple(typer.main.get_command(_shared).params)
+
+
+def sampling_option(field: str, metavar: str = "N") -> Any:
+    """The option of a field of Sampling. Its help states the range; a value outside it is a usage error."""
+    limits = bounds(Sampling, field)
+
+    def check(value: Any) -> Any:
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if any(not _within(one, limits) for one in values):
+            raise typer.BadParameter(f"{limits.text} (got {value})")
+        return value
+
+    range_note = f" {limits.text.capitalize()}." if limits.text else ""
+    return typer.Option(metavar=metavar, help=limits.description + range_note, callback=check)
+
+
+def _within(value: float, limits: Bounds) -> bool:
+    low, high = limits.minimum, limits.maximum
+    above = low is None or value > low or (value == low and not limits.exclusive_minimum)
+    return above and (high is None or value <= high)

@@ -1,0 +1,1 @@
+"""The tables of hosts.toml, one module each: checked, and turned into frozen values."""

@@ -1,0 +1,265 @@
+"""The rules of [hosts.*] tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, get_args
+
+from disagg.api.names import Role
+from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_hub_id, is_name, is_user, same_machine
+from disagg.config.schema import (
+    ENGINES,
+    Connector,
+    DType,
+    EngineName,
+    EngineOptions,
+    Host,
+    KVWire,
+    Model,
+    ServiceManager,
+)
+from disagg.config.toml.messages import nearest, printable, toml_key
+from disagg.config.toml.table import Table
+from disagg.planning.devices import DEVICES as HARDWARE
+
+Reader = Callable[[Table, str], Any]  # returns the checked value of a key
+
+ENGINES_FOR: Final[Mapping[Role, tuple[EngineName, ...]]] = {
+    "prefill": ("transformers", "simulated"),
+    "decode": ("mlx", "simulated"),
+}
+ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
+    "transformers": ("auto", "cuda", "mps", "cpu"),
+    "mlx": ("auto", "gpu", "cpu"),
+}
+
+
+def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
+    """The hosts by name, in file order."""
+    hosts: dict[str, Host] = {}
+    ports: dict[tuple[str, int], str] = {}
+    for name, table in tables.tables("[hosts.dgx-spark-1]"):
+        hosts[name] = _host(name, table, models)
+        _claim_ports(hosts[name], table, ports)
+    if not hosts:
+        raise tables.document.fault_at_value(tables.path, "no host is defined", "add [hosts.dgx-spark-1]")
+    return hosts
+
+
+def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
+    if not is_name(name):
+        raise table.document.fault_at_key(table.path, "this host name is not usable", NAME_RULE)
+    table.only((*_HOST_REQUIRED, *_HOST_OPTIONS))
+    for key in ("address", "roles"):
+        table.require(key, f"add {_HOST_REQUIRED[key]}")
+    roles = _roles(table)
+    if "gateway" in roles:
+        return _gateway(name, table, roles)
+    for key, example in _HOST_REQUIRED.items():
+        table.require(key, f"add {example}")
+    _kv_port_fits(table, roles)
+    _options_fit(table)
+    engine = _engine(table.table("engine", 'engine = {name = "transformers"}'), roles)
+    if engine.name == "simulated":
+        table.require("hardware", 'the engine "simulated" predicts the times of a machine: add hardware = "dgx-spark"')
+    return Host(
+        name=name,
+        address=_address(table, "address"),
+        roles=roles,
+        model=_served_model(table, models, engine.name),
+        engine=engine,
+        port=_port(table, "port"),
+        **{key: reader(table, key) for key, reader in _HOST_OPTIONS.items() if key in table},
+    )
+
+
+def _gateway(name: str, table: Table, roles: tuple[Role, ...]) -> Host:
+    if key := next((key for key in table.data if key not in _GATEWAY_KEYS), None):
+        raise table.fault_at_key(key, f"{key} is for hosts that run a model", "a gateway runs none: remove this line")
+    table.require("port", "add port = 8080")
+    options = {key: reader(table, key) for key, reader in _HOST_OPTIONS.items() if key in table}
+    return Host(name, _address(table, "address"), roles, "", EngineOptions("none"), _port(table, "port"), **options)
+
+
+def _roles(table: Table) -> tuple[Role, ...]:
+    roles = table.choices("roles", get_args(Role))
+    if "prefill" in roles and "decode" in roles:
+        raise table.fault_at_value(
+            "roles",
+            "one host cannot prefill and decode: the two need different engines",
+            _TWO_HOSTS,
+        )
+    if "gateway" in roles and len(roles) > 1:
+        raise table.fault_at_value("roles", "a gateway is a server of its own and runs no model", _TWO_HOSTS)
+    return roles
+
+
+def _kv_port_fits(table: Table, roles: tuple[Role, ...]) -> None:
+    if "decode" in roles:
+        table.require("kv_port", "prefill hosts deliver KV to this port of a decode host: add kv_port = 9001")
+    elif "kv_port" in table:
+        raise table.fault_at_key("kv_port", "kv_port is for decode hosts", "only they receive KV: remove this line")
+
+
+def _options_fit(table: Table) -> None:
+    """Options that are only valid together with another one."""
+    if "site_packages" in table and "python" not in table:
+        raise table.fault_at_key("site_packages", "site_packages needs python", 'as in python = "/usr/bin/python3"')
+    if "wired_limit_mb" in table and table.data.get("service") != "launchd":
+        raise table.fault_at_key("wired_limit_mb", "wired_limit_mb is for Macs", 'it needs service = "launchd"')
+
+
+def _served_model(table: Table, models: Mapping[str, Model], engine: EngineName) -> str:
+    name = table.value("model", str, 'model = "qwen3-coder:30b"')
+    if name not in models:
+        owner = next((model.name for model in models.values() if name in model.aliases), None)
+        hint = f'this is an alias: write model = "{owner}"' if owner else nearest(name, models)
+        there = ", ".join(f'"{model}"' for model in models)
+        raise table.fault_at_value("model", f'no model "{printable(name)}"', hint or f"there are {there}")
+    if engine not in models[name].sources:
+        raise table.fault_at_value(
+            "model",
+            f'model "{name}" has no source for the engine "{engine}" of this host',
+            f'add {engine} = "owner/model" to [models.{toml_key(name)}.sources]',
+        )
+    return name
+
+
+def _claim_ports(host: Host, table: Table, ports: dict[tuple[str, int], str]) -> None:
+    """Raise for a port that another server on the same machine has. The KV listener may bind either address."""
+    for key, port, addresses in (
+        ("port", host.port, {host.address}),
+        ("kv_port", host.kv_port, {host.address, host.kv_address}),
+    ):
+        sockets = {(same_machine(address), port) for address in addresses if port is not None}
+        if taken := next((ports[socket] for socket in sorted(sockets) if socket in ports), None):
+            raise table.fault_at_value(key, f"{key} {port} is already {taken}", "choose another port")
+        ports.update(dict.fromkeys(sockets, f"the {key} of [hosts.{toml_key(host.name)}] on {host.address}"))
+
+
+def _engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
+    name = table.choice("name", ENGINES, 'name = "transformers"')
+    for role in roles:
+        if name not in (suitable := ENGINES_FOR.get(role, ENGINES)):
+            hint = f'{role} needs name = "{suitable[0]}"'
+            raise table.fault_at_value("name", f'the engine "{name}" cannot {role}', hint)
+    known = _ENGINE_OPTIONS[name]
+    others = {
+        key: f'this is an option of the engine "{other}"'
+        for other in reversed(ENGINES)
+        for key in _ENGINE_OPTIONS[other]
+    }
+    table.only(("name", *known), others)
+    return EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
+
+
+def _address(table: Table, key: str) -> str:
+    address = table.value(key, str, f'{key} = "10.0.0.1"')
+    if hint := address_fault(address):
+        raise table.fault_at_value(key, f'"{printable(address)}" is not an address', hint)
+    return address
+
+
+def _port(table: Table, key: str) -> int:
+    return table.integer(key, 1, 65535, f"{key} = {22 if key == 'ssh_port' else 8000}")
+
+
+def _user(table: Table, key: str) -> str:
+    user = table.value(key, str, f'{key} = "ubuntu"')
+    if not is_user(user):
+        raise table.fault_at_value(key, f'"{printable(user)}" is not a user name', USER_RULE)
+    return user
+
+
+def _key(table: Table, key: str) -> str:
+    path = table.value(key, str, f'{key} = "~/.ssh/id_ed25519"')
+    if not path.startswith(("/", "~/")) or not path.isprintable():
+        raise table.fault_at_value(
+            key, f"{key} is not an absolute path", "a private key file on this machine: begin with / or ~/"
+        )
+    if path.endswith(".pub"):
+        raise table.fault_at_value(key, f"{key} is a public key", "name the private one, without .pub")
+    return path
+
+
+def _python(table: Table, key: str) -> str:
+    path = table.value(key, str, f'{key} = "/opt/homebrew/bin/python3"')
+    if not path.startswith(("/", "~/")) or not path.isprintable():
+        raise table.fault_at_value(key, f"{key} is not an absolute path", "PATH is short over ssh: begin with / or ~/")
+    return path
+
+
+def _device(table: Table, key: str) -> str:
+    engine: EngineName = table.data["name"]
+    device = table.value(key, str, f'{key} = "auto"')
+    if engine == "transformers" and re.fullmatch(r"cuda:[0-9]{1,3}", device):
+        return device
+    return table.choice(key, DEVICES[engine])
+
+
+def _attention(table: Table, key: str) -> str:
+    """The name of an attention of transformers, or of a kernel on the hub, `owner/name`."""
+    attention = table.value(key, str, f'{key} = "sdpa"')
+    return attention if "/" in attention and is_hub_id(attention) else table.choice(key, ATTENTION)
+
+
+def _within(low: int, high: int) -> Reader:
+    return lambda table, key: table.integer(key, low, high)
+
+
+def _one_of(allowed: tuple[str, ...]) -> Reader:
+    return lambda table, key: table.choice(key, allowed)
+
+
+_COMMON_OPTIONS: Final[Mapping[str, Reader]] = {
+    "dtype": _one_of(get_args(DType)),
+    "device": _device,
+    "chunk_tokens": _within(1, 1 << 17),
+    "threads": _within(1, 1024),
+}
+_DECODE_OPTIONS: Final[Mapping[str, Reader]] = {"max_batch": _within(1, 1024), "max_kv_bytes": _within(1, 1 << 50)}
+_PREFILL_OPTIONS: Final[Mapping[str, Reader]] = {
+    "kv_wire": _one_of(get_args(KVWire)),
+    "max_held_bytes": _within(0, 1 << 50),
+}
+_ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
+    "transformers": {
+        **_COMMON_OPTIONS,
+        **_PREFILL_OPTIONS,
+        "attention": _attention,
+        "quantization": _one_of(("int8", "int4")),
+    },
+    "mlx": {**_COMMON_OPTIONS, **_DECODE_OPTIONS},
+    "simulated": {
+        **{key: _COMMON_OPTIONS[key] for key in ("dtype", "chunk_tokens")},
+        **_PREFILL_OPTIONS,
+        **_DECODE_OPTIONS,
+    },
+}
+_TWO_HOSTS: Final = "describe the machine as two hosts with the same address and different ports"
+_GATEWAY_KEYS: Final = frozenset(
+    {"address", "roles", "port", "connector", "service", "python", "site_packages", "user", "ssh_port", "key"}
+)
+_HOST_REQUIRED: Final[Mapping[str, str]] = {
+    "address": 'address = "10.0.0.1"',
+    "roles": 'roles = ["prefill"]',
+    "model": 'model = "qwen3-coder:30b"',
+    "port": "port = 8000",
+    "engine": 'engine = {name = "transformers"}',
+}
+_HOST_OPTIONS: Final[Mapping[str, Reader]] = {
+    "kv_port": _port,
+    "data_address": _address,
+    "connector": _one_of(get_args(Connector)),
+    "service": _one_of(get_args(ServiceManager)),
+    "python": _python,
+    "site_packages": lambda table, key: table.boolean(key),
+    "wired_limit_mb": _within(1024, 1 << 24),
+    "queue_size": _within(1, 1 << 16),
+    "user": _user,
+    "ssh_port": _port,
+    "key": _key,
+    "hardware": _one_of(tuple(HARDWARE)),
+}

@@ -1,0 +1,92 @@
+"""The rules of [models."..."] tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from disagg.config.addresses import is_hub_id, is_label, is_path, resolve
+from disagg.config.schema import ENGINES, EngineName, Model
+from disagg.config.toml.messages import nearest, printable, toml_key
+from disagg.config.toml.table import Table
+from disagg.planning.shapes import SHAPES
+from disagg.planning.sizing import SHAPE
+
+MAX_CONTEXT: Final = 1 << 24
+_LABEL_RULE = "printable characters, no blank at either end, at most 200"
+
+
+def read_models(tables: Table, folder: Path) -> dict[str, Model]:
+    """The models by name, in file order. Relative paths start at `folder`."""
+    models = {name: _model(name, table, folder) for name, table in tables.tables('[models."qwen3-coder:30b"]')}
+    if not models:
+        raise tables.document.fault_at_value(tables.path, "no model is defined", 'add [models."qwen3-coder:30b"]')
+    taken = {name: f"the name of [models.{toml_key(name)}]" for name in models}
+    for name, table in tables.tables(""):
+        for index, alias in enumerate(models[name].aliases):
+            if alias in taken:
+                raise table.fault_at_element(
+                    "aliases", index, f'alias "{alias}" is already {taken[alias]}', "choose another alias"
+                )
+            taken[alias] = f"an alias of [models.{toml_key(name)}]"
+    return models
+
+
+def _model(name: str, table: Table, folder: Path) -> Model:
+    _model_name(table, name)
+    table.only(("aliases", "context", "sources"))
+    context = table.integer("context", 1, MAX_CONTEXT, "context = 32768")
+    sources = table.table("sources", 'sources = {transformers = "owner/model", mlx = "owner/model"}')
+    sources.only(ENGINES)
+    aliases = table.strings("aliases", 'aliases = ["qwen"]') if "aliases" in table else ()
+    for index, alias in enumerate(aliases):
+        if not is_label(alias):
+            raise table.fault_at_element("aliases", index, "this alias is not usable", _LABEL_RULE)
+    by_engine: dict[EngineName, str] = {
+        engine: _source(sources, engine, folder) for engine in ENGINES if engine in sources
+    }
+    if not by_engine:
+        raise table.document.fault_at_value(
+            sources.path, f"{sources.title} is empty", 'as in transformers = "owner/model" or mlx = "./models/mine"'
+        )
+    written = {engine: sources.data[engine] for engine in by_engine}
+    return Model(name, by_engine, context, aliases, written)
+
+
+def _model_name(table: Table, name: str) -> None:
+    if not is_label(name):
+        raise table.document.fault_at_key(table.path, "this model name is not usable", _LABEL_RULE)
+
+
+def _source(sources: Table, engine: EngineName, folder: Path) -> str:
+    source = sources.value(engine, str, f'{engine} = "owner/model"')
+    if engine == "simulated":
+        return _shape(sources, source, folder)
+    if not source.isprintable() or not (is_path(source) or is_hub_id(source)):
+        raise sources.fault_at_value(
+            engine,
+            "this is neither a hub id nor a path",
+            'a hub id reads "owner/model"; a path begins with ".", "/", "~" or "package:"',
+        )
+    return resolved(sources, engine, source, folder)
+
+
+def _shape(sources: Table, source: str, folder: Path) -> str:
+    """The source of the simulated engine, which runs no model: the model's size."""
+    name = source.removeprefix(SHAPE)
+    if name != source and name not in SHAPES:
+        hint = nearest(name, SHAPES) or f"there are {', '.join(SHAPES)}"
+        raise sources.fault_at_value("simulated", f'no model shape "{printable(name)}" is known', hint)
+    if name == source and not (source.isprintable() and is_path(source)):
+        raise sources.fault_at_value(
+            "simulated", "this is neither a shape nor a path", f'as in "{SHAPE}{next(iter(SHAPES))}" or "./config.json"'
+        )
+    return source if name != source else resolved(sources, "simulated", source, folder)
+
+
+def resolved(table: Table, key: str, source: str, folder: Path) -> str:
+    """A source as the engines take it. Raises ConfigError if `~user` has no home folder."""
+    try:
+        return resolve(source, folder)
+    except RuntimeError as error:
+        raise table.fault_at_value(key, "this user has no home folder here", "write the path out") from error

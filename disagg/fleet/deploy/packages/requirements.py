@@ -1,0 +1,91 @@
+"""The packages of a host's Python environment: requirements of its roles, for its platform, at locked versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from disagg.config import Host
+from disagg.errors import FleetError
+from disagg.fleet.facts.host import HostFacts, Python
+
+CONSTRAINTS: Final = Path(__file__).parents[2] / "constraints.txt"
+_EXTRAS: Final = ("prefill", "decode", "gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class PackageRequirements:
+    """Requirements of disagg. declared: lines with their markers. locked: versions, one `name==version` a line."""
+
+    declared: tuple[str, ...]
+    locked: str
+
+
+def installed_requirements() -> PackageRequirements:
+    """Requirements of this installation."""
+    return PackageRequirements(declared(), locked())
+
+
+def extras(host: Host) -> tuple[str, ...]:
+    """The extras of disagg for the host's roles."""
+    return tuple(extra for extra in _EXTRAS if extra in host.roles)
+
+
+def declared() -> tuple[str, ...]:
+    """The requirements that the installed disagg declares, with their markers."""
+    try:
+        return tuple(importlib.metadata.requires("disagg") or ())
+    except importlib.metadata.PackageNotFoundError as error:
+        raise FleetError("disagg is not installed here, so its requirements are unknown", "pip install -e .") from error
+
+
+def locked() -> str:
+    """The locked versions, one `name==version` a line."""
+    return CONSTRAINTS.read_text(encoding="utf-8")
+
+
+def requirements(wanted: Sequence[str], lines: Iterable[str], target: dict[str, str]) -> tuple[str, ...]:
+    """The lines that apply to `target` (a marker environment) with these extras, without their markers, sorted."""
+    return tuple(sorted(set(_chosen(wanted, lines, target))))
+
+
+def _chosen(wanted: Sequence[str], lines: Iterable[str], target: dict[str, str]) -> Iterator[str]:
+    for line in lines:
+        requirement = Requirement(line)
+        marker, requirement.marker = requirement.marker, None
+        if marker is None or any(marker.evaluate({**target, "extra": extra}) for extra in ("", *wanted)):
+            yield str(requirement)
+
+
+def marker_environment(facts: HostFacts, python: Python | None) -> dict[str, str]:
+    """The values of requirement markers on the host."""
+    version = python.version if python is not None else (3, 12, 0)
+    return {
+        "sys_platform": facts.sys_platform,
+        "platform_system": facts.os,
+        "platform_machine": facts.arch,
+        "os_name": "posix",
+        "python_version": f"{version[0]}.{version[1]}",
+        "python_full_version": ".".join(map(str, version)),
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_version": "",
+        "implementation_version": ".".join(map(str, version)),
+    }
+
+
+def pins(constraints: str) -> dict[str, str]:
+    """Canonical name -> version, from the lines that pin one."""
+    versions: dict[str, str] = {}
+    for line in constraints.splitlines():
+        name, pinned, version = line.partition("==")
+        if pinned and not line.startswith("#"):
+            versions[canonicalize_name(name.strip())] = version.strip()
+    return versions

@@ -1,0 +1,7 @@
+"""The state of every server, and why one is down.
+
+health       asks every server by HTTP; http_get: one GET
+host_status  what is known of one server
+comparison   of healthy servers, with each other and with the code and settings here
+diagnose     why a host does not serve, read from its machine over SSH
+"""

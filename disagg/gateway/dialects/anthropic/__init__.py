@@ -1,0 +1,1 @@
+"""The Anthropic API: POST /v1/messages."""

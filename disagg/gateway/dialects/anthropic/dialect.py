@@ -1,0 +1,183 @@
+"""Anthropic's POST /v1/messages, and POST /v1/messages/count_tokens, whose body is the same without max_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Meta
+
+from disagg.api.base import Contract
+from disagg.api.requests import MAX_MESSAGES
+from disagg.errors import RequestError
+from disagg.gateway.dialects.anthropic.messages import Block, Message, messages, system
+from disagg.gateway.dialects.anthropic.writer import AnthropicWriter, error_body
+from disagg.gateway.dialects.base import Head, read_fields
+from disagg.gateway.dialects.form import FunctionBody, form_of
+from disagg.gateway.dialects.openai.common import SSE
+from disagg.gateway.dialects.problems import Problem
+from disagg.gateway.dialects.request import GatewayRequest, answer_length, thinking
+
+HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "container": (),
+    "mcp_servers": ([],),
+}
+"""Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
+HARMLESS_IN_TOOLS: Final[Mapping[str, tuple[Any, ...]]] = {"type": ("custom",)}
+_EFFORTS: Final = {"xhigh": "high", "max": "high"}
+"""Efforts that chat templates do not have."""
+PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+class ToolBody(Contract, frozen=True):
+    """A tool. Those with a type of their own run at Anthropic and are refused."""
+
+    name: str
+    description: str | None = None
+    input_schema: Mapping[str, Any] | None = None
+
+
+class ToolChoice(Contract, frozen=True):
+    """type: auto, any, tool or none. name: of the tool."""
+
+    type: str
+    name: str | None = None
+
+
+class Thinking(Contract, frozen=True):
+    """Whether the model reasons. display "omitted": its reasoning is not sent. A budget is not honoured."""
+
+    type: str
+    display: str | None = None
+
+
+class OutputFormat(Contract, frozen=True):
+    """The JSON schema that the answer fits."""
+
+    type: str
+    schema: Mapping[str, Any] | None = None
+
+
+class OutputConfig(Contract, frozen=True):
+    """effort: low to max. format: of the answer."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountBody(Contract, frozen=True, kw_only=True):
+    """The fields of /v1/messages/count_tokens that the gateway honours."""
+
+    model: str
+    messages: Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | tuple[Block, ...] | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether the caller wants the model's reasoning. It must ask for it: many callers read the first block as the
+        answer."""
+        given = self.thinking
+        return given is not None and given.type != "disabled" and given.display != "omitted"
+
+    def options(self) -> dict[str, Any]:
+        """The options of AsyncClient.stream that the prompt and the form of the answer depend on."""
+        template = thinking(self.thinking is not None and self.thinking.type != "disabled")
+        config = self.output_config or OutputConfig()
+        if config.effort is not None:
+            template["reasoning_effort"] = _EFFORTS.get(config.effort, config.effort)
+        field, form = "output_config.format", config.format
+        if form is None and self.output_format is not None:
+            field, form = "output_format", self.output_format
+        choice = _choice(self.tool_choice)
+        tools = [] if choice == "none" else [_function(tool, place) for place, tool in enumerate(self.tools or ())]
+        return {"chat_template_kwargs": template, **form_of(tools, choice, _schema(form, field), field)}
+
+    def request(self, **fields: Any) -> GatewayRequest:
+        """The request for the answer to these messages."""
+        return GatewayRequest(
+            model=self.model,
+            prompts=({"messages": [*system(self.system), *messages(self.messages)]},),
+            reasoning=self.shows_thinking,
+            **fields,
+        )
+
+
+class MessagesBody(CountBody, frozen=True, kw_only=True):
+    """The fields of /v1/messages that the gateway honours. max_tokens: a bound, which a smaller context lowers."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: tuple[str, ...] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+class Messages:
+    """The dialect of /v1/messages."""
+
+    name: ClassVar = "messages"
+    media_type: ClassVar = SSE
+    keep_alive: ClassVar = PING
+
+    def read(self, body: Mapping[str, Any]) -> GatewayRequest:
+        fields = read_fields(MessagesBody, body, HARMLESS)
+        given = {"temperature": fields.temperature, "top_p": fields.top_p, "top_k": fields.top_k}
+        options = {
+            "temperature": 1.0,
+            **{name: value for name, value in given.items() if value is not None},
+            **answer_length(fields.max_tokens),
+            "fit_context": True,
+            **fields.options(),
+        }
+        if fields.stop_sequences:
+            options["stop"] = fields.stop_sequences
+        return fields.request(options=options, stream=bool(fields.stream))
+
+    def writer(self, head: Head) -> AnthropicWriter:
+        return AnthropicWriter(head)
+
+    def error(self, problem: Problem) -> Mapping[str, Any]:
+        return error_body(problem)
+
+
+class CountTokens(Messages):
+    """What /v1/messages/count_tokens counts: the prompt that these messages make."""
+
+    name: ClassVar = "count_tokens"
+
+    def read(self, body: Mapping[str, Any]) -> GatewayRequest:
+        fields = read_fields(CountBody, body, HARMLESS)
+        return fields.request(options=fields.options())
+
+
+def _choice(given: ToolChoice | None) -> Any:
+    """As OpenAI's chats write it."""
+    if given is None or given.type in ("auto", "none"):
+        return given and given.type
+    if given.type == "any":
+        return "required"
+    if given.type == "tool":
+        return {"type": "function", "function": {"name": given.name}}
+    raise RequestError(f"tool_choice.type: not auto, any, tool or none (got {given.type!r})")
+
+
+def _function(tool: Mapping[str, Any], place: int) -> FunctionBody:
+    try:
+        fields = read_fields(ToolBody, tool, HARMLESS_IN_TOOLS)
+    except RequestError as error:
+        raise RequestError(f"tools[{place}].{error.message}", error.hint) from None
+    return FunctionBody(fields.name, fields.description, fields.input_schema)
+
+
+def _schema(form: OutputFormat | None, field: str) -> Mapping[str, Any] | None:
+    if form is None:
+        return None
+    if form.type != "json_schema" or not form.schema:
+        raise RequestError(f"{field}: not a json_schema with a schema")
+    return form.schema

@@ -1,0 +1,166 @@
+"""Answers of Anthropic's API: a message of blocks, whole or as named events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from disagg.api.requests import ToolCall
+from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.events import Finished, Piece, Usage
+from disagg.gateway.dialects.openai.common import disagg_body
+from disagg.gateway.dialects.problems import Problem
+from disagg.inference.types import Completion
+
+SIGNATURE: Final = "unsigned"
+"""Of reasoning. Some clients send reasoning back only if it has one."""
+_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_ERRORS: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Kinds of errors by status; all others are api_error."""
+
+Kind = Literal["thinking", "text"]
+
+
+def error_body(problem: Problem) -> dict[str, Any]:
+    """`{"type": "error", "error": {"type", "message"}}`. Claude Code shortens its prompt after "prompt is too long"."""
+    too_long = "prompt is too long: " if problem.code == "context_length_exceeded" else ""
+    kind = _ERRORS.get(problem.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": too_long + problem.message}}
+
+
+class AnthropicWriter:
+    """Writes one answer. The number of a prompt's tokens is known at its end: `message_start` has 0, `message_delta`
+    has it."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._started = False
+        self._blocks = 0  # begun
+        self._open: Kind | None = None  # the kind of the last block, unless it has ended
+
+    def piece(self, piece: Piece) -> bytes:
+        parts = [self._start()]
+        if piece.reasoning and self._head.request.reasoning:
+            parts.append(self._more("thinking", piece.reasoning))
+        if piece.text:
+            parts.append(self._more("text", piece.text))
+        return b"".join([*parts, *(self._call(call) for call in piece.tool_calls)])
+
+    def finished(self, finished: Finished) -> bytes:
+        done = finished.completion
+        last = {
+            "delta": _ending(done),
+            "usage": _usage(done),
+            "disagg": disagg_body(done),
+        }
+        return self._start() + self._close() + _event("message_delta", last) + _event("message_stop", {})
+
+    def end(self, completions: Sequence[Completion]) -> bytes:
+        return b""
+
+    def error(self, problem: Problem) -> bytes:
+        return _event("error", error_body(problem))
+
+    def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
+        (done,) = completions
+        message = self._message(self._content(done), _usage(done))
+        return {**message, **_ending(done), "disagg": disagg_body(done)}
+
+    def _content(self, done: Completion) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = []
+        if done.reasoning and self._head.request.reasoning:
+            content.append({"type": "thinking", "thinking": done.reasoning, "signature": SIGNATURE})
+        if done.text:
+            content.append({"type": "text", "text": done.text})
+        return [*content, *({**_tool_use(call), "input": call.arguments} for call in done.tool_calls)]
+
+    def _start(self) -> bytes:
+        if self._started:
+            return b""
+        self._started = True
+        nothing = {"input_tokens": 0, "output_tokens": 0}
+        return _event("message_start", {"message": self._message([], nothing)})
+
+    def _message(self, content: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self._head.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._head.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def _more(self, kind: Kind, text: str) -> bytes:
+        """More of the block of this kind, after its beginning if another one is open."""
+        begun = b""
+        if self._open != kind:
+            fields = {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
+            begun = self._close() + self._begin({"type": kind, **fields})
+            self._open = kind
+        return begun + self._delta({"type": f"{kind}_delta", kind: text})
+
+    def _call(self, call: ToolCall) -> bytes:
+        arguments = msgspec.json.encode(call.arguments).decode()
+        begun = self._close() + self._begin({**_tool_use(call), "input": {}})
+        return begun + self._delta({"type": "input_json_delta", "partial_json": arguments}) + self._stop()
+
+    def _begin(self, block: Mapping[str, Any]) -> bytes:
+        self._blocks += 1
+        return self._of_block("content_block_start", content_block=block)
+
+    def _close(self) -> bytes:
+        """The end of the open block, if there is one."""
+        if self._open is None:
+            return b""
+        signed = self._delta({"type": "signature_delta", "signature": SIGNATURE}) if self._open == "thinking" else b""
+        self._open = None
+        return signed + self._stop()
+
+    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+        return self._of_block("content_block_delta", delta=delta)
+
+    def _stop(self) -> bytes:
+        return self._of_block("content_block_stop")
+
+    def _of_block(self, name: str, **fields: Any) -> bytes:
+        return _event(name, {"index": self._blocks - 1, **fields})
+
+
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name}
+
+
+def _ending(done: Completion) -> dict[str, Any]:
+    """Why the answer ended."""
+    if done.stop and done.finish_reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": done.stop}
+    return {"stop_reason": _STOP_REASONS[done.finish_reason], "stop_sequence": None}
+
+
+def _usage(done: Completion) -> dict[str, Any]:
+    """Tokens whose KV was held count as read from a cache, and not as input."""
+    usage = Usage.of([done], 1)
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _event(name: str, body: Mapping[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode({"type": name, **body}) + b"\n\n"

@@ -1,0 +1,1 @@
+"""The Ollama API: POST /api/chat and /api/generate."""

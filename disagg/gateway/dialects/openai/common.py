@@ -1,0 +1,212 @@
+"""What the OpenAI dialects share: sampling fields, fields that are refused, errors, usage, server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from disagg.api.base import Contract
+from disagg.api.events import TokenLogprob
+from disagg.errors import RequestError
+from disagg.gateway.dialects.base import Body, read_fields
+from disagg.gateway.dialects.events import Usage
+from disagg.gateway.dialects.problems import Problem
+from disagg.gateway.dialects.request import MAX_CHOICES, answer_length
+from disagg.inference.types import Completion
+
+SSE: Final = "text/event-stream"
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+
+HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    # tools
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True,),
+    # the form of the answer
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "prompt_logprobs": (),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "no_stop_trim": (False,),
+    # which tokens are chosen
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    # how the prompt is rendered
+    "reasoning_effort": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "web_search_options": (),
+}
+"""Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
+OF_CHATS: Final = frozenset({"tools", "tool_choice", "response_format", "reasoning_effort", "chat_template_kwargs"})
+"""Of these fields, those that are honoured in chats."""
+
+MAX_DIGITS: Final = 10
+"""Of a token's id."""
+
+_AS_THEY_ARE: Final = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+)
+"""Fields of a request that are options of AsyncClient.stream under the same name."""
+
+
+class StreamOptions(Contract, frozen=True):
+    """include_usage: end the stream with a chunk that has the numbers of tokens and no choice."""
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(Contract, frozen=True, kw_only=True):
+    """The fields of /chat/completions and /completions that say how to answer. None: not given.
+
+    Bounds are those of disagg.api.Sampling, which AsyncClient applies. top_k -1 means all tokens, as in vLLM.
+    """
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[str, float] | None = None
+    seed: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    ignore_eos: bool | None = None
+
+    def options(self, longest: int | None) -> dict[str, Any]:
+        """The options of AsyncClient.stream. longest: tokens of the answer, None if the request names no bound.
+
+        OpenAI's temperature is 1 if the request does not set it.
+        """
+        given = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
+        if self.top_k is not None:
+            given["top_k"] = 0 if self.top_k == -1 else self.top_k
+        if self.logit_bias:
+            given["logit_bias"] = biases(self.logit_bias)
+        return {"temperature": 1.0, **given, **answer_length(longest)}
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def biases(given: Mapping[str, float]) -> list[tuple[int, float]]:
+    """Token ids and what is added to their logits. Raises RequestError for a name that is no id."""
+    for name in given:
+        if not name.isdecimal() or len(name) > MAX_DIGITS:
+            raise RequestError(f"logit_bias: {name[: MAX_DIGITS + 1]!r} is not the id of a token")
+    return [(int(name), value) for name, value in given.items()]
+
+
+def read(kind: type[Body], body: Mapping[str, Any], honoured: Collection[str] = ()) -> Body:
+    """The fields that the gateway honours; raises RequestError for one that is wrong or that it cannot honour.
+
+    honoured: of the fields that would change the answer.
+    """
+    return read_fields(kind, body, {name: neutral for name, neutral in HARMLESS.items() if name not in honoured})
+
+
+def error_body(problem: Problem) -> dict[str, Any]:
+    """`{"error": {"message", "type", "param", "code"}}`"""
+    fields = {"message": problem.message, "type": problem.kind, "param": problem.param, "code": problem.code}
+    return {"error": fields}
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def usage_body(completions: Sequence[Completion], n: int) -> dict[str, Any]:
+    """The `usage` object of an answer."""
+    usage = Usage.of(completions, n)
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def disagg_body(completion: Completion) -> dict[str, Any]:
+    """The `disagg` object: who answered, how, and where the time went. Seconds and bytes."""
+    metrics = completion.metrics
+    return {
+        "method": metrics.method,
+        "prefill_server": metrics.prefill_server,
+        "decode_server": metrics.decode_server,
+        "warnings": completion.warnings,
+        "ttft": metrics.ttft,
+        "ttft_parts": asdict(metrics.ttft_parts),
+        "total_time": metrics.total_time,
+        "hidden_transfer": metrics.hidden_transfer,
+        "exposed_transfer": metrics.exposed_transfer,
+        "kv_bytes": metrics.kv_bytes,
+        "simulated": metrics.simulated,
+    }
+
+
+def token_name(token_id: int, data: bytes) -> str:
+    """A token's text; of one that is a part of a character, what can be shown of it. Without its bytes, its id."""
+    return data.decode(errors="replace") if data else f"token_id:{token_id}"
+
+
+class Alternative(NamedTuple):
+    """One of the likeliest tokens. data: the bytes of its text."""
+
+    name: str
+    logprob: float
+    data: bytes
+
+
+def alternatives(token: TokenLogprob) -> list[Alternative]:
+    """The likeliest alternatives of one token."""
+    data = token.top_bytes or (b"",) * len(token.top)
+    return [Alternative(token_name(id, one), logprob, one) for (id, logprob), one in zip(token.top, data, strict=True)]
+
+
+def logprob_body(token: TokenLogprob) -> dict[str, Any]:
+    """One token of an answer, with its alternatives, as chats and responses write it."""
+    top = [_named(one.name, one.logprob, one.data) for one in alternatives(token)]
+    return {**_named(token_name(token.id, token.bytes), token.logprob, token.bytes), "top_logprobs": top}
+
+
+def _named(name: str, logprob: float, data: bytes) -> dict[str, Any]:
+    return {"token": name, "logprob": logprob, "bytes": list(data) if data else None}

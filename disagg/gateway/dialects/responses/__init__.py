@@ -1,0 +1,1 @@
+"""The OpenAI API: POST /v1/responses."""

@@ -1,0 +1,142 @@
+"""OpenAI's POST /v1/responses, as far as it needs no memory of earlier requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from disagg.api.base import Contract
+from disagg.errors import RequestError
+from disagg.gateway.dialects.base import Head, read_fields
+from disagg.gateway.dialects.form import ANY_OBJECT, FunctionBody, form_of
+from disagg.gateway.dialects.openai import common as openai
+from disagg.gateway.dialects.problems import Problem
+from disagg.gateway.dialects.request import GatewayRequest
+from disagg.gateway.dialects.responses.items import Items, messages
+from disagg.gateway.dialects.responses.writer import ResponseWriter
+
+_ELSEWHERE: Final = ("tools", "tool_choice", "parallel_tool_calls")
+HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    **{name: values for name, values in openai.HARMLESS.items() if name not in _ELSEWHERE},
+    # memory of earlier requests
+    "previous_response_id": (),
+    "conversation": (),
+    "store": (False,),
+    "background": (False,),
+    "prompt": (),
+    # names of other APIs
+    "n": (1,),
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "truncation": ("disabled",),
+}
+"""Fields that would change the answer and cannot be honoured, with the values besides null that change nothing."""
+HARMLESS_IN_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+_REASONING: Final = "reasoning.encrypted_content"
+_LOGPROBS: Final = "message.output_text.logprobs"
+
+
+class FunctionTool(Contract, frozen=True):
+    """A tool. Only functions are understood."""
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+
+
+class TextFormat(Contract, frozen=True):
+    """type: text, json_object or json_schema."""
+
+    type: str
+    schema: Mapping[str, Any] | None = None
+
+
+class TextConfig(Contract, frozen=True):
+    """The form of the answer's text."""
+
+    format: TextFormat | None = None
+
+
+class Reasoning(Contract, frozen=True):
+    """effort: a variable of the chat template."""
+
+    effort: str | None = None
+
+
+class ResponsesBody(openai.SamplingFields, frozen=True, kw_only=True):
+    """The fields of the body that the gateway honours."""
+
+    input: str | Items
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: tuple[FunctionTool, ...] | None = None
+    tool_choice: Any = None
+    text: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
+    include: tuple[str, ...] | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+
+class Responses:
+    """The dialect of /v1/responses."""
+
+    name: ClassVar = "responses"
+    media_type: ClassVar = openai.SSE
+    keep_alive: ClassVar = openai.KEEP_ALIVE
+
+    def read(self, body: Mapping[str, Any]) -> GatewayRequest:
+        fields = read_fields(ResponsesBody, body, HARMLESS)
+        include = fields.include or ()
+        options = fields.options(fields.max_output_tokens)
+        if _LOGPROBS in include:
+            options["logprobs"] = fields.top_logprobs or 0
+        elif fields.top_logprobs:
+            raise RequestError(f"top_logprobs: needs {_LOGPROBS} in include")
+        template = dict(fields.chat_template_kwargs or {})
+        if fields.reasoning is not None and fields.reasoning.effort is not None:
+            template["reasoning_effort"] = fields.reasoning.effort
+        if template:
+            options["chat_template_kwargs"] = template
+        return GatewayRequest(
+            model=fields.model,
+            prompts=({"messages": messages(fields.instructions, fields.input)},),
+            options=options | _form(fields),
+            stream=bool(fields.stream),
+            seal_reasoning=_REASONING in include,
+        )
+
+    def writer(self, head: Head) -> ResponseWriter:
+        return ResponseWriter(head)
+
+    def error(self, problem: Problem) -> Mapping[str, Any]:
+        return openai.error_body(problem)
+
+
+def _form(fields: ResponsesBody) -> dict[str, Any]:
+    choice = fields.tool_choice
+    if isinstance(choice, Mapping):  # as chats write it
+        choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+    tools = [] if choice == "none" else [_function(tool, place) for place, tool in enumerate(fields.tools or ())]
+    try:
+        text = read_fields(TextConfig, fields.text or {}, HARMLESS_IN_TEXT)
+    except RequestError as error:
+        raise RequestError(f"text.{error.message}", error.hint) from None
+    return form_of(tools, choice, _schema(text.format), "text.format")
+
+
+def _function(tool: FunctionTool, place: int) -> FunctionBody:
+    if tool.type != "function":
+        raise RequestError(f"tools[{place}].type: only functions are supported (got {tool.type!r})")
+    return FunctionBody(tool.name, tool.description, tool.parameters)
+
+
+def _schema(form: TextFormat | None) -> Mapping[str, Any] | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return ANY_OBJECT
+    if form.type != "json_schema" or not form.schema:
+        raise RequestError("text.format: not text, json_object or a json_schema with a schema")
+    return form.schema

@@ -1,0 +1,8 @@
+"""The attempts at one request, until one gives the answer.
+
+retry     the retry policy: what to try, in which order, and what a failure rules out
+execute   performs the attempts, one after the other
+waiting   waits for hosts that are busy or not up
+perform   one attempt: a hand-off, or the whole request on one host
+answer    an answer from its first to its last token, from one host or several
+"""

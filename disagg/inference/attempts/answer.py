@@ -1,0 +1,151 @@
+"""One request's answer while it arrives, from one host or, if hosts fail, from several in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+
+from disagg.api.events import DoneEvent, Event, ShippedEvent, TokenLogprob, TokensEvent
+from disagg.api.requests import GenerateBody, ToolCall
+from disagg.errors import Partial
+from disagg.inference.attempts.retry import Attempt
+from disagg.inference.measure import Trace, metrics
+from disagg.inference.types import Chunk, Completion, Phase, Stage, Watch, unwatched
+
+FALLBACK_WARNING = "Using fallback mode - slower performance"
+SIMULATED_WARNING = "simulated: no model ran, the times are predicted and the text is noise"
+
+_PHASES: Final[Mapping[str, Phase]] = {
+    "tokenising": "queue",
+    "queued": "queue",
+    "computing the prompt": "prefill",
+    "sending KV": "transfer",
+    "generating": "decode",
+}
+"""By the phase that a host's progress event states. "waiting for KV" is left out: the prefill host says more."""
+
+Deliver = Callable[[Chunk], None]
+
+
+class AttemptOutcome(NamedTuple):
+    """How a successful attempt ended. `shipped`: the prefill host's figures of a hand-off, if they arrived."""
+
+    done: DoneEvent
+    shipped: ShippedEvent | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class ArrivingAnswer:
+    """What has arrived. trace: the times of the attempt that runs. notes: what the caller was told meanwhile.
+    stage: what the request is doing; `watch` is told when it changes. request_id:
+    the beginning of its ids on the hosts."""
+
+    model: str
+    called: float
+    deliver: Deliver
+    watch: Watch = unwatched
+    request_id: str = ""
+    stage: Stage | None = None
+    trace: Trace = field(init=False)
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def begin(self, attempt: Attempt, began: float) -> None:
+        """The next attempt goes on after what has arrived."""
+        first, last = (self.trace.first_token, self.trace.last_token) if self.tokens else (0.0, 0.0)
+        self.trace = Trace(attempt, self.model, self.called, began, resumed_tokens=len(self.tokens))
+        self.trace.first_token, self.trace.last_token = first, last
+        self.stage = None
+        self.enter("queue")
+
+    def enter(self, phase: Phase, prompt_tokens: int = 0, held_tokens: int = 0) -> None:
+        """The request comes to this phase of the attempt that runs. The tokens: 0 if no host has counted them anew."""
+        if self.stage is not None:
+            prompt_tokens = prompt_tokens or self.stage.prompt_tokens
+            held_tokens = held_tokens or self.stage.held_tokens
+        stage = stage_of(self.trace.attempt, phase, prompt_tokens, held_tokens)
+        if stage != self.stage:
+            self.stage = stage
+            self.watch(stage)
+
+    def reported(self, phase: str) -> None:
+        """A host's progress event states this phase."""
+        known = phase_of(phase)
+        if known is not None and not (self.stage is not None and self.stage.phase == "decode"):
+            self.enter(known)
+
+    def body(self, body: GenerateBody, deadline_s: float, lease_s: float) -> GenerateBody:
+        """The request as the next host gets it: with the tokens that have arrived, and the time that is left."""
+        ids = tuple(token.id for token in self.tokens)
+        return msgspec.structs.replace(body, answer_tokens=ids, deadline_s=deadline_s, lease_s=lease_s)
+
+    async def read(self, events: AsyncIterator[Event]) -> DoneEvent:
+        """Take events to the end of the answer."""
+        async for event in events:
+            if (done := self.take(event)) is not None:
+                return done
+        raise AssertionError("events() raises if a stream ends without its closing event")
+
+    def take(self, event: Event) -> DoneEvent | None:
+        """Note one event's tokens and deliver them; returns the event if it is the last one."""
+        if isinstance(event, TokensEvent):
+            now = time.monotonic()
+            self.enter("decode")
+            self.trace.first_token = self.trace.first_token or now
+            self.trace.last_token = now
+            self.texts.append(event.text)
+            self.tokens.extend(event.tokens)
+            self.reasoning.append(event.reasoning)
+            self.tool_calls.extend(event.tool_calls)
+            self.deliver(Chunk(event.text, event.tokens, now, reasoning=event.reasoning, tool_calls=event.tool_calls))
+        return event if isinstance(event, DoneEvent) else None
+
+    def note(self, text: str) -> None:
+        """Tell the caller something about the request, on the stream and among the warnings."""
+        if text not in self.notes:
+            self.notes.append(text)
+            self.deliver(Chunk("", (), time.monotonic(), text))
+
+    @property
+    def partial(self) -> Partial | None:
+        return Partial("".join(self.texts), tuple(token.id for token in self.tokens)) if self.tokens else None
+
+    def completion(self, outcome: AttemptOutcome) -> Completion:
+        done = msgspec.structs.replace(outcome.done, completion_tokens=len(self.tokens) or 1)
+        warnings = [*self.notes, *outcome.warnings]
+        if done.fallback:
+            warnings.append(f"{FALLBACK_WARNING}: {done.fallback}")
+        if done.simulated:
+            warnings.append(SIMULATED_WARNING)
+        figures = metrics(self.trace, done if self.trace.resumed_tokens else outcome.done, outcome.shipped)
+        return Completion(
+            "".join(self.texts),
+            tuple(self.tokens),
+            done.finish_reason,
+            figures,
+            tuple(warnings),
+            reasoning="".join(self.reasoning),
+            tool_calls=tuple(self.tool_calls),
+            reasoning_tokens=done.reasoning_tokens,
+            stop=done.stop,
+        )
+
+
+def phase_of(reported: str) -> Phase | None:
+    """The phase of a request whose host reports this one; None if that says nothing new."""
+    return _PHASES.get(reported)
+
+
+def stage_of(attempt: Attempt, phase: Phase, prompt_tokens: int = 0, held_tokens: int = 0) -> Stage:
+    """The stage of a request that performs this attempt."""
+    prefill = attempt.prefill.name if attempt.prefill else None
+    decode = attempt.decode.name if attempt.decode else None
+    return Stage(phase, attempt.method, prefill, decode, prompt_tokens, held_tokens, attempt.reason)

@@ -1,0 +1,219 @@
+"""Runs one request: performs the attempts of the retry policy, one after the other, until the answer is complete.
+
+Everything here is a plain coroutine. Chunks leave by a callback as soon as their event has been read from the socket,
+so that their times are those of arrival, and a slow caller does not delay reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from disagg.api.requests import DecodeBody, GenerateBody
+from disagg.errors import DeadlineExceeded, DisaggError
+from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
+from disagg.inference.attempts.perform import Caller, PrefillFailed, perform
+from disagg.inference.attempts.retry import Attempt, Failure, Pause, after, remaining, route_of
+from disagg.inference.attempts.waiting import RetryBudget, Waiting
+from disagg.inference.hosts.affinity import Prompt, chain, content_of, prompt_of
+from disagg.inference.hosts.heartbeat import Heartbeat
+from disagg.inference.hosts.refresh import Refresher
+from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
+from disagg.inference.hosts.view import FleetView
+from disagg.inference.http.connections import Connections
+from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
+from disagg.inference.types import Completion, Stage, Watch, unwatched
+
+log = logging.getLogger(__name__)
+
+
+class Driver:
+    """What the requests of one client share: its connections, and what it has seen of the fleet."""
+
+    def __init__(self, http: Connections, policy: RetryPolicy = DEFAULT_POLICY) -> None:
+        self.http = http
+        self.policy = policy
+        self.view = FleetView()
+        self.refresher = Refresher(http, self.view)
+        self.heartbeat = Heartbeat(http, policy.timeouts.lease)
+        self.budget = RetryBudget(policy.retries_per_s)
+
+    async def close(self) -> None:
+        await self.refresher.stop()
+        await self.heartbeat.stop()
+        await self.http.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to run. called: time.monotonic() when the caller asked for the answer. start: a random number for the
+    choice among equal hosts."""
+
+    candidates: Candidates
+    body: GenerateBody
+    called: float
+    policy: RetryPolicy = DEFAULT_POLICY
+    start: int = field(default_factory=lambda: random.getrandbits(32))
+
+
+def ranking(view: FleetView, request: Request, prompt: Prompt) -> Ranking:
+    """The hosts for a request, as the view sees them now."""
+    seen = RouteRequest(
+        request.candidates, prompt.tokens, request.body.sampling.max_tokens, view.affinity.held(prompt.chain)
+    )
+    return rank(view, seen, time.monotonic(), request.start)
+
+
+async def run(
+    driver: Driver, request: Request, deliver: Deliver, watch: Watch = unwatched, request_id: str = ""
+) -> Completion:
+    """The whole answer; `deliver` gets each chunk when it arrives, `watch` each stage that the request comes to.
+
+    Ends by the request's deadline. Raises a DisaggError, which has what had arrived of the answer.
+    """
+    hosts, prompt = request.candidates, prompt_of(request.body)
+
+    def watched(stage: Stage) -> None:
+        received = stage.phase == "decode" and stage.method == "disaggregated"
+        if received and stage.decode_server and request.body.hold_prompt:  # the answers that follow begin now
+            tokens = stage.prompt_tokens or prompt.tokens
+            driver.view.affinity.remember(prompt.chain, stage.decode_server, tokens, len(prompt.content))
+        watch(stage)
+
+    answer = ArrivingAnswer(hosts.model, request.called, deliver, watched, request_id)
+    waiting = Waiting(request.policy.timeouts, answer.note)
+    try:
+        async with asyncio.timeout(request.body.deadline_s):
+            with driver.refresher.using((*hosts.decode, *hosts.prefill)):
+                return await _Run(driver, request, answer, waiting, prompt).to_end()
+    except TimeoutError:
+        error = waiting.error or DeadlineExceeded(
+            f"no full answer within {request.body.deadline_s:g} s", "raise the timeout, or see `disagg status`"
+        )
+        error.partial = answer.partial
+        raise error from None
+    except DisaggError as error:
+        error.partial = answer.partial
+        raise
+
+
+@dataclass(slots=True)
+class _Run:
+    """One request on its way."""
+
+    driver: Driver
+    request: Request
+    answer: ArrivingAnswer
+    waiting: Waiting
+    prompt: Prompt
+    failures: list[Failure] = field(default_factory=list)  # of earlier looks at the fleet
+    first: bool = True  # nothing was tried or waited for yet
+
+    async def to_end(self) -> Completion:
+        """Look at the fleet and perform the attempts that this gives, until one completes the answer."""
+        while True:
+            failures: list[Failure] = []
+            ranked = ranking(self.driver.view, self.request, self.prompt)
+            route = route_of(ranked)
+            for attempt in remaining(route, self.request.policy, failures):
+                self._announce(attempt, failures)
+                outcome = await self._try(attempt, ranked, failures)
+                if outcome is not None:
+                    return self._complete(attempt, outcome, failures)
+            pause = after(route, self.request.policy, failures, self.failures)
+            self.failures = [*self.failures, *failures][-8:]
+            self.first = False
+            await self._pause(pause)
+
+    async def _pause(self, pause: Pause) -> None:
+        self.driver.http.require_open()
+        seconds = pause.seconds * random.uniform(0.75, 1.25)
+        if not pause.limited:
+            seconds += self.driver.budget.delay(time.monotonic())
+        await self.waiting.wait(pause, seconds)
+
+    async def _try(self, attempt: Attempt, ranked: Ranking, failures: list[Failure]) -> AttemptOutcome | None:
+        """Perform an attempt. A failure that others may follow is noted and gives None."""
+        log.debug("attempt: %s", attempt)
+        view = self.driver.view
+        names = [host.name for host in (attempt.decode, attempt.prefill) if host is not None]
+        began = {name: view.began(name, self.prompt.tokens) for name in names}
+        self.answer.begin(attempt, self.request.called if self.first else time.monotonic())
+        self.first = False
+        failure, done = None, False
+        try:
+            outcome = await self._perform(attempt, ranked)
+            done = True
+            return outcome
+        except PrefillFailed as failed:
+            failure = Failure(attempt, "prefill", failed.error)
+        except DisaggError as error:
+            failure = Failure(attempt, "decode" if attempt.decode else "prefill", error)
+        finally:
+            for name, began_at in began.items():
+                self._judge(name, began_at, failure, done)
+        self.driver.http.require_open()  # closing the client under a request looks like a lost connection
+        if failure.final:
+            raise failure.error
+        failures.append(failure)
+        return None
+
+    async def _perform(self, attempt: Attempt, ranked: Ranking) -> AttemptOutcome:
+        timeouts = self.request.policy.timeouts
+        left = self.request.called + self.request.body.deadline_s - time.monotonic()
+        body = self.answer.body(self.request.body, max(0.001, left), timeouts.lease)
+        if attempt.method == "disaggregated":
+            first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host
+            offered = first and self.request.policy.local_prefill
+            body = DecodeBody(**msgspec.structs.asdict(body), prefill=ranked.offer if offered else None)
+        return await perform(Caller(self.driver.http, self.driver.heartbeat, timeouts), attempt, body, self.answer)
+
+    def _judge(self, name: str, began_at: float, failure: Failure | None, done: bool) -> None:
+        """Note in the view how the attempt went for one of its hosts."""
+        view, tokens = self.driver.view, self.prompt.tokens
+        if done:
+            view.succeeded(name, tokens)
+        elif failure is not None and failure.host.name == name:
+            now, jitter = time.monotonic(), random.random()
+            view.failed(name, tokens, failure.error, now=now, jitter=jitter, began_at=began_at)
+        else:
+            view.ended(name, tokens, began_at)
+
+    def _announce(self, attempt: Attempt, failures: list[Failure]) -> None:
+        """Tell the caller if the answer goes on on another host, or on one that is not meant for it."""
+        failed = [failure for failure in (*self.failures, *failures) if failure.answering and not failure.busy]
+        count = len(self.answer.tokens)
+        if count and failed:
+            self.answer.note(
+                f"{failed[-1].host.name} failed after {count} tokens ({failed[-1].error.message}): "
+                f"the answer goes on on {attempt.answering.name}"
+            )
+        elif failed and failed[-1].host != attempt.answering:
+            self.answer.note(f"{failed[-1].error.message}: {attempt.answering.name} answers")
+        if attempt.method == "prefill-alone" and not self.request.candidates.alone:
+            self.answer.note(f"{FALLBACK_WARNING}: no decode host is up, {attempt.answering.name} answers alone")
+
+    def _complete(self, attempt: Attempt, outcome: AttemptOutcome, failures: list[Failure]) -> Completion:
+        """The completion; the view remembers what the hosts hold now and how large KV is."""
+        view, hosts, body = self.driver.view, self.request.candidates, self.request.body
+        done, shipped = outcome.done, outcome.shipped
+        if shipped is not None and shipped.kv_bytes and shipped.prompt_tokens > done.held_tokens:
+            view.kv_bytes_per_token[hosts.model] = shipped.kv_bytes / (shipped.prompt_tokens - done.held_tokens)
+        warnings = outcome.warnings
+        if attempt.method == "fallback":
+            causes = [failure.error for failure in failures if failure.side == "prefill"]
+            cause = str(causes[-1]) if causes else f"no prefill host of {hosts.model} is up"
+            warnings = (*warnings, f"{FALLBACK_WARNING}: {cause}")
+        completion = self.answer.completion(outcome._replace(warnings=warnings))
+        if attempt.decode is not None:
+            ids = [token.id for token in completion.tokens]
+            content = content_of(body, completion.text, ids)
+            tokens = completion.metrics.total_tokens
+            hashes = chain(content, f"{body.model}\0{body.cache_salt}")
+            view.affinity.remember(hashes, attempt.decode.name, tokens, len(content))
+        return completion

@@ -1,0 +1,209 @@
+"""Performs one attempt: a hand-off between two hosts, or the whole request on one."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import msgspec
+
+from disagg.api.events import DoneEvent, Event, LocalEvent, ShippedEvent, SlotEvent
+from disagg.api.requests import DecodeBody, GenerateBody, PrefillBody
+from disagg.config import Host
+from disagg.errors import DisaggError, HandoffError, ProtocolError, ServerSilent
+from disagg.inference.attempts.answer import ArrivingAnswer, AttemptOutcome
+from disagg.inference.attempts.retry import Attempt
+from disagg.inference.hosts.heartbeat import Heartbeat
+from disagg.inference.http import calls
+from disagg.inference.http.connections import Connections
+from disagg.inference.policy import Timeouts
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """How hosts are called."""
+
+    http: Connections
+    heartbeat: Heartbeat
+    timeouts: Timeouts
+
+    def call(
+        self,
+        host: Host,
+        path: str,
+        body: msgspec.Struct,
+        leases: ExitStack,
+        *,
+        request_id: str,
+        reported: Callable[[str], None],
+    ) -> calls.Call:
+        """A POST whose lease is extended until `leases` is closed. reported: gets the phases that the host states."""
+        leases.enter_context(self.heartbeat.lease(host, request_id))
+        return calls.Call(host, path, body, request_id, self.timeouts, reported=reported)
+
+
+@dataclass(slots=True)
+class FirstKV:
+    """Judges the way of the KV by the phases that both hosts of a hand-off state; passes them on to `reported`."""
+
+    limit_s: float
+    reported: Callable[[str], None]
+    computing_since: float | None = None
+
+    def prefill(self, phase: str) -> None:
+        """The prefill host states this phase."""
+        if self.computing_since is None and phase in ("computing the prompt", "sending KV"):
+            self.computing_since = time.monotonic()
+        self.reported(phase)
+
+    def decode(self, phase: str) -> None:
+        """The decode host states this phase. Raises HandoffError if the KV should have begun to arrive long ago."""
+        since = self.computing_since
+        if phase == "waiting for KV" and since is not None and time.monotonic() - since >= self.limit_s:
+            raise HandoffError(f"no KV has arrived {self.limit_s:g} s after its prefill began", "run `disagg doctor`")
+        self.reported(phase)
+
+
+class PrefillFailed(Exception):
+    """The KV does not reach the decode host because of `error`. Never leaves `inference`."""
+
+    def __init__(self, error: DisaggError) -> None:
+        self.error = error
+
+
+async def perform(
+    caller: Caller, attempt: Attempt, body: GenerateBody | DecodeBody, answer: ArrivingAnswer
+) -> AttemptOutcome:
+    """The rest of the answer; a hand-off has a DecodeBody. Raises PrefillFailed, or the DisaggError of the answering
+    host."""
+    with ExitStack() as leases:
+        if attempt.prefill and isinstance(body, DecodeBody):
+            return await _hand_off(caller, attempt, body, answer, leases)
+        call = caller.call(
+            attempt.answering,
+            "/generate",
+            body,
+            leases,
+            request_id=_new_id(answer),
+            reported=answer.reported,
+        )
+        async with calls.events(caller.http, call) as events:
+            answer.trace.requested = call.written
+            return AttemptOutcome(await answer.read(events))
+
+
+async def _hand_off(
+    caller: Caller, attempt: Attempt, body: DecodeBody, answer: ArrivingAnswer, leases: ExitStack
+) -> AttemptOutcome:
+    """The prompt on one host, the answer on another; on the decode host alone if it finds that faster."""
+    decode, prefill = attempt.decode, attempt.prefill
+    assert decode is not None and prefill is not None, "a hand-off has two hosts"
+    first_kv = FirstKV(caller.timeouts.first_kv, answer.reported)
+    call = caller.call(decode, "/decode", body, leases, request_id=_new_id(answer), reported=first_kv.decode)
+    async with calls.events(caller.http, call) as events:
+        slot = await anext(events)
+        answer.trace.requested, answer.trace.slot = call.written, time.monotonic()
+        if isinstance(slot, LocalEvent | SlotEvent):
+            answer.enter("prefill", slot.prompt_tokens, slot.held_tokens)
+        if isinstance(slot, LocalEvent):
+            return AttemptOutcome(await answer.read(events))
+        if isinstance(slot, DoneEvent):  # the answer was complete when its host failed
+            return AttemptOutcome(slot)
+        if not isinstance(slot, SlotEvent):
+            raise ProtocolError(f"{decode.name} opened its answer with {slot.event!r} instead of a slot")
+        order = caller.call(
+            prefill,
+            "/prefill",
+            _prefill_body(body, slot),
+            leases,
+            request_id=call.request_id,
+            reported=first_kv.prefill,
+        )
+        shipping = asyncio.ensure_future(calls.closing_event(caller.http, order, ShippedEvent))
+        try:
+            done = answer.take(await _first_tokens(events, shipping, call, order))
+            answer.trace.ordered = order.written
+            done = done or await answer.read(events)
+            if done.fallback:
+                return AttemptOutcome(done)
+            return await _with_figures(done, shipping, prefill, caller.timeouts)
+        finally:
+            shipping.cancel()
+            await asyncio.wait((shipping,))
+            _exception(shipping)  # retrieved, so that asyncio does not log it
+
+
+def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
+    return PrefillBody(
+        model=body.model,
+        prompt=body.prompt,
+        messages=body.messages,
+        tokens=body.tokens,
+        answer_tokens=body.answer_tokens,
+        deadline_s=body.deadline_s,
+        lease_s=body.lease_s,
+        cache_salt=body.cache_salt,
+        tools=body.tools,
+        chat_template_kwargs=body.chat_template_kwargs,
+        deliver=slot.kv,
+        ticket=slot.ticket,
+        start=slot.held_tokens,
+    )
+
+
+async def _first_tokens(
+    events: AsyncIterator[Event], shipping: asyncio.Future[ShippedEvent], call: calls.Call, order: calls.Call
+) -> Event:
+    """The decode host's first event after its slot; PrefillFailed as soon as the KV cannot come any more.
+
+    call, order: the requests to the decode and the prefill host.
+    """
+    upcoming = asyncio.ensure_future(anext(events))
+    try:
+        await asyncio.wait((upcoming, shipping), return_when=asyncio.FIRST_COMPLETED)
+        if not upcoming.done() and (error := _exception(shipping)) is not None:
+            raise PrefillFailed(error) if isinstance(error, DisaggError) else error
+        return await upcoming
+    except HandoffError as error:
+        # The prefill host's own error says more than the broken connection that the decode host saw.
+        await asyncio.wait((shipping,), timeout=call.timeouts.blame)
+        cause = _exception(shipping)
+        raise PrefillFailed(cause if isinstance(cause, DisaggError) else error) from error
+    except ServerSilent as error:
+        # Of two silent hosts, the one that has sent nothing for longer: the decode host may only wait for its KV.
+        shipped = shipping.done() and _exception(shipping) is None
+        if not shipped and order.last_sign <= call.last_sign:
+            raise PrefillFailed(calls.silent(order.host)) from error
+        raise
+    finally:
+        upcoming.cancel()
+        await asyncio.wait((upcoming,))
+
+
+async def _with_figures(
+    done: DoneEvent, shipping: asyncio.Future[ShippedEvent], prefill: Host, timeouts: Timeouts
+) -> AttemptOutcome:
+    """The outcome with the prefill host's figures. Missing ones are a warning, not a failure."""
+    await asyncio.wait((shipping,), timeout=timeouts.figures)
+    if not shipping.done() or (error := _exception(shipping)) is not None:
+        reason = str(error) if shipping.done() else "it did not answer in time"
+        return AttemptOutcome(done, warnings=(f"the figures of {prefill.name} are missing: {reason}",))
+    shipped = shipping.result()
+    if shipped.exposed_transfer_s < timeouts.slow_transfer:
+        return AttemptOutcome(done, shipped)
+    slow = f"Slow KV transfer from {prefill.name}: it ended {shipped.exposed_transfer_s:.1f} s after the prompt"
+    return AttemptOutcome(done, shipped, (slow,))
+
+
+def _exception(future: asyncio.Future[ShippedEvent]) -> BaseException | None:
+    """The exception of a future that has failed; None if it runs, succeeded or was cancelled."""
+    return future.exception() if future.done() and not future.cancelled() else None
+
+
+def _new_id(answer: ArrivingAnswer) -> str:
+    """An id of one attempt: hosts tell requests apart by it."""
+    return ".".join(filter(None, (answer.request_id, secrets.token_hex(8))))

@@ -1,0 +1,56 @@
+"""Waits of a request for a host that is busy or not up: stated on the stream, bounded, and not all at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from disagg.errors import DisaggError
+from disagg.inference.attempts.retry import Pause
+from disagg.inference.policy import Timeouts
+
+LONGEST_DELAY_S = 5.0
+
+
+@dataclass(slots=True)
+class RetryBudget:
+    """Spreads the retries of one client: `per_s` a second, and more only if a request would else be delayed by over
+    LONGEST_DELAY_S. Pure but for its own count."""
+
+    per_s: float
+    _next: float = 0.0
+
+    def delay(self, now: float) -> float:
+        """Seconds to wait in addition, so that the budget is kept; counts this retry."""
+        at = min(max(now, self._next), now + LONGEST_DELAY_S)
+        self._next = at + 1 / self.per_s
+        return at - now
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One request's waits. error: to raise if its deadline passes meanwhile; None while it does not wait."""
+
+    timeouts: Timeouts
+    note: Callable[[str], None]
+    error: DisaggError | None = None
+    _limited: bool = False
+    _began: float = 0.0
+    _ended: float = 0.0
+
+    async def wait(self, pause: Pause, seconds: float) -> None:
+        """Wait `seconds`. Raises the error of the pause if no host has been up for too long."""
+        now = time.monotonic()
+        if pause.limited != self._limited or now - self._ended > self.timeouts.note:  # another wait begins
+            self._limited, self._began = pause.limited, now
+        if pause.limited and now - self._began >= self.timeouts.none_up:
+            raise pause.error
+        self.error = pause.error
+        if now + seconds >= (stated_at := self._began + self.timeouts.note):
+            await asyncio.sleep(max(0.0, stated_at - now))
+            self.note(f"waiting: {pause.reason}")
+        await asyncio.sleep(max(0.0, now + seconds - time.monotonic()))
+        self._ended = time.monotonic()
+        self.error = None

@@ -1,0 +1,204 @@
+"""One-time tickets for KV transfers.
+
+A slot goes issued -> claimed -> done, or from either of the first two to failed. The transfer, its deadline and a
+revocation compete for the last step; the first one delivers the outcome, the others have no effect. The parts of one
+transfer claim the same ticket, each on a connection of its own; the failure of one ends all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from disagg.api.names import AS_IS, WireForm
+from disagg.errors import (
+    Cancelled,
+    DisaggError,
+    FingerprintMismatch,
+    LayoutMismatch,
+    Overloaded,
+    PeerLost,
+    ProtocolError,
+    TicketRefused,
+)
+from disagg.kv.arena import Arenas, Reservation
+from disagg.kv.fingerprint import Fingerprint
+from disagg.kv.layout import Layout
+from disagg.kv.parts import MAX_PARTS
+from disagg.kv.receive.incoming import Incoming
+from disagg.kv.received import ReceivedKV
+from disagg.kv.wire.frames import Header
+from disagg.kv.wire.preamble import ticket_digest
+
+TICKET_BYTES = 32
+
+log = logging.getLogger(__name__)
+
+KVOutcome = ReceivedKV | DisaggError
+OnOutcome = Callable[[KVOutcome], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The one transfer that a ticket allows: the KV of tokens [start, tokens) of this prompt on this model, in one of
+    the forms `wires`."""
+
+    request_id: str
+    layout: Layout
+    fingerprint: Fingerprint
+    token_hash: str
+    tokens: int
+    start: int = 0
+    wires: tuple[WireForm, ...] = (AS_IS,)
+
+    def require(self, header: Header) -> None:
+        """Raise an error that names the first field in which the header differs."""
+        self.layout.require_same(header.layout, mine="decode", theirs="prefill")
+        if header.wire not in self.wires:
+            raise LayoutMismatch(
+                f"the prefill host would send the KV as {header.wire}, this ticket allows {' or '.join(self.wires)}",
+                "take kv_wire out of the prefill host's engine options, or install the same disagg on both hosts",
+            )
+        self.fingerprint.require_same(header.fingerprint, mine="decode", theirs="prefill")
+        if (self.tokens, self.token_hash) != (header.tokens, header.token_hash):
+            raise FingerprintMismatch(
+                f"the hosts tokenised the prompt differently (token_hash: "
+                f"decode {self.token_hash[:16]} of {self.tokens} tokens, "
+                f"prefill {header.token_hash[:16]} of {header.tokens})",
+                "put the same tokenizer files and chat template on both hosts",
+            )
+        if self.start != header.start or self.request_id != header.request_id:
+            raise ProtocolError(
+                f"the transfer is for request {header.request_id} from token {header.start} on, "
+                f"the ticket for request {self.request_id} from token {self.start} on"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One issued ticket. Only `Tickets` changes it. aborts: end the connections that claimed it and still run.
+    failure: the outcome, in state failed."""
+
+    ticket: str
+    expected: Expected
+    deadline: float  # time.monotonic()
+    on_outcome: OnOutcome
+    incoming: Incoming
+    state: Literal["issued", "claimed", "done", "failed"] = "issued"
+    claims: int = 0
+    aborts: list[Callable[[], None]] = field(default_factory=list)
+    failure: DisaggError | None = None
+
+
+class Tickets:
+    """All outstanding tickets of one receiver. Safe to use from any thread.
+
+    arenas: the memory that KV is received into; fresh memory for each transfer if none are given. max_outstanding:
+    bound on tickets.
+    """
+
+    def __init__(self, arenas: Arenas | None = None, *, max_outstanding: int = 1024) -> None:
+        self.arenas = arenas or Arenas()
+        self._max_outstanding = max_outstanding
+        self._lock = threading.Lock()
+        # By a keyed hash of the ticket's digest: the time that a lookup takes tells a peer nothing about any ticket.
+        self._key = secrets.token_bytes(32)
+        self._slots: dict[bytes, Slot] = {}
+
+    @property
+    def outstanding(self) -> int:
+        """Tickets issued or claimed whose outcome is not delivered yet."""
+        return len(self._slots)
+
+    def issue(
+        self, expected: Expected, on_outcome: OnOutcome, *, deadline: float, memory: Reservation | None = None
+    ) -> Slot:
+        """A new ticket, valid until `deadline` (time.monotonic()) for the whole transfer. Overloaded at the bound.
+
+        on_outcome is called exactly once, on any thread, with the KV or the error; it must neither block nor raise.
+        memory: reserved for the KV; in use from its first part to the KV's release, None if nobody counts it.
+        """
+        incoming = Incoming(expected, memory, self.arenas)
+        slot = Slot(secrets.token_urlsafe(TICKET_BYTES), expected, deadline, on_outcome, incoming)
+        with self._lock:
+            if len(self._slots) >= self._max_outstanding:
+                raise Overloaded(f"{len(self._slots)} KV transfers are already awaited", "try again shortly")
+            self._slots[self._place(ticket_digest(slot.ticket))] = slot
+        return slot
+
+    def claim(self, digest: bytes, abort: Callable[[], None]) -> Slot:
+        """Use a ticket for one connection, by the digest in its preamble. `abort` is called if the slot ends before
+        `unclaim`. TicketRefused if the ticket is unknown, used or expired."""
+        with self._lock:
+            slot = self._slots.get(self._place(digest))
+            used_up = slot is not None and (slot.incoming.full or slot.claims >= MAX_PARTS)
+            if slot is None or used_up or time.monotonic() >= slot.deadline:
+                raise TicketRefused(
+                    "the KV ticket is unknown, already used or expired", "request a new one from the decode host"
+                )
+            slot.state = "claimed"
+            slot.claims += 1
+            slot.aborts.append(abort)
+        return slot
+
+    def unclaim(self, slot: Slot, abort: Callable[[], None]) -> None:
+        """The connection that claimed with this `abort` ends by itself."""
+        with self._lock:
+            slot.aborts.remove(abort)
+
+    def settle(self, slot: Slot, outcome: KVOutcome) -> bool:
+        """Deliver the slot's outcome; a failure aborts every connection that claimed it. False if an outcome was
+        delivered before; the caller then still owns `outcome`."""
+        with self._lock:
+            if self._slots.pop(self._place(ticket_digest(slot.ticket)), None) is None:
+                return False
+            slot.failure = outcome if isinstance(outcome, DisaggError) else None
+            slot.state = "failed" if slot.failure else "done"
+            aborts = list(slot.aborts) if slot.failure else []
+        if slot.failure:
+            slot.incoming.end()
+        for abort in aborts:
+            abort()
+        try:
+            slot.on_outcome(outcome)
+        except Exception:  # a defect in one callback must not stop the thread that serves all requests
+            log.exception("request %s: the callback for its KV failed", slot.expected.request_id)
+            if isinstance(outcome, ReceivedKV):
+                outcome.release()
+        return True
+
+    def revoke(self, ticket: str) -> bool:
+        """End a ticket at any stage with Cancelled; a transfer under way is aborted. False if it had ended."""
+        with self._lock:
+            slot = self._slots.get(self._place(ticket_digest(ticket)))
+        return slot is not None and self.settle(slot, _cancelled())
+
+    def revoke_all(self) -> None:
+        """Revoke every ticket: for shutdown."""
+        with self._lock:
+            slots = list(self._slots.values())
+        for slot in slots:
+            self.settle(slot, _cancelled())
+
+    def expire(self) -> None:
+        """Fail every slot whose deadline has passed. The receiver calls this several times a second."""
+        now = time.monotonic()
+        with self._lock:
+            late = [slot for slot in self._slots.values() if now >= slot.deadline]
+        for slot in late:
+            request = slot.expected.request_id
+            self.settle(slot, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
+
+    def _place(self, digest: bytes) -> bytes:
+        """The key of a ticket's slot."""
+        return hashlib.blake2b(digest, key=self._key, digest_size=16).digest()
+
+
+def _cancelled() -> Cancelled:
+    return Cancelled("the KV transfer was cancelled by its receiver")

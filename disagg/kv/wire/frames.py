@@ -1,0 +1,266 @@
+"""The wire format of one KV transfer: values to bytes and back, no sockets.
+
+    sender   -> receiver   preamble (see `preamble`), header
+    receiver -> sender     reply: accepted, or refused with the reason
+    sender   -> receiver   frames, end frame
+    receiver -> sender     reply: acknowledged, or failed with the reason
+
+Integers are little-endian. Everything from a peer is validated here; ProtocolError names what is wrong with it.
+docs/wire-protocol.md specifies the same for other implementations.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import xxhash
+
+from disagg.api.names import AS_IS, WireForm
+from disagg.errors import DisaggError, ProtocolError, clipped
+from disagg.kv.blocks import Block, StateBlock
+from disagg.kv.fingerprint import Fingerprint
+from disagg.kv.forms import WIRE_FORMS, plane_bytes
+from disagg.kv.layout import Layout
+from disagg.kv.parts import MAX_PARTS, WHOLE, Part
+from disagg.kv.wire.preamble import encode_preamble
+
+MAX_REPLY_BYTES = 1 << 16
+MAX_TOKENS = (1 << 32) - 1
+MAX_NAME_CHARS = 256  # request ids and token hashes
+MAX_ERROR_CHARS = 2000
+
+REPLY_LENGTH = struct.Struct("<I")
+FRAME = struct.Struct("<HHIIIQ")  # kind, layer, tensor, start, end, payload length
+TOTALS = struct.Struct("<QQ16s")  # frames, payload bytes, digest
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    KEYS = 1
+    VALUES = 2
+    STATE = 3
+    END = 4
+    IDLE = 5  # nothing: the sender runs and waits for KV
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the sender will deliver: the KV of tokens [start, tokens) of one prompt, or one of `parts` parts of it."""
+
+    ticket: str
+    request_id: str
+    fingerprint: Fingerprint
+    layout: Layout
+    token_hash: str
+    tokens: int
+    start: int = 0
+    wire: WireForm = AS_IS
+    part: Part = WHOLE
+    parts: int = 1
+
+
+class Frame(NamedTuple):
+    """The head of one frame. tensor: index of the tensor of a ``state`` layer, or of the plane of keys or values (0 in
+    the form as-is). length: payload bytes."""
+
+    kind: Kind
+    layer: int
+    tensor: int
+    start: int
+    end: int
+    length: int
+
+
+class Totals(NamedTuple):
+    """The payload of the end frame. digest: see `new_digest`."""
+
+    frames: int
+    payload_bytes: int
+    digest: bytes
+
+
+def new_digest() -> xxhash.xxh3_128:
+    """The running checksum of a transfer: XXH3-128 over all frame heads and payloads before the end frame, in order."""
+    return xxhash.xxh3_128()
+
+
+def encode_header(header: Header) -> bytes:
+    """Preamble and header."""
+    body = _json_bytes(
+        {
+            "request_id": header.request_id,
+            "tokens": header.tokens,
+            "start": header.start,
+            "wire": header.wire,
+            "part": header.part.to_json(),
+            "parts": header.parts,
+            "token_hash": header.token_hash,
+            "fingerprint": header.fingerprint.to_json(),
+            "layout": header.layout.to_json(),
+        }
+    )
+    return encode_preamble(header.ticket, len(body)) + body
+
+
+def decode_header(raw: bytes, ticket: str) -> Header:
+    """The header that followed a ticket's preamble, each field of the right type and size. The caller compares it with
+    what the ticket allows."""
+    body = _json_object(raw, "transfer header")
+    tokens = _count(body, "tokens", MAX_TOKENS)
+    return Header(
+        ticket=ticket,
+        request_id=_name(body, "request_id"),
+        fingerprint=Fingerprint.from_json(body.get("fingerprint")),
+        layout=Layout.from_json(body.get("layout")),
+        token_hash=_name(body, "token_hash"),
+        tokens=tokens,
+        start=_count(body, "start", tokens),
+        wire=_wire(body),
+        part=Part.from_json(body.get("part")),
+        parts=_count(body, "parts", MAX_PARTS, minimum=1),
+    )
+
+
+def encode_ok(**facts: float) -> bytes:
+    """The receiver's reply of success, with what it measured."""
+    return _reply({"ok": True, **facts})
+
+
+def encode_error(error: DisaggError) -> bytes:
+    """The receiver's reply of failure; long messages are cut."""
+    clipped = {name: text[:MAX_ERROR_CHARS] for name, text in error.to_json().items()}
+    return _reply({"ok": False, "error": clipped})
+
+
+def decode_reply_length(raw: bytes) -> int:
+    """The number of reply bytes that follow."""
+    (length,) = REPLY_LENGTH.unpack(raw)
+    if length > MAX_REPLY_BYTES:
+        raise ProtocolError(f"the receiver's reply announces {length} bytes, at most {MAX_REPLY_BYTES} are allowed")
+    return int(length)
+
+
+def decode_reply(raw: bytes) -> dict[str, Any]:
+    """The fields of a reply of success; raises the error in a reply of failure."""
+    body = _json_object(raw, "receiver's reply")
+    if body.get("ok") is True:
+        return body
+    error = body.get("error")
+    if not isinstance(error, dict):
+        raise ProtocolError("the receiver's reply is neither ok nor an error")
+    raise DisaggError.from_json(error)
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """A frame's head; the payload follows it on the wire."""
+    return FRAME.pack(*frame)
+
+
+def decode_frame(raw: bytes) -> Frame:
+    """A frame's head. `Assembly` checks whether that frame may come next."""
+    kind, *rest = FRAME.unpack(raw)
+    if kind not in Kind.__members__.values():
+        raise ProtocolError(f"unknown frame kind {kind}")
+    if kind in _FIXED and rest != _FIXED[kind]:
+        raise ProtocolError(f"malformed {Kind(kind).name.lower()} frame: {rest}")
+    return Frame(Kind(kind), *rest)
+
+
+_FIXED = {Kind.END: [0, 0, 0, 0, TOTALS.size], Kind.IDLE: [0, 0, 0, 0, 0]}
+IDLE_FRAME = FRAME.pack(Kind.IDLE, *_FIXED[Kind.IDLE])
+
+
+def encode_end(totals: Totals) -> bytes:
+    """The whole end frame."""
+    return FRAME.pack(Kind.END, 0, 0, 0, 0, TOTALS.size) + TOTALS.pack(*totals)
+
+
+def decode_totals(raw: bytes) -> Totals:
+    """The end frame's payload."""
+    return Totals(*TOTALS.unpack(raw))
+
+
+def frames_of(
+    block: Block, layout: Layout, wire: WireForm = AS_IS, part: Part = WHOLE
+) -> list[tuple[Frame, list[memoryview]]]:
+    """The frames that carry a block, each with its payload. ProtocolError if the block does not fit the layout and the
+    part."""
+    if not 0 <= block.layer < len(layout.layers):
+        raise ProtocolError(f"a block for layer {block.layer} of a model with {len(layout.layers)} layers")
+    layer = layout.layers[block.layer]
+    if isinstance(block, StateBlock):
+        sizes = [state.nbytes for state in layer.states] if part.has_states(layout, block.layer) else []
+        views = _fitting(block.tensors, sizes, f"the state of layer {block.layer}")
+        return [(Frame(Kind.STATE, block.layer, i, 0, 0, len(v)), [v]) for i, v in enumerate(views)]
+    if not 0 <= block.start < block.end <= MAX_TOKENS:
+        raise ProtocolError(f"a block of layer {block.layer} with rows [{block.start}, {block.end})")
+    heads = len(part.heads_of(layout, block.layer))
+    if not heads:
+        raise ProtocolError(f"a block of layer {block.layer}, of which this transfer carries no KV head")
+    frames: list[tuple[Frame, list[memoryview]]] = []
+    for kind, given, dim in ((Kind.KEYS, block.keys, layer.key_dim), (Kind.VALUES, block.values, layer.value_dim)):
+        if dim == 0:  # a latent cache has keys only
+            continue
+        sizes = [(block.end - block.start) * size for size in plane_bytes(dim, layout.itemsize, wire)]
+        expected = [size for size in sizes for _ in range(heads)]
+        views = _fitting(given, expected, f"the {kind.name.lower()} of layer {block.layer}")
+        for plane, size in enumerate(sizes):
+            frame = Frame(kind, block.layer, plane, block.start, block.end, size * heads)
+            frames.append((frame, views[plane * heads : (plane + 1) * heads]))
+    return frames
+
+
+def _fitting(views: Sequence[memoryview], sizes: Sequence[int], what: str) -> list[memoryview]:
+    given = [view.nbytes for view in views]
+    if given != list(sizes):
+        raise ProtocolError(f"a block carries {given} bytes for {what}, the layout has {list(sizes)}")
+    return [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views]
+
+
+def _reply(body: dict[str, Any]) -> bytes:
+    raw = _json_bytes(body)
+    return REPLY_LENGTH.pack(len(raw)) + raw
+
+
+def _json_bytes(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode("ascii")
+
+
+def _json_object(raw: bytes, what: str) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the {what} is not JSON: {clipped(error)}") from error
+    if not isinstance(body, dict):
+        raise ProtocolError(f"the {what} is not a JSON object")
+    return body
+
+
+def _name(body: dict[str, Any], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not value.isascii() or not 1 <= len(value) <= MAX_NAME_CHARS:
+        raise ProtocolError(f"{field} in the transfer header must be 1 to {MAX_NAME_CHARS} ASCII characters")
+    return value
+
+
+def _wire(body: dict[str, Any]) -> WireForm:
+    for form in WIRE_FORMS:
+        if body.get("wire") == form:
+            return form
+    raise ProtocolError(
+        f"unknown wire form {clipped(repr(body.get('wire')))} in the transfer header",
+        f"this receiver supports {', '.join(WIRE_FORMS)}: install the same disagg version on both hosts",
+    )
+
+
+def _count(body: dict[str, Any], field: str, maximum: int, minimum: int = 0) -> int:
+    value = body.get(field)
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise ProtocolError(f"{field} in the transfer header must be a whole number from {minimum} to {maximum}")
+    return value

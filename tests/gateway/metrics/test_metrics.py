@@ -1,0 +1,90 @@
+"""/metrics, read as Prometheus reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from disagg.errors import ServerUnavailable
+from disagg.gateway.clients.keys import KeyFile
+from disagg.gateway.dialects.base import Head
+from disagg.gateway.dialects.request import GatewayRequest
+from disagg.gateway.metrics.requests import RequestMetrics
+from disagg.gateway.observe.observers import Observers
+from tests.gateway import fake_client
+from tests.gateway.fake_client import FakeClient, completion
+
+CHAT = {"model": "alias-of-m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def samples(text: str) -> dict[str, float]:
+    """Values by name and labels, as `name{label=value}`, of all models together; buckets are left out."""
+    found = dict[str, float]()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(
+                f"{name}={value}" for name, value in sorted(sample.labels.items()) if name != "model_name"
+            )
+            if "le=" not in labels:
+                name = f"{sample.name}{{{labels}}}" if labels else sample.name
+                found[name] = found.get(name, 0.0) + sample.value
+    return found
+
+
+async def test_a_request_is_counted_under_its_model_s_name() -> None:
+    async with fake_client.http(fake_client.app(FakeClient("one ", "two"))) as http:
+        await http.post("/v1/chat/completions", json=CHAT)
+        response = await http.get("/metrics")
+    assert 'vllm:prompt_tokens_total{model_name="m"} 5.0' in response.text
+    found = samples(response.text)
+    assert found["vllm:generation_tokens_total"] == 2
+    assert found["vllm:request_success_total{finished_reason=stop}"] == 1
+    assert found["disagg_requests_total{method=disaggregated}"] == 1
+    assert found["disagg_requests_running"] == 0
+    assert found["vllm:time_to_first_token_seconds_sum"] == 0.4
+    assert found["disagg_ttft_part_seconds_total{part=prefill}"] == 0.2
+    assert found["disagg_transfer_seconds_total{when=hidden}"] == 0.1
+
+
+async def test_errors_are_counted_by_code_and_cancelled_requests_apart() -> None:
+    failing = fake_client.app(FakeClient("one ", ServerUnavailable("gone")))
+    async with fake_client.http(failing) as http:
+        await http.post("/v1/chat/completions", json={**CHAT, "stream": True})
+        await http.post("/v1/chat/completions", json={**CHAT, "model": "gpt"})
+        found = samples((await http.get("/metrics")).text)
+    assert found["disagg_request_errors_total{code=no_host_available}"] == 1
+    assert found["disagg_request_errors_total{code=model_not_found}"] == 1
+    assert "vllm:request_success_total{finished_reason=stop}" not in found
+
+
+async def test_a_running_request_is_seen_while_it_runs() -> None:
+    client = FakeClient(0.2, "one ")
+    async with fake_client.http(fake_client.app(client)) as http:
+        running = asyncio.ensure_future(http.post("/v1/chat/completions", json=CHAT))
+        while not client.asked:
+            await asyncio.sleep(0.01)
+        assert samples((await http.get("/metrics")).text)["disagg_requests_running"] == 1
+        await running
+        assert samples((await http.get("/metrics")).text)["disagg_requests_running"] == 0
+
+
+async def test_the_figures_need_a_key_once_there_is_one(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("prometheus")
+    async with fake_client.http(fake_client.app(FakeClient(), file.path)) as http:
+        assert (await http.get("/metrics")).status_code == 401
+
+
+def test_a_cancelled_request_with_one_complete_answer_counts_both() -> None:
+    registry = CollectorRegistry()
+    observers = Observers([RequestMetrics(registry)])
+    request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=2)
+    life = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
+    life.completed(0, completion("one", held_tokens=4))
+    life.ended(None, cancelled=True)
+    found = samples(generate_latest(registry).decode())
+    assert found["disagg_requests_cancelled_total"] == found["vllm:request_success_total{finished_reason=stop}"] == 1
+    assert (found["vllm:prefix_cache_hits_total"], found["vllm:prefix_cache_queries_total"]) == (4, 5)

@@ -1,0 +1,81 @@
+"""Answers that are cut off and go on on another host: one host breaks off on purpose, the others are real."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from disagg.errors import ServerUnavailable
+from disagg.inference.attempts.answer import FALLBACK_WARNING
+from disagg.inference.client import Client
+from disagg.inference.types import Completion
+from tests.fleets import TOKEN, RunningFleet
+from tests.inference.fake_hosts import End, be_patient, breaking_off, only, start_at, with_first
+from tests.values import present
+
+PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n"
+SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
+
+
+def ids(answer: Completion) -> list[int]:
+    return [token.id for token in answer.tokens]
+
+
+@pytest.mark.parametrize(
+    ("after", "end", "sampling"),
+    [(1, "cut", {}), (7, "cut", SAMPLED), (3, "error", {"repetition_penalty": 1.3}), (24, "cut", SAMPLED)],
+)
+def test_an_answer_that_is_cut_off_goes_on_as_if_nothing_had_happened(
+    tiny_fleet: RunningFleet, after: int, end: End, sampling: dict[str, Any]
+) -> None:
+    """The last row: every token has arrived, only the end is missing."""
+    real = tiny_fleet.fleet.hosts["tiny-decode"]
+    with tiny_fleet.client() as client:
+        whole = client.generate("tiny", PROMPT, max_tokens=24, ignore_eos=True, **sampling)
+    fleet = tiny_fleet.fleet
+    with breaking_off(real, after, end) as port, Client(with_first(fleet, real.name, port), token=TOKEN) as client:
+        start_at(client, "bad-tiny-decode")
+        be_patient(client)
+        with client.stream("tiny", PROMPT, max_tokens=24, ignore_eos=True, **sampling) as stream:
+            chunks = list(stream)
+    answer = stream.completion
+    assert ids(answer) == ids(whole) and answer.text == whole.text == stream.text
+    assert after <= answer.metrics.resumed_tokens <= 24
+    assert answer.metrics.completion_tokens == 24 and answer.metrics.decode_server == "tiny-decode"
+    assert answer.metrics.ttft_parts.total == pytest.approx(answer.metrics.ttft)
+    (note,) = (chunk.note for chunk in chunks if chunk.note)
+    assert "bad-tiny-decode failed after" in note and "goes on on tiny-decode" in note
+    assert answer.warnings == (note,)
+
+
+def test_without_another_decode_host_the_prefill_host_goes_on_alone(tiny_fleet: RunningFleet) -> None:
+    real, prefill = tiny_fleet.fleet.hosts["tiny-decode"], tiny_fleet.fleet.hosts["tiny-prefill"]
+    with tiny_fleet.client() as client:
+        whole = client.generate("tiny", PROMPT, max_tokens=24, **SAMPLED)  # type: ignore[arg-type]
+    with breaking_off(real, 5, "cut") as port:
+        broken = dataclasses.replace(real, port=port)
+        with Client(only(tiny_fleet, broken, prefill), token=TOKEN) as client:
+            be_patient(client)
+            answer = client.generate("tiny", PROMPT, max_tokens=24, **SAMPLED)  # type: ignore[arg-type]
+    assert ids(answer) == ids(whole) and answer.text == whole.text
+    assert answer.metrics.method == "prefill-alone"
+    assert any(warning.startswith(FALLBACK_WARNING) for warning in answer.warnings)
+
+
+def test_when_no_host_is_left_the_error_has_what_had_arrived(tiny_fleet: RunningFleet) -> None:
+    real = tiny_fleet.fleet.hosts["tiny-decode"]
+    with tiny_fleet.client() as client:
+        whole = client.generate("tiny", PROMPT, max_tokens=24)
+    with (
+        breaking_off(real, 4, "error") as port,
+        Client(only(tiny_fleet, dataclasses.replace(real, port=port)), token=TOKEN) as client,
+        pytest.raises(ServerUnavailable, match=r"request failed: out of memory") as raised,
+    ):
+        be_patient(client)
+        client.generate("tiny", PROMPT, max_tokens=24)
+    partial = present(raised.value.partial)
+    assert 4 <= len(partial.token_ids) < 24
+    assert list(partial.token_ids) == ids(whole)[: len(partial.token_ids)]
+    assert whole.text.startswith(partial.text)
