@@ -124,7 +124,7 @@ class MLXDecodeEngine:
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
         """See DecodeEngine."""
-        return self._loop.held.find(tokens, salt)
+        return self._loop.held.find(tokens[:-1], salt)
 
     @property
     def held_bytes(self) -> int:

@@ -27,7 +27,7 @@ class Rows:
         return _nbytes(self.layers)
 
     def split(self, at: int) -> tuple[Rows, Rows]:
-        """See model.held.Rows. Copied layer by layer, so that only one layer exists twice."""
+        """See model.held.tree.Rows. Copied layer by layer, so that only one layer exists twice."""
         upper, lower = [], []
         for layer in self.layers:
             halves = _copies(layer, 0, at), _copies(layer, at, None)
@@ -39,9 +39,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What sliding and state layers hold after some token. layers: per layer, None for those that keep every row."""
+    """What sliding and state layers hold after some token. layers: per layer, None for those that keep every row.
+    usable_from: see model.held.tree.Snapshot."""
 
     layers: tuple[Layer | None, ...]
+    usable_from: int
 
     @property
     def nbytes(self) -> int:
@@ -71,18 +73,18 @@ def hold(
 ) -> None:
     """Hold the KV of these tokens. snapshots: those of earlier tokens; the one after the last is added."""
     if covers(caches, len(tokens)):
-        if (last := snapshot(caches)) is not None:
+        if (last := snapshot(caches, len(tokens))) is not None:
             snapshots[len(tokens)] = last
         store.add(tokens, salt, lambda start, end: rows(caches, start, end), snapshots)
 
 
-def snapshot(caches: Sequence[Any]) -> Snapshot | None:
-    """The sliding and state layers of evaluated caches of one request, copied: the caches may be views of memory that
-    is written over later. None if there are no such layers."""
+def snapshot(caches: Sequence[Any], tokens: int) -> Snapshot | None:
+    """The sliding and state layers of one request's evaluated caches after `tokens` tokens, copied: the caches may be
+    views of memory that is written over later. None if there are no such layers."""
     layers = tuple(_fixed(cache) for cache in caches)
     arrays = [array for layer in layers for array in layer or ()]
     mx.eval(arrays)
-    return Snapshot(layers) if arrays else None
+    return Snapshot(layers, tokens if any(_has_dropped(cache, tokens) for cache in caches) else 0) if arrays else None
 
 
 def rows(caches: Sequence[Any], start: int, end: int) -> Rows:
@@ -121,6 +123,11 @@ def last_rows(prefix: HeldPrefix, layer: int) -> Layer:
     assert pair is not None, "this layer keeps every row"
     surplus = prefix.snapshot_at - prefix.tokens
     return tuple(array[..., : array.shape[2] - surplus, :] for array in pair) if surplus else pair
+
+
+def _has_dropped(cache: Any, tokens: int) -> bool:
+    """Whether a cache after `tokens` tokens does not hold what it held after each of them."""
+    return isinstance(cache, ArraysCache) or (isinstance(cache, RotatingKVCache) and tokens > cache.max_size)
 
 
 def _fixed(cache: Any) -> Layer | None:

@@ -137,7 +137,7 @@ class SimulatedDecodeEngine:
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
         """See DecodeEngine."""
-        return self._held.store.find(tokens, salt)
+        return self._held.store.find(tokens[:-1], salt)
 
     @property
     def held_bytes(self) -> int:

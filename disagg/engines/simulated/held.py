@@ -21,7 +21,7 @@ class CountedRows:
         return self.tokens * self.token_bytes
 
     def split(self, at: int) -> tuple[CountedRows, CountedRows]:
-        """See model.held.Rows."""
+        """See model.held.tree.Rows."""
         return replace(self, tokens=at), replace(self, tokens=self.tokens - at)
 
 
@@ -30,6 +30,7 @@ class CountedSnapshot:
     """A snapshot of the layers that do not keep every row."""
 
     nbytes: int
+    usable_from: int
 
 
 class CountedKV:
@@ -38,11 +39,15 @@ class CountedKV:
     def __init__(self, layout: Layout, limit: int) -> None:
         self._others = replace(layout, layers=tuple(at for at in layout.layers if at.kind != "full"))
         self._token_bytes = layout.nbytes(1) - self._others.nbytes(1)
-        windows = [layer.window or 0 for layer in self._others.layers]
-        self.store: HeldStore[CountedRows, CountedSnapshot] = HeldStore(limit, min(windows, default=None))
+        self._reach = min((layer.window or 0 for layer in self._others.layers), default=None)
+        self.store: HeldStore[CountedRows, CountedSnapshot] = HeldStore(limit, self._reach)
 
     def hold(self, prompt: Sequence[int], answer: Sequence[int], salt: str) -> None:
         """Hold the KV of a request that has ended."""
         tokens = [*prompt, *answer]
-        snapshots = {at: CountedSnapshot(self._others.nbytes(at)) for at in (len(prompt) - 1, len(tokens))}
+        snapshots = {at: self._snapshot(at) for at in (len(prompt) - 1, len(tokens))}
         self.store.add(tokens, salt, lambda start, end: CountedRows(end - start, self._token_bytes), snapshots)
+
+    def _snapshot(self, tokens: int) -> CountedSnapshot:
+        complete = tokens <= (self._reach or 0)
+        return CountedSnapshot(self._others.nbytes(tokens), 0 if complete else tokens)

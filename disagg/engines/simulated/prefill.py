@@ -85,7 +85,7 @@ class SimulatedPrefillEngine(PrefillEngine):
 
     def _find(self, tokens: Sequence[int], salt: str) -> int:
         """How many of these tokens are held."""
-        found = self._held.store.find([*tokens, 0], salt)  # which finds what is shorter than its tokens
+        found = self._held.store.find(tokens, salt)
         if found is None:
             return 0
         found.release()

@@ -3,7 +3,7 @@
 engine    chunked prefill that emits each layer's KV as soon as that layer has computed it
 runs      one prompt, or one prompt and its answer, computed step by step
 forward   the model's forward pass, and what it does without enough memory
-prefixes  the KV of finished prompts, for prompts that begin alike
+held      the KV of finished prompts, for prompts that begin alike
 cache     the transformers Cache whose layers report new rows
 emit      new rows -> KV blocks: views of CPU memory, or copies from a GPU
 load      checkpoint -> model on its device; profile: what the loaded model computes, measured

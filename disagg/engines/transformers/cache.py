@@ -7,18 +7,15 @@ copies all previous rows for every chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from disagg.engines.transformers.prefixes import HeldRows
+from disagg.engines.transformers.held import SPARE_ROWS, HeldPrefix, Layer, Rows, Snapshot, copies, last_rows, segments
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout, Layout
-
-SPARE_ROWS = 64
-"""Rows of a sliding layer that are held beyond its window: a later prompt may differ in its last tokens."""
 
 # (layer, index of the first new token, new keys, new values: views of the cache, [1, kv_heads, new, dim])
 OnRows = Callable[[int, int, torch.Tensor, torch.Tensor], None]
@@ -51,14 +48,25 @@ class PreallocatedCache(Cache):  # type: ignore[misc]
             self._on_rows(layer_idx, start, keys[:, :, -new:], values[:, :, -new:])
         return keys, values
 
-    def held(self) -> Sequence[HeldRows]:
-        """The rows of all layers, which stay valid if this cache is not updated any more."""
-        return [layer.held() for layer in self.layers]
+    def rows(self, start: int, end: int) -> Rows:
+        """Rows [start, end) of the full layers, which stay valid if this cache is not updated any more."""
+        return Rows(tuple(layer.rows(start, end) if isinstance(layer, FullLayer) else None for layer in self.layers))
 
-    def load(self, layers: Sequence[HeldRows], tokens: int) -> None:
-        """Begin with the rows of the first `tokens` tokens of another cache. They are reported like new ones."""
-        for index, rows in enumerate(layers):
-            first, keys, values = self.layers[index].load(rows, tokens)
+    def snapshot(self) -> Snapshot | None:
+        """The sliding layers as they are now, copied; None if there are none."""
+        sliding = [layer for layer in self.layers if isinstance(layer, SlidingLayer)]
+        if not sliding:
+            return None
+        layers = tuple(layer.last_rows() if isinstance(layer, SlidingLayer) else None for layer in self.layers)
+        return Snapshot(layers, max(layer.usable_from for layer in sliding))
+
+    def load(self, prefix: HeldPrefix) -> None:
+        """Begin with these rows of another cache. They are reported like new ones."""
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, SlidingLayer):
+                first, keys, values = layer.load(last_rows(prefix, index), prefix.tokens)
+            else:
+                first, keys, values = layer.load(segments(prefix, index), prefix.tokens)
             if self._on_rows is not None:
                 self._on_rows(index, first, keys, values)
 
@@ -112,14 +120,18 @@ class FullLayer(_Layer):
         self.seen = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def held(self) -> HeldRows:
-        """All rows, without a copy."""
-        return HeldRows(0, self.keys[:, :, : self.seen], self.values[:, :, : self.seen])
+    def rows(self, start: int, end: int) -> Layer:
+        """See PreallocatedCache.rows. All rows at once are not copied."""
+        if start == 0 and end == self.keys.shape[2]:
+            return self.keys, self.values
+        return copies((self.keys, self.values), start, end)
 
-    def load(self, rows: HeldRows, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+    def load(self, pieces: Iterable[tuple[int, Layer]], tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         """See PreallocatedCache.load. Returns the first row's index, and the rows."""
-        self.keys[:, :, :tokens] = rows.keys[:, :, :tokens]
-        self.values[:, :, :tokens] = rows.values[:, :, :tokens]
+        for start, (keys, values) in pieces:
+            end = start + keys.shape[2]
+            self.keys[:, :, start:end] = keys
+            self.values[:, :, start:end] = values
         self.seen = tokens
         return 0, self.keys[:, :, :tokens], self.values[:, :, :tokens]
 
@@ -158,19 +170,23 @@ class SlidingLayer(_Layer):
         self.seen += new
         return self.keys[:, :, start - past : self.end], self.values[:, :, start - past : self.end]
 
-    def held(self) -> HeldRows:
-        """A copy of the last rows: the window, and up to SPARE_ROWS before it."""
-        count = min(self.end, self.window + SPARE_ROWS)
-        keys, values = (buffer[:, :, self.end - count : self.end].clone() for buffer in (self.keys, self.values))
-        return HeldRows(self.seen - count, keys, values, self.window)
+    @property
+    def usable_from(self) -> int:
+        """After how many tokens `last_rows` has a whole window, or all rows."""
+        first = self.seen - self._last()
+        return first + self.window if first else 0
 
-    def load(self, rows: HeldRows, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        """See PreallocatedCache.load. Returns the first row's index, and the rows."""
-        first = max(rows.first, tokens - self.window)
-        self.end, self.seen = tokens - first, tokens
-        for buffer, held in ((self.keys, rows.keys), (self.values, rows.values)):
-            buffer[:, :, : self.end] = held[:, :, first - rows.first : tokens - rows.first]
-        return first, self.keys[:, :, : self.end], self.values[:, :, : self.end]
+    def last_rows(self) -> Layer:
+        """A copy of the last rows: the window, and up to SPARE_ROWS before it."""
+        return copies((self.keys, self.values), self.end - self._last(), self.end)
+
+    def load(self, rows: Layer, tokens: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """See PreallocatedCache.load. rows: the last ones before token `tokens`. Returns the first row's index, and the
+        rows that it needs of them."""
+        self.end, self.seen = min(rows[0].shape[2], self.window), tokens
+        for buffer, held in zip((self.keys, self.values), rows, strict=True):
+            buffer[:, :, : self.end] = held[:, :, held.shape[2] - self.end :]
+        return tokens - self.end, self.keys[:, :, : self.end], self.values[:, :, : self.end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(rows, index of the first) that `query_length` new tokens look at."""
@@ -180,6 +196,9 @@ class SlidingLayer(_Layer):
     def get_max_length(self) -> int:
         """The window."""
         return self.window
+
+    def _last(self) -> int:
+        return min(self.end, self.window + SPARE_ROWS)
 
     def _past(self) -> int:
         return min(self.seen, self.window - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,13 +18,15 @@ from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import HFTokenizer
 from disagg.engines.transformers.cache import OnRows, PreallocatedCache
 from disagg.engines.transformers.emit import RowEmitter
-from disagg.engines.transformers.forward import Forward
+from disagg.engines.transformers.forward import Forward, is_out_of_memory
+from disagg.engines.transformers.held import make_store
 from disagg.engines.transformers.load import choose_device, load_model, weight_bytes
-from disagg.engines.transformers.prefixes import HeldPrompt, Prefixes
 from disagg.engines.transformers.profile import measure
 from disagg.engines.transformers.runs import AnswerRun, PromptRun
 from disagg.engines.transformers.sampling import Sampler
 from disagg.kv.blocks import Block
+
+_log = logging.getLogger(__name__)
 
 
 class TransformersPrefillEngine(PrefillEngine):
@@ -41,8 +44,8 @@ class TransformersPrefillEngine(PrefillEngine):
         self._model = load_model(path, options, self._device)
         self._chunk_tokens = options.chunk_tokens
         self._layout = checkpoint.layout(reference, options.dtype)
-        self._prefixes = Prefixes(options.max_held_bytes)
-        self._forward = Forward(self._model, self._layout, self._device, self._prefixes.clear)
+        self._held = make_store(self._layout, options.max_held_bytes)
+        self._forward = Forward(self._model, self._layout, self._device, self._held.clear)
         actual = measure(self._model, reference)
         findings = preflight.compare(reference, actual)
         preflight.require(findings)
@@ -77,7 +80,7 @@ class TransformersPrefillEngine(PrefillEngine):
         cache = self._cache(salt, tokens, len(tokens), chunk_tokens or self._chunk_tokens, on_rows)
 
         def hold(cache: PreallocatedCache) -> None:
-            self._prefixes.keep(HeldPrompt.of(salt, tokens, cache.held()))
+            self._hold(salt, tokens, cache)
 
         return PromptRun(self._forward, cache, tokens, chunk_tokens or self._chunk_tokens, hold)
 
@@ -115,7 +118,7 @@ class TransformersPrefillEngine(PrefillEngine):
     @property
     def held_bytes(self) -> int:
         """See PrefillEngine."""
-        return self._prefixes.nbytes
+        return self._held.nbytes
 
     def _cache(
         self, salt: str, tokens: Sequence[int], total: int, chunk: int, on_rows: OnRows | None = None
@@ -128,7 +131,21 @@ class TransformersPrefillEngine(PrefillEngine):
                 on_rows(layer, start, keys, values)
 
         cache = self._forward.cache(total, min(chunk, total), beat)
-        if found := self._prefixes.find(salt, tokens):
-            prompt, count = found
-            cache.load(prompt.layers, count)
+        if held := self._held.find(tokens, salt):
+            try:
+                cache.load(held.read())
+            finally:
+                held.release()
         return cache
+
+    def _hold(self, salt: str, tokens: Sequence[int], cache: PreallocatedCache) -> None:
+        """Keep the KV of a prompt that is computed, unless there is no room for it."""
+        if self._layout.nbytes(len(tokens)) > self._held.limit:
+            return
+        try:
+            last = cache.snapshot()
+            self._held.add(tokens, salt, cache.rows, {len(tokens): last} if last is not None else None)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            _log.warning("the KV of a prompt of %d tokens could not be held: %s", len(tokens), error)

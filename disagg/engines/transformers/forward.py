@@ -62,7 +62,7 @@ class Forward:
         try:
             yield
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             self._free()
             reason = str(error).splitlines()[0] if str(error) else "no memory left"
@@ -71,7 +71,7 @@ class Forward:
             ) from error
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
         text in str(error) for text in ALLOCATION_FAILED
     )

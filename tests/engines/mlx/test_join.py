@@ -63,9 +63,9 @@ def held(tokens: int, *parts: int) -> HeldPrefix:
     store = make_store(MODEL, 1 << 30)
     for end in sorted({*parts, tokens}):
         caches = mlx_cache.build(MODEL, kv_of(end))
-        taken = present(snapshot(caches))
+        taken = present(snapshot(caches, end))
         store.add(range(end), "", partial(rows, caches), {end: taken})
-    return present(store.find(range(tokens + 1), "")).read()
+    return present(store.find(range(tokens), "")).read()
 
 
 def require_same(built: list[Any], tokens: int) -> None:
@@ -112,7 +112,7 @@ def test_a_received_state_replaces_the_held_one() -> None:
     first, second = (RNG.normal(size=12).astype(np.float32) for _ in range(2))
     store = make_store(states_model, 1 << 20)
     caches = mlx_cache.build(states_model, received(layout, 20, nothing, nothing, [[first.view(np.uint8)]]))
-    store.add(range(20), "", partial(rows, caches), {20: present(snapshot(caches))})
+    store.add(range(20), "", partial(rows, caches), {20: present(snapshot(caches, 20))})
     assert store.find(range(19), "") is None, "a state cannot be cut"
     prefix = present(store.find(range(30), "")).read()
 

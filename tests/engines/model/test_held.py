@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from disagg.engines.model.held import MAX_SNAPSHOTS, Held, HeldStore
+from disagg.engines.model.held import Held, HeldStore
+from disagg.engines.model.held.store import MAX_SNAPSHOTS
 
 WINDOW = 32
 
@@ -34,21 +35,27 @@ class Mark:
     """A snapshot: the tokens before it."""
 
     tokens: tuple[int, ...]
+    usable_from: int
     nbytes: int = 5
 
 
 Store = HeldStore[Run, Mark]
 
 
-def add(store: Store, tokens: Sequence[int], salt: str = "", marks: Sequence[int] = ()) -> list[tuple[int, int]]:
-    """Add tokens; returns the ranges of which rows were copied."""
+def add(
+    store: Store, tokens: Sequence[int], salt: str = "", marks: Sequence[int] = (), spare: int = 0
+) -> list[tuple[int, int]]:
+    """Add tokens, with snapshots at `marks` that have all rows of the first window, or the last `spare` ones beside a
+    window; returns the ranges of which rows were copied."""
     asked = []
 
     def rows(start: int, end: int) -> Run:
         asked.append((start, end))
         return Run(tuple(tokens[start:end]))
 
-    store.add(tokens, salt, rows, {at: Mark(tuple(tokens[:at])) for at in marks})
+    window = store.reach - spare if store.reach else 0
+    usable_from = {at: 0 if at <= window + spare else at - spare for at in marks}
+    store.add(tokens, salt, rows, {at: Mark(tuple(tokens[:at]), usable_from[at]) for at in marks})
     return asked
 
 
@@ -57,14 +64,14 @@ def read(held: Held[Run, Mark]) -> tuple[int, ...]:
     prefix = held.read()
     tokens = tuple(token for run in prefix.rows for token in run.tokens)[: prefix.tokens]
     if prefix.snapshot is not None:
-        assert len(prefix.snapshot.tokens) == prefix.snapshot_at >= prefix.tokens
+        assert len(prefix.snapshot.tokens) == prefix.snapshot_at >= prefix.tokens >= prefix.snapshot.usable_from
         assert prefix.snapshot.tokens[: prefix.tokens] == tokens
     return tokens
 
 
 def found(store: Store, tokens: Sequence[int], salt: str = "") -> int:
-    """How many tokens are held for these; releases them."""
-    held = store.find(tokens, salt)
+    """How many tokens before the last of these are held; releases them."""
+    held = store.find(tokens[:-1], salt)
     if held is None:
         return 0
     count = held.tokens
@@ -108,6 +115,18 @@ def test_the_longest_common_prefix_is_found_but_never_the_whole_prompt(tokens: l
     store: Store = HeldStore(1000, None)
     add(store, FIRST)
     assert found(store, tokens) == count
+
+
+def test_a_prompt_may_be_held_as_a_whole() -> None:
+    store: Store = HeldStore(1000, None)
+    add(store, FIRST)
+    held = store.find(FIRST, "")
+    assert held is not None and read(held) == tuple(FIRST)
+
+
+def test_a_store_without_room_copies_nothing() -> None:
+    store: Store = HeldStore(0, None)
+    assert (add(store, FIRST), store.nbytes) == ([], 0)
 
 
 def test_only_the_same_salt_finds_it() -> None:
@@ -172,7 +191,7 @@ def test_what_is_in_use_is_not_given_up_until_it_is_released() -> None:
     store: Store = HeldStore(1000, None)
     add(store, FIRST)
     add(store, [*FIRST, *ids(20, seed=1)])
-    first, second = store.find([*FIRST, 1], ""), store.find([*FIRST, 1], "")
+    first, second = store.find(FIRST, ""), store.find(FIRST, "")
     assert first is not None and second is not None
 
     assert store.give_up(10_000)
@@ -188,7 +207,7 @@ def test_what_is_in_use_is_not_given_up_until_it_is_released() -> None:
 def test_what_is_in_use_stays_readable_when_another_conversation_parts_within_it() -> None:
     store: Store = HeldStore(1000, None)
     add(store, FIRST)
-    held = store.find(FIRST[:80], "")
+    held = store.find(FIRST[:79], "")
     assert held is not None
     add(store, [*FIRST[:40], *ids(50, seed=1)])
     store.give_up(10_000)
@@ -240,6 +259,32 @@ def test_a_sliding_layer_goes_on_at_snapshots_only_or_within_the_first_window(
     assert found(store, tokens) == count
 
 
+# A snapshot after 100 tokens with ten rows more than the window of 32: asked for, how many tokens are found.
+SPARE = [
+    ([*FIRST, 1], 100),
+    (FIRST, 99),
+    ([*FIRST[:95], 1, 2, 3, 4, 5, 6], 95),
+    ([*FIRST[:90], 1], 90),
+    ([*FIRST[:89], 1], 0),
+]
+
+
+@pytest.mark.parametrize(("tokens", "count"), SPARE)
+def test_a_request_may_part_from_a_conversation_as_long_before_a_snapshot_as_this_has_spare_rows(
+    tokens: list[int], count: int
+) -> None:
+    store: Store = HeldStore(1000, WINDOW + 10)
+    add(store, FIRST, marks=(100,), spare=10)
+    assert found(store, tokens) == count
+
+
+def test_spare_rows_are_used_by_requests_that_part_where_others_have_parted() -> None:
+    store: Store = HeldStore(1000, WINDOW + 10)
+    for last in range(20):
+        add(store, [*FIRST[:95], last], marks=(96,), spare=10)
+    assert found(store, [*FIRST[:95], 500, 1]) == 95
+
+
 def test_a_state_goes_on_at_snapshots_only() -> None:
     store: Store = HeldStore(1000, 0)
     add(store, FIRST, marks=(20, 100))
@@ -288,7 +333,7 @@ def test_bytes_are_exact_after_any_sequence_of_operations() -> None:
         tokens = [*head, *ids(chance.randrange(80), seed=chance.randrange(20))]
         if chance.random() < 0.5:
             add(store, tokens, marks=sorted({max(1, len(tokens) - 9), len(tokens)}))
-        elif (held := store.find(tokens, "")) is not None:
+        elif (held := store.find(tokens[:-1], "")) is not None:
             in_use.append((held, tokens))
         if chance.random() < 0.3 and in_use:
             held, tokens = in_use.pop(chance.randrange(len(in_use)))
@@ -311,7 +356,7 @@ def test_lookups_and_give_ups_of_other_threads_never_meet_a_half_changed_tree() 
         try:
             while not stop.is_set():
                 for seed in range(20):
-                    if (held := store.find([*head, *ids(40, seed)], "")) is not None:
+                    if (held := store.find([*head, *ids(40, seed)][:-1], "")) is not None:
                         held.release()
                     store.give_up(1)
         except Exception as error:  # noqa: BLE001 - shown by the assertion
@@ -341,7 +386,7 @@ def test_a_lookup_among_1000_conversations_takes_no_longer_than_reading_the_prom
     times = []
     for tokens in conversations[::50]:
         started = time.perf_counter()
-        held = store.find([*tokens, 1], "")
+        held = store.find(tokens, "")
         times.append(time.perf_counter() - started)
         assert held is not None and held.tokens == 8000
         held.release()

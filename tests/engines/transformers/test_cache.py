@@ -9,6 +9,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from disagg.engines.transformers.cache import PreallocatedCache
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout, Layout
+from tests.values import present
 
 FULL = LayerLayout("full", kv_heads=2, key_dim=4, value_dim=3)
 CPU = torch.device("cpu")
@@ -61,6 +62,29 @@ def test_new_rows_are_reported_as_they_are_stored() -> None:
             cache.update(keys, values, index)
     assert [event[:2] for event in told] == [(0, 0), (1, 0), (0, 6), (1, 6)]
     assert all(torch.equal(event[2], (first if event[1] == 0 else second)[0]) for event in told)
+
+
+# window, chunks -> after how many tokens a snapshot at their end can be used
+USABLE_FROM = [
+    (4, [10], 0),
+    (4, [4], 0),
+    (100, [40, 40, 20], 0),
+    (100, [40, 40, 40], 0),
+    (100, [40, 40, 40, 40, 40, 40], 240 - 64),
+    (4, [200], 200 - 64),
+    (4, [200, 4], 201),
+]
+
+
+@pytest.mark.parametrize(("window", "chunks", "usable_from"), USABLE_FROM)
+def test_a_snapshot_can_be_used_while_it_has_a_whole_window(window: int, chunks: list[int], usable_from: int) -> None:
+    cache = PreallocatedCache(Layout((FULL, sliding(window)), "float32"), sum(chunks), max(chunks), CPU)
+    for count in chunks:
+        cache.update(*rows(count), 1)
+    snapshot = present(cache.snapshot())
+    assert snapshot.usable_from == usable_from
+    first, last = present(snapshot.layers[1])[0].shape[2], sum(chunks)
+    assert usable_from == 0 or last - first == usable_from - window
 
 
 def test_rows_of_another_shape_or_dtype_than_the_layouts_are_refused() -> None:

@@ -126,7 +126,7 @@ class Batch:
     def _take_snapshot(self, job: Job) -> None:
         """Before the job's last prompt token: only then are its caches by themselves."""
         caches, tokens = self._generator.extract_cache([job.uid])[job.uid]
-        if covers(caches, len(tokens)) and (taken := snapshot(caches)) is not None:
+        if covers(caches, len(tokens)) and (taken := snapshot(caches, len(tokens))) is not None:
             job.snapshots[len(tokens)] = taken
 
     def _token(self, response: Any) -> Token:

@@ -65,7 +65,7 @@ class GroupedBatch:
             return None
         caches = mlx_cache.build(self._model, job.kv, job.held.read() if job.held is not None else None)
         job.covered = len(job.tokens) - 1 if job.kv is not None else job.held.tokens if job.held is not None else 0
-        if 0 < job.covered == len(job.tokens) - 1 and (taken := snapshot(caches)) is not None:
+        if 0 < job.covered == len(job.tokens) - 1 and (taken := snapshot(caches, job.covered)) is not None:
             job.snapshots[job.covered] = taken
         job.kv = job.held = None
         return caches

@@ -1,10 +1,9 @@
-"""disagg/engines/transformers/prefixes.py: what is shared, as a table; and that sharing changes no row and no token."""
+"""KV of finished prompts on a prefill host: sharing it changes no row and no token, and it stays within its limit."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,96 +11,12 @@ import torch
 
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
+from disagg.engines.transformers.cache import PreallocatedCache
 from disagg.engines.transformers.engine import TransformersPrefillEngine
-from disagg.engines.transformers.prefixes import LEAST_TOKENS, HeldPrompt, HeldRows, Prefixes
 from disagg.errors import ModelError
 from tests import tiny_models
 from tests.tiny_models import TinyModel
-
-W = tiny_models.WINDOW
-TOKENS = list(range(1000, 1200))
-
-
-def rows(first: int, window: int | None = None) -> HeldRows:
-    """The rows from `first` to the end of TOKENS."""
-    empty = torch.empty(1, 1, len(TOKENS) - first, 1)
-    return HeldRows(first, empty, empty, window)
-
-
-def held(*layers: HeldRows, salt: str = "", tokens: Sequence[int] = TOKENS) -> HeldPrompt:
-    return HeldPrompt.of(salt, tokens, layers)
-
-
-FULL, WRAPPED, SPARE, SHORT = rows(0), rows(200 - 64, 64), rows(200 - 80, 64), rows(0, 256)
-
-
-@pytest.mark.parametrize(
-    ("layers", "tokens", "shared"),
-    [
-        pytest.param([FULL], [*TOKENS, 1], 200, id="all of it"),
-        pytest.param([FULL], TOKENS, 200, id="the same prompt"),
-        pytest.param([FULL], [*TOKENS[:150], 1, 2], 150, id="full layers up to any token"),
-        pytest.param([FULL], TOKENS[:150], 150, id="a shorter prompt"),
-        pytest.param([FULL], [1, *TOKENS], 0, id="another beginning"),
-        pytest.param([FULL, WRAPPED], [*TOKENS, 1], 200, id="a sliding layer at its end"),
-        pytest.param([FULL, WRAPPED], TOKENS, 200, id="a sliding layer of the same prompt"),
-        pytest.param([FULL, WRAPPED], [*TOKENS[:199], 1], 199, id="one token earlier its window still has every row"),
-        pytest.param([FULL, WRAPPED], TOKENS[:199], 0, id="but not the row that a prompt of that length is to send"),
-        pytest.param([FULL, WRAPPED], [*TOKENS[:198], 1], 0, id="earlier than that it has not"),
-        pytest.param([FULL, SPARE], [*TOKENS[:184], 1], 184, id="spare rows allow earlier ends"),
-        pytest.param([FULL, SPARE], [*TOKENS[:182], 1], 0, id="as many as there are"),
-        pytest.param([FULL, SHORT], [*TOKENS[:70], 1], 70, id="a window that was never full"),
-        pytest.param([FULL], [*TOKENS[: LEAST_TOKENS - 1], 1], 0, id="too few to be worth it"),
-    ],
-)
-def test_what_is_shared(layers: list[HeldRows], tokens: list[int], shared: int) -> None:
-    prefixes = Prefixes(1 << 30)
-    prefixes.keep(held(*layers))
-    found = prefixes.find("", tokens)
-    assert (found[1] if found else 0) == shared
-
-
-def test_prompts_with_another_salt_share_nothing() -> None:
-    prefixes = Prefixes(1 << 30)
-    prefixes.keep(held(FULL, salt="one"))
-    assert prefixes.find("one", TOKENS) and not prefixes.find("other", TOKENS) and not prefixes.find("", TOKENS)
-
-
-def test_the_longest_shared_prompt_is_found() -> None:
-    prefixes = Prefixes(1 << 30)
-    for end in (100, 200, 150):
-        prefixes.keep(held(FULL, WRAPPED, tokens=[*TOKENS[:end], end]))
-    assert [prompt.tokens[-1] for prompt, _ in [prefixes.find("", [*TOKENS, 200]) or (held(FULL), 0)]] == [200]
-
-
-def test_the_least_recently_used_prompt_makes_room_and_one_that_is_too_large_is_not_held() -> None:
-    one, two, three = (held(FULL, tokens=[first, *TOKENS]) for first in (1, 2, 3))
-    prefixes = Prefixes(2 * one.nbytes)
-    prefixes.keep(one)
-    prefixes.keep(two)
-    assert prefixes.find("", one.tokens.tolist())
-    prefixes.keep(three)
-    assert [bool(prefixes.find("", each.tokens.tolist())) for each in (one, two, three)] == [True, False, True]
-    assert prefixes.nbytes == 2 * one.nbytes
-    nothing = Prefixes(one.nbytes - 1)
-    nothing.keep(one)
-    assert nothing.nbytes == 0
-
-
-def test_a_longer_prompt_takes_the_place_of_the_one_that_it_can_stand_for() -> None:
-    prefixes = Prefixes(1 << 30)
-    short, long = held(FULL, tokens=TOKENS[:100]), held(FULL)
-    prefixes.keep(short)
-    prefixes.keep(long)
-    assert prefixes.nbytes == long.nbytes
-
-
-def test_a_longer_prompt_does_not_stand_for_one_whose_window_it_has_left() -> None:
-    prefixes = Prefixes(1 << 30)
-    short, long = held(FULL, rows(36, 64), tokens=TOKENS[:100]), held(FULL, WRAPPED)
-    prefixes.keep(short)
-    prefixes.keep(long)
-    assert prefixes.nbytes == short.nbytes + long.nbytes
+from tests.values import present
 
 
 def prompt(length: int, seed: int = 1) -> list[int]:
@@ -174,15 +89,75 @@ def test_an_answer_is_the_same_with_a_held_prompt(tiny: TinyModel, architecture:
     assert [token.id for token in sharing.generate(tokens, sampling)] == before
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss"])
+def test_a_prompt_that_parts_from_a_held_one_shortly_before_its_end_shares_the_rest(
+    tiny: TinyModel, architecture: str
+) -> None:
+    alone, sharing = engine_on(tiny(architecture), 0), engine_on(tiny(architecture))
+    kv(sharing, prompt(200))
+    tokens = [*prompt(190), *prompt(30, seed=2)]
+    shared, got = kv(sharing, tokens)
+    assert shared == 190
+    for mine, theirs in zip(got, kv(alone, tokens)[1], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-4)
+
+
+def test_prompts_that_begin_alike_hold_those_rows_once(tiny: TinyModel) -> None:
+    sharing = engine_on(tiny("llama"))
+    kv(sharing, prompt(200))
+    assert sharing.held_bytes == sharing.info.layout.nbytes(200)
+    for seed in (2, 3):
+        kv(sharing, [*prompt(150), *prompt(50, seed)])
+    assert sharing.held_bytes == sharing.info.layout.nbytes(200 + 2 * 50)
+
+
+def test_prompts_with_another_salt_share_nothing(tiny: TinyModel) -> None:
+    sharing = engine_on(tiny("llama"))
+    held = []
+    for salt in ("one", "other", "one"):
+        run = sharing.start(prompt(100), lambda block: None, salt=salt)
+        while not run.done:
+            run.step()
+        held.append(run.held)
+    assert held == [0, 0, 100]
+
+
+def test_the_least_recently_used_makes_room_and_a_prompt_beyond_the_limit_is_not_held(tiny: TinyModel) -> None:
+    path = tiny("llama")
+    nbytes = engine_on(path).info.layout.nbytes(100)
+    sharing = engine_on(path, 2 * nbytes)
+    for seed in (1, 2, 1, 3):
+        kv(sharing, prompt(100, seed))
+    kv(sharing, prompt(201, seed=4))
+    assert sharing.held_bytes == 2 * nbytes
+    assert [kv(sharing, prompt(100, seed))[0] for seed in (1, 3)] == [100, 100]
+    assert kv(sharing, prompt(100, seed=2))[0] == 0
+
+
+def test_a_prompt_is_complete_also_if_there_is_no_memory_to_hold_it(
+    tiny: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    sharing = engine_on(tiny("llama"))
+    monkeypatch.setattr(PreallocatedCache, "rows", fail)
+    assert kv(sharing, prompt(100))[0] == 0
+    assert sharing.held_bytes == 0 and "could not be held: CUDA out of memory" in caplog.text
+
+
 def test_held_rows_stay_as_they_are_while_other_prompts_are_computed(tiny: TinyModel) -> None:
     sharing = engine_on(tiny("gpt_oss"))
     tokens = prompt(200)
     kv(sharing, tokens)
-    (one,) = sharing._prefixes._held
-    before = [(layer.keys.clone(), layer.values.clone()) for layer in one.layers]
+    held = present(sharing._held.find(tokens, ""))
+    prefix = held.read()
+    pairs = [*present(prefix.snapshot).layers, *(layer for rows in prefix.rows for layer in rows.layers)]
+    tensors = [tensor for pair in pairs for tensor in pair or ()]
+    before = [tensor.clone() for tensor in tensors]
     kv(sharing, [*tokens, *prompt(300, seed=4)])
-    for layer, (keys, values) in zip(one.layers, before, strict=True):
-        assert torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
+    assert len(tensors) == 2 * len(sharing.info.layout.layers)
+    assert all(torch.equal(now, then) for now, then in zip(tensors, before, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""The two interfaces of engines, and the values that cross them. Nothing here imports a framework.
+
+prefill   PrefillEngine: tokens -> stream of layer KV
+decode    DecodeEngine: KV and the last token -> stream of tokens
+values    what both state about themselves and their tokens
+"""
+
+from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener
+from disagg.engines.base.prefill import PrefillEngine, PrefillRun, PrefillTiming
+from disagg.engines.base.values import EngineInfo, Token
+
+__all__ = [
+    "DecodeEngine",
+    "DecodeRequest",
+    "DecodeTiming",
+    "EngineInfo",
+    "HeldKV",
+    "Listener",
+    "PrefillEngine",
+    "PrefillRun",
+    "PrefillTiming",
+    "Token",
+]

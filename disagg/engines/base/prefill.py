@@ -1,0 +1,164 @@
+"""PrefillEngine: tokens -> stream of layer KV. It can also run a request alone, prompt and answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol
+
+from disagg.api.names import AS_IS, WireForm
+from disagg.api.sampling import Sampling
+from disagg.engines.base.values import EngineInfo, Token
+from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.text import PromptTokenizer
+from disagg.errors import Cancelled
+from disagg.kv.blocks import Block
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTiming:
+    """started, ended: time.monotonic() on the prefill host, before and after the compute. tokens: computed.
+    compute_s: spent on this prompt; the rest of the time between the two went to others."""
+
+    started: float
+    ended: float
+    tokens: int
+    compute_s: float
+
+    def plus(self, began: float, ended: float) -> PrefillTiming:
+        """With one more token, computed between these two times."""
+        return PrefillTiming(self.started, ended, self.tokens + 1, self.compute_s + ended - began)
+
+
+class PrefillRun(Protocol):
+    """One prompt that a PrefillEngine computes piece by piece. All calls come from the engine's thread."""
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do. `step` must not be called any more."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """Tokens whose KV was there already, from earlier prompts."""
+        ...
+
+    @property
+    def timing(self) -> PrefillTiming: ...
+
+    def step(self, max_tokens: int | None = None) -> None:
+        """Compute the next tokens of the prompt, at most `max_tokens` and one chunk, or generate one token after it.
+        An exception ends the run: only `close` may be called after it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the KV, unless the engine keeps it for later prompts. May be called twice."""
+        ...
+
+
+def _never() -> bool:
+    return False
+
+
+def _ignore() -> None:
+    pass
+
+
+class PrefillEngine(ABC):
+    """Computes KV. Calls come from one thread at a time; several runs may be open at once."""
+
+    info: EngineInfo
+    tokenizer: PromptTokenizer
+    on_beat: Callable[[], None] = staticmethod(_ignore)
+    """Called whenever a piece of work is finished: each layer of each chunk."""
+
+    @abstractmethod
+    def start(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block], None],
+        *,
+        start: int = 0,
+        wire: WireForm = AS_IS,
+        salt: str = "",
+        chunk_tokens: int | None = None,
+    ) -> PrefillRun:
+        """A run that computes the KV of tokens and emits each layer's new rows as soon as they are computed. `emit` is
+        called from inside the computation, and here for rows that are held; an exception in it ends the run.
+
+        tokens: the prompt without its last token; may be empty. Only rows from `start` on that the layout keeps for
+        len(tokens) tokens are emitted, in the form `wire`. salt: only prompts with the same salt share held KV.
+        """
+
+    @abstractmethod
+    def start_answer(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        emit: Callable[[Token], None],
+        *,
+        answered: int = 0,
+        salt: str = "",
+        constraint: Constraint | None = None,
+    ) -> PrefillRun:
+        """A run of a whole request on this engine alone: `emit` gets one token per step after the prompt. answered: how
+        many of `tokens`, the last ones, belong to the answer. constraint: the form that the rest must have. Stop
+        strings are not applied: the caller closes the run at one."""
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block], None],
+        *,
+        cancelled: Callable[[], bool] = _never,
+        chunk_tokens: int | None = None,
+        wire: WireForm = AS_IS,
+    ) -> PrefillTiming:
+        """`start`, computed to its end. Raises Cancelled between chunks."""
+        with closing(self.start(tokens, emit, wire=wire, chunk_tokens=chunk_tokens)) as run:
+            while not run.done:
+                if cancelled():
+                    computed = len(tokens) - run.remaining
+                    raise Cancelled(f"the request was cancelled after {computed} of {len(tokens)} prompt tokens")
+                run.step()
+            return run.timing
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        answered: int = 0,
+        cancelled: Callable[[], bool] = _never,
+    ) -> Iterator[Token]:
+        """The tokens of `start_answer`. Raises Cancelled between them."""
+        made: list[Token] = []
+        with closing(self.start_answer(tokens, sampling, made.append, answered=answered)) as run:
+            while not run.done:
+                if cancelled():
+                    raise Cancelled(
+                        f"the request was cancelled while it was {'computed' if run.remaining else 'decoded'}"
+                    )
+                run.step()
+                yield from made
+                made.clear()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of KV of finished prompts, kept for prompts that begin alike. Readable from any thread."""
+        return 0
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Run a few tokens, so that the framework's one-time work does not delay the first request."""
+
+    @abstractmethod
+    def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
+        """Logits [last, vocab] after each of the last `last` tokens, in one teacher-forced pass. For `verify`."""

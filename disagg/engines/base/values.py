@@ -1,0 +1,36 @@
+"""What both kinds of engine state about themselves and their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from disagg.api.events import FinishReason
+from disagg.api.status import PreflightFinding
+from disagg.engines.model.profile import ModelProfile
+from disagg.kv.fingerprint import Fingerprint
+from disagg.kv.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. top: (id, logprob) of the likeliest tokens, if requested.
+    finish: set on the last token of a request: "stop" for an end-of-sequence token, "length" at max_tokens."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """A loaded engine: backend, package versions, the model's profile, layout and fingerprint, and its preflight."""
+
+    backend: str  # e.g. "transformers/cuda", "mlx/cpu"
+    versions: dict[str, str]  # package -> version
+    profile: ModelProfile
+    layout: Layout
+    fingerprint: Fingerprint
+    preflight: tuple[PreflightFinding, ...] = ()
+    memory_bytes: int = 0  # weights, as loaded
+    eos_ids: frozenset[int] = field(default_factory=frozenset)
