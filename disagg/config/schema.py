@@ -11,12 +11,12 @@ from disagg.api.names import Role
 from disagg.config.toml.messages import nearest, one_of, printable
 from disagg.errors import UnknownModel, UsageError
 
-EngineName = Literal["transformers", "mlx", "simulated", "none"]
+EngineName = Literal["transformers", "vllm", "mlx", "simulated", "none"]
 Connector = Literal["ssh", "local"]
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
-ENGINES: Final[tuple[EngineName, ...]] = ("transformers", "mlx", "simulated")
+ENGINES: Final[tuple[EngineName, ...]] = ("transformers", "vllm", "mlx", "simulated")
 """Those that run a model; the engine of a gateway is "none"."""
 KVWire = Literal["as-is", "auto", "int8"]
 
@@ -43,15 +43,17 @@ class EngineOptions:
 
     name: EngineName
     dtype: DType = "bfloat16"
-    device: str = "auto"  # transformers: auto | cuda | cuda:N | mps | cpu; mlx: auto | gpu | cpu
+    device: str = "auto"  # auto | cpu; transformers: cuda | cuda:N | mps; vllm: cuda; mlx: gpu
     attention: str | None = None  # transformers: attn_implementation
     quantization: str | None = None  # transformers: int8 | int4
-    chunk_tokens: int = 2048  # tokens per prefill chunk
+    chunk_tokens: int = 2048  # tokens per prefill chunk; vllm: per step, of all its prompts
     threads: int | None = None  # CPU compute threads
     kv_wire: KVWire = (
         "as-is"  # prefill: the form KV is sent in; int8 is not exact, auto takes it if the link is too slow
     )
     max_held_bytes: int = 2 << 30  # prefill: KV of finished prompts, for prompts that begin alike; 0: none is held
+    kv_cache_memory_bytes: int = 8 << 30  # vllm: its paged KV cache, taken when it starts; finished prompts stay in it
+    enforce_eager: bool = False  # vllm: no CUDA graphs, no compilation
     max_batch: int = 16  # decode: requests in the running batch
     max_kv_bytes: int = 8 << 30  # decode: KV bytes, received and in use
 

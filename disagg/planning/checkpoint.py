@@ -14,6 +14,8 @@ from disagg.planning.shapes import ModelShape
 # Architectures that ModelShape describes. It would be wrong for latent or linear attention and shared experts.
 DENSE: Final = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 MIXTURE: Final = ("qwen3_moe", "mixtral", "gpt_oss")
+MXFP4_BITS: Final = 4.25
+"""One 8-bit scale for 32 weights of 4 bits."""
 
 
 def read(path: Path) -> ModelShape:
@@ -44,7 +46,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         raise ValueError("the size of its KV is not stated")
     heads, width = int(config["num_attention_heads"]), int(config["intermediate_size"])
     experts = int(config.get("num_experts") or config.get("num_local_experts") or 0) if kind in MIXTURE else 0
-    weight_bits, expert_bits = _bits(config)
+    weight_bits, expert_bits, head_bits = _bits(config)
     return ModelShape(
         name,
         hidden=int(config["hidden_size"]),
@@ -60,15 +62,32 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         tied=bool(config.get("tie_word_embeddings", False)),
         weight_bits=weight_bits,
         expert_bits=expert_bits,
+        head_bits=head_bits,
         context=int(config.get("max_position_embeddings") or 131072),
     )
 
 
-def _bits(config: Mapping[str, Any]) -> tuple[float, float]:
-    """Bits per weight as stored: of the attention and dense layers, and of the experts."""
-    if quantization := config.get("quantization"):  # mlx-lm: affine groups, each with a float16 scale and bias
-        bits = quantization["bits"] + 32 / quantization["group_size"]
-        return bits, bits
+def _bits(config: Mapping[str, Any]) -> tuple[float, float, float | None]:
+    """Bits per parameter as stored: of attention and dense layers, of experts, of embeddings and output head."""
+    if quantization := config.get("quantization"):
+        return _mlx_bits(quantization)
     unpacked = 32.0 if "float32" in str(config.get("dtype") or config.get("torch_dtype")) else 16.0
-    packed = (config.get("quantization_config") or {}).get("quant_method") == "mxfp4"
-    return unpacked, 4.25 if packed else unpacked
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method == "mxfp4":
+        return unpacked, MXFP4_BITS, None
+    if method == "fp8":  # the scales, one for 128 x 128 weights, are below a thousandth of it
+        return 8.0, 8.0, unpacked
+    return unpacked, unpacked, None
+
+
+def _mlx_bits(quantization: Mapping[str, Any]) -> tuple[float, float, float | None]:
+    """mlx-lm's form: one for all modules, and others by module name. Experts are taken to be all alike."""
+    own = [value for name, value in quantization.items() if "expert" in name and isinstance(value, Mapping)]
+    common = _group_bits(quantization)
+    return common, _group_bits(own[0]) if own else common, None
+
+
+def _group_bits(one: Mapping[str, Any]) -> float:
+    if one.get("mode") == "mxfp4":
+        return MXFP4_BITS
+    return float(one["bits"] + 32 / one["group_size"])  # affine: each group has a float16 scale and bias

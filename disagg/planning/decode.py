@@ -23,7 +23,7 @@ def step(device: Device, shape: ModelShape, context: int, dtype: str, batch: int
     Experts are taken to be chosen at random, an upper bound of what a batch reads. Real routing repeats itself and is
     faster: llama.cpp measures 131 ms, this predicts about 190 (Qwen3-Coder-30B, 16 x 8k, DGX Spark).
     """
-    weights = (shape.layers * shape.dense_params + shape.head_params) * shape.weight_bits / 8
+    weights = (shape.layers * shape.dense_params * shape.weight_bits + shape.head_params * shape.table_bits) / 8
     experts = shape.layers * shape.distinct_experts(batch) * shape.expert_params * shape.expert_bits / 8
     read = weights + experts + batch * shape.kv.nbytes(context, dtype)
     attended = sum(shape.kv.rows(layer, context) for layer in range(shape.layers))

@@ -22,7 +22,8 @@ class ModelShape:
 
     windows: per layer, tokens that attention sees; None for all. feed_forward: width of the dense block, 0 if there is
     none. experts, experts_per_token, expert_width: of the mixture in every layer. weight_bits, expert_bits:
-    bits per parameter as served, scales included. context: tokens the model was trained for.
+    bits per parameter as served, scales included. head_bits: of embeddings and output head; None for weight_bits.
+    context: tokens the model was trained for.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelShape:
     tied: bool = False
     weight_bits: float = 16.0
     expert_bits: float = 16.0
+    head_bits: float | None = None
     context: int = 131072
     hub_ids: tuple[str, ...] = ()
 
@@ -83,7 +85,14 @@ class ModelShape:
     def weight_bytes(self) -> float:
         """Bytes of the weights as served."""
         experts = self.layers * self.experts * self.expert_params
-        return (self.total_params - experts) * self.weight_bits / 8 + experts * self.expert_bits / 8
+        tables = self.head_params * (1 if self.tied else 2)
+        layers = self.total_params - experts - tables
+        return (layers * self.weight_bits + experts * self.expert_bits + tables * self.table_bits) / 8
+
+    @property
+    def table_bits(self) -> float:
+        """Bits per parameter of embeddings and output head."""
+        return self.weight_bits if self.head_bits is None else self.head_bits
 
     @property
     def kv(self) -> KVShape:

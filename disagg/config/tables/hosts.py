@@ -26,12 +26,13 @@ from disagg.planning.devices import DEVICES as HARDWARE
 Reader = Callable[[Table, str], Any]  # returns the checked value of a key
 
 ENGINES_FOR: Final[Mapping[Role, tuple[EngineName, ...]]] = {
-    "prefill": ("transformers", "simulated"),
+    "prefill": ("transformers", "vllm", "simulated"),
     "decode": ("mlx", "simulated"),
 }
 ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
     "transformers": ("auto", "cuda", "mps", "cpu"),
+    "vllm": ("auto", "cuda", "cpu"),
     "mlx": ("auto", "gpu", "cpu"),
 }
 
@@ -230,6 +231,12 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
         **_PREFILL_OPTIONS,
         "attention": _attention,
         "quantization": _one_of(("int8", "int4")),
+    },
+    "vllm": {
+        **_COMMON_OPTIONS,
+        "kv_wire": _PREFILL_OPTIONS["kv_wire"],
+        "kv_cache_memory_bytes": _within(1 << 20, 1 << 50),
+        "enforce_eager": lambda table, key: table.boolean(key),
     },
     "mlx": {**_COMMON_OPTIONS, **_DECODE_OPTIONS},
     "simulated": {
