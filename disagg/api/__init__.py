@@ -8,6 +8,7 @@ events    the server-sent events of their answers
 status    the answers of GET /health and GET /status
 verify    what `python -m disagg.verify` prints
 handoff   the hand-off benchmark: the task of its two ends, and its figures
+gateway/  the live view, the history, and several requests together
 
 Servers, inference, fleet and cli build and read these types; nobody writes their keys by hand. docs/http-api.md
 describes them, and a test compares the two.

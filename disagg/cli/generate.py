@@ -199,13 +199,18 @@ def _view(answers: Sequence[Answer], prompt: str, as_json: bool) -> AnswersView:
 
 def _finish(view: AnswersView, answers: Sequence[Answer], as_json: bool) -> None:
     """Show the rest of the answers, and the metrics of those that are complete."""
-    from disagg.cli.views.metrics import metrics_view
+    from disagg.cli.views.metrics import metrics_view, together_view
+    from disagg.inference.several import figures
 
     view.finish()
+    together = figures(answers) if len(answers) > 1 else None
     if as_json:
-        print_json({"results": [answer.to_json() for answer in answers]})
+        more = {"together": together.to_json()} if together else {}
+        print_json({"results": [answer.to_json() for answer in answers], **more})
     elif completions := [answer.completion for answer in answers if answer.completion is not None]:
         stderr().print(metrics_view(completions))
+        if together:
+            stderr().print(together_view(together))
 
 
 def _raise_errors(answers: Sequence[Answer]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from disagg import logs
 from disagg.api import openapi
 from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.gateway import models, views
-from disagg.gateway.answer import Answer, Outcome, json_response
+from disagg.gateway.answer import Answer, Outcome, Running, json_response
 from disagg.gateway.calls import gateway_document
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
@@ -30,22 +28,22 @@ from disagg.gateway.dialects.anthropic import dialect as anthropic
 from disagg.gateway.dialects.base import Dialect, Head, read_fields
 from disagg.gateway.dialects.ollama import dialect as ollama
 from disagg.gateway.dialects.openai.chat import ChatCompletions
-from disagg.gateway.dialects.openai.common import error_body
 from disagg.gateway.dialects.openai.completions import Completions
 from disagg.gateway.dialects.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.dialects.responses.dialect import Responses
+from disagg.gateway.door import REQUEST_ID_KEY, Door, respond
 from disagg.gateway.health import GatewayHealth, live_models
 from disagg.gateway.observe.observers import Observers
+from disagg.gateway.parallel import body
+from disagg.gateway.parallel.answer import ParallelResponse, Part
 from disagg.gateway.run import prompt_tokens, run
 from disagg.gateway.watch import METRICS_TYPE, GatewayWatch
 from disagg.http import requests
-from disagg.http.protocol import connection_of
 from disagg.inference.client import AsyncClient
 from disagg.version import VERSION
 
 MAX_REQUESTS = 512  # at a time; more would only wait for the hosts
-_REQUEST_ID_KEY = "disagg.request_id"  # in the ASGI scope
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -105,6 +103,7 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
         routes += [
             Route(f"{prefix}/chat/completions", gateway.post(ChatCompletions()), methods=["POST"]),
             Route(f"{prefix}/completions", gateway.post(Completions()), methods=["POST"]),
+            Route(f"{prefix}/parallel", gateway.parallel(), methods=["POST"]),
             Route(f"{prefix}/responses", gateway.post(Responses()), methods=["POST"]),
             Route(f"{prefix}/messages", gateway.post(anthropic.Messages()), methods=["POST"]),
             Route(f"{prefix}/messages/count_tokens", gateway.count(anthropic.CountTokens()), methods=["POST"]),
@@ -139,27 +138,59 @@ class Gateway:
                 problem = problem_of(error)
                 self._observers.refuse("", problem)
                 return json_response(dialect.error(problem), problem.status, problem.headers)
-            head = Head(asked, request.scope[_REQUEST_ID_KEY], arrived)
-            if not asked.prompts:
-                return _unasked(dialect, head)
-            model = self._client.fleet.model(asked.model).name
-            self._running += 1
-            life = self._observers.accept(head, dialect.name, model, key.name if key else None)
-
-            def charge(tokens: int) -> None:
-                if key is not None:
-                    self._limits.spend(key, tokens, time.monotonic())
-
-            def ended(outcome: Outcome) -> None:
-                self._running -= 1
-                life.ended(outcome.error, cancelled=outcome.cancelled)
-                _log(dialect, head, key, outcome)
-
-            outcome = Outcome(asked.n, charge)
-            events = run(self._client, asked, life, outcome.staged, head.request_id)
-            return Answer(dialect, head, events, outcome, ended)
+            head = Head(asked, request.scope[REQUEST_ID_KEY], arrived)
+            return Answer(self._begin(key, dialect, head)) if asked.prompts else _unasked(dialect, head)
 
         return post
+
+    def parallel(self) -> Handler:
+        """POST /v1/parallel: each item as if it had been sent alone."""
+
+        async def parallel(request: Request) -> Response:
+            arrived = time.time()
+            try:
+                key = self._access.key(request)
+                asked = body.read(await self._body(request))
+            except DisaggError as error:
+                problem = problem_of(error)
+                self._observers.refuse("", problem)
+                return respond(problem)
+            request_id = request.scope[REQUEST_ID_KEY]
+            parts = [Part(item, self._item(key, item, request_id, arrived)) for item in asked.items]
+            return ParallelResponse(parts, request_id, arrived, stream=asked.stream)
+
+        return parallel
+
+    def _item(self, key: Key | None, item: body.Item, request_id: str, arrived: float) -> Running | Problem:
+        """The request of an item, which begins now; or why it does not."""
+        try:
+            if isinstance(item.request, DisaggError):
+                raise item.request
+            head = Head(self._admitted(key, item.request), body.item_id(request_id, item.index), arrived)
+        except DisaggError as error:
+            problem = problem_of(error)
+            self._observers.refuse("", problem)
+            return problem
+        return self._begin(key, item.dialect, head)
+
+    def _begin(self, key: Key | None, dialect: Dialect, head: Head) -> Running:
+        """Accept a request that has been admitted."""
+        model = self._client.fleet.model(head.model).name
+        self._running += 1
+        life = self._observers.accept(head, dialect.name, model, key.name if key else None)
+
+        def charge(tokens: int) -> None:
+            if key is not None:
+                self._limits.spend(key, tokens, time.monotonic())
+
+        def ended(outcome: Outcome) -> None:
+            self._running -= 1
+            life.ended(outcome.error, cancelled=outcome.cancelled)
+            _log(dialect, head, key, outcome)
+
+        outcome = Outcome(head.request.n, charge)
+        events = run(self._client, head.request, life, outcome.staged, head.request_id)
+        return Running(dialect, head, events, outcome, ended)
 
     def count(self, dialect: Dialect) -> Handler:
         """The endpoint that counts the tokens of a prompt, which the dialect reads."""
@@ -222,47 +253,6 @@ def _unasked(dialect: Dialect, head: Head) -> Response:
     return json_response(writer.whole(()))
 
 
-class Door:
-    """Outermost ASGI layer: every request has an id, the caller's or a new one, and its answer names it. On a
-    connection for which there was no place, everything but /health is refused."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        scope[_REQUEST_ID_KEY] = request_id = requests.request_id(request)
-        logs.request_id.set(request_id)
-        named = [(requests.REQUEST_ID.lower().encode(), request_id.encode())]
-        if trace := requests.traceparent(request):
-            named.append((requests.TRACEPARENT.encode(), trace.encode()))
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *named]
-            await send(message)
-
-        connection = connection_of(scope)
-        if connection is not None and connection.surplus and scope["path"] != "/health":
-            await requests.discard_body(request)
-            await _respond(_NO_PLACE)(scope, receive, send_with_id)
-            return
-        with suppress(Exception):  # Starlette raises it again after _on_bug, which has logged and answered it
-            await self._app(scope, receive, send_with_id)
-
-
-_NO_PLACE = Problem(
-    503,
-    "server_error",
-    "too_many_connections",
-    "the gateway has no place for more connections: try again in a moment",
-    headers={"Retry-After": "1", "Connection": "close"},
-)
-
-
 def _log(dialect: Dialect, head: Head, key: Key | None, outcome: Outcome) -> None:
     """One line about a request that has ended."""
     fields = {
@@ -279,22 +269,18 @@ def _log(dialect: Dialect, head: Head, key: Key | None, outcome: Outcome) -> Non
     log.info("request_ended", extra={"fields": {name: value for name, value in fields.items() if value is not None}})
 
 
-def _respond(problem: Problem) -> Response:
-    return json_response(error_body(problem), problem.status, problem.headers)
-
-
 async def _on_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, DisaggError)
-    return _respond(problem_of(error))
+    return respond(problem_of(error))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _respond(not_found(request.scope["path"]))
-    return _respond(Problem(error.status_code, "invalid_request_error", None, str(error.detail)))
+        return respond(not_found(request.scope["path"]))
+    return respond(Problem(error.status_code, "invalid_request_error", None, str(error.detail)))
 
 
 async def _on_bug(_: Request, error: Exception) -> Response:
     log.error("internal_error", exc_info=error)
-    return _respond(INTERNAL)
+    return respond(INTERNAL)

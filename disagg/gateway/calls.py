@@ -6,11 +6,13 @@ Answers of OpenAI's, Anthropic's and Ollama's APIs have the shapes of those APIs
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from disagg.api import openapi
 from disagg.api.base import Contract
-from disagg.api.history import HistoryAnswer
+from disagg.api.gateway.history import HistoryAnswer
+from disagg.api.gateway.parallel import ParallelAnswer, ParallelBody
 from disagg.api.openapi import Answer, Route
 from disagg.api.status import Liveness
 from disagg.gateway.dialects.anthropic import dialect as anthropic
@@ -87,6 +89,8 @@ def calls() -> Iterator[Route]:
     for prefix in ("/v1", ""):
         yield _post(f"{prefix}/chat/completions", "Answer a chat.", ChatBody, ErrorBody)
         yield _post(f"{prefix}/completions", "Continue a text.", CompletionBody, ErrorBody)
+        together = _post(f"{prefix}/parallel", "Answer several requests together.", ParallelBody, ErrorBody)
+        yield replace(together, answers=_of_parallel(together.answers))
         yield _post(f"{prefix}/responses", "Answer a chat, item by item.", ResponsesBody, ErrorBody)
         yield _post(f"{prefix}/messages", "Anthropic: answer a chat.", anthropic.MessagesBody, AnthropicError)
         count = _answers("How many tokens the prompt has.", AnthropicError, *_PROBLEMS)
@@ -118,6 +122,12 @@ def gateway_document() -> dict[str, Any]:
 
 def _post(path: str, summary: str, body: type[Contract], error: type[Contract]) -> Route:
     return Route("POST", path, summary, _answers("The answer, streamed or whole.", error, *_PROBLEMS), body)
+
+
+def _of_parallel(answers: Mapping[int, Answer]) -> dict[int, Answer]:
+    """What fails with a status of the whole body; all else has its status in the result of its request."""
+    whole = Answer("The results, in the order of the requests; streamed, their events.", (ParallelAnswer,))
+    return {200: whole, **{status: answers[status] for status in (400, 401, 413, 500, 503)}}
 
 
 def _answers(description: str, error: type[Contract], *statuses: int) -> dict[int, Answer]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from disagg.api.base import InvalidValue
-from disagg.api.history import HistoryAnswer, HistoryEntry, HistoryQuery
+from disagg.api.gateway.history import HistoryAnswer, HistoryEntry, HistoryQuery
 from disagg.config import Fleet
 from disagg.errors import RequestError
 from disagg.gateway.clients.access import Access, may_use, require_model

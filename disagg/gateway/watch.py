@@ -10,7 +10,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from disagg.api.live import LiveHost
+from disagg.api.gateway.live import LiveHost
 from disagg.gateway.history.recorder import Recorder
 from disagg.gateway.live.board import Board
 from disagg.gateway.live.feed import Feed

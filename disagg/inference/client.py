@@ -35,6 +35,7 @@ from disagg.inference.hosts.route import Alone, Ranking, candidates
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import OnKVFailure
+from disagg.inference.several import Answer, Together, ask_each, figures
 from disagg.inference.stream import AsyncStream, Perform, Stream
 from disagg.inference.types import Completion, Watch, unwatched
 from disagg.token import fleet_token
@@ -137,6 +138,15 @@ class AsyncClient:
             async for _ in stream:
                 pass
         return stream.completion
+
+    async def generate_all(self, requests: Sequence[Mapping[str, Any]]) -> Together:
+        """Send several requests at the same time; each has the arguments of `generate`, by name. One that fails has its
+        error in its answer, and the others go on."""
+        self._require_usable()
+        answers = [Answer(str(request.get("model", ""))) for request in requests]
+        given = [{name: value for name, value in request.items() if name != "model"} for request in requests]
+        await ask_each(self.stream, list(zip(answers, given, strict=True)))
+        return Together(tuple(answers), figures(answers))
 
     async def count_tokens(
         self,
@@ -279,6 +289,17 @@ class Client:
             for _ in stream:
                 pass
         return stream.completion
+
+    def generate_all(self, requests: Sequence[Mapping[str, Any]]) -> Together:
+        """Send several requests at the same time; see AsyncClient.generate_all."""
+        self._async._require_usable()
+        running = self._portal.start_task_soon(self._async.generate_all, requests)
+        try:
+            together: Together = running.result()
+            return together
+        except BaseException:
+            running.cancel()
+            raise
 
     def stream(
         self,

@@ -1,4 +1,4 @@
-"""Send one prompt to several models at the same time and collect their answers."""
+"""Send several requests at the same time and collect their answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from disagg.api.gateway.parallel import ParallelFigures
 from disagg.errors import DisaggError
 from disagg.inference.hosts.route import Ranking
 from disagg.inference.stream import AsyncStream
@@ -19,8 +20,11 @@ OpenStream = Callable[..., AsyncStream]
 
 @dataclass(slots=True)
 class Answer:
-    """One model's answer: what has arrived, and at its end either `completion` or `error`. `wall`: seconds. notes: what
-    happened meanwhile. ranking: the hosts that it may come from, if that was asked for."""
+    """One model's answer: what has arrived, and at its end either `completion` or `error`.
+
+    wall: seconds from the moment that all requests were sent. notes: what happened meanwhile. ranking: the hosts that
+    it may come from, if that was asked for.
+    """
 
     model: str
     text: str = ""
@@ -52,6 +56,14 @@ class Answer:
         return body
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The answers to requests that ran at the same time, in their order, and what that was worth."""
+
+    answers: tuple[Answer, ...]
+    figures: ParallelFigures
+
+
 class Watcher:
     """Is told what happens while answers arrive; this one does nothing with it."""
 
@@ -68,7 +80,15 @@ async def ask(
     request: Mapping[str, Any],
     watcher: Watcher | None = None,
 ) -> float:
-    """Fill all answers at the same time; returns the wall time in seconds. A model's error ends its own answer only.
+    """Fill all answers with the same request; otherwise as `ask_each`."""
+    return await ask_each(stream, [(answer, request) for answer in answers], watcher)
+
+
+async def ask_each(
+    stream: OpenStream, asked: Sequence[tuple[Answer, Mapping[str, Any]]], watcher: Watcher | None = None
+) -> float:
+    """Fill all answers at the same time, each with its own request; returns the wall time in seconds. A model's error
+    ends its own answer only.
 
     What the watcher raises ends all answers and is raised here. If this is cancelled, the answers keep the text that
     has arrived.
@@ -76,15 +96,21 @@ async def ask(
     began = time.monotonic()
     try:
         async with asyncio.TaskGroup() as group:
-            for answer in answers:
-                group.create_task(_ask_one(stream, answer, request, watcher or Watcher()))
+            for answer, request in asked:
+                group.create_task(_ask_one(stream, answer, request, watcher or Watcher(), began))
     except ExceptionGroup as raised:  # the cause itself, such as a broken pipe
         raise raised.exceptions[0] from None
     return time.monotonic() - began
 
 
-async def _ask_one(stream: OpenStream, answer: Answer, request: Mapping[str, Any], watcher: Watcher) -> None:
-    began = time.monotonic()
+def figures(answers: Sequence[Answer]) -> ParallelFigures:
+    """What it was worth to ask for these answers at the same time."""
+    return ParallelFigures.of([answer.wall for answer in answers if answer.completion is not None])
+
+
+async def _ask_one(
+    stream: OpenStream, answer: Answer, request: Mapping[str, Any], watcher: Watcher, began: float
+) -> None:
     try:
         async with stream(answer.model, **request) as chunks:
             try:
@@ -98,8 +124,8 @@ async def _ask_one(stream: OpenStream, answer: Answer, request: Mapping[str, Any
                         watcher.arrived(answer, chunk.text)
             finally:
                 answer.text = chunks.text
+        answer.wall = time.monotonic() - began
         answer.completion = chunks.completion
         watcher.arrived(answer, "")
     except DisaggError as error:
-        answer.error = error
-    answer.wall = time.monotonic() - began
+        answer.wall, answer.error = time.monotonic() - began, error

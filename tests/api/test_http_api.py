@@ -41,7 +41,9 @@ def described(hint: Any) -> str:
     if origin is Annotated:
         return described(arguments[0]) + bounded(arguments[1])
     if origin in (Union, UnionType):
-        return " or ".join("null" if one is NoneType else described(one) for one in arguments)
+        return " or ".join(
+            "null" if one is NoneType else described(one) for one in arguments if one is not msgspec.UnsetType
+        )
     if origin is Literal:
         return ", ".join(f"`{json.dumps(one)}`" for one in arguments)
     if origin is tuple:

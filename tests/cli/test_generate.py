@@ -50,6 +50,15 @@ def test_the_text_goes_to_stdout_and_the_metrics_to_stderr(one: Path, capsys: py
     assert all(len(line) <= 80 for line in err.splitlines())
 
 
+def test_several_models_are_followed_by_what_running_them_together_was_worth(
+    two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "x") == 0
+    assert "% parallel efficiency" in capsys.readouterr().err
+    assert run("--config", two, "generate", "-m", "tiny", "x") == 0
+    assert "parallel efficiency" not in capsys.readouterr().err
+
+
 def test_every_option_reaches_the_request(one: Path) -> None:
     sampling = "--max-tokens 3 --temperature 0.5 --top-p 0.9 --top-k 4 --min-p 0.1 --repetition-penalty 1.1 --seed 7"
     rest = [
@@ -97,6 +106,9 @@ def test_chat_sends_the_prompt_as_a_users_message(one: Path) -> None:
 def test_json_is_one_object_on_stdout(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", two, "generate", "-m", "tiny", "-m", "other", "--json", "x") == 0
     out, err = capsys.readouterr()
+    figures = json.loads(out)["together"]
+    assert figures["complete"] == 2
+    assert figures["efficiency"] == pytest.approx(figures["sequential_sum"] / (2 * figures["wall"]))
     results = json.loads(out)["results"]
     assert [r["model"] for r in results] == ["tiny", "other"] and err == ""
     assert set(results[0]) == {"model", "text", "finish_reason", "warnings", "metrics", "tokens"}

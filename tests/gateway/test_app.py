@@ -20,7 +20,7 @@ from disagg.errors import (
     ServerUnavailable,
     Unauthorized,
 )
-from disagg.gateway import answer, app
+from disagg.gateway import app, exchange
 from disagg.gateway.clients.keys import KeyFile
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
@@ -75,8 +75,8 @@ async def test_an_error_before_the_first_token_has_its_status_streamed_or_not(
 
 
 async def test_a_quiet_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "FIRST_S", 0.01)
-    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(exchange, "FIRST_S", 0.01)
+    monkeypatch.setattr(exchange, "KEEP_ALIVE_S", 0.01)
     async with fake_client.http(fake_client.app(FakeClient(0.2, "late "))) as http:
         response = await http.post("/v1/chat/completions", json=STREAMED)
     assert response.text.startswith(": keep-alive\n\n: keep-alive\n\n")
@@ -84,7 +84,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(monkeypatch: pytest.Monk
 
 
 async def test_an_error_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "FIRST_S", 0.01)
+    monkeypatch.setattr(exchange, "FIRST_S", 0.01)
     async with fake_client.http(fake_client.app(FakeClient(0.1, Overloaded("busy")))) as http:
         response = await http.post("/v1/chat/completions", json=STREAMED)
     assert [event["error"]["code"] for event in events(response.text)] == ["rate_limit_exceeded"]
@@ -220,6 +220,7 @@ async def call(
     sent: list[Message] | None = None,
     until: bytes = b"",
     send_to: Send | None = None,
+    path: str = "/v1/chat/completions",
     **headers: str,
 ) -> None:
     """One request without an HTTP client, whose caller disconnects after some time, or once it has received `until`."""
@@ -227,7 +228,7 @@ async def call(
     scope = {
         "type": "http",
         "method": "POST",
-        "path": "/v1/chat/completions",
+        "path": path,
         "headers": [(b"host", b"localhost"), *((name.encode(), value.encode()) for name, value in headers.items())],
         "query_string": b"",
     }
@@ -258,8 +259,8 @@ async def test_a_malformed_host_is_refused_and_not_a_bug() -> None:
 
 async def test_nothing_is_sent_after_the_end_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comment that becomes due while the end is being sent."""
-    monkeypatch.setattr(answer, "FIRST_S", 0.0)
-    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.0)
+    monkeypatch.setattr(exchange, "FIRST_S", 0.0)
+    monkeypatch.setattr(exchange, "KEEP_ALIVE_S", 0.0)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:

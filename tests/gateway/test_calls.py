@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from disagg.gateway.app import Door
 from disagg.gateway.calls import calls
+from disagg.gateway.door import Door
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 

@@ -20,6 +20,7 @@ PATHS = (
     "/api/chat",
     "/api/generate",
     "/api/show",
+    "/v1/parallel",
 )
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**63, 2**70, 1e308, -0.5, 16, 17),
@@ -44,6 +45,7 @@ FIELDS = (
         "text",
         "reasoning",
         "output_config",
+        "requests",
     ),
 )
 

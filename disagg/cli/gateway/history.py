@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from disagg.api.history import MAX_ENTRIES
+from disagg.api.gateway.history import MAX_ENTRIES
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson
 
 if TYPE_CHECKING:
-    from disagg.api.history import HistoryEntry
+    from disagg.api.gateway.history import HistoryEntry
 
 
 class EntryStateName(StrEnum):
-    """disagg.api.history.EntryState as a choice on the command line."""
+    """disagg.api.gateway.history.EntryState as a choice on the command line."""
 
     ok = "ok"
     failed = "failed"

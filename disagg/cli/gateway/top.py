@@ -12,7 +12,7 @@ from disagg.cli.common.context import print_json, settings, stdout
 from disagg.cli.common.options import AsJson
 
 if TYPE_CHECKING:
-    from disagg.api.live import LiveState
+    from disagg.api.gateway.live import LiveState
     from disagg.cli.gateway.screen import Source
 
 KEY_VARIABLE = "DISAGG_API_KEY"

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from disagg.api.gateway.parallel import ParallelFigures
 from disagg.api.names import AS_IS
 from disagg.cli.views.units import counted, duration_steps, seconds, size, speed
 from disagg.inference.metrics import Metrics, TTFTParts
@@ -59,6 +60,19 @@ def metrics_view(completions: Sequence[Completion]) -> RenderableType:
         )
     notes = [_route(completion.metrics) for completion in completions]
     return Group(table, Text(), *notes, *_warnings(completions), Text(NOTES, "dim"))
+
+
+def together_view(figures: ParallelFigures) -> RenderableType:
+    """What several answers at the same time were worth, with the formula."""
+    if figures.efficiency is None:
+        return Text()
+    head = Text.assemble(
+        ("together: ", "bold"),
+        f"{seconds(figures.wall)} for {seconds(figures.sequential_sum)} of answers, ",
+        f"{100 * figures.efficiency:.0f} % parallel efficiency",
+    )
+    formula = "parallel efficiency: sum of the answers' times / (time of the longest x their number)."
+    return Group(head, Text(formula, "dim"))
 
 
 def model_panel(completion: Completion) -> Panel:

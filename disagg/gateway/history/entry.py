@@ -7,7 +7,7 @@ from typing import TypedDict
 
 import msgspec
 
-from disagg.api.history import HistoryEntry
+from disagg.api.gateway.history import HistoryEntry
 from disagg.gateway.observe.events import Accepted, Completed, Ended
 
 MAX_TEXT = 64 << 10  # characters of a prompt or an answer, if texts are kept

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import Final
 
-from disagg.api.history import HistoryEntry
+from disagg.api.gateway.history import HistoryEntry
 from disagg.gateway.history.entry import of_completion, of_end
 from disagg.gateway.history.store import Bounds, Store
 from disagg.gateway.observe.events import Completed, Ended, Event

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from disagg.api.history import HistoryEntry
-from disagg.api.live import (
+from disagg.api.gateway.history import HistoryEntry
+from disagg.api.gateway.live import (
     LAST,
     MAX_SHOWN,
     LiveHost,

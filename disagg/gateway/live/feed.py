@@ -11,7 +11,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from disagg.api.live import LiveHost, Past
+from disagg.api.gateway.live import LiveHost, Past
 from disagg.errors import Overloaded
 from disagg.gateway.live.board import SAMPLE_S, Board
 from disagg.http.requests import disconnected

@@ -10,7 +10,7 @@ from typing import Final
 import httpx
 
 from disagg.api.base import InvalidValue
-from disagg.api.live import LiveState
+from disagg.api.gateway.live import LiveState
 from disagg.config import Fleet
 from disagg.errors import DisaggError, ProtocolError, ServerUnavailable, Unauthorized
 from disagg.gateway.live.board import Board

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from disagg.api.history import HistoryEntry
-from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState, Totals
+from disagg.api.gateway.history import HistoryEntry
+from disagg.api.gateway.live import LiveHost, LiveModel, LiveRequest, LiveState, Totals
 from disagg.cli.gateway.screen import _Screen
 from disagg.cli.views.gateway.top import Shown, keys_of, press, top_view
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from disagg.api.live import LiveState
+from disagg.api.gateway.live import LiveState
 from disagg.api.status import Load
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import DisaggError, Overloaded, ServerUnavailable

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.api.history import HistoryEntry
+from disagg.api.gateway.history import HistoryEntry
 from disagg.cli.views.units import seconds
 
 _SPEEDS = "prefill, decode: tokens per second"

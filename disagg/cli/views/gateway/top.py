@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from disagg.api.live import LiveHost, LiveModel, LiveRequest, LiveState
+from disagg.api.gateway.live import LiveHost, LiveModel, LiveRequest, LiveState
 from disagg.cli.views.gateway.history import history_view, hosts
 from disagg.cli.views.units import seconds, size, speed
 

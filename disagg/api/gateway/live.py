@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from disagg.api.base import Contract
-from disagg.api.history import HistoryEntry
+from disagg.api.gateway.history import HistoryEntry
 from disagg.api.names import Role
 
 MAX_SHOWN: Final = 100

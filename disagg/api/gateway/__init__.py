@@ -1,0 +1,1 @@
+"""What the gateway's own calls send: the live view, the history, several requests together."""

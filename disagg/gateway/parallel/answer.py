@@ -1,0 +1,143 @@
+"""Runs the items of one body at the same time and sends what they give, as a stream or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from disagg.api.gateway.parallel import ParallelAnswer, ParallelEnd, ParallelFigures, ParallelResult
+from disagg.errors import Cancelled
+from disagg.gateway.answer import Running, json_response, problem_of_any, send_response
+from disagg.gateway.dialects.base import Writer
+from disagg.gateway.dialects.events import Event, Piece
+from disagg.gateway.dialects.openai import common as openai
+from disagg.gateway.dialects.problems import Problem
+from disagg.gateway.exchange import STOPPED, Exchange
+from disagg.gateway.parallel.body import Item
+
+_DATA: Final = b"data: "
+_END: Final = b"\n\n"
+_NOT_OF_ITEMS: Final = (b"", b"[DONE]")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One item: the request that runs, or why none does."""
+
+    item: Item
+    work: Running | Problem
+
+
+class ParallelResponse(Response):
+    """The response to one body. began: time.monotonic() when its items were sent."""
+
+    def __init__(self, parts: Sequence[Part], request_id: str, created: float, *, stream: bool) -> None:
+        super().__init__()
+        self._parts = parts
+        self._id, self._created = f"parallel-{request_id}", int(created)
+        self._is_stream = stream
+        self._began = time.monotonic()
+        self._open = {part.item.index: part.work for part in parts if isinstance(part.work, Running)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(send, openai.SSE, openai.KEEP_ALIVE if self._is_stream else b"")
+        work = self._stream(exchange) if self._is_stream else self._whole(exchange)
+        await exchange.perform(work, receive, lambda: openai.event(openai.error_body(STOPPED)), self._ended)
+
+    def _ended(self, _: bool) -> None:
+        """Report the end of the requests that were cancelled before they began to run."""
+        for index in tuple(self._open):
+            self._close(index)
+
+    def _close(self, index: int) -> None:
+        """Report the end of one request; without its answers or an error it was cancelled."""
+        if (work := self._open.pop(index, None)) is not None:
+            outcome = work.outcome
+            outcome.cancelled = outcome.error is None and len(outcome.completions) < work.head.request.choices
+            work.ended(outcome)
+
+    async def _stream(self, exchange: Exchange) -> None:
+        async def one(part: Part) -> ParallelResult:
+            result = await self._perform(part, exchange)
+            await exchange.part(openai.event(result.to_json()))
+            return result
+
+        results = await _all(one(part) for part in self._parts)
+        await exchange.part(openai.event(ParallelEnd(_figures(results)).to_json()) + openai.DONE)
+        await exchange.part(b"", more=False)
+
+    async def _whole(self, exchange: Exchange) -> None:
+        results = await _all(self._perform(part, None) for part in self._parts)
+        answer = ParallelAnswer(self._id, "parallel", self._created, tuple(results), _figures(results))
+        await send_response(json_response(answer.to_json()), exchange.send)
+
+    async def _perform(self, part: Part, exchange: Exchange | None) -> ParallelResult:
+        """Run one item to its end. exchange: to which its chunks are sent; None: its result has the answer."""
+        item, work = part.item, part.work
+        problem, body = (work, None) if isinstance(work, Problem) else await self._run(item, work, exchange)
+        seconds = time.monotonic() - self._began
+        if problem is not None:
+            return ParallelResult(item.index, item.id, problem.status, seconds, item.dialect.error(problem))
+        return ParallelResult(item.index, item.id, HTTPStatus.OK, seconds, msgspec.UNSET if body is None else body)
+
+    async def _run(
+        self, item: Item, work: Running, exchange: Exchange | None
+    ) -> tuple[Problem | None, Mapping[str, Any] | None]:
+        """The error that ended the request, if one did; and the answer, unless it has been sent."""
+        writer = work.dialect.writer(work.head)
+        async with aclosing(work.events) as events:
+            try:
+                async for event in events:
+                    work.outcome.note(event)
+                    if exchange is not None:
+                        await exchange.part(chunks(item, _written(writer, event)))
+                completions = work.outcome.in_order
+                if exchange is None:
+                    return None, writer.whole(completions)
+                await exchange.part(chunks(item, writer.end(completions)))
+                return None, None
+            except Cancelled:  # the caller reads nothing
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever failed, the caller is told, and the other items go on
+                work.outcome.error = problem = problem_of_any(error)
+                return problem, None
+            finally:
+                self._close(item.index)
+
+
+def chunks(item: Item, written: bytes) -> bytes:
+    """The server-sent events of one request's stream as events of a stream of several: each names its request."""
+    name = msgspec.json.encode(item.id)
+    bodies = (event.removeprefix(_DATA) for event in written.split(_END))
+    return b"".join(
+        b'data: {"index":%d,"id":%b,"body":%b}\n\n' % (item.index, name, body)
+        for body in bodies
+        if body not in _NOT_OF_ITEMS
+    )
+
+
+def _written(writer: Writer, event: Event) -> bytes:
+    return writer.piece(event) if isinstance(event, Piece) else writer.finished(event)
+
+
+def _figures(results: Sequence[ParallelResult]) -> ParallelFigures:
+    return ParallelFigures.of([result.seconds for result in results if result.status == HTTPStatus.OK])
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, ParallelResult]]) -> Sequence[ParallelResult]:
+    """The results of all, which run at the same time. If one is cancelled or raises, all end."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except ExceptionGroup as raised:
+        raise raised.exceptions[0] from None
+    return [task.result() for task in tasks]
