@@ -32,6 +32,7 @@ SLOW_PATHS = {
     "engines/model/test_text.py",
     "engines/test_adjust.py",
     "engines/test_constraint.py",
+    "engines/staging",
     "engines/transformers",
     "faults/test_matrix.py",
     "fleet/deploy/test_apply.py",

@@ -15,7 +15,7 @@ import torch
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from disagg.engines.mlx import cache as mlx_cache
-from disagg.engines.transformers.emit import RowEmitter
+from disagg.engines.staging.emit import RowEmitter
 from disagg.engines.transformers.load import choose_device
 from disagg.kv.blocks import Block
 from disagg.kv.layout import Layout

@@ -5,8 +5,6 @@ runs      one prompt, or one prompt and its answer, computed step by step
 forward   the model's forward pass, and what it does without enough memory
 held      the KV of finished prompts, for prompts that begin alike
 cache     the transformers Cache whose layers report new rows
-emit      new rows -> KV blocks: views of CPU memory, or copies from a GPU
 load      checkpoint -> model on its device; profile: what the loaded model computes, measured
-quantize  KV -> int8 in groups of 64, bit for bit as mx.quantize does
 sampling  the next token, for requests that run on the prefill host alone
 """

@@ -16,8 +16,8 @@ from disagg.engines.base import EngineInfo, PrefillEngine, Token
 from disagg.engines.model import checkpoint, preflight
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import HFTokenizer
+from disagg.engines.staging.emit import RowEmitter
 from disagg.engines.transformers.cache import OnRows, PreallocatedCache
-from disagg.engines.transformers.emit import RowEmitter
 from disagg.engines.transformers.forward import Forward, is_out_of_memory
 from disagg.engines.transformers.held import make_store
 from disagg.engines.transformers.load import choose_device, load_model, weight_bytes

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from disagg.api.names import AS_IS, WireForm
-from disagg.engines.transformers.quantize import Planes, empty_planes, fill_planes, filled_planes
+from disagg.engines.staging.quantize import Planes, empty_planes, fill_planes, filled_planes
 from disagg.kv.blocks import KVBlock
 from disagg.kv.forms import is_quantised
 from disagg.kv.layout import Layout

@@ -1,4 +1,4 @@
-"""disagg/engines/transformers/emit.py: blocks hold the right rows as bytes, for as long as anyone looks at them."""
+"""disagg/engines/staging/emit.py: blocks hold the right rows as bytes, for as long as anyone looks at them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from disagg.api.names import INT8
-from disagg.engines.transformers.emit import RowEmitter, head_views, plane_views
-from disagg.engines.transformers.quantize import filled_planes
+from disagg.engines.staging.emit import RowEmitter, head_views, plane_views
+from disagg.engines.staging.quantize import filled_planes
 from disagg.kv.blocks import KVBlock
 from disagg.kv.layout import LayerLayout, Layout
 

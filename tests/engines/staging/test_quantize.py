@@ -1,4 +1,4 @@
-"""disagg/engines/transformers/quantize.py: bit for bit what mx.quantize gives."""
+"""disagg/engines/staging/quantize.py: bit for bit what mx.quantize gives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from disagg.api.names import AS_IS, INT8, WireForm
-from disagg.engines.transformers.quantize import PIECE, filled_planes
+from disagg.engines.staging.quantize import PIECE, filled_planes
 from disagg.kv.forms import BITS, GROUP
 
 DTYPES = ("float32", "bfloat16", "float16")
