@@ -23,6 +23,16 @@ from pathlib import Path
 from typing import Any
 
 AVAILABLE = sys.platform == "linux"
+_MODULES = (
+    "disagg.engines.transformers.engine",
+    "disagg.servers.run",
+    "disagg.servers.prefill.service",
+    # What transformers imports when it loads a model, torch._dynamo and sympy with it: 2 s of CPU time.
+    "transformers.modeling_layers",
+    "transformers.modeling_utils",
+    "transformers.masking_utils",
+    "transformers.tokenization_utils_tokenizers",
+)
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -84,7 +94,7 @@ class ForkedServer:
 
 
 def main() -> None:
-    for module in ("disagg.engines.transformers.engine", "disagg.servers.run"):
+    for module in _MODULES:
         importlib.import_module(module)
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"{threads} threads run, and a fork keeps one"
