@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -30,8 +30,9 @@ class _JumpingSelector:
 
 
 @pytest.fixture
-async def virtual_time(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """time.monotonic() jumps to the next timer of the event loop whenever nothing else is left to do.
+async def virtual_time(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[float], None]]:
+    """time.monotonic() jumps to the next timer of the event loop whenever nothing else is left to do. Gives a function
+    that lets so many seconds pass, as if this process had been stopped.
 
     Only for tests whose hosts are on the same event loop, as those of tests.inference.scripted are.
     """
@@ -39,4 +40,8 @@ async def virtual_time(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     loop: Any = asyncio.get_running_loop()
     monkeypatch.setattr(time, "monotonic", lambda: real() + offset[0])
     monkeypatch.setattr(loop, "_selector", _JumpingSelector(loop._selector, offset))
-    yield
+
+    def stopped_for(seconds: float) -> None:
+        offset[0] += seconds
+
+    yield stopped_for

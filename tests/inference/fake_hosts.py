@@ -94,7 +94,7 @@ def change_timeouts(client: Client, **seconds: float) -> None:
 def be_patient(client: Client) -> None:
     """Let no host be given up for being slow: this machine may be."""
 
-    async def ask(host: Host, timeout: float) -> None: ...
+    async def ask(host: Host) -> None: ...
 
     change_timeouts(client, silence=60.0, stall=60.0)
     client._async._driver.refresher._ask = ask  # type: ignore[method-assign]

@@ -108,13 +108,16 @@ class Server:
 
 
 class ScriptedHost(Server):
-    """One host. asked: the body of each request, by path, in order."""
+    """One host. asked: the body of each request, by path, in order. load_s: how long GET /load takes. loaded: is called
+    when it has been answered."""
 
     def __init__(self, scripts: Mapping[str, Script], load: Load) -> None:
         super().__init__()
         self.scripts = {f"/{path}": script for path, script in scripts.items()}
         self.load = load
         self.asked: list[tuple[str, Body]] = []
+        self.load_s = 0.0
+        self.loaded: Callable[[], object] = bool
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """As many requests as come on the connection, until an event stream, which ends it."""
@@ -122,12 +125,19 @@ class ScriptedHost(Server):
             path = head.split(b" ", 2)[1].decode()
             body = await reader.readexactly(_content_length(head))
             if path not in self.scripts:
-                answer = self.load if path == "/load" else LeaseAnswer()
-                writer.write(_response(200, answer.to_bytes()))
+                await self._answer_at_once(path, writer)
                 continue
-            self.asked.append((path, json.loads(body)))
+            self.asked.append((path, json.loads(body or b"{}")))
             await self._answer(self.scripts[path](self.asked[-1][1]), writer)
             break
+
+    async def _answer_at_once(self, path: str, writer: asyncio.StreamWriter) -> None:
+        if path != "/load":
+            writer.write(_response(200, LeaseAnswer().to_bytes()))
+            return
+        await asyncio.sleep(self.load_s)
+        writer.write(_response(200, self.load.to_bytes()))
+        self.loaded()
 
     async def _answer(self, events: AsyncGenerator[Event | DisaggError, None], writer: asyncio.StreamWriter) -> None:
         started = False

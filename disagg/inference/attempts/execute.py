@@ -61,10 +61,14 @@ class Request:
     start: int = field(default_factory=lambda: random.getrandbits(32))
 
 
-def ranking(view: FleetView, request: Request, prompt: Prompt) -> Ranking:
-    """The hosts for a request, as the view sees them now."""
+def ranking(view: FleetView, request: Request, prompt: Prompt, *, last_look: bool = False) -> Ranking:
+    """The hosts for a request, as the view sees them now; see RouteRequest."""
     seen = RouteRequest(
-        request.candidates, prompt.tokens, request.body.sampling.max_tokens, view.affinity.held(prompt.chain)
+        request.candidates,
+        prompt.tokens,
+        request.body.sampling.max_tokens,
+        view.affinity.held(prompt.chain),
+        last_look,
     )
     return rank(view, seen, time.monotonic(), request.start)
 
@@ -113,12 +117,13 @@ class _Run:
     prompt: Prompt
     failures: list[Failure] = field(default_factory=list)  # of earlier looks at the fleet
     first: bool = True  # nothing was tried or waited for yet
+    last_look: bool = False  # the time for a host to come up is over, and all were asked once more
 
     async def to_end(self) -> Completion:
         """Look at the fleet and perform the attempts that this gives, until one completes the answer."""
         while True:
             failures: list[Failure] = []
-            ranked = ranking(self.driver.view, self.request, self.prompt)
+            ranked = ranking(self.driver.view, self.request, self.prompt, last_look=self.last_look)
             route = route_of(ranked)
             for attempt in remaining(route, self.request.policy, failures):
                 self._announce(attempt, failures)
@@ -135,7 +140,19 @@ class _Run:
         seconds = pause.seconds * random.uniform(0.75, 1.25)
         if not pause.limited:
             seconds += self.driver.budget.delay(time.monotonic())
-        await self.waiting.wait(pause, seconds)
+        if pause.limited and self.last_look:
+            raise pause.error
+        if not await self.waiting.wait(pause, seconds):
+            await self._look_once_more(pause)
+
+    async def _look_once_more(self, pause: Pause) -> None:
+        """Ask every host before the request fails because none is up: what the view has may be out of date, as after
+        this process was stopped for a while."""
+        self.last_look = True
+        self.waiting.error = pause.error
+        hosts = self.request.candidates
+        await self.driver.refresher.read((*hosts.decode, *hosts.prefill), self.request.policy.timeouts.silence)
+        self.waiting.error = None
 
     async def _try(self, attempt: Attempt, ranked: Ranking, failures: list[Failure]) -> AttemptOutcome | None:
         """Perform an attempt. A failure that others may follow is noted and gives None."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from disagg.config import Host
@@ -40,13 +41,15 @@ from disagg.inference.policy import RetryPolicy
 Reason = Literal[
     "first choice", "prefill failed", "no prefill host is up", "decode host failed", "no decode host is left"
 ]
+STATED = 6  # hosts that an error names
 LOOK_AGAIN_S = 0.25  # while no host is up: costs nothing but a look at the view
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """The hosts to try, best first. handed_off: the model has prefill hosts, up or not. prefill_waits, decode_waits:
-    which host is starting or stopping, if there is one. unseen: all hosts, if none has ever answered this client."""
+    which host is starting or stopping, if there is one. unseen: all hosts, if none has ever answered this client.
+    left_out: the other hosts that could answer, each with the reason."""
 
     model: str
     decode: tuple[Host, ...]
@@ -56,6 +59,7 @@ class Route:
     prefill_waits: str = ""
     decode_waits: str = ""
     unseen: frozenset[str] = frozenset()
+    left_out: tuple[str, ...] = ()
 
 
 def route_of(ranking: Ranking) -> Route:
@@ -70,6 +74,7 @@ def route_of(ranking: Ranking) -> Route:
         ranking.waits_for(hosts.prefill),
         ranking.waits_for(hosts.decode),
         ranking.unseen,
+        tuple(f"{name}: {reason}" for name, reason in islice(ranking.left_out.items(), STATED)),
     )
 
 
@@ -231,11 +236,16 @@ def final_error(route: Route, failures: Sequence[Failure]) -> DisaggError:
     if decode and all(failure.too_large for failure in decode):
         return decode[-1].error
     hint = next((failure.error.hint for failure in reversed(decode) if failure.error.hint), _HINT)
-    messages = _messages(decode) or f"no decode host of {route.model} is up"
+    messages = _messages(decode) or _none_up(route)
     return ServerUnavailable(f"Decode server unavailable - request failed: {messages}", hint)
 
 
 _HINT = "run `disagg status`; `disagg start` starts what is stopped"
+
+
+def _none_up(route: Route) -> str:
+    reasons = f" ({', '.join(route.left_out)})" if route.left_out else ""
+    return f"no decode host of {route.model} is up{reasons}"
 
 
 def _messages(failures: Sequence[Failure]) -> str:

@@ -40,13 +40,13 @@ class Waiting:
     _began: float = 0.0
     _ended: float = 0.0
 
-    async def wait(self, pause: Pause, seconds: float) -> None:
-        """Wait `seconds`. Raises the error of the pause if no host has been up for too long."""
+    async def wait(self, pause: Pause, seconds: float) -> bool:
+        """Wait `seconds`. False, at once, if no host has been up for too long."""
         now = time.monotonic()
         if pause.limited != self._limited or now - self._ended > self.timeouts.note:  # another wait begins
             self._limited, self._began = pause.limited, now
         if pause.limited and now - self._began >= self.timeouts.none_up:
-            raise pause.error
+            return False
         self.error = pause.error
         if now + seconds >= (stated_at := self._began + self.timeouts.note):
             await asyncio.sleep(max(0.0, stated_at - now))
@@ -54,3 +54,4 @@ class Waiting:
         await asyncio.sleep(max(0.0, now + seconds - time.monotonic()))
         self._ended = time.monotonic()
         self.error = None
+        return True

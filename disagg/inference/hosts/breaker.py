@@ -58,8 +58,8 @@ class Breaker:
         unreachable = isinstance(error, ServerUnavailable)
         if not self.ejections and failures < (FAILURES_IF_UNREACHABLE if unreachable else FAILURES_IF_IT_ANSWERS):
             return replace(self, failures=failures)
-        if began_at != self.until or now < self.until:  # it was under way when the host was ejected
-            return replace(self, failures=failures)
+        if began_at != self.until or now < self.until:  # it was under way or already decided on at the ejection
+            return replace(self, failures=failures, probing=self.probing and began_at != self.until)
         seconds = min(LONGEST_S, FIRST_S * 2**self.ejections) * (0.5 + jitter / 2)
         return Breaker(failures, self.ejections + 1, now + seconds)
 

@@ -17,6 +17,7 @@ from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
 
 INTERVAL_S = 1.0
+PATIENCE_S = 4.0  # an answer within it counts, however many misses precede it: a slow host is not down for ever
 FIRST_S = 0.25  # the first request has the machine to itself
 IDLE_S = 10.0  # after the last request
 PER_INTERVAL = 64  # hosts asked in one interval; of larger fleets each is asked in turn
@@ -38,6 +39,7 @@ class Refresher:
         self._http, self._view = http, view
         self._uses: dict[tuple[str, ...], _Use] = {}  # by the names of their hosts: one or a few per model
         self._asked: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._task = Background(self._run)
 
     @contextmanager
@@ -52,12 +54,18 @@ class Refresher:
             use.requests -= 1
             use.last = time.monotonic()
 
-    async def read(self, hosts: Iterable[Host], timeout: float = INTERVAL_S) -> None:
-        """Ask these hosts now."""
-        await asyncio.gather(*(self._ask(host, timeout) for host in hosts))
+    async def read(self, hosts: Iterable[Host], seconds: float = INTERVAL_S) -> None:
+        """Ask these hosts now. Returns when each has answered or failed to, after `seconds` at the latest; what comes
+        later counts too."""
+        if asking := [self._ask_once(host) for host in hosts]:
+            await asyncio.wait(asking, timeout=seconds)
 
     async def stop(self) -> None:
         await self._task.stop()
+        if asking := list(self._asking.values()):
+            for task in asking:
+                task.cancel()
+            await asyncio.wait(asking)
 
     def due(self, now: float) -> list[Host]:
         """The hosts in use, those first that were not asked for the longest time."""
@@ -67,7 +75,11 @@ class Refresher:
             if use.requests or now - use.last < IDLE_S
             for host in use.hosts
         }
-        stale = [host for name, host in used.items() if now - self._asked.get(name, 0.0) >= INTERVAL_S / 2]
+        stale = [
+            host
+            for name, host in used.items()
+            if name not in self._asking and now - self._asked.get(name, 0.0) >= INTERVAL_S / 2
+        ]
         return sorted(stale, key=lambda host: self._asked.get(host.name, 0.0))[:PER_INTERVAL]
 
     async def _run(self) -> None:
@@ -80,13 +92,38 @@ class Refresher:
                 await self.read(hosts)
             await asyncio.sleep(max(0.0, began + INTERVAL_S - time.monotonic()))
 
-    async def _ask(self, host: Host, timeout: float) -> None:
+    def _ask_once(self, host: Host) -> asyncio.Task[None]:
+        """The task that asks the host: a new one, unless one runs."""
+        if (running := self._asking.get(host.name)) is not None:
+            return running
         self._asked[host.name] = time.monotonic()
+        self._asking[host.name] = task = asyncio.get_running_loop().create_task(self._ask(host))
+        task.add_done_callback(lambda _: self._asking.pop(host.name))
+        return task
+
+    async def _ask(self, host: Host) -> None:
+        """Ask one host: a miss for every INTERVAL_S without an answer, and for a failure."""
+        answer = asyncio.ensure_future(self._load(host))
         try:
-            async with asyncio.timeout(timeout):
-                body = await calls.get(self._http, host, "/load", timeout=timeout)
-            self._view.answered(host.name, Load.received(body, host.name))
-        except RequestError:  # a host of another version answers, but not with its load
-            self._view.answered(host.name, None)
-        except (DisaggError, TimeoutError):
+            for _ in range(int(PATIENCE_S / INTERVAL_S)):
+                await asyncio.wait((answer,), timeout=INTERVAL_S)
+                if answer.done():  # also if it came during a wait that this process overslept
+                    break
+                self._view.missed(host.name)
+        finally:
+            answer.cancel()
+            await asyncio.wait((answer,))
+        if answer.cancelled():
+            return
+        try:
+            self._view.answered(host.name, answer.result())
+        except DisaggError:
             self._view.missed(host.name)
+
+    async def _load(self, host: Host) -> Load | None:
+        """The host's load; None if it is of another version, which answers, but not with its load."""
+        try:
+            body = await calls.get(self._http, host, "/load", timeout=PATIENCE_S)
+        except RequestError:
+            return None
+        return Load.received(body, host.name)

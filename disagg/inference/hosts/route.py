@@ -39,12 +39,14 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """A request as routing sees it. held: tokens of its prompt, by the decode host that holds their KV."""
+    """A request as routing sees it. held: tokens of its prompt, by the decode host that holds their KV. last_look: it
+    fails if no host is found now, so that earlier failures leave no host out."""
 
     candidates: Candidates
     prompt_tokens: int
     answer_tokens: int
     held: Mapping[str, int] = field(default_factory=dict)
+    last_look: bool = False
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ def candidates(fleet: Fleet, model: str, alone: Alone | None = None) -> Candidat
 def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Ranking:
     """The hosts for a request, best first. start: a random number; equal hosts are ranked in turn beginning there."""
     hosts = request.candidates
-    look = _Look(view, now, start, {})
+    look = _Look(view, now, start, request.last_look, {})
     computing = _compared(look, hosts.prefill, ())
     speed = _fastest([load.prefill_tokens_s for load in _loads(view, computing)], PREFILL_TOKENS_S)
     prefill = [_prefill_choice(view.of(host.name), host, request.prompt_tokens, speed) for host in computing]
@@ -142,16 +144,21 @@ class _Look(NamedTuple):
     view: FleetView
     now: float
     start: int
+    last: bool
     left_out: dict[str, str]
+
+    def obstacle(self, host: Host) -> str:
+        """Why the host gets no request now; empty if it may get one."""
+        return self.view.of(host.name).obstacle(self.now, despite_failures=self.last)
 
 
 def _compared(look: _Look, hosts: Sequence[Host], held: Iterable[str]) -> list[Host]:
     """The first hosts from `start` on that may get a request, and those that hold a part of its prompt."""
-    view, found = look.view, list[Host]()
+    found = list[Host]()
     count = len(hosts)
     for number in range(count):
         host = hosts[(look.start + number) % count]
-        if obstacle := view.of(host.name).obstacle(look.now):
+        if obstacle := look.obstacle(host):
             look.left_out[host.name] = obstacle
             continue
         found.append(host)
@@ -160,7 +167,7 @@ def _compared(look: _Look, hosts: Sequence[Host], held: Iterable[str]) -> list[H
     if held and count > COMPARED:
         names = {host.name for host in found}
         holders = [host for host in hosts if host.name in held and host.name not in names]
-        found += [host for host in holders if not view.of(host.name).obstacle(look.now)]
+        found += [host for host in holders if not look.obstacle(host)]
     return found
 
 

@@ -32,12 +32,15 @@ class HostView:
     counted_tokens: int = 0
     breaker: Breaker = CLOSED
 
-    def obstacle(self, now: float) -> str:
-        """Why the host gets no request now; empty if it may get one."""
+    def obstacle(self, now: float, *, despite_failures: bool = False) -> str:
+        """Why the host gets no request now; empty if it may get one. despite_failures: those of earlier requests are no
+        reason."""
         if self.reachable == "down":
             return "down"
         if self.load is not None and self.load.status != "ok":
             return self.load.status
+        if despite_failures:
+            return ""
         if (self.breaker.ejections or self.breaker.probing) and (seconds := self.breaker.closed_for(now)) > 0:
             return f"failed lately: left out for {seconds:.1f} s"
         return ""

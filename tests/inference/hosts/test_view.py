@@ -145,6 +145,7 @@ def test_after_an_ejection_one_request_finds_out() -> None:
         ("the probe ends", 1.0, 1.5, (False, 1, 1.0)),
         ("the probe fails", 1.0, 1.5, (False, 2, 3.5)),
         ("the probe fails that another host is to blame for", 1.0, 1.5, (False, 1, 1.0)),
+        ("a request fails that was sent although the host was left out", 1.0, 0.5, (False, 1, 1.0)),
     ],
 )
 def test_only_the_request_that_probes_a_host_decides_about_it(
