@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from disagg.servers.health import monitor, progress
+from disagg.servers.health import monitor
 from disagg.servers.health.monitor import Monitor
+from disagg.servers.health.progress import StallPolicy
 from disagg.servers.health.watchdog import EXIT_CODE
 from disagg.servers.http import sse
 from disagg.servers.http.app import build
@@ -39,9 +40,9 @@ async def service(
 ) -> AsyncIterator[AnyService]:
     """A service behind HTTP that notices in two seconds what else takes ten."""
     monkeypatch.setattr(monitor, "TICK_S", 0.05)
-    monkeypatch.setattr(progress, "STALLED_S", 2.0)
     monkeypatch.setattr(sse, "CLEANUP_S", 0.2)
     async with serving(tmp_path, request.param) as one:
+        one.progress.policy = StallPolicy(quiet_s=2.0, computing_s=2.0)
         server = _Server(one, build(one, TOKEN))
         running = asyncio.ensure_future(server.serve([listener_of(one.host)]))
         watching = asyncio.ensure_future(Monitor(one).run())
@@ -107,9 +108,9 @@ async def test_callers_of_an_engine_that_hangs_in_a_step_get_an_error_and_it_may
 
 
 async def test_a_lease_that_is_not_extended_ends_its_request_within_a_tick(
-    service: AnyService, monkeypatch: pytest.MonkeyPatch
+    service: AnyService,
 ) -> None:
-    monkeypatch.setattr(progress, "STALLED_S", PATIENCE_S)
+    service.progress.policy = StallPolicy(quiet_s=PATIENCE_S, computing_s=PATIENCE_S)
     async with client(service) as caller, caller.stream("POST", "/generate", json={**LONG, "lease_s": 0.3}) as answer:
         rest = [line async for line in answer.aiter_lines()]
     last = json.loads([line for line in rest if line][-1].removeprefix("data: "))

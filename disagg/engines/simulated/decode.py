@@ -26,6 +26,7 @@ from disagg.kv.received import ReceivedKV
 from disagg.planning.decode import ingest, step
 
 MAX_REQUESTS = 1024
+PIECE_S = 0.5  # the longest piece of work without a beat
 
 
 @dataclass(slots=True, eq=False)
@@ -170,7 +171,7 @@ class SimulatedDecodeEngine:
                 self.on_beat()
             if decoding := [job for job in jobs if not job.chunks]:
                 busy_until += self._step_s(decoding)
-                sleep_until(busy_until)
+                self._work_until(busy_until)
                 for job in decoding:
                     self._deliver(job)
                 self._after_step()
@@ -189,15 +190,22 @@ class SimulatedDecodeEngine:
         if job.chunks is None:
             job.timing.started = time.monotonic()
             busy_until += ingest(job.kv.nbytes) if job.kv else 0.0
-            sleep_until(busy_until)
+            self._work_until(busy_until)
             job.timing.ingested = time.monotonic()
             job.timing.computed_prompt_tokens = 1 if job.kv else len(job.request.tokens) - job.held
             job.chunks = [] if job.kv else self._chunks(job.held, len(job.request.tokens) - 1)
             job.kv = None
         if job.chunks:
             busy_until += job.chunks.pop(0)
-            sleep_until(busy_until)
+            self._work_until(busy_until)
         return busy_until
+
+    def _work_until(self, moment: float) -> None:
+        """Sleep until then, with a beat as often as the pieces of a real engine's work end."""
+        while moment - time.monotonic() > PIECE_S:
+            time.sleep(PIECE_S)
+            self.on_beat()
+        sleep_until(moment)
 
     def _chunks(self, held: int, tokens: int) -> list[float]:
         """Seconds of each chunk of a prompt of which the first tokens are held."""

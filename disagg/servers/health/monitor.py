@@ -9,7 +9,6 @@ import time
 from disagg import logs
 from disagg.errors import ServerUnavailable
 from disagg.servers.health.engine import TEST_LIMIT_S
-from disagg.servers.health.progress import STALLED_S
 from disagg.servers.health.watchdog import DEAD_S, STUCK_S, Problem
 from disagg.servers.service import AnyService
 
@@ -58,16 +57,17 @@ class Monitor:
         alive = service.engine_alive
         if not alive:
             service.engine_health.died()
-        stalled = service.progress.stalled(now, service.busy)
+        stalled_s = service.progress.stalled_s(now, service.busy)
+        stalled = stalled_s > 0
         if stalled != service.stalled:
             service.stalled = stalled
             if stalled:
-                logs.event(logging.ERROR, "engine_stalled", seconds=STALLED_S)
+                logs.event(logging.ERROR, "engine_stalled", seconds=round(stalled_s, 1))
                 service.note_problem()
             else:
                 logs.info("engine_goes_on")
         if stalled:
-            self._end_requests(f"the engine of {service.host.name} has made no progress for {STALLED_S:g} s")
+            self._end_requests(f"the engine of {service.host.name} has made no progress for {stalled_s:.1f} s")
         elif not alive:
             self._end_requests(f"the engine of {service.host.name} has stopped")
         busy = bool(service.active) or stalled

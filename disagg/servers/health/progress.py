@@ -4,24 +4,58 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
-STALLED_S = 10.0
-"""An engine that has work and finishes no piece of it for this long is stalled. The longest piece is one decode step,
-or one layer of a prompt's chunk, which take well under a second."""
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class StallPolicy:
+    """When an engine that has work and finishes no piece of it counts as stalled. The longest piece is one decode step,
+    or one layer of a prompt's chunk, which take well under a second.
+
+    quiet_s: without a piece while its processes compute nothing either: its GPU hangs, or its thread is stopped.
+    computing_s: while they compute, as on a slow CPU, and for the first piece of an engine that has finished none for
+    `idle_s`: its weights may have left the memory. computing: of one core, from which on processes compute.
+    """
+
+    quiet_s: float = 3.5
+    computing_s: float = 10.0
+    idle_s: float = 60.0
+    computing: float = 0.05
+
+
+def computed_s() -> float:
+    """Processor time of this process and its children, in seconds, without the thread that asks."""
+    children = psutil.Process().children(recursive=True)
+    return time.process_time() - time.thread_time() + sum(map(_processor_s, children))
+
+
+def _processor_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:  # it has ended
+        return 0.0
+    return float(times.user + times.system)
 
 
 class Progress:
     """Counts the beats of an engine: pieces of work that it has finished, for any request.
 
-    `beat` is called on the engine's thread, `stalled` every second from one other thread. Time without work does not
+    `beat` is called on the engine's thread, `stalled_s` every second from one other thread. Time without work does not
     count. A stall lasts until the next beat: its requests are ended, so that nothing else would show it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: StallPolicy = StallPolicy(), computed: Callable[[], float] = computed_s) -> None:
+        self.policy = policy
+        self._computed = computed
         self._lock = threading.Lock()
         self._beats = 0
+        self._beat_at = float("-inf")
         self._active_at = time.monotonic()  # of the last beat, or the last moment at which there was no work
-        self._stalled = False
+        self._first_look = (0.0, 0.0, 0.0)  # `_active_at`, the time and the processor time when it was first seen
+        self._stalled_since: float | None = None
 
     @property
     def beats(self) -> int:
@@ -31,18 +65,35 @@ class Progress:
         """One more piece of work is finished."""
         with self._lock:
             self._beats += 1
-            self._active_at = time.monotonic()
-            self._stalled = False
+            self._beat_at = self._active_at = time.monotonic()
+            self._stalled_since = None
 
-    def stalled(self, now: float, busy: bool) -> bool:
-        """Whether the engine has had work and made no progress for STALLED_S. now: time.monotonic()."""
+    def stalled_s(self, now: float, busy: bool) -> float:
+        """For how many seconds an engine that counts as stalled has made no progress; 0 if it does not count as
+        stalled. now: time.monotonic()."""
         if not busy:
             self.excuse(now)
         with self._lock:
-            self._stalled = self._stalled or now - self._active_at > STALLED_S
-            return self._stalled
+            stands_s = now - self._active_at
+            if self._stalled_since is None and (stands_s > self.policy.computing_s or self._is_quiet(now, stands_s)):
+                self._stalled_since = self._active_at
+            return 0.0 if self._stalled_since is None else now - self._stalled_since
 
     def excuse(self, now: float) -> None:
         """Do not count the time before `now`: there was no work, or the whole process was stopped."""
         with self._lock:
             self._active_at = max(self._active_at, now)
+
+    def _is_quiet(self, now: float, stands_s: float) -> bool:
+        """Whether an engine that has worked lately has stood still for quiet_s without computing. The processor time is
+        read only while it stands still."""
+        policy = self.policy
+        if stands_s <= 0 or self._active_at - self._beat_at > policy.idle_s:
+            return False
+        active_at, looked_at, computed = self._first_look
+        if active_at != self._active_at:
+            self._first_look = self._active_at, now, self._computed()
+            return False
+        if stands_s <= policy.quiet_s:
+            return False
+        return self._computed() - computed < policy.computing * (now - looked_at)

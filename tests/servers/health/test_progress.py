@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 
-from disagg.servers.health.progress import STALLED_S, Progress
+from disagg.servers.health.progress import Progress, StallPolicy, computed_s
 
-SHORT, LONG = STALLED_S - 1, STALLED_S + 1
+POLICY = StallPolicy()
+BETWEEN = (POLICY.quiet_s + POLICY.computing_s) / 2
+SHORT, LONG = POLICY.quiet_s - 1, POLICY.computing_s + 1
 
 
 def test_beats_count_up() -> None:
@@ -31,17 +36,73 @@ def test_beats_count_up() -> None:
 )
 def test_only_work_without_a_beat_is_a_stall(steps: list[tuple[float, bool]], stalled: bool) -> None:
     progress, now = Progress(), time.monotonic()
-    assert [progress.stalled(now + seconds, busy) for seconds, busy in steps][-1] is stalled
+    assert [progress.stalled_s(now + seconds, busy) > 0 for seconds, busy in steps][-1] is stalled
 
 
-def test_a_beat_ends_a_stall() -> None:
-    progress = Progress()
-    assert progress.stalled(time.monotonic() + LONG, busy=True)
+@pytest.mark.parametrize(
+    ("worked_before_s", "computing", "stands_s", "stalled"),
+    [
+        (0.0, 0.0, SHORT, False),
+        (0.0, 0.0, BETWEEN, True),
+        (0.0, 0.01, BETWEEN, True),
+        (0.0, 0.2, BETWEEN, False),
+        (0.0, 1.0, LONG, True),
+        (POLICY.idle_s - 1, 0.0, BETWEEN, True),
+        (POLICY.idle_s + 1, 0.0, BETWEEN, False),
+        (POLICY.idle_s + 1, 0.0, LONG, True),
+    ],
+    ids=[
+        "a short piece",
+        "stopped, or its GPU hangs",
+        "only the rest of the server computes",
+        "a slow CPU",
+        "a CPU that is too slow",
+        "stopped after a pause",
+        "the first piece after a long pause",
+        "stopped after a long pause",
+    ],
+)
+def test_an_engine_that_does_not_even_compute_counts_as_stalled_earlier(
+    worked_before_s: float, computing: float, stands_s: float, stalled: bool
+) -> None:
+    """worked_before_s: from the last beat until there is work again. computing: of one core, meanwhile."""
+    clock = [0.0]
+    progress = Progress(POLICY, lambda: computing * clock[0])
     progress.beat()
-    assert not progress.stalled(time.monotonic() + SHORT, busy=True)
+    began = time.monotonic() + worked_before_s
+    progress.excuse(began)
+    for clock[0] in (0.5, 1.5, 2.5, stands_s):
+        judged = progress.stalled_s(began + clock[0], busy=True)
+    assert judged == (pytest.approx(stands_s) if stalled else 0)
+
+
+def test_the_policy_is_this_table() -> None:
+    assert StallPolicy() == StallPolicy(quiet_s=3.5, computing_s=10.0, idle_s=60.0, computing=0.05)
+
+
+def test_the_processor_time_is_that_of_this_process_and_its_children_without_the_calling_thread() -> None:
+    before = computed_s()
+    program = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    until = time.thread_time() + 0.3
+    while time.thread_time() < until:
+        os.getpid()
+    after = computed_s()
+    child.communicate(b"\n", timeout=20)
+    assert 0.25 < after - before < 0.55
+
+
+def test_a_stall_lasts_until_the_next_beat_also_if_its_requests_have_ended() -> None:
+    progress, now = Progress(), time.monotonic()
+    assert progress.stalled_s(now + LONG, busy=True) > 0
+    assert progress.stalled_s(now + LONG + 1, busy=False) == pytest.approx(LONG + 1, abs=0.1)
+    progress.beat()
+    assert progress.stalled_s(time.monotonic() + SHORT, busy=True) == 0
 
 
 def test_time_for_which_the_whole_process_was_stopped_does_not_count() -> None:
     progress, now = Progress(), time.monotonic()
     progress.excuse(now + LONG)
-    assert not progress.stalled(now + LONG + SHORT, busy=True)
+    assert progress.stalled_s(now + LONG + SHORT, busy=True) == 0
