@@ -109,8 +109,7 @@ class Answer(Response):
                     await self._send_problem(problem, exchange)
                     return
                 last = self._writer.error(problem)
-        await exchange.part(last)
-        await exchange.part(b"", more=False)
+        await exchange.end(last)
 
     async def _whole(self, exchange: Exchange) -> None:
         async with aclosing(self._running.events) as events:

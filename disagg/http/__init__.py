@@ -5,4 +5,5 @@ accept       listening, and accepting connections
 connections  which connections are kept when there are too many
 protocol     bounds on one connection
 requests     request ids, and bodies of bounded size and time
+stream       responses in parts: keep-alive, callers that stop reading or disconnect
 """

@@ -15,6 +15,7 @@ from disagg.api.gateway.live import LiveHost, Past
 from disagg.errors import Overloaded
 from disagg.gateway.live.board import SAMPLE_S, Board
 from disagg.http.requests import disconnected
+from disagg.http.stream import EVENT_STREAM, BodyParts, event_bytes, running
 
 BUSY_S: Final = 0.5  # between two events while requests run
 IDLE_S: Final = 1.0
@@ -63,23 +64,22 @@ class Feed:
         now = time.monotonic()
         made, event = self._cached.get(visible, (0.0, b""))
         if now - made >= BUSY_S / 2:
-            event = _event("state", self._board.state(self._hosts(), now, visible).to_bytes())
+            event = event_bytes(self._board.state(self._hosts(), now, visible).to_bytes(), "state")
             self._cached = {key: value for key, value in self._cached.items() if now - value[0] < IDLE_S}
             self._cached[visible] = (now, event)
         return event
 
     async def send(self, visible: Visible, key: str | None, allowed: Callable[[], bool], send: Send) -> None:
         """Events until `stop`, or as long as it is allowed: `past` once, then `state` again and again."""
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+        parts = BodyParts(send, EVENT_STREAM, STALL_S)
         self._watchers[key] += 1
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await _send(send, _event("past", Past(self._board.past(visible)).to_bytes()))
+            await parts.part(event_bytes(Past(self._board.past(visible)).to_bytes(), "past"))
             while allowed():
-                await _send(send, self.state(visible))
+                await parts.part(self.state(visible))
                 if await self._stopped_within(BUSY_S if self._board.busy else IDLE_S):
                     break
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await parts.end()
         finally:
             self._watchers[key] -= 1
             self._watchers += Counter()  # keeps no zeros
@@ -98,25 +98,7 @@ class _Stream(Response):
         self._feed, self._visible, self._key, self._allowed = feed, visible, key, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tasks = (
-            asyncio.ensure_future(self._feed.send(self._visible, self._key, self._allowed, send)),
-            asyncio.ensure_future(disconnected(receive)),
-        )
-        try:
+        async with running(
+            self._feed.send(self._visible, self._key, self._allowed, send), disconnected(receive)
+        ) as tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            for task in tasks:
-                if not task.cancelled():
-                    task.exception()  # a watcher that has gone, or reads nothing, is nobody's error
-
-
-async def _send(send: Send, event: bytes) -> None:
-    async with asyncio.timeout(STALL_S):
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-
-
-def _event(name: str, data: bytes) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

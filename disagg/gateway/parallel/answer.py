@@ -23,6 +23,7 @@ from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.exchange import STOPPED, Exchange
 from disagg.gateway.parallel.body import Item
+from disagg.http.stream import EVENT_STREAM
 
 _DATA: Final = b"data: "
 _END: Final = b"\n\n"
@@ -49,7 +50,7 @@ class ParallelResponse(Response):
         self._open = {part.item.index: part.work for part in parts if isinstance(part.work, Running)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(send, openai.SSE, openai.KEEP_ALIVE if self._is_stream else b"")
+        exchange = Exchange(send, EVENT_STREAM, openai.KEEP_ALIVE if self._is_stream else b"")
         work = self._stream(exchange) if self._is_stream else self._whole(exchange)
         await exchange.perform(work, receive, lambda: openai.event(openai.error_body(STOPPED)), self._ended)
 
@@ -72,8 +73,7 @@ class ParallelResponse(Response):
             return result
 
         results = await _all(one(part) for part in self._parts)
-        await exchange.part(openai.event(ParallelEnd(_figures(results)).to_json()) + openai.DONE)
-        await exchange.part(b"", more=False)
+        await exchange.end(openai.event(ParallelEnd(_figures(results)).to_json()) + openai.DONE)
 
     async def _whole(self, exchange: Exchange) -> None:
         results = await _all(self._perform(part, None) for part in self._parts)

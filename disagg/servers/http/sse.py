@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -15,6 +16,7 @@ from disagg import logs
 from disagg.api.events import EVENTS, ErrorEvent, Event, ProgressEvent
 from disagg.errors import Cancelled, DisaggError
 from disagg.http.requests import disconnected
+from disagg.http.stream import EVENT_STREAM, BodyParts, running
 from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
 
@@ -42,8 +44,6 @@ class EventStream(Response):
     them: the engine that they wait for may be stuck. beats: for progress events. retry_after_s: for Overloaded.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         events: AsyncGenerator[Event, None],
@@ -51,41 +51,39 @@ class EventStream(Response):
         beats: Callable[[], int] = lambda: 0,
         retry_after_s: Callable[[], int] = lambda: 1,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-store"})
+        super().__init__()
         self._events = events
         self._on_error = on_error
         self._beats = beats
         self._retry_after_s = retry_after_s
         self._caller = Caller()
-        self._started = False
-        self._quiet = True  # nothing was sent since the timer of progress events was set
-        self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         callers.current.set(self._caller)  # the tasks below inherit it
-        writing = asyncio.ensure_future(self._write(scope, receive, send))
-        others = asyncio.ensure_future(disconnected(receive)), asyncio.ensure_future(self._progress(send))
+        parts = BodyParts(send, EVENT_STREAM, STALL_S)
+        writing = asyncio.ensure_future(self._write(parts, scope, receive, send))
         try:
-            await asyncio.wait((writing, *others, self._caller.ended), return_when=asyncio.FIRST_COMPLETED)
+            async with running(
+                disconnected(receive), parts.keep_alive(self._progress, PROGRESS_S, PROGRESS_S)
+            ) as others:
+                ends: tuple[asyncio.Future[Any], ...] = (writing, *others, self._caller.ended)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in others:
-                task.cancel()
             ended = await _ended(writing)
         if (error := self._caller.error) is not None and (not ended or writing.cancelled()):
-            await self._end(error, scope, receive, send)
+            await self._end(parts, error, scope, receive, send)
         elif ended and not writing.cancelled():
             with suppress(Cancelled):
                 writing.result()
 
-    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _write(self, parts: BodyParts, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             while (event := await self._next()) is not None:
-                if isinstance(event, DisaggError) and not self._started:
+                if isinstance(event, DisaggError) and not parts.started:
                     await self._on_error(event)(scope, receive, send)
                     return
-                self._quiet = False
-                await self._send(send, encode(self._error(event) if isinstance(event, DisaggError) else event))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await parts.part(encode(self._error(event) if isinstance(event, DisaggError) else event))
+        await parts.end()
 
     async def _next(self) -> Event | DisaggError | None:
         """The next event, the error that ended the generator, or None at its end."""
@@ -97,36 +95,20 @@ class EventStream(Response):
             logs.log.error("internal_error", exc_info=error)
             return INTERNAL_ERROR
 
-    async def _progress(self, send: Send) -> None:
-        while True:
-            self._quiet = True
-            await asyncio.sleep(PROGRESS_S)
-            if self._quiet:
-                await self._send(send, encode(ProgressEvent(phase=self._caller.phase, beats=self._beats())))
+    def _progress(self) -> bytes:
+        return encode(ProgressEvent(phase=self._caller.phase, beats=self._beats()))
 
-    async def _end(self, error: DisaggError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _end(self, parts: BodyParts, error: DisaggError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the error for which the service has ended the request."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLEANUP_S):
-                if not self._started:
+                if not parts.started:
                     await self._on_error(error)(scope, receive, send)
                     return
-                await self._send(send, encode(self._error(error)))
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await parts.end(encode(self._error(error)))
 
     def _error(self, error: DisaggError) -> ErrorEvent:
         return ErrorEvent.of(error, self._retry_after_s())
-
-    async def _send(self, send: Send, body: bytes) -> None:
-        try:
-            async with asyncio.timeout(STALL_S), self._sending:
-                if not self._started:
-                    self._started = True
-                    headers = [(k, v) for k, v in self.raw_headers if k != b"content-length"]
-                    await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-        except TimeoutError:
-            raise Cancelled(f"the caller read nothing for {STALL_S:g} s") from None
 
 
 async def _ended(task: asyncio.Task[None]) -> bool:

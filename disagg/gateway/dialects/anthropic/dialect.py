@@ -14,9 +14,9 @@ from disagg.gateway.dialects.anthropic.messages import Block, Message, messages,
 from disagg.gateway.dialects.anthropic.writer import AnthropicWriter, error_body
 from disagg.gateway.dialects.base import Head, read_fields
 from disagg.gateway.dialects.form import FunctionBody, form_of
-from disagg.gateway.dialects.openai.common import SSE
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import GatewayRequest, answer_length, thinking
+from disagg.http.stream import EVENT_STREAM
 
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "container": (),
@@ -122,7 +122,7 @@ class Messages:
     """The dialect of /v1/messages."""
 
     name: ClassVar = "messages"
-    media_type: ClassVar = SSE
+    media_type: ClassVar = EVENT_STREAM
     keep_alive: ClassVar = PING
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:

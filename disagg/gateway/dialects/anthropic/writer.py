@@ -12,6 +12,7 @@ from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.events import Finished, Piece, Usage
 from disagg.gateway.dialects.openai.common import disagg_body
 from disagg.gateway.dialects.problems import Problem
+from disagg.http.stream import event_bytes
 from disagg.inference.types import Completion
 
 SIGNATURE: Final = "unsigned"
@@ -163,4 +164,4 @@ def _usage(done: Completion) -> dict[str, Any]:
 
 
 def _event(name: str, body: Mapping[str, Any]) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode({"type": name, **body}) + b"\n\n"
+    return event_bytes(msgspec.json.encode({"type": name, **body}), name)

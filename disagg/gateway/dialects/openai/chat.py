@@ -17,6 +17,7 @@ from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.openai.messages import Message, call_body, messages
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import GatewayRequest
+from disagg.http.stream import EVENT_STREAM
 from disagg.inference.types import Completion
 
 
@@ -38,7 +39,7 @@ class ChatCompletions:
     """The dialect of /v1/chat/completions."""
 
     name: ClassVar = "chat"
-    media_type: ClassVar = openai.SSE
+    media_type: ClassVar = EVENT_STREAM
     keep_alive: ClassVar = openai.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:

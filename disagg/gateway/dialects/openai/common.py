@@ -16,9 +16,9 @@ from disagg.gateway.dialects.base import Body, read_fields
 from disagg.gateway.dialects.events import Usage
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import MAX_CHOICES, answer_length
+from disagg.http.stream import event_bytes
 from disagg.inference.types import Completion
 
-SSE: Final = "text/event-stream"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -150,7 +150,7 @@ def error_body(problem: Problem) -> dict[str, Any]:
 
 def event(body: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    return event_bytes(msgspec.json.encode(body))
 
 
 def usage_body(completions: Sequence[Completion], n: int) -> dict[str, Any]:

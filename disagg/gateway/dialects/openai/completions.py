@@ -14,6 +14,7 @@ from disagg.gateway.dialects.events import Finished, Piece
 from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import MAX_CHOICES, GatewayRequest, Prompt
+from disagg.http.stream import EVENT_STREAM
 from disagg.inference.types import Completion
 
 Ids = tuple[int, ...]
@@ -32,7 +33,7 @@ class Completions:
     """The dialect of /v1/completions."""
 
     name: ClassVar = "completions"
-    media_type: ClassVar = openai.SSE
+    media_type: ClassVar = EVENT_STREAM
     keep_alive: ClassVar = openai.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:

@@ -14,6 +14,7 @@ from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.dialects.responses.items import Items, messages
 from disagg.gateway.dialects.responses.writer import ResponseWriter
+from disagg.http.stream import EVENT_STREAM
 
 _ELSEWHERE: Final = ("tools", "tool_choice", "parallel_tool_calls")
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -83,7 +84,7 @@ class Responses:
     """The dialect of /v1/responses."""
 
     name: ClassVar = "responses"
-    media_type: ClassVar = openai.SSE
+    media_type: ClassVar = EVENT_STREAM
     keep_alive: ClassVar = openai.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:

@@ -14,6 +14,7 @@ from disagg.gateway.dialects.events import Finished, Piece, Usage
 from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.responses.items import SEALED
+from disagg.http.stream import event_bytes
 from disagg.inference.types import Completion
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -144,7 +145,7 @@ class ResponseWriter:
     def _event(self, name: str, **fields: Any) -> bytes:
         body = {"type": name, "sequence_number": self._numbers, **fields}
         self._numbers += 1
-        return b"event: " + name.encode() + b"\n" + openai.event(body)
+        return event_bytes(msgspec.json.encode(body), name)
 
     def _response(self, status: Status, done: Completion | None = None) -> dict[str, Any]:
         head, options = self._head, self._head.request.options

@@ -1,0 +1,83 @@
+"""A response that is sent in parts while it is made: keep-alive, callers that stop reading, callers that disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from starlette.types import Send
+
+from disagg.errors import Cancelled
+
+EVENT_STREAM: Final = "text/event-stream"
+
+
+def event_bytes(data: bytes, name: str = "") -> bytes:
+    """One server-sent event. data: one line."""
+    first_line = b"event: " + name.encode() + b"\n" if name else b""
+    return first_line + b"data: " + data + b"\n\n"
+
+
+class BodyParts:
+    """Sends one response. Its head goes with the first part, so that an error before it can have its own HTTP status.
+
+    started: its head has been sent. stall_s: a caller that takes nothing for this long counts as disconnected.
+    """
+
+    def __init__(self, send: Send, media_type: str, stall_s: float) -> None:
+        self.started = False
+        self.send, self._media_type, self._stall_s = send, media_type, stall_s
+        self._over = False
+        self._quiet = True  # nothing was sent since `keep_alive` looked last
+        self._sending = asyncio.Lock()
+
+    async def part(self, part: bytes) -> None:
+        """Send a part. Raises Cancelled if the caller stalls."""
+        if part:
+            self._quiet = False
+            await self._body(part, more=True)
+
+    async def end(self, part: bytes = b"") -> None:
+        """Send the last part and end the response. Raises Cancelled if the caller stalls."""
+        await self._body(part, more=False)
+
+    async def keep_alive(self, part: Callable[[], bytes], first_s: float, every_s: float) -> None:
+        """Send `part()` whenever so much time has passed without another part, until the response ends."""
+        seconds = first_s
+        while not self._over:
+            self._quiet = True
+            await asyncio.sleep(seconds)
+            if self._quiet:
+                await self._body(part(), more=True)
+            seconds = every_s
+
+    async def _body(self, part: bytes, *, more: bool) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s), self._sending:
+                if self._over:  # a part of `keep_alive` that waited for the end to be sent
+                    return
+                if not self.started:
+                    self.started = True
+                    headers = [(b"content-type", self._media_type.encode()), (b"cache-control", b"no-store")]
+                    await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+                self._over = not more
+                await self.send({"type": "http.response.body", "body": part, "more_body": more})
+        except TimeoutError:
+            raise Cancelled(f"the caller read nothing for {self._stall_s:g} s") from None
+
+
+@asynccontextmanager
+async def running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[tuple[asyncio.Task[None], ...]]:
+    """Run side by side until the block ends; then what still runs is cancelled, and its end waited for."""
+    tasks = tuple(asyncio.ensure_future(one) for one in work)
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # looked at, or asyncio logs it; whoever needs it asks the task
