@@ -51,9 +51,8 @@ class GatewayHealth:
         self._boot_id = secrets.token_hex(8)
         self._started = time.monotonic()
 
-    @property
-    def state(self) -> ServerState:
-        """Whether a model can be served; until the first one can, the hosts are starting."""
+    def check(self) -> ServerState:
+        """Whether a model can be served now. Noted: until the first one could, the hosts are starting."""
         if live_models(self._client.fleet, self._client.view, time.monotonic()):
             self._served = True
             return "ok"
@@ -63,10 +62,10 @@ class GatewayHealth:
         """The whole health for a caller with the fleet's token; for others, one word."""
         given = bearer(request).encode()
         if self._member is None or not hmac.compare_digest(given, self._member.token.encode()):
-            return Liveness(self.state)
+            return Liveness(self.check())
         host = self._member.host
         return Health(
-            status=self.state,
+            status=self.check(),
             model=host.model,
             role="gateway",
             host=host.name,

@@ -1,48 +1,24 @@
-"""`python -m disagg.servers --config hosts.toml --host NAME`: the server of one host, until SIGTERM.
-
-The fleet's token is read from a file (see disagg/token.py), never from argv. A failed start prints one JSON log line
-and exits with the error's code.
-"""
+"""`python -m disagg.servers --config hosts.toml --host NAME`: the server of one host, until SIGTERM."""
 
 from __future__ import annotations
 
-import argparse
 import os
-from pathlib import Path
 
-from disagg import logs
-from disagg.config import Fleet, Host, load
+from disagg.config import Fleet, Host
 from disagg.engines.exit import exit_without_cleanup
-from disagg.errors import ConfigError, DisaggError
+from disagg.http.program import run_host
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line, start the server, return the exit code."""
-    arguments = _parser().parse_args(argv)
-    logs.configure()
-    try:
-        fleet = load(arguments.config)
-        host = _host(fleet, arguments.host)
-        _limit_threads(host)
-        from disagg.servers.run import serve
-
-        return serve(fleet, host)
-    except DisaggError as error:
-        logs.log.error("start_failed", extra={"fields": error.to_json()})
-        return error.exit_code
+    return run_host("disagg.servers", argv, _serve)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m disagg.servers", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="hosts.toml")
-    parser.add_argument("--host", required=True, help="name of the host in hosts.toml that this process serves")
-    return parser
+def _serve(fleet: Fleet, host: Host) -> int:
+    _limit_threads(host)
+    from disagg.servers.run import serve
 
-
-def _host(fleet: Fleet, name: str) -> Host:
-    if name not in fleet.hosts:
-        raise ConfigError(f"{fleet.path} has no host {name!r}", f"it has {', '.join(fleet.hosts)}")
-    return fleet.hosts[name]
+    return serve(fleet, host)
 
 
 def _limit_threads(host: Host) -> None:

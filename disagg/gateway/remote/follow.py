@@ -1,4 +1,7 @@
-"""Reads the live view for `disagg top`: that of a gateway, or one made from the hosts' own answers."""
+"""Reads the live view for `disagg top`: that of a gateway, or one made from the hosts' own answers.
+
+By httpx, unlike requests to hosts: the gateway's --url may be that of a proxy with TLS.
+"""
 
 from __future__ import annotations
 

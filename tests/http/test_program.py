@@ -1,0 +1,53 @@
+"""The command line of the processes that serve one host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from disagg.config import Fleet, Host
+from disagg.errors import ConfigError, PortInUse
+from disagg.http.program import run_host
+
+HOSTS = (Path(__file__).parents[2] / "hosts.toml").read_text()
+
+
+def serve(fleet: Fleet, host: Host) -> int:
+    if host.name == "mac-studio-1":
+        raise PortInUse("port 8001 is in use", "stop its program")
+    return host.port
+
+
+def run(folder: Path, name: str, config: str = HOSTS) -> int:
+    (folder / "hosts.toml").write_text(config)
+    argv = ["--config", str(folder / "hosts.toml"), "--host", name]
+    return run_host("disagg.test", argv, serve, kind="prefill host", serves=lambda host: "prefill" in host.roles)
+
+
+def test_the_named_host_is_served_and_its_exit_code_returned(tmp_path: Path) -> None:
+    assert run(tmp_path, "dgx-spark-1") == 8000
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("nobody", HOSTS, "has no prefill host 'nobody'"),
+        ("mac-studio-1", HOSTS, "has no prefill host 'mac-studio-1'"),
+        ("dgx-spark-1", "not TOML", "hosts.toml"),
+    ],
+)
+def test_a_start_that_fails_is_one_line_of_log_and_the_errors_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, config: str, message: str
+) -> None:
+    assert run(tmp_path, name, config) == ConfigError.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    entry = json.loads(line)
+    assert entry["event"] == "start_failed" and message in entry["message"]
+
+
+def test_an_error_while_serving_is_one_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hosts.toml").write_text(HOSTS)
+    assert run_host("disagg.test", ["--config", str(tmp_path / "hosts.toml"), "--host", "mac-studio-1"], serve) == 1
+    assert json.loads(capsys.readouterr().err)["code"] == "PortInUse"
