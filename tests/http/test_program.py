@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from disagg import logs
 from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, PortInUse
 from disagg.http.program import run_host
@@ -26,6 +27,18 @@ def run(folder: Path, name: str, config: str = HOSTS) -> int:
     return run_host("disagg.test", argv, serve, kind="prefill host", serves=lambda host: "prefill" in host.roles)
 
 
+@pytest.fixture(autouse=True)
+def not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log stays that of pytest."""
+    monkeypatch.setattr(logs, "configure", lambda: None)
+
+
+def failure(caplog: pytest.LogCaptureFixture) -> Any:
+    (record,) = caplog.records
+    assert record.message == "start_failed"
+    return record.fields  # type: ignore[attr-defined]
+
+
 def test_the_named_host_is_served_and_its_exit_code_returned(tmp_path: Path) -> None:
     assert run(tmp_path, "dgx-spark-1") == 8000
 
@@ -39,15 +52,13 @@ def test_the_named_host_is_served_and_its_exit_code_returned(tmp_path: Path) -> 
     ],
 )
 def test_a_start_that_fails_is_one_line_of_log_and_the_errors_exit_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, config: str, message: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, config: str, message: str
 ) -> None:
     assert run(tmp_path, name, config) == ConfigError.exit_code
-    (line,) = capsys.readouterr().err.splitlines()
-    entry = json.loads(line)
-    assert entry["event"] == "start_failed" and message in entry["message"]
+    assert message in failure(caplog)["message"]
 
 
-def test_an_error_while_serving_is_one_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_while_serving_is_one_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "hosts.toml").write_text(HOSTS)
     assert run_host("disagg.test", ["--config", str(tmp_path / "hosts.toml"), "--host", "mac-studio-1"], serve) == 1
-    assert json.loads(capsys.readouterr().err)["code"] == "PortInUse"
+    assert failure(caplog)["code"] == "PortInUse"
