@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from disagg.cli import bench, demo, generate, init, plan_capacity, verify
+from disagg.cli.chat import command as chat
 from disagg.cli.common.completion import VARIABLE, names_with_colons
 from disagg.cli.common.context import Output, note_interrupt, print_error, print_json
 from disagg.cli.common.options import Command, CommandGroup
@@ -62,6 +63,7 @@ def options(
 _USE, _SET_UP, _OPERATE = "Use a fleet", "Set up a fleet", "Operate a fleet"
 app.command(cls=Command, rich_help_panel=_USE)(demo.demo)
 app.command(cls=Command, rich_help_panel=_USE, context_settings={"allow_extra_args": True})(generate.generate)
+app.command(cls=Command, rich_help_panel=_USE)(chat.chat)
 app.command(cls=Command, rich_help_panel=_USE)(serve.serve)
 app.add_typer(keys.keys, rich_help_panel=_USE)
 app.command(cls=Command, rich_help_panel=_USE)(history.history)

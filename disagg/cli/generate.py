@@ -13,7 +13,18 @@ from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
 from disagg.api.sampling import Sampling
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import error_console, note_interrupt, print_error, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, sampling_option
+from disagg.cli.common.options import AsJson
+from disagg.cli.common.sampling import (
+    Logprobs,
+    MaxTokens,
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+)
 from disagg.cli.words import parse_words, read_prompt
 from disagg.errors import Cancelled, DisaggError, RequestError, UsageError
 
@@ -85,15 +96,15 @@ def generate(
     file: PromptFile = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")] = False,
     alone: Annotated[Side | None, typer.Option(help="Run on one host of this role, without a hand-off.")] = None,
-    max_tokens: Annotated[int, sampling_option("max_tokens")] = _DEFAULTS.max_tokens,
-    temperature: Annotated[float, sampling_option("temperature", "X")] = _DEFAULTS.temperature,
-    top_p: Annotated[float, sampling_option("top_p", "X")] = _DEFAULTS.top_p,
-    top_k: Annotated[int, sampling_option("top_k")] = _DEFAULTS.top_k,
-    min_p: Annotated[float, sampling_option("min_p", "X")] = _DEFAULTS.min_p,
-    repetition_penalty: Annotated[float, sampling_option("repetition_penalty", "X")] = _DEFAULTS.repetition_penalty,
-    seed: Annotated[int | None, sampling_option("seed")] = _DEFAULTS.seed,
-    stop: Annotated[list[str] | None, sampling_option("stop", "TEXT")] = None,
-    logprobs: Annotated[int | None, sampling_option("logprobs")] = _DEFAULTS.logprobs,
+    max_tokens: MaxTokens = _DEFAULTS.max_tokens,
+    temperature: Temperature = _DEFAULTS.temperature,
+    top_p: TopP = _DEFAULTS.top_p,
+    top_k: TopK = _DEFAULTS.top_k,
+    min_p: MinP = _DEFAULTS.min_p,
+    repetition_penalty: RepetitionPenalty = _DEFAULTS.repetition_penalty,
+    seed: Seed = _DEFAULTS.seed,
+    stop: Stop = None,
+    logprobs: Logprobs = _DEFAULTS.logprobs,
     timeout: Timeout = DEFAULT_DEADLINE_S,
     on_kv_failure: OnKVFailure = KVFailure.fallback,
     explain: Annotated[bool, typer.Option("--explain", help="Show first which hosts are chosen, and why.")] = False,

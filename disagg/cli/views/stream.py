@@ -98,7 +98,7 @@ class Panels(AnswersView):
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(_no_echo_of_control_characters(self._console))
+            stack.enter_context(no_echo_of_control_characters(self._console))
             stack.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             stack.callback(self._live.stop)
@@ -114,7 +114,7 @@ class Panels(AnswersView):
 
 
 @contextmanager
-def _no_echo_of_control_characters(console: Console) -> Iterator[None]:
+def no_echo_of_control_characters(console: Console) -> Iterator[None]:
     """Keep the terminal from printing ^C, which would move the cursor to the next row and leave a line of the panels.
 
     Does nothing in the background, where a change of the terminal would stop the program.

@@ -1,0 +1,112 @@
+"""`disagg chat`: the arguments, and the one turn of a pipe."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
+from disagg.api.sampling import Sampling
+from disagg.cli.common.completion import complete_model
+from disagg.cli.common.context import settings, stderr, stdout
+from disagg.cli.common.sampling import MaxTokens, MinP, RepetitionPenalty, Seed, Stop, Temperature, TopK, TopP
+from disagg.cli.words import choose_models, read_prompt
+from disagg.errors import UsageError
+
+if TYPE_CHECKING:
+    from disagg.cli.chat.session import Session
+    from disagg.config import Fleet
+
+_DEFAULTS = Sampling()
+_MAX_TOKENS = 4096
+_HISTORY = "chat_history"
+
+
+def chat(
+    context: typer.Context,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="NAME",
+            help="A model of hosts.toml. Left out if the fleet has one model.",
+            show_default=False,
+            autocompletion=complete_model,
+        ),
+    ] = None,
+    system: Annotated[str, typer.Option(metavar="TEXT", help="Tell the model this first.", show_default=False)] = "",
+    plain: Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as Markdown.")] = False,
+    max_tokens: MaxTokens = _MAX_TOKENS,
+    temperature: Temperature = _DEFAULTS.temperature,
+    top_p: TopP = _DEFAULTS.top_p,
+    top_k: TopK = _DEFAULTS.top_k,
+    min_p: MinP = _DEFAULTS.min_p,
+    repetition_penalty: RepetitionPenalty = _DEFAULTS.repetition_penalty,
+    seed: Seed = _DEFAULTS.seed,
+    stop: Stop = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", help=f"Seconds until an answer must be complete, at most {MAX_DEADLINE_S:g}.")
+    ] = DEFAULT_DEADLINE_S,
+) -> None:
+    """Talk with a model in the terminal.
+
+    Answers are shown as Markdown while they arrive; Ctrl-C stops one, Ctrl-D leaves. Each turn goes on from the KV that
+    the decode host holds, and says how much that was. Enter sends, Alt-Enter begins a new line, as does Enter between
+    triple quotes. /help lists the commands. A pipe's text is one message: its answer is printed, and that is all.
+    """
+    fleet = settings(context).fleet()
+    (name,) = choose_models(fleet, [model] if model else (), "name one: disagg chat -m NAME")
+    options: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "stop": tuple(stop or ()),
+        "timeout": timeout,
+        "fit_context": True,
+    }
+    piped = not sys.stdin.isatty()
+    if not piped and not stdout().is_terminal:
+        raise UsageError("a conversation needs a terminal", f'disagg generate --chat {name} "message" > FILE')
+    message = read_prompt("-", None) if piped else None
+    _run(fleet, name, system, options, message, plain=plain or piped)
+
+
+def _run(fleet: Fleet, model: str, system: str, options: dict[str, Any], message: str | None, *, plain: bool) -> None:
+    """Talk until the end of the input. message: that of a pipe, which is the only one; None: they are typed."""
+    import asyncio
+
+    from disagg.cli.chat.conversation import Conversation
+    from disagg.cli.chat.session import Session
+    from disagg.cli.views.chat import ChatView
+    from disagg.inference.client import AsyncClient
+
+    async def run() -> None:
+        async with AsyncClient(fleet) as client:
+            await client.connect(model)
+            view = ChatView(stdout(), stderr(), plain=plain)
+            session = Session(client, Conversation(model, system), options, view)
+            if message is None:
+                await _talk(session, fleet)
+            else:
+                await session.answer(message)
+
+    asyncio.run(run())
+
+
+async def _talk(session: Session, fleet: Fleet) -> None:
+    from disagg.cli.chat.editor import Editor
+    from disagg.cli.chat.recall import Recall
+    from disagg.token import state_folder
+
+    models = [name for one in fleet.models.values() for name in (one.name, *one.aliases)]
+    history: Path = state_folder(fleet).parent / _HISTORY
+    await session.run(Editor(Recall(history), lambda: models).read)

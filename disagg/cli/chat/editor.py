@@ -1,0 +1,78 @@
+"""Reads what a person types: several lines at once, history, completion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.history import History
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output
+
+from disagg.cli.chat.commands import complete, is_open
+
+_PLACEHOLDER = FormattedText([("fg:ansibrightblack", "a message; /help lists the commands")])
+
+
+class Editor:
+    """Enter sends; Alt-Enter, and Enter between triple quotes, begin a new line. models: to complete."""
+
+    def __init__(
+        self,
+        history: History,
+        models: Callable[[], Sequence[str]],
+        input: Input | None = None,
+        output: Output | None = None,
+    ) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            message=[("bold", ">>> ")],
+            multiline=True,
+            prompt_continuation=[("fg:ansibrightblack", "... ")],
+            placeholder=_PLACEHOLDER,
+            history=history,
+            key_bindings=_keys(),
+            completer=_Completer(models),
+            complete_while_typing=Condition(self._is_command),
+            reserve_space_for_menu=4,
+            input=input,
+            output=output,
+        )
+
+    async def read(self) -> str:
+        """What was typed. Raises EOFError for Ctrl-D on an empty line, KeyboardInterrupt for Ctrl-C."""
+        return await self._session.prompt_async()
+
+    def _is_command(self) -> bool:
+        return self._session.default_buffer.text.startswith("/")
+
+
+class _Completer(Completer):
+    def __init__(self, models: Callable[[], Sequence[str]]) -> None:
+        self._models = models
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        for word, typed, meaning in complete(document.text_before_cursor, self._models()):
+            yield Completion(word, -len(typed), display_meta=meaning)
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if is_open(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
