@@ -33,8 +33,10 @@ def step(device: Device, shape: ModelShape, context: int, dtype: str, batch: int
 
 
 def generation(device: Device, shape: ModelShape, prompt: int, tokens: int, *, dtype: str, batch: int = 1) -> float:
-    """Seconds of `tokens` steps after a prompt of `prompt` tokens. Step times grow linearly except
-    while a window fills, so that a few of them give the mean."""
+    """Seconds of `tokens` steps after a prompt of `prompt` tokens.
+
+    Step times grow linearly except while a window fills, so that a few of them give the mean.
+    """
     if tokens <= 0:
         return 0.0
     probes = sorted({prompt, prompt + (tokens - 1) // 4, prompt + (tokens - 1) // 2, prompt + tokens - 1})

@@ -2,9 +2,8 @@
 
     layer time = max(FLOPs / reached FLOP/s, weight bytes / reached bytes/s) + overhead
 
-FLOPs are 2 per parameter and token, plus 4 x heads x head_dim per pair of tokens in attention. The output
-head is left out: prefill needs no logits. A layer's KV exists after its query, key and value projections, before its
-attention.
+FLOPs are 2 per parameter and token, plus 4 x heads x head_dim per pair of tokens in attention. The output head is
+left out: prefill needs no logits. A layer's KV exists after its query, key and value projections, before its attention.
 """
 
 from __future__ import annotations

@@ -29,9 +29,8 @@ class ActiveRequest:
 
     id: the caller's, for logs and the KV transfer. key: unique on this host. tokens: the prompt, empty until it is
     tokenised, and the `answered` first tokens of the answer if another host has generated them. constraint: the form
-    that the rest must have. phase: what the
-    request is doing, for the log. cleanup: releases, however the request ends, everything it holds: its place and
-    turn, its ticket, its KV, its row in the batch.
+    that the rest must have. phase: what the request is doing, for the log. cleanup: releases, however the request
+    ends, everything it holds: its place and turn, its ticket, its KV, its row in the batch.
     """
 
     id: str

@@ -11,9 +11,11 @@ T = TypeVar("T")
 
 
 async def on_daemon_thread(work: Callable[[], T], name: str) -> T:
-    """Run `work` on a daemon thread and return its result. A stopping process does not wait for it: loading a model
-    takes minutes, and stopping it loses nothing. If the caller is cancelled, the thread runs on and its
-    result is dropped."""
+    """Run `work` on a daemon thread and return its result.
+
+    A stopping process does not wait for it: loading a model takes minutes, and stopping it loses nothing. If the
+    caller is cancelled, the thread runs on and its result is dropped.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

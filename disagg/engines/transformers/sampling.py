@@ -1,7 +1,7 @@
 """Choose the next token from logits, per request, in transformers' order:
 
-`adjust`, temperature, top-k, top-p, min-p, draw. `engines/mlx/sampling.py` does the same in mlx, step for
-step, so that both draw the same tokens.
+`adjust`, temperature, top-k, top-p, min-p, draw. `engines/mlx/sampling.py` does the same in mlx, step for step,
+so that both draw the same tokens.
 """
 
 from __future__ import annotations

@@ -22,8 +22,10 @@ _MAC_NO_ROUTE: Final = 65
 def findings(
     readings: HostReadings, model: Model | None, status: HostStatus | None, token: str | None
 ) -> list[Finding]:
-    """The findings about a host that answers. model: None for a gateway. status: of
-    its server over HTTP, None if not polled."""
+    """The findings about a host that answers.
+
+    model: None for a gateway. status: of its server over HTTP, None if not polled.
+    """
     return [
         ok(
             "ssh",

@@ -41,9 +41,11 @@ class AttemptOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class ArrivingAnswer:
-    """What has arrived. trace: the times of the attempt that runs. notes: what the caller was told meanwhile.
-    stage: what the request is doing; `watch` is told when it changes. request_id:
-    the beginning of its ids on the hosts."""
+    """What has arrived of one answer.
+
+    trace: the times of the attempt that runs. notes: warnings that the caller got meanwhile. stage: what the request
+    is doing; `watch` is called when it changes. request_id: the beginning of its ids on the hosts.
+    """
 
     model: str
     called: float

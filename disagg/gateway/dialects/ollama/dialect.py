@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
-import msgspec
 from msgspec import Meta
 
 from disagg.api.base import Contract
-from disagg.api.events import TokenLogprob
-from disagg.api.requests import MAX_MESSAGES, ToolCall
+from disagg.api.requests import MAX_MESSAGES
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Head, Writer, read_fields
-from disagg.gateway.dialects.events import Finished, Piece
 from disagg.gateway.dialects.form import ANY_OBJECT, ToolBody, form_of, functions
-from disagg.gateway.dialects.openai.common import logprob_body
+from disagg.gateway.dialects.ollama.writer import OllamaWriter, error_body, fields_of
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import GatewayRequest, Prompt, answer_length, thinking
-from disagg.inference.types import Completion
 
 DEFAULTS: Final[Mapping[str, Any]] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's defaults, unlike those of the other dialects."""
@@ -158,11 +152,6 @@ class ShowBody(Contract, frozen=True):
         return self.model or self.name
 
 
-def error_body(problem: Problem) -> dict[str, Any]:
-    """`{"error": message}`"""
-    return {"error": problem.message}
-
-
 class Chat:
     """The dialect of /api/chat."""
 
@@ -176,7 +165,7 @@ class Chat:
         return fields.request({"messages": written} if written else None, fields.tools or ())
 
     def writer(self, head: Head) -> Writer:
-        return OllamaWriter(head, lambda parts: {"message": {"role": "assistant", **_parts("content", parts)}})
+        return OllamaWriter(head, lambda parts: {"message": {"role": "assistant", **fields_of("content", parts)}})
 
     def error(self, problem: Problem) -> Mapping[str, Any]:
         return error_body(problem)
@@ -197,7 +186,7 @@ class Generate(Chat):
         return fields.request({"messages": [*system, {"role": "user", "content": fields.prompt}]})
 
     def writer(self, head: Head) -> Writer:
-        return OllamaWriter(head, lambda parts: _parts("response", parts))
+        return OllamaWriter(head, lambda parts: fields_of("response", parts))
 
 
 def _message(message: Message, place: int) -> dict[str, Any]:
@@ -212,97 +201,3 @@ def _message(message: Message, place: int) -> dict[str, Any]:
     if message.role == "tool":
         more = {"name": message.tool_name, "tool_call_id": message.tool_call_id}
     return written | {name: value for name, value in more.items() if value}
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a line brings: text, reasoning, tool calls."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: Sequence[ToolCall] = ()
-
-
-def _parts(text: str, parts: Parts) -> dict[str, Any]:
-    """text: the name of the field that has it."""
-    written: dict[str, Any] = {text: parts.text}
-    if parts.reasoning:
-        written["thinking"] = parts.reasoning
-    if parts.calls:
-        written["tool_calls"] = [
-            {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in parts.calls
-        ]
-    return written
-
-
-class OllamaWriter:
-    """Writes one answer as lines of JSON, or as one object. `fields`: those that carry its parts."""
-
-    def __init__(self, head: Head, fields: Callable[[Parts], Mapping[str, Any]]) -> None:
-        self._head = head
-        self._fields = fields
-
-    def piece(self, piece: Piece) -> bytes:
-        parts = Parts(piece.text, self._shown(piece.reasoning), piece.tool_calls)
-        logprobs = self._logprobs(piece.tokens)
-        if parts == Parts() and not logprobs:
-            return b""
-        return self._line(self._body(parts, done=False) | logprobs)
-
-    def finished(self, finished: Finished) -> bytes:
-        return self._line(self._last(Parts(), finished.completion))
-
-    def end(self, completions: Sequence[Completion]) -> bytes:
-        return b"" if completions else self._line(self._loaded())
-
-    def error(self, problem: Problem) -> bytes:
-        return self._line(error_body(problem))
-
-    def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
-        if not completions:
-            return self._loaded()
-        (done,) = completions
-        parts = Parts(done.text, self._shown(done.reasoning), done.tool_calls)
-        return self._last(parts, done) | self._logprobs(done.tokens)
-
-    def _loaded(self) -> dict[str, Any]:
-        """The answer to a request that asks for none. The models of the fleet are always loaded."""
-        return {**self._body(Parts(), done=True), "done_reason": "load"}
-
-    def _shown(self, reasoning: str) -> str:
-        return reasoning if self._head.request.reasoning else ""
-
-    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        if "logprobs" not in self._head.request.options or not tokens:
-            return {}
-        return {"logprobs": [logprob_body(token) for token in tokens]}
-
-    def _last(self, parts: Parts, completion: Completion) -> dict[str, Any]:
-        metrics = completion.metrics
-        return {
-            **self._body(parts, done=True),
-            "done_reason": "length" if completion.finish_reason == "length" else "stop",
-            "total_duration": _nanoseconds(metrics.total_time),
-            "load_duration": 0,
-            "prompt_eval_count": metrics.prompt_tokens,
-            "prompt_eval_duration": _nanoseconds(metrics.prefill_time),
-            "eval_count": metrics.completion_tokens,
-            "eval_duration": _nanoseconds(metrics.decode_time),
-        }
-
-    def _body(self, parts: Parts, *, done: bool) -> dict[str, Any]:
-        return {"model": self._head.model, "created_at": timestamp(None), **self._fields(parts), "done": done}
-
-    @staticmethod
-    def _line(body: Mapping[str, Any]) -> bytes:
-        return msgspec.json.encode(body) + b"\n"
-
-
-def timestamp(seconds: float | None) -> str:
-    """A time since 1970, or now, as Ollama writes it."""
-    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return moment.isoformat().replace("+00:00", "Z")
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
