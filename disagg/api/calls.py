@@ -16,7 +16,7 @@ from disagg.api.events import (
     TokensEvent,
 )
 from disagg.api.names import Role
-from disagg.api.openapi import Answer, Route, failures
+from disagg.api.openapi import AnswerSpec, Operation, failures
 from disagg.api.requests import DecodeBody, GenerateBody, LeaseBody, PrefillBody, PromptBody
 from disagg.api.status import CountAnswer, Health, LeaseAnswer, Liveness, Load, Status
 from disagg.errors import (
@@ -51,7 +51,7 @@ _ANSWER: Final = (TokensEvent, DoneEvent)
 _TOKEN: Final = "the fleet's token; hosts.toml names its file as token_file"
 
 
-def calls(role: Role) -> tuple[Route, ...]:
+def calls(role: Role) -> tuple[Operation, ...]:
     """Every call that a server of this role answers."""
     return (*(_DECODE if role == "decode" else _PREFILL), _GENERATE, *_COMMON)
 
@@ -63,10 +63,10 @@ def server_document(role: Role) -> dict[str, Any]:
 
 def _streamed(
     path: str, summary: str, body: type[PromptBody], events: tuple[Any, ...], errors: tuple[type[DisaggError], ...]
-) -> Route:
+) -> Operation:
     named = {kind.event: kind for kind in (*events, ProgressEvent, ErrorEvent)}
-    stream = Answer("Server-sent events, one line of JSON each.", media=openapi.EVENTS, events=named)
-    return Route("POST", path, summary, {200: stream, **failures((*_PROMPT_ERRORS, *errors), ErrorAnswer)}, body)
+    stream = AnswerSpec("Server-sent events, one line of JSON each.", media=openapi.EVENTS, events=named)
+    return Operation("POST", path, summary, {200: stream, **failures((*_PROMPT_ERRORS, *errors), ErrorAnswer)}, body)
 
 
 _DECODE: Final = (
@@ -90,47 +90,47 @@ _PREFILL: Final = (
 _GENERATE: Final = _streamed(
     "/generate", "Prompt and answer on this host alone.", GenerateBody, _ANSWER, (KVMemoryExceeded,)
 )
-_LEASE: Final = Route(
+_LEASE: Final = Operation(
     "POST",
     "/lease",
     "Extend the leases of requests.",
-    {200: Answer("Extended.", (LeaseAnswer,)), **failures(_BODY_ERRORS, ErrorAnswer)},
+    {200: AnswerSpec("Extended.", (LeaseAnswer,)), **failures(_BODY_ERRORS, ErrorAnswer)},
     LeaseBody,
 )
-_COUNT: Final = Route(
+_COUNT: Final = Operation(
     "POST",
     "/count",
     "Count the tokens of a prompt.",
-    {200: Answer("Counted.", (CountAnswer,)), **failures(_PROMPT_ERRORS, ErrorAnswer)},
+    {200: AnswerSpec("Counted.", (CountAnswer,)), **failures(_PROMPT_ERRORS, ErrorAnswer)},
     PromptBody,
 )
 _UNHEALTHY: Final = "The engine is stalled or has stopped."
 _COMMON: Final = (
     _LEASE,
     _COUNT,
-    Route(
+    Operation(
         "GET",
         "/health",
         "Whether the server works; more with the token.",
-        {200: Answer("It works.", (Health, Liveness)), 503: Answer(_UNHEALTHY, (Health, Liveness))},
+        {200: AnswerSpec("It works.", (Health, Liveness)), 503: AnswerSpec(_UNHEALTHY, (Health, Liveness))},
         public=True,
     ),
-    Route(
+    Operation(
         "GET",
         "/load",
         "What routing needs.",
-        {200: Answer("The server's state and load.", (Load,)), **failures(_GET_ERRORS, ErrorAnswer)},
+        {200: AnswerSpec("The server's state and load.", (Load,)), **failures(_GET_ERRORS, ErrorAnswer)},
     ),
-    Route(
+    Operation(
         "GET",
         "/status",
         "Health, load, memory and counters.",
-        {200: Answer("As it is now.", (Status,)), **failures(_GET_ERRORS, ErrorAnswer)},
+        {200: AnswerSpec("As it is now.", (Status,)), **failures(_GET_ERRORS, ErrorAnswer)},
     ),
-    Route(
+    Operation(
         "GET",
         openapi.PATH,
         "This document.",
-        {200: Answer("OpenAPI.", (dict[str, Any],)), **failures(_GET_ERRORS, ErrorAnswer)},
+        {200: AnswerSpec("OpenAPI.", (dict[str, Any],)), **failures(_GET_ERRORS, ErrorAnswer)},
     ),
 )

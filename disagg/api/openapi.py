@@ -23,7 +23,7 @@ _SCHEMAS: Final = "#/components/schemas/{name}"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerSpec:
     """One answer of a route. bodies: the types that its body may have, any that msgspec knows; none if it has no stated
     shape. events: instead of a body, types of server-sent events by their names, "" for events without one.
     headers: that it always has, with what they mean."""
@@ -36,26 +36,26 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Operation:
     """One call. path: as Starlette writes it, e.g. "/models/{name}". body: the type of its request body, which is JSON.
     query: types of the parameters after "?", by name. public: needs no token."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
     summary: str
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, AnswerSpec]
     body: Any = None
     query: Mapping[str, Any] = field(default_factory=dict)
     public: bool = False
 
 
-def failures(kinds: Sequence[type[DisaggError]], body: Any) -> dict[int, Answer]:
+def failures(kinds: Sequence[type[DisaggError]], body: Any) -> dict[int, AnswerSpec]:
     """The answers that report these errors, by HTTP status. body: the type in which an error is reported."""
     by_status: dict[int, list[type[DisaggError]]] = {}
     for kind in kinds:
         by_status.setdefault(kind.http_status, []).append(kind)
     return {
-        status: Answer(
+        status: AnswerSpec(
             " ".join(f"{kind.__name__}: {inspect.getdoc(kind)}" for kind in found),
             (body,),
             headers=_RETRY_AFTER if Overloaded in found else {},
@@ -67,7 +67,7 @@ def failures(kinds: Sequence[type[DisaggError]], body: Any) -> dict[int, Answer]
 _RETRY_AFTER: Final = {"Retry-After": "seconds after which the caller may try again"}
 
 
-def document(title: str, version: str, token: str, routes: Sequence[Route]) -> dict[str, Any]:
+def document(title: str, version: str, token: str, routes: Sequence[Operation]) -> dict[str, Any]:
     """The document. token: what the bearer token is, and where it comes from."""
     kinds = list(dict.fromkeys(kind for route in routes for kind in _types(route)))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS)
@@ -92,14 +92,14 @@ def _is_contract(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Contract)
 
 
-def _types(route: Route) -> Iterator[Any]:
+def _types(route: Operation) -> Iterator[Any]:
     """Every type that the route names."""
     yield from (kind for kind in (route.body, *route.query.values()) if kind is not None)
     for answer in route.answers.values():
         yield from (*answer.bodies, *answer.events.values())
 
 
-def _operation(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
+def _operation(route: Operation, known: Mapping[Any, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": route.summary, "operationId": f"{route.method} {route.path}"}
     names = re.findall(r"\{(\w+)", route.path)
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
@@ -114,7 +114,7 @@ def _operation(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
     return operation
 
 
-def _response(answer: Answer, known: Mapping[Any, Any]) -> dict[str, Any]:
+def _response(answer: AnswerSpec, known: Mapping[Any, Any]) -> dict[str, Any]:
     response: dict[str, Any] = {"description": answer.description}
     if answer.headers:
         response["headers"] = {

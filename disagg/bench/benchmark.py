@@ -13,10 +13,10 @@ from typing import Literal
 from disagg.api.requests import DEFAULT_DEADLINE_S
 from disagg.api.status import Health
 from disagg.bench import datasets, energy, load
-from disagg.bench.plan import MAX_REQUESTS, Load, Plan, Point
+from disagg.bench.plan import MAX_REQUESTS, ArrivalPattern, BenchPlan, Point
 from disagg.bench.records import MODES, ROLES, Mode, TurnResult
 from disagg.bench.result import BenchHost, BenchResult, gather, judge
-from disagg.bench.workloads import RandomTokens, Texts, Trace, Workload
+from disagg.bench.workloads import LengthTrace, RandomTokens, Texts, Workload
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable, UsageError
 from disagg.inference.client import AsyncClient
@@ -131,7 +131,7 @@ async def _read_server(http: Connections, host: Host, role: str) -> ServerUnderT
     return ServerUnderTest(measured, health.fingerprint.vocab_size)
 
 
-def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[Plan, Workload, int]:
+def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[BenchPlan, Workload, int]:
     """The plan, the workload, and how many items of a trace are over the model's context. Raises UsageError."""
     model = fleet.model(spec.model)
     _check(spec)
@@ -141,7 +141,7 @@ def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[Plan, Workl
         requests = min(requests, len(workload.times))
     if spec.requests is None:
         requests = max(requests, *(2 * count for count in spec.concurrency), 1)
-    plan = Plan(
+    plan = BenchPlan(
         points=_points(spec, model.context),
         modes=_modes(fleet, model.name, spec.modes),
         requests=requests,
@@ -182,7 +182,7 @@ def _workload(spec: BenchSpec, vocab_size: int, context: int) -> tuple[Workload,
         fitting = [row for row in rows if row.input_length + row.output_length <= context]
         if not fitting:
             raise UsageError(f"no request of {spec.file} fits the context of {context:,} tokens", "raise the context")
-        return Trace(fitting, vocab_size, label, spec.seed), len(rows) - len(fitting)
+        return LengthTrace(fitting, vocab_size, label, spec.seed), len(rows) - len(fitting)
     read = datasets.read_prompts if spec.kind == "prompts" else datasets.read_sharegpt
     return Texts(read(spec.file, limit), label), 0
 
@@ -204,12 +204,12 @@ def _points(spec: BenchSpec, context: int) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def _loads(spec: BenchSpec) -> list[Load]:
+def _loads(spec: BenchSpec) -> list[ArrivalPattern]:
     if spec.rates:
-        return [Load(rate=rate) for rate in spec.rates]
+        return [ArrivalPattern(rate=rate) for rate in spec.rates]
     if spec.concurrency:
-        return [Load(concurrency=count) for count in spec.concurrency]
-    return [Load() if spec.kind == "mooncake" else Load(concurrency=1)]
+        return [ArrivalPattern(concurrency=count) for count in spec.concurrency]
+    return [ArrivalPattern() if spec.kind == "mooncake" else ArrivalPattern(concurrency=1)]
 
 
 def _modes(fleet: Fleet, model: str, wanted: Sequence[Mode]) -> tuple[Mode, ...]:

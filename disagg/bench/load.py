@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from disagg.bench.plan import Load, Plan, Speed, Turn, expected_seconds, turns
+from disagg.bench.plan import ArrivalPattern, BenchPlan, RequestSpeed, Turn, expected_seconds, turns
 from disagg.bench.records import ALONE, WRONG_COUNT, Mode, Record, TurnResult
-from disagg.bench.workloads import Item, Workload
+from disagg.bench.workloads import Workload, WorkloadItem
 from disagg.errors import DisaggError
 from disagg.inference.several import OpenStream
 from disagg.inference.types import Completion
@@ -35,7 +35,7 @@ class RunMonitor:
     """
 
     changed: Callable[[], None] = lambda: None
-    estimated: Callable[[Plan, float | None], None] = lambda plan, seconds: None
+    estimated: Callable[[BenchPlan, float | None], None] = lambda plan, seconds: None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
     total_work: int = 0
@@ -58,7 +58,7 @@ class RunMonitor:
 
 
 async def run(
-    stream: OpenStream, model: str, plan: Plan, workload: Workload, monitor: RunMonitor, *, timeout: float
+    stream: OpenStream, model: str, plan: BenchPlan, workload: Workload, monitor: RunMonitor, *, timeout: float
 ) -> list[TurnResult]:
     """Run the turns in order. Returns those that began; the last may be incomplete. `timeout`: seconds per request."""
     began, turn_results = time.monotonic(), list[TurnResult]()
@@ -78,7 +78,7 @@ async def run(
 
 
 async def estimate(
-    stream: OpenStream, model: str, plan: Plan, workload: Workload, monitor: RunMonitor, *, timeout: float
+    stream: OpenStream, model: str, plan: BenchPlan, workload: Workload, monitor: RunMonitor, *, timeout: float
 ) -> float | None:
     """About how many seconds the run will take, from short requests at its smallest point. None if one of them fails
     or the run is stopped."""
@@ -89,10 +89,10 @@ async def estimate(
 
 
 async def _speeds(
-    stream: OpenStream, model: str, plan: Plan, workload: Workload, timeout: float
-) -> dict[Mode, Speed] | None:
+    stream: OpenStream, model: str, plan: BenchPlan, workload: Workload, timeout: float
+) -> dict[Mode, RequestSpeed] | None:
     """The second of two requests per mode; the first one warms the servers up."""
-    point, speeds = min(plan.points, key=lambda point: point.work), dict[Mode, Speed]()
+    point, speeds = min(plan.points, key=lambda point: point.work), dict[Mode, RequestSpeed]()
     for mode in plan.modes:
         for index in (plan.requests + plan.warmup, plan.requests + plan.warmup + 1):
             item = workload.item(point, mode, index)
@@ -101,7 +101,7 @@ async def _speeds(
             if (metrics := (await send(index, time.monotonic(), short)).metrics) is None:
                 return None
             per_token = (metrics.total_time - metrics.ttft) / max(1, metrics.completion_tokens - 1)
-            speeds[mode] = Speed(metrics.ttft, metrics.prompt_tokens, per_token, item.output_tokens)
+            speeds[mode] = RequestSpeed(metrics.ttft, metrics.prompt_tokens, per_token, item.output_tokens)
     return speeds
 
 
@@ -117,7 +117,7 @@ class _RequestSender:
     monitor: RunMonitor
     work: int
 
-    async def __call__(self, index: int, due: float, item: Item) -> Record:
+    async def __call__(self, index: int, due: float, item: WorkloadItem) -> Record:
         record, gaps = Record(index, due - self.run_began, time.monotonic() - self.run_began), list[float]()
         try:
             record = _answered(record, item, await self._collect(item, gaps), gaps)
@@ -126,7 +126,7 @@ class _RequestSender:
         self.monitor.ended(record, self.work)
         return record
 
-    async def _collect(self, item: Item, gaps: list[float]) -> Completion:
+    async def _collect(self, item: WorkloadItem, gaps: list[float]) -> Completion:
         """Read the whole answer; append the time between consecutive tokens to `gaps`. No request uses KV that an
         earlier one has left on the hosts: repeated prompts would measure nothing."""
         apart = {"alone": ALONE[self.mode], "local_prefill": False, "cache_salt": secrets.token_hex(8)}
@@ -141,7 +141,7 @@ class _RequestSender:
         return chunks.completion
 
 
-def _answered(record: Record, item: Item, completion: Completion, gaps: Sequence[float]) -> Record:
+def _answered(record: Record, item: WorkloadItem, completion: Completion, gaps: Sequence[float]) -> Record:
     """The record of an answer; a failure if it has other token counts than the request asked for."""
     metrics = completion.metrics
     wanted = (len(item.tokens) if item.tokens is not None else metrics.prompt_tokens, item.output_tokens)
@@ -151,17 +151,19 @@ def _answered(record: Record, item: Item, completion: Completion, gaps: Sequence
     return replace(record, metrics=metrics, itl=tuple(gaps))
 
 
-async def _run_turn(turn: Turn, items: Sequence[Item], load: Load, send: _RequestSender) -> TurnResult:
+async def _run_turn(
+    turn: Turn, items: Sequence[WorkloadItem], load: ArrivalPattern, send: _RequestSender
+) -> TurnResult:
     """Run one turn until all its requests have ended or the run is stopped."""
     began = time.monotonic()
     queue = iter(list(enumerate(items)))
     started: list[asyncio.Task[Record]] = []
 
-    def start(number: int, item: Item, due: float) -> asyncio.Task[Record]:
+    def start(number: int, item: WorkloadItem, due: float) -> asyncio.Task[Record]:
         started.append(asyncio.ensure_future(send(turn.first + number, due, item)))
         return started[-1]
 
-    async def one_after_another(mine: Iterator[tuple[int, Item]]) -> None:
+    async def one_after_another(mine: Iterator[tuple[int, WorkloadItem]]) -> None:
         for number, item in mine:
             await start(number, item, time.monotonic())
 

@@ -18,7 +18,7 @@ MAX_REQUESTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ArrivalPattern:
     """How requests arrive: `concurrency` at a time, `rate` per second, or if neither is set at the workload's times."""
 
     concurrency: int | None = None
@@ -44,7 +44,7 @@ class Point:
 
     prompt_tokens: int | None
     output_tokens: int | None
-    load: Load
+    load: ArrivalPattern
 
     @property
     def work(self) -> int:
@@ -59,7 +59,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """A run. requests: per mode and point. rounds: turns that they are spread over. warmup: unmeasured requests per
     mode and point. burstiness: shape of the gamma distribution of gaps, 1 = Poisson arrivals."""
 
@@ -96,7 +96,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class RequestSpeed:
     """One measured request: seconds to its first token and per output token after it, and its token counts."""
 
     ttft_s: float
@@ -111,7 +111,7 @@ class Speed:
         return self.ttft_s * prompt / max(1, self.prompt_tokens) + self.per_token_s * max(0, output - 1)
 
 
-def expected_seconds(plan: Plan, speeds: Mapping[Mode, Speed], times: Sequence[float] = ()) -> float:
+def expected_seconds(plan: BenchPlan, speeds: Mapping[Mode, RequestSpeed], times: Sequence[float] = ()) -> float:
     """Expected seconds of the whole run. Concurrent requests are taken to run as fast as a single one."""
     total = 0.0
     for turn in turns(plan, times):
@@ -122,7 +122,7 @@ def expected_seconds(plan: Plan, speeds: Mapping[Mode, Speed], times: Sequence[f
     return total
 
 
-def turns(plan: Plan, times: Sequence[float] = ()) -> Iterator[Turn]:
+def turns(plan: BenchPlan, times: Sequence[float] = ()) -> Iterator[Turn]:
     """The run in order. times: the workload's arrival times in seconds, for a load that states none."""
     for number, point in enumerate(plan.points):
         if plan.warmup:
@@ -135,7 +135,7 @@ def turns(plan: Plan, times: Sequence[float] = ()) -> Iterator[Turn]:
                 yield Turn(number, mode, first, count, offsets=offsets)
 
 
-def arrival_times(plan: Plan, load: Load, times: Sequence[float] = ()) -> list[float]:
+def arrival_times(plan: BenchPlan, load: ArrivalPattern, times: Sequence[float] = ()) -> list[float]:
     """The seconds at which each request of a point is due; empty for a load with a concurrency.
 
     They are the same for every mode, and their mean rate is exactly the stated one.
@@ -150,7 +150,7 @@ def arrival_times(plan: Plan, load: Load, times: Sequence[float] = ()) -> list[f
     return list(itertools.accumulate(gap * scale for gap in gaps))
 
 
-def _rounds(plan: Plan, load: Load) -> int:
+def _rounds(plan: BenchPlan, load: ArrivalPattern) -> int:
     """Turns per point: one per request at concurrency 1, else few enough that each turn reaches its load."""
     if load.concurrency == 1:
         return plan.requests

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from disagg.bench.energy import Power
-from disagg.bench.plan import Plan, Point
+from disagg.bench.plan import BenchPlan, Point
 from disagg.bench.records import Mode, Record, TurnResult
 from disagg.bench.stats import summary
 from disagg.bench.verdict import METRICS, Metric, Samples, Verdict, verdict
@@ -84,7 +84,7 @@ class BenchResult:
     model: str
     workload: str
     date: str
-    plan: Plan
+    plan: BenchPlan
     cells: tuple[Cell, ...]
     verdict: Verdict
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class BenchResult:
 
 
 def gather(
-    plan: Plan, turn_results: Sequence[TurnResult], power: Power, limits: Mapping[str, float]
+    plan: BenchPlan, turn_results: Sequence[TurnResult], power: Power, limits: Mapping[str, float]
 ) -> tuple[Cell, ...]:
     """The cells of all turns but warm-ups, in order of the sweep."""
     measured = [turn for turn in turn_results if not turn.warmup and (turn.records or turn.unfinished)]

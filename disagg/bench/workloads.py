@@ -16,7 +16,7 @@ from disagg.bench.records import Mode
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class WorkloadItem:
     """One request: exactly one of `text` and `tokens`. The servers count the tokens of a text."""
 
     output_tokens: int
@@ -40,7 +40,7 @@ class Workload(Protocol):
     def times(self) -> Sequence[float]:
         """Its own arrival times in seconds; empty if it has none."""
 
-    def item(self, point: Point, mode: Mode, index: int) -> Item:
+    def item(self, point: Point, mode: Mode, index: int) -> WorkloadItem:
         """The request with this number, the same for the same arguments."""
 
 
@@ -53,10 +53,10 @@ class RandomTokens:
     times: Sequence[float] = ()
     label: str = "random token ids"
 
-    def item(self, point: Point, mode: Mode, index: int) -> Item:
+    def item(self, point: Point, mode: Mode, index: int) -> WorkloadItem:
         assert point.prompt_tokens is not None and point.output_tokens is not None
         key = f"{self.seed}/{mode}/{point.prompt_tokens}/{point.output_tokens}/{point.load.label}/{index}"
-        return Item(point.output_tokens, tokens=_ids(key, point.prompt_tokens, self.vocab_size))
+        return WorkloadItem(point.output_tokens, tokens=_ids(key, point.prompt_tokens, self.vocab_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class Texts:
     label: str
     times: Sequence[float] = ()
 
-    def item(self, point: Point, mode: Mode, index: int) -> Item:
+    def item(self, point: Point, mode: Mode, index: int) -> WorkloadItem:
         chosen = self.items[index % len(self.items)]
         output = chosen.output_tokens or point.output_tokens
         assert output is not None
-        return Item(output, text=chosen.prompt)
+        return WorkloadItem(output, text=chosen.prompt)
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class LengthTrace:
     """A trace's lengths and times; blocks with equal hash ids get equal tokens."""
 
     rows: Sequence[TraceRow]
@@ -87,12 +87,12 @@ class Trace:
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", tuple(row.timestamp / 1e3 for row in self.rows))
 
-    def item(self, point: Point, mode: Mode, index: int) -> Item:
+    def item(self, point: Point, mode: Mode, index: int) -> WorkloadItem:
         row = self.rows[index % len(self.rows)]
         tokens: list[int] = []
         for block in row.hash_ids:
             tokens += _ids(f"{self.seed}/{mode}/block/{block}", BLOCK_TOKENS, self.vocab_size)
-        return Item(row.output_length, tokens=tuple(tokens[: row.input_length]))
+        return WorkloadItem(row.output_length, tokens=tuple(tokens[: row.input_length]))
 
 
 def _ids(key: str, count: int, vocab_size: int) -> tuple[int, ...]:

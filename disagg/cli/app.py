@@ -17,7 +17,7 @@ import typer
 from disagg.cli import bench, demo, generate, init, plan_capacity, verify
 from disagg.cli.chat import command as chat
 from disagg.cli.common.completion import VARIABLE, names_with_colons
-from disagg.cli.common.context import Output, note_interrupt, print_error, print_json
+from disagg.cli.common.context import CommandOutput, note_interrupt, print_error, print_json
 from disagg.cli.common.options import Command, CommandGroup
 from disagg.cli.common.signals import terminating
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, trust
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command line and exit with 0 or the error's exit code. An error is one message on stderr."""
     # A second Ctrl-C interrupts asyncio's clean-up, which would log the tasks it cancels with their tracebacks.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    Output.quiet = Output.printed_json = Output.noted_interrupt = False
+    CommandOutput.quiet = CommandOutput.printed_json = CommandOutput.noted_interrupt = False
     with terminating():
         sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
 
@@ -164,7 +164,7 @@ def _report(error: DisaggError, arguments: Sequence[str]) -> int:
 
 def _report_json(error: DisaggError, arguments: Sequence[str]) -> None:
     """With --json, print the error as the one object on stdout, unless the command has printed its own."""
-    if wants_json(arguments) and not Output.printed_json:
+    if wants_json(arguments) and not CommandOutput.printed_json:
         print_json({"error": error.to_json()})
 
 

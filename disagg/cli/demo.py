@@ -17,7 +17,7 @@ from disagg.demo.prompt import MAX_TOKENS, PROMPT
 
 if TYPE_CHECKING:
     from disagg.demo.flow import DemoResult
-    from disagg.inference.several import Answer
+    from disagg.inference.several import ModelAnswer
 
 _SVG_WIDTH = 100
 
@@ -56,7 +56,7 @@ def demo(
 def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, live: bool) -> DemoResult:
     import asyncio
 
-    from disagg.cli.views.fleet.progress import Progress
+    from disagg.cli.views.fleet.progress import HostProgress
     from disagg.cli.views.stream import Panels
     from disagg.demo.flow import compare, demo_fleet
 
@@ -64,7 +64,7 @@ def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, live
         stderr().print(text, style="dim")
 
     @contextmanager
-    def shown(answers: Sequence[Answer]) -> Iterator[None]:
+    def shown(answers: Sequence[ModelAnswer]) -> Iterator[None]:
         if not live:
             yield
             return
@@ -76,7 +76,7 @@ def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, live
             panels.finish()
 
     with demo_fleet(
-        config, timeout_s=timeout, report=Progress(stderr()).report, note=note, ending=uninterrupted
+        config, timeout_s=timeout, report=HostProgress(stderr()).report, note=note, ending=uninterrupted
     ) as running:
         try:
             return asyncio.run(compare(running, prompt, max_tokens, shown, note))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from disagg.cli.views.stream import AnswersView
     from disagg.config import Fleet
     from disagg.inference.client import AsyncClient
-    from disagg.inference.several import Answer
+    from disagg.inference.several import ModelAnswer
 
 _DEFAULTS = Sampling()
 
@@ -150,7 +150,7 @@ class Shown(NamedTuple):
     ranking: bool
 
 
-def _run(fleet: Fleet, answers: Sequence[Answer], request: dict[str, Any], shown: Shown) -> None:
+def _run(fleet: Fleet, answers: Sequence[ModelAnswer], request: dict[str, Any], shown: Shown) -> None:
     """Ask the models and show the answers. Ctrl-C shows what has arrived."""
     import asyncio
 
@@ -182,13 +182,13 @@ def _run(fleet: Fleet, answers: Sequence[Answer], request: dict[str, Any], shown
     _raise_errors(answers)
 
 
-def _answers(models: Sequence[str]) -> list[Answer]:
-    from disagg.inference.several import Answer
+def _answers(models: Sequence[str]) -> list[ModelAnswer]:
+    from disagg.inference.several import ModelAnswer
 
-    return [Answer(model) for model in models]
+    return [ModelAnswer(model) for model in models]
 
 
-def _explain(client: AsyncClient, answers: Sequence[Answer], request: dict[str, Any], as_json: bool) -> None:
+def _explain(client: AsyncClient, answers: Sequence[ModelAnswer], request: dict[str, Any], as_json: bool) -> None:
     """Note the ranking of each answer's hosts, and show it unless it is printed as JSON."""
     from disagg.cli.views.ranking import ranking_view
 
@@ -198,7 +198,7 @@ def _explain(client: AsyncClient, answers: Sequence[Answer], request: dict[str, 
             stderr().print(ranking_view(answer.ranking))
 
 
-def _view(answers: Sequence[Answer], prompt: str, as_json: bool) -> AnswersView:
+def _view(answers: Sequence[ModelAnswer], prompt: str, as_json: bool) -> AnswersView:
     from disagg.cli.views.stream import AnswersView, HeadedTexts, OneText, Panels
 
     if as_json:
@@ -208,7 +208,7 @@ def _view(answers: Sequence[Answer], prompt: str, as_json: bool) -> AnswersView:
     return Panels(answers, prompt, stdout()) if stdout().is_terminal else HeadedTexts(answers)
 
 
-def _finish(view: AnswersView, answers: Sequence[Answer], as_json: bool) -> None:
+def _finish(view: AnswersView, answers: Sequence[ModelAnswer], as_json: bool) -> None:
     """Show the rest of the answers, and the metrics of those that are complete."""
     from disagg.cli.views.metrics import metrics_view, together_view
     from disagg.inference.several import figures
@@ -224,7 +224,7 @@ def _finish(view: AnswersView, answers: Sequence[Answer], as_json: bool) -> None
             stderr().print(together_view(together))
 
 
-def _raise_errors(answers: Sequence[Answer]) -> None:
+def _raise_errors(answers: Sequence[ModelAnswer]) -> None:
     """Print the errors of several models and exit with the first one's code; raise that of a single model."""
     failed = [(answer.model, _for_command_line(answer.error)) for answer in answers if answer.error is not None]
     if failed and len(answers) == 1:

@@ -17,7 +17,7 @@ from disagg.fleet.lifecycle.status.health import poll
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.temporary.running import RunningFleet, temporary_fleet
 from disagg.inference import client as inference
-from disagg.inference.several import Answer, ask
+from disagg.inference.several import ModelAnswer, ask
 
 HOSTS_FILE = Path(disagg.__file__).parent / "demo" / "hosts.toml"
 """The demo fleet: four servers on this machine and two small models, which come with the package."""
@@ -28,8 +28,8 @@ class DemoResult:
     """The answers of all models at the same time, those of each model by itself, and the servers' health afterwards."""
 
     prompt: str
-    together: Sequence[Answer]
-    by_itself: Sequence[Answer]
+    together: Sequence[ModelAnswer]
+    by_itself: Sequence[ModelAnswer]
     comparison: Comparison
     health: Sequence[HostStatus]
 
@@ -73,7 +73,7 @@ async def compare(
     running: RunningFleet,
     prompt: str,
     max_tokens: int,
-    shown: Callable[[Sequence[Answer]], AbstractContextManager[object]],
+    shown: Callable[[Sequence[ModelAnswer]], AbstractContextManager[object]],
     note: Callable[[str], None],
 ) -> DemoResult:
     """Run all models at the same time, within `shown(answers)`, then each by itself. Raises the first error.
@@ -103,11 +103,11 @@ async def compare(
     return DemoResult(prompt, together, by_itself, comparison, poll(fleet, state.token(), state))
 
 
-def _answers(fleet: Fleet) -> list[Answer]:
-    return [Answer(model) for model in fleet.models]
+def _answers(fleet: Fleet) -> list[ModelAnswer]:
+    return [ModelAnswer(model) for model in fleet.models]
 
 
-def _raise_first(answers: Sequence[Answer]) -> None:
+def _raise_first(answers: Sequence[ModelAnswer]) -> None:
     for answer in answers:
         if answer.error is not None:
             raise answer.error

@@ -74,7 +74,7 @@ class Running:
     ended: Callable[[Outcome], None]
 
 
-class Answer(Response):
+class AnswerResponse(Response):
     """The response to one request."""
 
     def __init__(self, running: Running) -> None:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from disagg.api import openapi
 from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.gateway import models, views
-from disagg.gateway.answer import Answer, Outcome, Running, json_response
+from disagg.gateway.answer import AnswerResponse, Outcome, Running, json_response
 from disagg.gateway.calls import gateway_document
 from disagg.gateway.clients.access import Access, require_model
 from disagg.gateway.clients.keys import Key
@@ -27,6 +27,7 @@ from disagg.gateway.clients.limits import Limits
 from disagg.gateway.dialects.anthropic import dialect as anthropic
 from disagg.gateway.dialects.base import Dialect, Head, read_fields
 from disagg.gateway.dialects.ollama import dialect as ollama
+from disagg.gateway.dialects.ollama.writer import error_body as ollama_error
 from disagg.gateway.dialects.openai.chat import ChatCompletions
 from disagg.gateway.dialects.openai.completions import Completions
 from disagg.gateway.dialects.problems import INTERNAL, Problem, not_found, problem_of
@@ -139,7 +140,7 @@ class Gateway:
                 self._observers.refuse("", problem)
                 return json_response(dialect.error(problem), problem.status, problem.headers)
             head = Head(asked, request.scope[REQUEST_ID_KEY], arrived)
-            return Answer(self._begin(key, dialect, head)) if asked.prompts else _unasked(dialect, head)
+            return AnswerResponse(self._begin(key, dialect, head)) if asked.prompts else _unasked(dialect, head)
 
         return post
 
@@ -218,7 +219,7 @@ class Gateway:
                 return json_response(models.shown(self._client.fleet, key, asked.named, created))
             except DisaggError as error:
                 problem = problem_of(error)
-                return json_response(ollama.error_body(problem), problem.status, problem.headers)
+                return json_response(ollama_error(problem), problem.status, problem.headers)
 
         return about
 

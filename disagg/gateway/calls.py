@@ -13,7 +13,7 @@ from disagg.api import openapi
 from disagg.api.base import Contract
 from disagg.api.gateway.history import HistoryAnswer
 from disagg.api.gateway.parallel import ParallelAnswer, ParallelBody
-from disagg.api.openapi import Answer, Route
+from disagg.api.openapi import AnswerSpec, Operation
 from disagg.api.status import Liveness
 from disagg.gateway.dialects.anthropic import dialect as anthropic
 from disagg.gateway.dialects.ollama import dialect as ollama
@@ -79,13 +79,13 @@ _PROBLEMS: Final[Mapping[int, str]] = {
 }
 
 
-def calls() -> Iterator[Route]:
+def calls() -> Iterator[Operation]:
     """Every call that programs make. The paths below /v1 are also served without it."""
-    ok = {200: Answer("The gateway can answer a request.", (Liveness,))}
-    down = {503: Answer("No host of any model is up.", (Liveness,))}
-    yield Route("GET", "/health", "Whether the gateway can answer a request.", {**ok, **down}, public=True)
-    yield Route("GET", "/metrics", "Figures for Prometheus.", _answers("Prometheus' text format.", ErrorBody, 401))
-    yield Route("GET", openapi.PATH, "This document.", {200: Answer("OpenAPI.")}, public=True)
+    ok = {200: AnswerSpec("The gateway can answer a request.", (Liveness,))}
+    down = {503: AnswerSpec("No host of any model is up.", (Liveness,))}
+    yield Operation("GET", "/health", "Whether the gateway can answer a request.", {**ok, **down}, public=True)
+    yield Operation("GET", "/metrics", "Figures for Prometheus.", _answers("Prometheus' text format.", ErrorBody, 401))
+    yield Operation("GET", openapi.PATH, "This document.", {200: AnswerSpec("OpenAPI.")}, public=True)
     for prefix in ("/v1", ""):
         yield _post(f"{prefix}/chat/completions", "Answer a chat.", ChatBody, ErrorBody)
         yield _post(f"{prefix}/completions", "Continue a text.", CompletionBody, ErrorBody)
@@ -94,25 +94,25 @@ def calls() -> Iterator[Route]:
         yield _post(f"{prefix}/responses", "Answer a chat, item by item.", ResponsesBody, ErrorBody)
         yield _post(f"{prefix}/messages", "Anthropic: answer a chat.", anthropic.MessagesBody, AnthropicError)
         count = _answers("How many tokens the prompt has.", AnthropicError, *_PROBLEMS)
-        count[200] = Answer("How many tokens the prompt has.", (TokenCount,))
+        count[200] = AnswerSpec("How many tokens the prompt has.", (TokenCount,))
         summary = "Anthropic: count the tokens of a prompt."
-        yield Route("POST", f"{prefix}/messages/count_tokens", summary, count, anthropic.CountBody)
+        yield Operation("POST", f"{prefix}/messages/count_tokens", summary, count, anthropic.CountBody)
         models = _answers("The models that the key is for.", ErrorBody, 401)
-        yield Route("GET", f"{prefix}/models", "List the models.", models)
+        yield Operation("GET", f"{prefix}/models", "List the models.", models)
         model = _answers("The model.", ErrorBody, 401, 403, 404)
-        yield Route("GET", f"{prefix}/models/{{model}}", "Describe a model.", model)
-    yield _post("/api/chat", "Ollama: answer a chat.", ollama.ChatBody, OllamaError)
-    yield _post("/api/generate", "Ollama: continue a text.", ollama.GenerateBody, OllamaError)
-    yield Route("GET", "/api/tags", "Ollama: list the models.", _answers("The models.", ErrorBody, 401))
+        yield Operation("GET", f"{prefix}/models/{{model}}", "Describe a model.", model)
+    yield _post("/api/chat", "Ollama: answer a chat.", ollama.OllamaChatBody, OllamaError)
+    yield _post("/api/generate", "Ollama: continue a text.", ollama.OllamaGenerateBody, OllamaError)
+    yield Operation("GET", "/api/tags", "Ollama: list the models.", _answers("The models.", ErrorBody, 401))
     show = _answers("The model.", OllamaError, 400, 401, 403, 404, 413)
-    yield Route("POST", "/api/show", "Ollama: describe a model.", show, ollama.ShowBody)
+    yield Operation("POST", "/api/show", "Ollama: describe a model.", show, ollama.ShowBody)
     served = _answers("The models.", ErrorBody, 401)
-    yield Route("GET", "/api/ps", "Ollama: list the models that a host serves now.", served)
-    yield Route("GET", "/api/version", "The version of disagg.", {200: Answer("The version.")}, public=True)
-    history = {200: Answer("The newest first.", (HistoryAnswer,)), **_failures(ErrorBody, 400, 401, 403, 404)}
-    yield Route("GET", "/api/history", "Requests that have ended.", history)
+    yield Operation("GET", "/api/ps", "Ollama: list the models that a host serves now.", served)
+    yield Operation("GET", "/api/version", "The version of disagg.", {200: AnswerSpec("The version.")}, public=True)
+    history = {200: AnswerSpec("The newest first.", (HistoryAnswer,)), **_failures(ErrorBody, 400, 401, 403, 404)}
+    yield Operation("GET", "/api/history", "Requests that have ended.", history)
     live = _answers("Server-sent events: what the fleet is doing.", ErrorBody, 401)
-    yield Route("GET", "/api/live", "Requests and hosts now.", live)
+    yield Operation("GET", "/api/live", "Requests and hosts now.", live)
 
 
 def gateway_document() -> dict[str, Any]:
@@ -120,19 +120,19 @@ def gateway_document() -> dict[str, Any]:
     return openapi.document("disagg gateway", VERSION, _KEY, list(calls()))
 
 
-def _post(path: str, summary: str, body: type[Contract], error: type[Contract]) -> Route:
-    return Route("POST", path, summary, _answers("The answer, streamed or whole.", error, *_PROBLEMS), body)
+def _post(path: str, summary: str, body: type[Contract], error: type[Contract]) -> Operation:
+    return Operation("POST", path, summary, _answers("The answer, streamed or whole.", error, *_PROBLEMS), body)
 
 
-def _of_parallel(answers: Mapping[int, Answer]) -> dict[int, Answer]:
+def _of_parallel(answers: Mapping[int, AnswerSpec]) -> dict[int, AnswerSpec]:
     """What fails with a status of the whole body; all else has its status in the result of its request."""
-    whole = Answer("The results, in the order of the requests; streamed, their events.", (ParallelAnswer,))
+    whole = AnswerSpec("The results, in the order of the requests; streamed, their events.", (ParallelAnswer,))
     return {200: whole, **{status: answers[status] for status in (400, 401, 413, 500, 503)}}
 
 
-def _answers(description: str, error: type[Contract], *statuses: int) -> dict[int, Answer]:
-    return {200: Answer(description), **_failures(error, *statuses)}
+def _answers(description: str, error: type[Contract], *statuses: int) -> dict[int, AnswerSpec]:
+    return {200: AnswerSpec(description), **_failures(error, *statuses)}
 
 
-def _failures(error: type[Contract], *statuses: int) -> dict[int, Answer]:
-    return {status: Answer(_PROBLEMS[status], (error,)) for status in statuses}
+def _failures(error: type[Contract], *statuses: int) -> dict[int, AnswerSpec]:
+    return {status: AnswerSpec(_PROBLEMS[status], (error,)) for status in statuses}

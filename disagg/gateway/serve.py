@@ -17,12 +17,12 @@ from disagg.gateway.history.recorder import Recorder
 from disagg.gateway.history.store import history_path
 from disagg.gateway.watch import GatewayWatch
 from disagg.http.accept import ListenHints, listen
-from disagg.http.connections import Bounds
+from disagg.http.connections import ConnectionBounds
 from disagg.http.server import BoundedServer
 from disagg.inference.client import AsyncClient
 from disagg.token import fleet_token
 
-BOUNDS = Bounds(connections=1024, unproven=768, unproven_per_address=256)
+BOUNDS = ConnectionBounds(connections=1024, unproven=768, unproven_per_address=256)
 """A proxy or router in front of the gateway has many connections from one address."""
 HINTS = ListenHints("choose another with --port", "check --host")
 DRAIN_S = 20  # for running requests; what is still running then is cut, with an error that says so
@@ -74,13 +74,15 @@ async def _serve(
             await server(application, stopping=watch.feed.stop).serve(sockets=[listener])
 
 
-def server(app: ASGIApp, bounds: Bounds = BOUNDS, stopping: Callable[[], None] = lambda: None) -> BoundedServer:
+def server(
+    app: ASGIApp, bounds: ConnectionBounds = BOUNDS, stopping: Callable[[], None] = lambda: None
+) -> BoundedServer:
     """The HTTP server around the application. stopping: called when it stops, before it waits for requests."""
     return _Server(app, bounds, stopping)
 
 
 class _Server(BoundedServer):
-    def __init__(self, app: ASGIApp, bounds: Bounds, stopping: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, bounds: ConnectionBounds, stopping: Callable[[], None]) -> None:
         super().__init__(app, bounds, DRAIN_S)
         self._stopping = stopping
 

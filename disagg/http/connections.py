@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ConnectionBounds:
     """How many connections a server has.
 
     unproven: of them, for callers that have not shown that they may use it; the rest of the places are for those that
@@ -28,7 +28,7 @@ class Bounds:
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class ServedConnection:
     """One connection. owner: what closes it. proven: a request on it had a valid token or key. busy: it carries a
     request. surplus: there was no place for it."""
 
@@ -40,13 +40,15 @@ class Connection:
     surplus: bool = False
 
 
-def make_room(new: Connection, others: Collection[Connection], bounds: Bounds) -> Connection | None:
+def make_room(
+    new: ServedConnection, others: Collection[ServedConnection], bounds: ConnectionBounds
+) -> ServedConnection | None:
     """The connection to close for the new one, if any. Marks the new one as surplus if there is no room."""
     kept = [one for one in others if not one.surplus]
     unproven = [one for one in kept if not one.proven]
     here = [one for one in unproven if one.address == new.address]
     if len(here) >= bounds.unproven_per_address:
-        crowd: Iterable[Connection] = here
+        crowd: Iterable[ServedConnection] = here
     elif len(unproven) >= bounds.unproven:
         crowd = unproven
     elif len(kept) >= bounds.connections:
@@ -60,7 +62,7 @@ def make_room(new: Connection, others: Collection[Connection], bounds: Bounds) -
     return least_useful(surplus) if len(surplus) >= bounds.surplus else None
 
 
-def least_useful(connections: Iterable[Connection]) -> Connection | None:
+def least_useful(connections: Iterable[ServedConnection]) -> ServedConnection | None:
     """The unproven connection that has been idle for longest, else the proven one; None if all carry requests."""
     idle = (one for one in connections if not one.busy)
     return min(idle, key=lambda one: (one.proven, one.idle_since), default=None)

@@ -16,7 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from disagg.http.connections import Bounds, Connection, least_useful, make_room
+from disagg.http.connections import ConnectionBounds, ServedConnection, least_useful, make_room
 
 HEAD_S = 10.0  # from the moment a request may start until its head is complete
 KEEP_ALIVE_S = 75
@@ -26,9 +26,11 @@ _CONNECTION = "connection"  # in the state of an ASGI scope
 class BoundedProtocol(H11Protocol):
     """uvicorn's own h11 protocol, with a timer on request heads and a place among a bounded number of connections."""
 
-    place: Connection
+    place: ServedConnection
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], bounds: Bounds) -> None:
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], bounds: ConnectionBounds
+    ) -> None:
         super().__init__(config, server_state, app_state)
         self._bounds = bounds
         self._head_timer: asyncio.TimerHandle | None = None
@@ -36,7 +38,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         others = places(self.connections)
         super().connection_made(transport)
-        self.place = Connection(self.client[0] if self.client else "", self, time.monotonic())
+        self.place = ServedConnection(self.client[0] if self.client else "", self, time.monotonic())
         self.app_state = {**self.app_state, _CONNECTION: self.place}
         victim = make_room(self.place, others, self._bounds)
         if victim is not None:
@@ -87,13 +89,13 @@ class BoundedProtocol(H11Protocol):
             self._head_timer = None
 
 
-def connection_of(scope: Scope) -> Connection | None:
+def connection_of(scope: Scope) -> ServedConnection | None:
     """The connection that this request is on; None without a server, as in a test of an application alone."""
-    found: Connection | None = scope.get("state", {}).get(_CONNECTION)
+    found: ServedConnection | None = scope.get("state", {}).get(_CONNECTION)
     return found
 
 
-def places(connections: Iterable[Any]) -> list[Connection]:
+def places(connections: Iterable[Any]) -> list[ServedConnection]:
     """The places of these connections."""
     return [one.place for one in connections if isinstance(one, BoundedProtocol)]
 

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from disagg.http.accept import accept
-from disagg.http.connections import Bounds
+from disagg.http.connections import ConnectionBounds
 from disagg.http.protocol import KEEP_ALIVE_S, BoundedProtocol, free_descriptor
 
 MAX_HEAD_BYTES = 64 << 10
@@ -22,7 +22,7 @@ class BoundedServer(uvicorn.Server):
     """Serves an application until `should_exit` or a signal. shutdown_s: for the last requests and their last bytes;
     what still runs then is cancelled."""
 
-    def __init__(self, app: ASGIApp, bounds: Bounds, shutdown_s: int) -> None:
+    def __init__(self, app: ASGIApp, bounds: ConnectionBounds, shutdown_s: int) -> None:
         super().__init__(
             uvicorn.Config(
                 app,

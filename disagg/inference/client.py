@@ -35,7 +35,7 @@ from disagg.inference.hosts.route import Alone, Ranking, candidates
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import OnKVFailure
-from disagg.inference.several import Answer, Together, ask_each, figures
+from disagg.inference.several import ModelAnswer, Together, ask_each, figures
 from disagg.inference.stream import AsyncStream, Perform, Stream
 from disagg.inference.types import Completion, Watch, unwatched
 from disagg.token import fleet_token
@@ -143,7 +143,7 @@ class AsyncClient:
         """Send several requests at the same time; each has the arguments of `generate`, by name. One that fails has its
         error in its answer, and the others go on."""
         self._require_usable()
-        answers = [Answer(str(request.get("model", ""))) for request in requests]
+        answers = [ModelAnswer(str(request.get("model", ""))) for request in requests]
         given = [{name: value for name, value in request.items() if name != "model"} for request in requests]
         await ask_each(self.stream, list(zip(answers, given, strict=True)))
         return Together(tuple(answers), figures(answers))
@@ -215,7 +215,7 @@ class AsyncClient:
         messages: Messages | None,
         tokens: Sequence[int] | None,
         options: GenerateOptions,
-    ) -> execute.Request:
+    ) -> execute.GenerationRequest:
         called = time.monotonic()
         self._require_usable()
         alone, on_kv_failure = options.get("alone"), options.get("on_kv_failure", "fallback")
@@ -229,7 +229,7 @@ class AsyncClient:
         if not isinstance(local_prefill, bool):
             raise RequestError(f"local_prefill: True or False (got {local_prefill!r})")
         policy = replace(self._driver.policy, on_kv_failure=on_kv_failure, local_prefill=local_prefill)
-        return execute.Request(hosts, body, called, policy, self._next_start)
+        return execute.GenerationRequest(hosts, body, called, policy, self._next_start)
 
     def _require_usable(self) -> None:
         """Raise RequestError if the client is closed, or belongs to the process that this one was forked from."""

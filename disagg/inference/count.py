@@ -8,14 +8,14 @@ import time
 from disagg.api.requests import PromptBody
 from disagg.api.status import CountAnswer
 from disagg.errors import DeadlineExceeded, Overloaded, ServerUnavailable
-from disagg.inference.attempts.execute import Driver, Request
+from disagg.inference.attempts.execute import Driver, GenerationRequest
 from disagg.inference.http import calls
 
 HOST_S = 20.0
 """For each step of one host's answer; the longest prompts take seconds to tokenise."""
 
 
-async def count(driver: Driver, request: Request) -> int:
+async def count(driver: Driver, request: GenerationRequest) -> int:
     """Tokens of the request's prompt. Asks its hosts in turn, those first that can take a request, until one answers.
 
     Raises the last host's error if none does, and DeadlineExceeded.

@@ -19,7 +19,7 @@ OpenStream = Callable[..., AsyncStream]
 
 
 @dataclass(slots=True)
-class Answer:
+class ModelAnswer:
     """One model's answer: what has arrived, and at its end either `completion` or `error`.
 
     wall: seconds from the moment that all requests were sent. notes: what happened meanwhile. ranking: the hosts that
@@ -60,23 +60,23 @@ class Answer:
 class Together:
     """The answers to requests that ran at the same time, in their order, and what that was worth."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[ModelAnswer, ...]
     figures: ParallelFigures
 
 
 class Watcher:
     """Is told what happens while answers arrive; this one does nothing with it."""
 
-    def arrived(self, answer: Answer, text: str) -> None:
+    def arrived(self, answer: ModelAnswer, text: str) -> None:
         """Called with each piece of text, which `answer` already has, and once more when the answer is complete."""
 
-    def noted(self, answer: Answer, note: str) -> None:
+    def noted(self, answer: ModelAnswer, note: str) -> None:
         """Called with each note, which `answer` already has."""
 
 
 async def ask(
     stream: OpenStream,
-    answers: Sequence[Answer],
+    answers: Sequence[ModelAnswer],
     request: Mapping[str, Any],
     watcher: Watcher | None = None,
 ) -> float:
@@ -85,7 +85,7 @@ async def ask(
 
 
 async def ask_each(
-    stream: OpenStream, asked: Sequence[tuple[Answer, Mapping[str, Any]]], watcher: Watcher | None = None
+    stream: OpenStream, asked: Sequence[tuple[ModelAnswer, Mapping[str, Any]]], watcher: Watcher | None = None
 ) -> float:
     """Fill all answers at the same time, each with its own request; returns the wall time in seconds. A model's error
     ends its own answer only.
@@ -103,13 +103,13 @@ async def ask_each(
     return time.monotonic() - began
 
 
-def figures(answers: Sequence[Answer]) -> ParallelFigures:
+def figures(answers: Sequence[ModelAnswer]) -> ParallelFigures:
     """What it was worth to ask for these answers at the same time."""
     return ParallelFigures.of([answer.wall for answer in answers if answer.completion is not None])
 
 
 async def _ask_one(
-    stream: OpenStream, answer: Answer, request: Mapping[str, Any], watcher: Watcher, began: float
+    stream: OpenStream, answer: ModelAnswer, request: Mapping[str, Any], watcher: Watcher, began: float
 ) -> None:
     try:
         async with stream(answer.model, **request) as chunks:

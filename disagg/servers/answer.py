@@ -15,10 +15,10 @@ from disagg.engines.base import DecodeEngine, DecodeTiming, PrefillEngine, Token
 from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import ModelError
-from disagg.servers.feed import Step
+from disagg.servers.feed import StepTokens
 from disagg.servers.output.choose import output_of, thinking
 from disagg.servers.output.grammar import grammar_of
-from disagg.servers.output.part import Output, Part
+from disagg.servers.output.part import Output, OutputPart
 from disagg.servers.request import ActiveRequest
 
 LEAST_LOGPROB = -9999.0
@@ -26,7 +26,7 @@ LEAST_LOGPROB = -9999.0
 
 
 @dataclass(slots=True)
-class Answer:
+class GrowingAnswer:
     """One answer as it grows. answered: tokens that it began with. completion_tokens: those included. called: whether
     it has a tool call. stop: the stop string that has ended it. name: the bytes of a token, if alternatives are
     reported. first_at, last_at: time.monotonic() when the engine had its first and last token."""
@@ -63,7 +63,7 @@ class Answer:
     def decode_s(self) -> float:
         return self.last_at - self.first_at
 
-    def add(self, steps: Sequence[Step]) -> Sequence[TokensEvent]:
+    def add(self, steps: Sequence[StepTokens]) -> Sequence[TokensEvent]:
         """Events for these steps, at least one; several if the parts of one would change their order. A token and its
         parts are in one event: another host that goes on after the token does not send them again. Sets `finish_reason`
         at the last token or a stop string; later tokens are dropped. Raises ModelError if a probability is NaN."""
@@ -83,19 +83,19 @@ class Answer:
                 break
         return [piece.event() for piece in pieces]
 
-    def _parts(self, token: Token) -> Sequence[Part]:
+    def _parts(self, token: Token) -> Sequence[OutputPart]:
         """What became certain with this token."""
         found = list(self._note(self.output.push(token.id)))
         if self.output.stopped or token.finish:
             found += self._finish(token.finish or "stop")
         return found
 
-    def _note(self, found: Sequence[Part]) -> Sequence[Part]:
+    def _note(self, found: Sequence[OutputPart]) -> Sequence[OutputPart]:
         self.reasoning_tokens += self.output.reasoning
         self.called = self.called or any(part.call for part in found)
         return found
 
-    def _finish(self, reason: FinishReason) -> Sequence[Part]:
+    def _finish(self, reason: FinishReason) -> Sequence[OutputPart]:
         """What the output held back. Text that it held may be a stop string, too."""
         found = self.output.finish()
         self.called = self.called or any(part.call for part in found)
@@ -117,10 +117,10 @@ class _Piece:
     calls: list[ToolCall] = field(default_factory=list)
     rank: int = 0
 
-    def takes(self, found: Sequence[Part]) -> bool:
+    def takes(self, found: Sequence[OutputPart]) -> bool:
         return all(_ORDER.index(part.kind) >= self.rank for part in found)
 
-    def add(self, token: TokenLogprob, found: Sequence[Part]) -> None:
+    def add(self, token: TokenLogprob, found: Sequence[OutputPart]) -> None:
         self.tokens.append(token)
         for part in found:
             self.rank = max(self.rank, _ORDER.index(part.kind))
@@ -140,10 +140,12 @@ def warm_up_tokenizer(tokenizer: PromptTokenizer) -> None:
     tokenizer.token_bytes(tokenizer.encode("a")[0])
 
 
-async def begin_answer(request: ActiveRequest, engine: PrefillEngine | DecodeEngine, body: GenerateBody) -> Answer:
+async def begin_answer(
+    request: ActiveRequest, engine: PrefillEngine | DecodeEngine, body: GenerateBody
+) -> GrowingAnswer:
     """The answer to a request, with the tokens that another host has sent; sets the request's constraint and
     hold_prompt. Long work is done on a worker thread."""
-    answer = Answer(output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer))
+    answer = GrowingAnswer(output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer))
     request.hold_prompt = body.hold_prompt
     if request.sampling.logprobs is not None:
         answer.name = engine.tokenizer.token_bytes

@@ -12,7 +12,7 @@ from disagg.engines.base import DecodeTiming, Token
 from disagg.errors import DeadlineExceeded
 
 
-class Step(NamedTuple):
+class StepTokens(NamedTuple):
     """The tokens of one decode step, the request's timing, and time.monotonic() when the engine had them."""
 
     tokens: Sequence[Token]
@@ -28,10 +28,10 @@ class Handover:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[tuple[TokenFeed, Step | Exception]] = deque()
+        self._queue: deque[tuple[TokenFeed, StepTokens | Exception]] = deque()
         self._waking = False
 
-    def put(self, feed: TokenFeed, item: Step | Exception) -> None:
+    def put(self, feed: TokenFeed, item: StepTokens | Exception) -> None:
         """Queue an item for `feed`, which receives it at the next flush."""
         self._queue.append((feed, item))
 
@@ -56,7 +56,7 @@ class TokenFeed:
 
     def __init__(self, handover: Handover, deadline: float) -> None:
         self._handover = handover
-        self._steps: list[Step] = []
+        self._steps: list[StepTokens] = []
         self._error: Exception | None = None
         self._received = asyncio.Event()
         late = DeadlineExceeded("the answer was not complete by the request's deadline", "raise the timeout")
@@ -64,7 +64,7 @@ class TokenFeed:
 
     def on_tokens(self, tokens: Sequence[Token], timing: DecodeTiming) -> None:
         """See Listener. The event loop receives the tokens at the next flush."""
-        self._handover.put(self, Step(tokens, timing, time.monotonic()))
+        self._handover.put(self, StepTokens(tokens, timing, time.monotonic()))
 
     def on_error(self, error: Exception) -> None:
         """See Listener. The event loop receives the error at once."""
@@ -75,7 +75,7 @@ class TokenFeed:
         """Flush the handover, for an engine that does not do so after each step."""
         self._handover.flush()
 
-    def receive(self, item: Step | Exception) -> None:
+    def receive(self, item: StepTokens | Exception) -> None:
         """On the event loop. Nothing is received after an error: a slow reader must not outlast the deadline."""
         if self._error is not None:
             return
@@ -85,7 +85,7 @@ class TokenFeed:
             self._steps.append(item)
         self._received.set()
 
-    async def steps(self) -> Sequence[Step]:
+    async def steps(self) -> Sequence[StepTokens]:
         """All steps since the last call, at least one. Raises the engine's error after the steps before it."""
         while not self._steps:
             if self._error is not None:

@@ -30,7 +30,7 @@ from disagg.errors import DisaggError, ServerUnavailable
 from disagg.servers.admission import Admission, retry_after
 from disagg.servers.caller import Caller
 from disagg.servers.health.engine import EngineHealth
-from disagg.servers.health.progress import Progress
+from disagg.servers.health.progress import EngineProgress
 from disagg.token import RELEASE_VARIABLE
 from disagg.version import VERSION, code_hash
 
@@ -52,7 +52,7 @@ class ReportingHost(ABC, Generic[Engine]):
         self.host = host
         self.state: Literal["loading", "ok", "draining"] = "loading"
         self.boot_id = secrets.token_hex(8)
-        self.progress = Progress()
+        self.progress = EngineProgress()
         self.stalled = False  # set by the monitor
         self.active: dict[str, Caller] = {}  # of every request from its arrival to its end, by the request's key
         self._started = time.monotonic()

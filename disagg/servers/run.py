@@ -18,7 +18,7 @@ from disagg.config import Fleet, Host, Model
 from disagg.engines.base import DecodeEngine, PrefillEngine
 from disagg.errors import ConfigError
 from disagg.http.accept import ListenHints, listen
-from disagg.http.connections import Bounds
+from disagg.http.connections import ConnectionBounds
 from disagg.http.server import BoundedServer
 from disagg.servers.health.monitor import Monitor, Problems
 from disagg.servers.health.watchdog import Watchdog, promise
@@ -30,7 +30,7 @@ from disagg.token import fleet_token
 DRAIN_S = 20  # for running requests to finish
 LAST_BYTES_S = 2  # for their last bytes to leave
 CLOSE_S = 5  # for the engine to end; together less than the 30 s that service managers wait
-BOUNDS = Bounds()
+BOUNDS = ConnectionBounds()
 SWITCH_S = 0.0005  # else an engine's Python code delays the event loop and the KV threads by 5 ms at a time
 
 
@@ -142,7 +142,7 @@ class _Server(BoundedServer):
     Until they have, the server still answers: 503 to new requests, "draining" to health. A second signal ends at once.
     """
 
-    def __init__(self, service: AnyService, app: ASGIApp, bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, service: AnyService, app: ASGIApp, bounds: ConnectionBounds = BOUNDS) -> None:
         super().__init__(app, bounds, LAST_BYTES_S)
         self._service = service
         self._draining: asyncio.Task[None] | None = None

@@ -43,7 +43,7 @@ Body = TypeVar("Body", bound=PromptBody)
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint(Generic[Body]):
+class ServiceCall(Generic[Body]):
     """POST `path` with a body of type `body`; `events(body, request_id)` is the answer, and raises every refusal."""
 
     path: str
@@ -78,7 +78,7 @@ class Service(ReportingHost[Engine]):
         """Stop the engine and close everything that `load` opened."""
 
     @abstractmethod
-    def endpoints(self) -> Sequence[Endpoint[Any]]:
+    def endpoints(self) -> Sequence[ServiceCall[Any]]:
         """The endpoints of this role."""
 
     @asynccontextmanager

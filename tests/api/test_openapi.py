@@ -14,7 +14,7 @@ from disagg.api import openapi
 from disagg.api.base import Contract
 from disagg.api.calls import calls, server_document
 from disagg.api.names import Role
-from disagg.api.openapi import Answer, Route
+from disagg.api.openapi import AnswerSpec, Operation
 from disagg.errors import Overloaded, RequestError, UnknownModel
 from tests.api.test_http_api import PAGE
 
@@ -40,8 +40,8 @@ def references(value: Any) -> Iterator[str]:
 
 
 def test_a_route_becomes_an_operation_with_its_parameters_body_and_answers() -> None:
-    answers = {200: Answer("Done.", (Wish,)), **openapi.failures((RequestError, Overloaded, UnknownModel), Wish)}
-    route = Route("POST", "/wishes/{name}", "Wish.", answers, Wish, query={"limit": int})
+    answers = {200: AnswerSpec("Done.", (Wish,)), **openapi.failures((RequestError, Overloaded, UnknownModel), Wish)}
+    route = Operation("POST", "/wishes/{name}", "Wish.", answers, Wish, query={"limit": int})
     document = openapi.document("wishes", "1", "a key", [route])
     operation = document["paths"]["/wishes/{name}"]["post"]
     reference = {"$ref": "#/components/schemas/Wish"}
@@ -58,7 +58,9 @@ def test_a_route_becomes_an_operation_with_its_parameters_body_and_answers() -> 
 
 
 def test_only_a_public_route_can_be_called_without_the_token() -> None:
-    routes = [Route("GET", f"/{name}", name, {200: Answer("")}, public=name == "open") for name in ("open", "closed")]
+    routes = [
+        Operation("GET", f"/{name}", name, {200: AnswerSpec("")}, public=name == "open") for name in ("open", "closed")
+    ]
     document = openapi.document("routes", "1", "a key", routes)
     assert document["security"] == [{"token": []}]
     assert document["paths"]["/open"]["get"]["security"] == [{}, {"token": []}]
@@ -66,8 +68,8 @@ def test_only_a_public_route_can_be_called_without_the_token() -> None:
 
 
 def test_the_events_of_a_stream_are_stated_by_name_and_by_the_type_of_their_data() -> None:
-    stream = Answer("Events.", media=openapi.EVENTS, events={"wish": Wish, "": Wish})
-    document = openapi.document("wishes", "1", "a key", [Route("GET", "/wishes", "Wishes.", {200: stream})])
+    stream = AnswerSpec("Events.", media=openapi.EVENTS, events={"wish": Wish, "": Wish})
+    document = openapi.document("wishes", "1", "a key", [Operation("GET", "/wishes", "Wishes.", {200: stream})])
     content = document["paths"]["/wishes"]["get"]["responses"]["200"]["content"]["text/event-stream"]
     named, nameless = content["itemSchema"]["oneOf"]
     assert named["properties"]["event"] == {"const": "wish"} and nameless["properties"]["event"] is False

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from disagg.bench.energy import Power
-from disagg.bench.plan import Load, Plan, Point
+from disagg.bench.plan import ArrivalPattern, BenchPlan, Point
 from disagg.bench.records import MODES, Mode, Record, TurnResult
 from disagg.bench.result import BenchHost, BenchResult, gather, judge
 from disagg.inference.metrics import Metrics, TTFTParts
@@ -54,11 +54,11 @@ def failed(kind: str = "ServerUnavailable", message: str = "gone", index: int = 
 def point(
     prompt: int | None = 100, output: int | None = 5, concurrency: int | None = 1, rate: float | None = None
 ) -> Point:
-    return Point(prompt, output, Load(concurrency, rate))
+    return Point(prompt, output, ArrivalPattern(concurrency, rate))
 
 
-def plan(points: tuple[Point, ...], modes: tuple[Mode, ...] = MODES, requests: int = 6, **changed: Any) -> Plan:
-    return Plan(points, modes, requests, **{"rounds": 4, **changed})
+def plan(points: tuple[Point, ...], modes: tuple[Mode, ...] = MODES, requests: int = 6, **changed: Any) -> BenchPlan:
+    return BenchPlan(points, modes, requests, **{"rounds": 4, **changed})
 
 
 def result(

@@ -15,9 +15,9 @@ import pytest
 from disagg.bench import energy
 from disagg.bench.benchmark import BenchSpec, benchmark, prepare, read_servers
 from disagg.bench.load import RunMonitor
-from disagg.bench.plan import Load
+from disagg.bench.plan import ArrivalPattern
 from disagg.bench.records import MODES
-from disagg.bench.workloads import RandomTokens, Trace
+from disagg.bench.workloads import LengthTrace, RandomTokens
 from disagg.config import Fleet, load
 from disagg.errors import ServerUnavailable, UsageError
 from disagg.token import TOKEN_FILE_VARIABLE
@@ -64,7 +64,7 @@ def test_a_sweep_is_every_combination(fleet: Fleet) -> None:
     spec = BenchSpec("tiny", prompt_tokens=(10, 20), output_tokens=(1, 2), rates=(0.5, 2.0))
     plan, _, _ = prepare(fleet, spec, 640)
     assert len(set(plan.points)) == len(plan.points) == 8
-    assert {p.load for p in plan.points} == {Load(rate=0.5), Load(rate=2.0)}
+    assert {p.load for p in plan.points} == {ArrivalPattern(rate=0.5), ArrivalPattern(rate=2.0)}
 
 
 def test_without_a_prefill_host_only_the_decode_host_is_measured(decode_only: Fleet) -> None:
@@ -82,7 +82,7 @@ def test_enough_requests_are_made_to_reach_the_concurrency(fleet: Fleet) -> None
 def test_a_trace_runs_at_its_own_times_and_tells_what_does_not_fit(fleet: Fleet, tmp_path: Path) -> None:
     spec = BenchSpec("tiny", kind="mooncake", file=trace_file(tmp_path, 600, 5000, 300))
     plan, workload, left_out = prepare(fleet, spec, 640)
-    assert isinstance(workload, Trace) and [row.input_length for row in workload.rows] == [600, 300]
+    assert isinstance(workload, LengthTrace) and [row.input_length for row in workload.rows] == [600, 300]
     assert (plan.requests, left_out, plan.points) == (2, 1, (point(None, None, concurrency=None),))
 
 

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from disagg.bench.plan import Load, Speed, arrival_times, expected_seconds, turns
+from disagg.bench.plan import ArrivalPattern, RequestSpeed, arrival_times, expected_seconds, turns
 from disagg.bench.records import MODES
 from tests.bench.bench_parts import plan, point
 
@@ -48,13 +48,13 @@ def test_every_mode_runs_the_same_requests_at_every_point() -> None:
 
 def test_arrivals_are_the_same_for_a_seed_and_differ_between_seeds() -> None:
     made = plan((), requests=50, seed=1)
-    load = Load(rate=2.0)
+    load = ArrivalPattern(rate=2.0)
     assert arrival_times(made, load) == arrival_times(plan((), requests=50, seed=1), load)
     assert arrival_times(made, load) != arrival_times(plan((), requests=50, seed=2), load)
 
 
 def test_the_mean_rate_is_exactly_the_stated_one() -> None:
-    times = arrival_times(plan((), requests=40), Load(rate=8.0))
+    times = arrival_times(plan((), requests=40), ArrivalPattern(rate=8.0))
     assert times == sorted(times) and times[-1] == pytest.approx(5.0)
 
 
@@ -62,7 +62,7 @@ def test_the_mean_rate_is_exactly_the_stated_one() -> None:
 def test_burstiness_is_the_shape_of_gamma_gaps(burstiness: float, expected: float) -> None:
     """The coefficient of variation of gamma gaps is 1 / sqrt(shape): 1 is Poisson."""
     assert expected == 1 / math.sqrt(burstiness)
-    times = arrival_times(plan((), requests=20_000, burstiness=burstiness), Load(rate=10.0))
+    times = arrival_times(plan((), requests=20_000, burstiness=burstiness), ArrivalPattern(rate=10.0))
     gaps = [after - before for before, after in itertools.pairwise([0.0, *times])]
     assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(expected, rel=0.06)
 
@@ -83,7 +83,7 @@ def test_a_traces_own_times_begin_with_its_first_request() -> None:
 
 
 def test_the_expected_time_scales_with_prompts_answers_and_turns() -> None:
-    speeds = {mode: Speed(ttft_s=1.0, prompt_tokens=100, per_token_s=0.5, output_tokens=5) for mode in MODES}
+    speeds = {mode: RequestSpeed(ttft_s=1.0, prompt_tokens=100, per_token_s=0.5, output_tokens=5) for mode in MODES}
     one = plan((point(100, 5),), requests=4, warmup=0)
     assert expected_seconds(one, speeds) == pytest.approx(3 * 4 * 3.0)
     longer = plan((point(300, 5),), requests=4, warmup=1)
@@ -95,6 +95,6 @@ def test_the_expected_time_scales_with_prompts_answers_and_turns() -> None:
 
 
 def test_a_rate_takes_as_long_as_its_arrivals_and_the_last_answer() -> None:
-    speeds = {mode: Speed(1.0, 100, 0.5, 5) for mode in MODES}
+    speeds = {mode: RequestSpeed(1.0, 100, 0.5, 5) for mode in MODES}
     made = plan((point(100, 5, concurrency=None, rate=2.0),), requests=10, rounds=1, warmup=0)
     assert expected_seconds(made, speeds) == pytest.approx(3 * (10 / 2.0 + 3.0))

@@ -10,7 +10,7 @@ import pytest
 
 from disagg.bench.energy import Power
 from disagg.bench.records import TurnResult
-from disagg.bench.report.charts import Bar, Dot, Line, Mark, axis, bar_chart, line_chart
+from disagg.bench.report.charts import Bar, ChartLine, Dot, Mark, axis, bar_chart, line_chart
 from disagg.bench.report.page import page
 from disagg.bench.report.units import ms
 from disagg.bench.result import BenchResult, gather, judge
@@ -144,7 +144,9 @@ def test_one_length_one_mode_and_one_token_are_enough_for_a_page() -> None:
 def test_dots_lie_where_the_axes_say() -> None:
     x = axis("x", [100, 400], str, "lengths")
     y = axis("y", [10.0, 1000.0], str, "log")
-    svg = line_chart([Line("disaggregated", [Dot(100, 10.0, "a"), Dot(400, 1000.0, "b")])], x, y, [Mark(200, "half")])
+    svg = line_chart(
+        [ChartLine("disaggregated", [Dot(100, 10.0, "a"), Dot(400, 1000.0, "b")])], x, y, [Mark(200, "half")]
+    )
     places = [(float(a), float(b)) for a, b in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)]
     mark = float(present(re.search(r'class="mark" x1="([\d.]+)"', svg))[1])
     assert places[0][0] < places[1][0] and places[0][1] > places[1][1]
@@ -154,7 +156,7 @@ def test_dots_lie_where_the_axes_say() -> None:
 def test_words_in_a_picture_are_escaped() -> None:
     bars = bar_chart([Bar("<a>", [("a", 1.0, "<tip>")], "<b>")], str)
     scale = axis("<x>", [1.0, 2.0], str, "log")
-    lines = line_chart([Line("a", [Dot(1, 1, "<tip>", label="<c>")])], scale, scale, [Mark(1, "<m>")])
+    lines = line_chart([ChartLine("a", [Dot(1, 1, "<tip>", label="<c>")])], scale, scale, [Mark(1, "<m>")])
     for picture in (bars, lines):
         assert not re.search(r"<(a|b|c|x|m|tip)>", picture)
         parsed(picture)
@@ -219,7 +221,7 @@ def test_a_table_has_no_empty_column() -> None:
 def test_labels_beside_dots_do_not_overlap() -> None:
     across, up = axis("x", [0.0, 400.0], str, "linear"), axis("y", [10.0, 1000.0], str, "log")
     crowd = [Dot(200.0 + n, 100.0 + n, "tip", label="131,072") for n in range(6)]
-    svg = line_chart([Line("disaggregated", crowd)], across, up)
+    svg = line_chart([ChartLine("disaggregated", crowd)], across, up)
     found = re.findall(r'class="beside" x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)"', svg)
     lefts = [(float(x) - (40.0 if anchor == "end" else 0.0), float(y)) for x, y, anchor in found]
     assert 1 <= len(lefts) < 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disagg.bench.datasets import TextItem, TraceRow
-from disagg.bench.workloads import Item, RandomTokens, Texts, Trace
+from disagg.bench.workloads import LengthTrace, RandomTokens, Texts, WorkloadItem
 from tests.bench.bench_parts import point
 
 ROWS = [TraceRow(0, 700, 10, (1, 2)), TraceRow(500, 1100, 20, (1, 2, 3)), TraceRow(900, 512, 5, (9,))]
@@ -36,34 +36,34 @@ def test_no_two_requests_share_a_prefix_not_even_those_of_two_modes() -> None:
 
 
 def test_every_request_ignores_the_end_of_sequence_and_has_its_exact_length() -> None:
-    assert Item(9, tokens=(1, 2)).request() == {"tokens": (1, 2), "max_tokens": 9, "ignore_eos": True}
-    assert Item(9, text="hello").request() == {"prompt": "hello", "max_tokens": 9, "ignore_eos": True}
+    assert WorkloadItem(9, tokens=(1, 2)).request() == {"tokens": (1, 2), "max_tokens": 9, "ignore_eos": True}
+    assert WorkloadItem(9, text="hello").request() == {"prompt": "hello", "max_tokens": 9, "ignore_eos": True}
 
 
 def test_texts_go_round_and_may_state_their_own_answer_length() -> None:
     workload = Texts([TextItem("a"), TextItem("b", 3)], "prompts")
     assert [workload.item(point(None, 8), "disaggregated", index) for index in range(3)] == [
-        Item(8, text="a"),
-        Item(3, text="b"),
-        Item(8, text="a"),
+        WorkloadItem(8, text="a"),
+        WorkloadItem(3, text="b"),
+        WorkloadItem(8, text="a"),
     ]
 
 
 def test_a_trace_has_the_lengths_and_times_of_its_rows() -> None:
-    trace = Trace(ROWS, 640, "trace")
+    trace = LengthTrace(ROWS, 640, "trace")
     items = [trace.item(point(None, None), "disaggregated", index) for index in range(3)]
     assert [(len(item.tokens or ()), item.output_tokens) for item in items] == [(700, 10), (1100, 20), (512, 5)]
     assert trace.times == (0.0, 0.5, 0.9)
 
 
 def test_equal_hash_ids_are_equal_blocks_of_512_tokens_and_others_differ() -> None:
-    trace = Trace(ROWS, 640, "trace")
+    trace = LengthTrace(ROWS, 640, "trace")
     first, second, third = (trace.item(point(None, None), "disaggregated", index).tokens or () for index in range(3))
     assert first == second[:700] and first[:512] != first[512:] + second[700:1024]
     assert third != first[:512]
 
 
 def test_a_traces_blocks_of_one_mode_warm_no_cache_for_another() -> None:
-    trace = Trace(ROWS, 640, "trace")
+    trace = LengthTrace(ROWS, 640, "trace")
     one, other = (trace.item(point(None, None), mode, 0).tokens for mode in ("disaggregated", "decode-alone"))
     assert one != other

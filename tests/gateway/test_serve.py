@@ -17,7 +17,7 @@ from disagg.gateway import serve
 from disagg.gateway.watch import GatewayWatch
 from disagg.http import protocol
 from disagg.http.accept import listen
-from disagg.http.connections import Bounds
+from disagg.http.connections import ConnectionBounds
 from disagg.http.server import BoundedServer
 from disagg.inference.client import AsyncClient
 from tests.gateway import fake_client
@@ -36,7 +36,7 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    client: FakeClient, bounds: Bounds = serve.BOUNDS, keys: Path = fake_client.NO_KEYS
+    client: FakeClient, bounds: ConnectionBounds = serve.BOUNDS, keys: Path = fake_client.NO_KEYS
 ) -> AsyncIterator[Running]:
     listener = listen("127.0.0.1", 0, serve.HINTS)
     watch = GatewayWatch(cast(AsyncClient, client))
@@ -62,7 +62,7 @@ async def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.
 
 
 async def test_idle_connections_make_room_for_new_ones() -> None:
-    crowd = Bounds(connections=6, unproven=4, unproven_per_address=4)
+    crowd = ConnectionBounds(connections=6, unproven=4, unproven_per_address=4)
     async with running(FakeClient("one "), crowd) as gateway, httpx.AsyncClient(trust_env=False) as http:
         idle = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(12)]
         answer = await http.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
@@ -74,7 +74,7 @@ async def test_idle_connections_make_room_for_new_ones() -> None:
 
 
 async def test_a_caller_without_a_place_is_told_so_and_health_is_still_answered() -> None:
-    full = Bounds(connections=1)
+    full = ConnectionBounds(connections=1)
     async with (
         running(FakeClient("one ", 60.0), full) as gateway,
         httpx.AsyncClient(trust_env=False) as http,

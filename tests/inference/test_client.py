@@ -25,7 +25,7 @@ from disagg.errors import (
 from disagg.inference.attempts.waiting import Waiting
 from disagg.inference.client import AsyncClient, Client
 from disagg.inference.hosts.route import Alone
-from disagg.inference.http.connection import Connection
+from disagg.inference.http.connection import HostConnection
 from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet, free_ports, wait_until
@@ -64,14 +64,14 @@ def test_the_decode_host_computes_exactly_one_prompt_token_after_a_hand_off(tiny
 
 
 async def test_no_kv_byte_passes_through_the_client(tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    received, plain = 0, Connection.data_received
+    received, plain = 0, HostConnection.data_received
 
-    def count(connection: Connection, data: bytes) -> None:
+    def count(connection: HostConnection, data: bytes) -> None:
         nonlocal received
         received += len(data)
         plain(connection, data)
 
-    monkeypatch.setattr(Connection, "data_received", count)
+    monkeypatch.setattr(HostConnection, "data_received", count)
     async with AsyncClient(tiny_fleet.fleet, token=TOKEN) as client:
         answer = await client.generate("tiny", tokens=list(range(9, 609)), max_tokens=2)
     assert answer.metrics.kv_bytes > 900_000
@@ -226,13 +226,13 @@ async def test_an_answer_passes_through_at_most_four_generators(tiny_fleet: Runn
 def test_connecting_early_leaves_the_caller_little_to_do(
     tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, plain = [], Connection.connection_made
+    opened, plain = [], HostConnection.connection_made
 
-    def note(connection: Connection, transport: asyncio.BaseTransport) -> None:
+    def note(connection: HostConnection, transport: asyncio.BaseTransport) -> None:
         opened.append(connection)
         plain(connection, transport)
 
-    monkeypatch.setattr(Connection, "connection_made", note)
+    monkeypatch.setattr(HostConnection, "connection_made", note)
     with tiny_fleet.client() as client:
         client.connect("tiny")
         assert len(opened) == 2

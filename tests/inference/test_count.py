@@ -10,7 +10,7 @@ from disagg.api.requests import GenerateBody
 from disagg.api.status import CountAnswer, Load
 from disagg.config import Host
 from disagg.errors import DisaggError, Overloaded, RequestError, ServerSilent
-from disagg.inference.attempts.execute import Driver, Request
+from disagg.inference.attempts.execute import Driver, GenerationRequest
 from disagg.inference.count import count
 from disagg.inference.hosts.route import Candidates
 from disagg.inference.http import calls
@@ -53,7 +53,7 @@ async def test_hosts_are_asked_in_turn_until_one_answers(
     driver = Driver(Connections("a-token"))
     for name, load in loads.items():
         driver.view.answered(name, load)
-    request = Request(Candidates("m", (D1, D2), (P1,), None), GenerateBody(model="m", prompt="x"), 0.0)
+    request = GenerationRequest(Candidates("m", (D1, D2), (P1,), None), GenerateBody(model="m", prompt="x"), 0.0)
     if isinstance(result, int):
         assert await count(driver, request) == result
     else:

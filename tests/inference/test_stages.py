@@ -83,7 +83,7 @@ async def test_the_phases_of_progress_events_are_passed_on() -> None:
     done = b'event: error\ndata: {"code": "ModelError", "message": "x", "hint": ""}\n\n'
 
     async with answering(events + done) as (http, host, _):
-        call = calls.Call(host, "/generate", ProgressEvent(phase="", beats=0), "r", reported=reported.append)
+        call = calls.EventCall(host, "/generate", ProgressEvent(phase="", beats=0), "r", reported=reported.append)
         with pytest.raises(ModelError):
             async with calls.events(http, call) as stream:
                 async for _ in stream:

@@ -142,7 +142,9 @@ def fuzz_one(data: bytes) -> None:
     else:
         digest = frames.new_digest()
         digest.update(rest)
-        host.receive(header + rest + frames.encode_end(frames.Totals(_count(rest), _payload(rest), digest.digest())))
+        host.receive(
+            header + rest + frames.encode_end(frames.TransferTotals(_count(rest), _payload(rest), digest.digest()))
+        )
     host.require_sound()
 
 

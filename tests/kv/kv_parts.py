@@ -147,7 +147,7 @@ def stream(header: frames.Header, parts: Parts) -> bytes:
     body = b"".join(frames.encode_frame(frame) + payload for frame, payload in parts)
     digest = frames.new_digest()
     digest.update(body)
-    totals = frames.Totals(len(parts), sum(len(payload) for _, payload in parts), digest.digest())
+    totals = frames.TransferTotals(len(parts), sum(len(payload) for _, payload in parts), digest.digest())
     return frames.encode_header(header) + body + frames.encode_end(totals)
 
 

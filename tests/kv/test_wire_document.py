@@ -54,7 +54,7 @@ def sender_pieces() -> tuple[list[Piece], list[Piece]]:
         digest.update(head)
         for view in views:
             digest.update(view)
-    end = frames.encode_end(frames.Totals(2, 24, digest.digest()))
+    end = frames.encode_end(frames.TransferTotals(2, 24, digest.digest()))
     for what, first, last in (
         ("kind 4 (end), layer 0", 0, 4),
         ("tensor, from, to: 0", 4, 16),

@@ -12,23 +12,23 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import ModelError
-from disagg.servers.answer import Answer
-from disagg.servers.feed import Step
-from disagg.servers.output.part import Part, Plain
+from disagg.servers.answer import GrowingAnswer
+from disagg.servers.feed import StepTokens
+from disagg.servers.output.part import OutputPart, Plain
 
 
-def steps(letters: str, finish: FinishReason | None = None) -> Sequence[Step]:
+def steps(letters: str, finish: FinishReason | None = None) -> Sequence[StepTokens]:
     """One step per letter, at 1.0, 2.0, ...; `finish` on the last."""
     ends = [None] * (len(letters) - 1) + [finish]
     tokens = [Token(ord(letter), -0.5, finish=end) for letter, end in zip(letters, ends, strict=True)]
-    return [Step((token,), DecodeTiming(), float(at)) for at, token in enumerate(tokens, 1)]
+    return [StepTokens((token,), DecodeTiming(), float(at)) for at, token in enumerate(tokens, 1)]
 
 
-def answer(*stop: str) -> Answer:
-    return Answer(Plain(ByteTokenizer(256).stream(stop)))
+def answer(*stop: str) -> GrowingAnswer:
+    return GrowingAnswer(Plain(ByteTokenizer(256).stream(stop)))
 
 
-def added(one: Answer, steps: Sequence[Step]) -> TokensEvent:
+def added(one: GrowingAnswer, steps: Sequence[StepTokens]) -> TokensEvent:
     """The one event of these steps."""
     (event,) = one.add(steps)
     return event
@@ -64,7 +64,7 @@ def test_the_end_of_an_answer_releases_text_that_was_held() -> None:
 def test_a_token_of_probability_0_reaches_the_caller_as_a_number() -> None:
     one = answer()
     never = Token(ord("a"), float("-inf"), top=((ord("b"), float("-inf")), (ord("c"), -0.5)))
-    event = added(one, [Step((never,), DecodeTiming(), 1.0)])
+    event = added(one, [StepTokens((never,), DecodeTiming(), 1.0)])
     assert TokensEvent.from_bytes(event.to_bytes()) == event
     assert event.tokens == (TokenLogprob(ord("a"), -9999.0, ((ord("b"), -9999.0), (ord("c"), -0.5))),)
 
@@ -72,10 +72,10 @@ def test_a_token_of_probability_0_reaches_the_caller_as_a_number() -> None:
 @pytest.mark.parametrize("token", [Token(1, float("nan")), Token(1, -0.5, top=((1, -0.5), (2, float("nan"))))])
 def test_a_nan_probability_ends_the_request_with_an_error(token: Token) -> None:
     with pytest.raises(ModelError, match="NaN probability"):
-        answer().add([Step((token,), DecodeTiming(), 1.0)])
+        answer().add([StepTokens((token,), DecodeTiming(), 1.0)])
 
 
-def resumed(given: str, sampling: Sampling | None = None, eos_ids: Collection[int] = ()) -> Answer:
+def resumed(given: str, sampling: Sampling | None = None, eos_ids: Collection[int] = ()) -> GrowingAnswer:
     sampling = sampling or Sampling()
     one = answer(*sampling.stop)
     one.resume([ord(letter) for letter in given], sampling, eos_ids)
@@ -99,7 +99,7 @@ def test_text_that_was_held_when_a_host_failed_is_sent_by_the_next_one() -> None
 def test_half_a_character_that_was_given_is_completed_by_the_next_token() -> None:
     one = answer()
     one.resume(list("é".encode()[:1]), Sampling(), ())
-    assert added(one, [Step((Token("é".encode()[1], -0.5),), DecodeTiming(), 1.0)]).text == "é"
+    assert added(one, [StepTokens((Token("é".encode()[1], -0.5),), DecodeTiming(), 1.0)]).text == "é"
 
 
 @pytest.mark.parametrize(
@@ -126,19 +126,19 @@ class Letters:
     reasoning = False
     stopped = ""
 
-    def push(self, token: int) -> Sequence[Part]:
+    def push(self, token: int) -> Sequence[OutputPart]:
         letter = chr(token)
         self.reasoning = letter.isupper()
         if letter.isdigit():
-            return [Part("call", call=ToolCall(letter))]
-        return [Part("reasoning" if self.reasoning else "text", letter)]
+            return [OutputPart("call", call=ToolCall(letter))]
+        return [OutputPart("reasoning" if self.reasoning else "text", letter)]
 
-    def finish(self) -> Sequence[Part]:
+    def finish(self) -> Sequence[OutputPart]:
         return ()
 
 
 def test_the_parts_of_steps_are_one_event_unless_that_would_change_their_order() -> None:
-    one = Answer(Letters())
+    one = GrowingAnswer(Letters())
     events = one.add(steps("ABab1cA", "stop"))
     assert [(event.reasoning, event.text, [call.name for call in event.tool_calls]) for event in events] == [
         ("AB", "ab", ["1"]),
@@ -151,7 +151,7 @@ def test_the_parts_of_steps_are_one_event_unless_that_would_change_their_order()
 
 @pytest.mark.parametrize(("letters", "finish", "reason"), [("a1", "stop", "tool_calls"), ("a1", "length", "length")])
 def test_an_answer_that_ends_after_a_call_says_so(letters: str, finish: FinishReason, reason: str) -> None:
-    one, resumed = Answer(Letters()), Answer(Letters())
+    one, resumed = GrowingAnswer(Letters()), GrowingAnswer(Letters())
     one.add(steps(letters, finish))
     resumed.resume([ord(letter) for letter in letters], Sampling(), ())
     resumed.add(steps("b", finish))

@@ -13,8 +13,8 @@ from disagg.api.events import FinishReason
 from disagg.engines.base import DecodeTiming, Token
 from disagg.engines.simulated.model import ByteTokenizer
 from disagg.errors import DeadlineExceeded, ModelError
-from disagg.servers.answer import Answer
-from disagg.servers.feed import Handover, Step, TokenFeed
+from disagg.servers.answer import GrowingAnswer
+from disagg.servers.feed import Handover, StepTokens, TokenFeed
 from disagg.servers.output.part import Plain
 
 TIMING = DecodeTiming()
@@ -32,9 +32,9 @@ def on_a_thread(work: Callable[[], None]) -> None:
     thread.join()
 
 
-async def all_steps(feed: TokenFeed) -> list[Sequence[Step]]:
+async def all_steps(feed: TokenFeed) -> list[Sequence[StepTokens]]:
     """What each call of `steps` returned, up to the last token."""
-    received: list[Sequence[Step]] = []
+    received: list[Sequence[StepTokens]] = []
     while not received or not received[-1][-1].tokens[-1].finish:
         received.append(await feed.steps())
     feed.close()
@@ -45,7 +45,7 @@ def new_feed(handover: Handover, seconds: float = PATIENCE_S) -> TokenFeed:
     return TokenFeed(handover, time.monotonic() + seconds)
 
 
-def text(steps: Sequence[Step]) -> str:
+def text(steps: Sequence[StepTokens]) -> str:
     return "".join(chr(token.id) for step in steps for token in step.tokens)
 
 
@@ -75,7 +75,7 @@ async def test_a_step_wakes_the_event_loop_once_for_all_its_requests(wakes: list
 
 async def test_steps_that_arrive_while_the_loop_is_busy_become_one_event(wakes: list[None]) -> None:
     handover = Handover()
-    feed, answer = new_feed(handover), Answer(Plain(ByteTokenizer(256).stream()))
+    feed, answer = new_feed(handover), GrowingAnswer(Plain(ByteTokenizer(256).stream()))
 
     def steps() -> None:
         for letter in "abcd":

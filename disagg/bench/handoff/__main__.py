@@ -20,7 +20,7 @@ from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
     from disagg.bench.handoff.channel import MessageChannel
-    from disagg.bench.handoff.transport import KVShape
+    from disagg.bench.handoff.transport import RandomKV
 
 T = TypeVar("T")
 
@@ -81,11 +81,11 @@ def _reporting(channel: MessageChannel, run: Callable[[], T]) -> T:
         raise
 
 
-def _shape(spec: HandoffSpec) -> KVShape:
-    from disagg.bench.handoff.transport import KVShape
+def _shape(spec: HandoffSpec) -> RandomKV:
+    from disagg.bench.handoff.transport import RandomKV
     from disagg.engines.simulated.model import layout_of
 
-    return KVShape(layout_of(spec.windows, spec.kv_heads, spec.head_dim, spec.dtype), spec.tokens)
+    return RandomKV(layout_of(spec.windows, spec.kv_heads, spec.head_dim, spec.dtype), spec.tokens)
 
 
 def _print(body: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from disagg.bench.handoff.connect import accept_with_key, address_family, connect_with_key
-from disagg.bench.handoff.transport import STEP_TIMEOUT_S, KVShape, Offer
+from disagg.bench.handoff.transport import STEP_TIMEOUT_S, RandomKV, ReceiverOffer
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.kv.received import Placement
 
@@ -21,11 +21,11 @@ _CALL_BYTES = 1 << 20
 class BareSender:
     """See transport.Sender."""
 
-    def __init__(self, shape: KVShape, source: SyntheticKV) -> None:
+    def __init__(self, shape: RandomKV, source: SyntheticKV) -> None:
         self._tensors = source.flat()
         self._socket: socket.socket | None = None
 
-    def prepare(self, offer: Offer) -> None:
+    def prepare(self, offer: ReceiverOffer) -> None:
         if self._socket is None:
             self._socket = connect_with_key(offer.host, offer.port, offer.key)
 
@@ -42,7 +42,7 @@ class BareSender:
 class BareReceiver:
     """See transport.Receiver."""
 
-    def __init__(self, shape: KVShape, host: str) -> None:
+    def __init__(self, shape: RandomKV, host: str) -> None:
         placement = Placement.of(shape.layout, shape.tokens)
         self._data: Any = numpy.zeros(placement.nbytes, numpy.uint8)
         self._data[:] = 255  # every page is mapped before the clock starts
@@ -52,8 +52,8 @@ class BareReceiver:
         self._key = secrets.token_hex(32)
         self._socket: socket.socket | None = None
 
-    def offer(self) -> Offer:
-        return Offer(host=self._host, port=self._listener.getsockname()[1], key=self._key)
+    def offer(self) -> ReceiverOffer:
+        return ReceiverOffer(host=self._host, port=self._listener.getsockname()[1], key=self._key)
 
     def accept(self) -> None:
         if self._socket is None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, STEP_TIMEOUT_S, KVShape, Offer
+from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, STEP_TIMEOUT_S, RandomKV, ReceiverOffer
 from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.simulated import synthetic_kv
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
@@ -26,12 +26,12 @@ _REQUEST = "benchmark"
 class HandoffSender:
     """See transport.Sender."""
 
-    def __init__(self, shape: KVShape, source: SyntheticKV) -> None:
+    def __init__(self, shape: RandomKV, source: SyntheticKV) -> None:
         self._shape = shape
         self._source = source
         self._transfer: Transfer | None = None
 
-    def prepare(self, offer: Offer) -> None:
+    def prepare(self, offer: ReceiverOffer) -> None:
         header = Header(offer.ticket, _REQUEST, _FINGERPRINT, self._shape.layout, token_hash([]), self._shape.tokens)
         deadline = time.monotonic() + ROUND_TIMEOUT_S
         self._transfer = Transfer.open(offer.host, offer.port, header, deadline=deadline)
@@ -49,17 +49,17 @@ class HandoffSender:
 class HandoffReceiver:
     """See transport.Receiver."""
 
-    def __init__(self, shape: KVShape, host: str) -> None:
+    def __init__(self, shape: RandomKV, host: str) -> None:
         self._shape = shape
         # The memory of one transfer is kept for the next, as on a decode host.
         self._tickets = Tickets(Arenas(mlx_cache.allocate, keep_bytes=2 * shape.nbytes))
         self._server = KVServer(host, 0, self._tickets)
         self._outcomes: queue.Queue[KVOutcome] = queue.Queue()
 
-    def offer(self) -> Offer:
+    def offer(self) -> ReceiverOffer:
         expected = Expected(_REQUEST, self._shape.layout, _FINGERPRINT, token_hash([]), self._shape.tokens)
         slot = self._tickets.issue(expected, self._outcomes.put, deadline=time.monotonic() + ROUND_TIMEOUT_S)
-        return Offer(host=self._server.host, port=self._server.port, ticket=slot.ticket)
+        return ReceiverOffer(host=self._server.host, port=self._server.port, ticket=slot.ticket)
 
     def accept(self) -> None:
         """Nothing to do: the transfer's header carries the ticket."""

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, STEP_TIMEOUT_S, KVShape, Offer
+from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, STEP_TIMEOUT_S, RandomKV, ReceiverOffer
 from disagg.engines.simulated import synthetic_kv
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import PeerLost
@@ -32,12 +32,12 @@ _POLL_S = 0.01
 class JSONSender:
     """See transport.Sender."""
 
-    def __init__(self, shape: KVShape, source: SyntheticKV) -> None:
+    def __init__(self, shape: RandomKV, source: SyntheticKV) -> None:
         self._tensors = source.flat()
         self._client: httpx.Client | None = None
         self._url = ""
 
-    def prepare(self, offer: Offer) -> None:
+    def prepare(self, offer: ReceiverOffer) -> None:
         host = f"[{offer.host}]" if ":" in offer.host else offer.host
         self._url = f"http://{host}:{offer.port}/layer"
         key = {"Authorization": f"Bearer {offer.key}"}
@@ -60,7 +60,7 @@ class JSONSender:
 class JSONReceiver:
     """See transport.Receiver."""
 
-    def __init__(self, shape: KVShape, host: str) -> None:
+    def __init__(self, shape: RandomKV, host: str) -> None:
         self._count = 2 * len(shape.layout.layers)
         self._host = host
         self._key = secrets.token_hex(32)
@@ -77,9 +77,9 @@ class JSONReceiver:
                 raise TimeoutError(f"the HTTP server did not start within {STEP_TIMEOUT_S:g} s")
             time.sleep(_POLL_S)
 
-    def offer(self) -> Offer:
+    def offer(self) -> ReceiverOffer:
         port = self._server.servers[0].sockets[0].getsockname()[1]
-        return Offer(host=self._host, port=port, key=self._key)
+        return ReceiverOffer(host=self._host, port=port, key=self._key)
 
     def accept(self) -> None:
         self._tensors = []

@@ -18,16 +18,16 @@ from disagg.bench.handoff.bare_socket import BareReceiver, BareSender
 from disagg.bench.handoff.channel import Connected, Digest, MessageChannel, Next, Ready, Received
 from disagg.bench.handoff.handoff import HandoffReceiver, HandoffSender
 from disagg.bench.handoff.http_json import JSONReceiver, JSONSender
-from disagg.bench.handoff.transport import KVShape, Offer, Receiver, Sender
+from disagg.bench.handoff.transport import RandomKV, Receiver, ReceiverOffer, Sender
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import IntegrityError
 
-RECEIVERS: Final[Mapping[str, Callable[[KVShape, str], Receiver]]] = {
+RECEIVERS: Final[Mapping[str, Callable[[RandomKV, str], Receiver]]] = {
     "handoff": HandoffReceiver,
     "raw_socket": BareReceiver,
     "base64_json": JSONReceiver,
 }
-SENDERS: Final[Mapping[str, Callable[[KVShape, SyntheticKV], Sender]]] = {
+SENDERS: Final[Mapping[str, Callable[[RandomKV, SyntheticKV], Sender]]] = {
     "handoff": HandoffSender,
     "raw_socket": BareSender,
     "base64_json": JSONSender,
@@ -42,7 +42,7 @@ class Round(NamedTuple):
     receiver_cpu: float
 
 
-def receive(channel: MessageChannel, shape: KVShape, host: str, rounds: int) -> None:
+def receive(channel: MessageChannel, shape: RandomKV, host: str, rounds: int) -> None:
     """The decode host's part."""
     receivers = [make(shape, host) for make in RECEIVERS.values()]
     try:
@@ -67,7 +67,7 @@ def _receive_once(channel: MessageChannel, receiver: Receiver) -> None:
     channel.receive(Next)
 
 
-def send(channel: MessageChannel, shape: KVShape, device: str, rounds: int) -> HandoffFigures:
+def send(channel: MessageChannel, shape: RandomKV, device: str, rounds: int) -> HandoffFigures:
     """The prefill host's part."""
     source = SyntheticKV(shape.layout, shape.tokens, device)
     digest = _digest(source.flat())
@@ -86,7 +86,7 @@ def send(channel: MessageChannel, shape: KVShape, device: str, rounds: int) -> H
 
 
 def _send_once(channel: MessageChannel, sender: Sender, digest: str) -> Round:
-    sender.prepare(channel.receive(Offer))
+    sender.prepare(channel.receive(ReceiverOffer))
     channel.send(Connected())
     channel.receive(Ready)
     cpu, began = time.process_time(), time.perf_counter()
@@ -100,7 +100,7 @@ def _send_once(channel: MessageChannel, sender: Sender, digest: str) -> Round:
     return Round(wall, cpu, received.cpu_s)
 
 
-def _figures(device: str, shape: KVShape, measured: Mapping[str, Sequence[Round]]) -> HandoffFigures:
+def _figures(device: str, shape: RandomKV, measured: Mapping[str, Sequence[Round]]) -> HandoffFigures:
     gigabytes = shape.nbytes / 1e9
     transports = {
         name: TransportFigures(

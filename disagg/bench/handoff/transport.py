@@ -15,7 +15,7 @@ ROUND_TIMEOUT_S = 600.0  # for one round of the slowest transport over a slow li
 
 
 @dataclass(frozen=True, slots=True)
-class KVShape:
+class RandomKV:
     """The KV of `tokens` tokens of one model."""
 
     layout: Layout
@@ -26,7 +26,7 @@ class KVShape:
         return self.layout.nbytes(self.tokens)
 
 
-class Offer(Contract, frozen=True, kw_only=True):
+class ReceiverOffer(Contract, frozen=True, kw_only=True):
     """Where and with which secret the sender connects. key: of the bare socket and HTTP. ticket: of the hand-off."""
 
     host: str
@@ -38,7 +38,7 @@ class Offer(Contract, frozen=True, kw_only=True):
 class Sender(Protocol):
     """The prefill host's end."""
 
-    def prepare(self, offer: Offer) -> None:
+    def prepare(self, offer: ReceiverOffer) -> None:
         """Untimed: connect to the receiver."""
 
     def send(self) -> None:
@@ -50,7 +50,7 @@ class Sender(Protocol):
 class Receiver(Protocol):
     """The decode host's end."""
 
-    def offer(self) -> Offer:
+    def offer(self) -> ReceiverOffer:
         """Untimed: listen, and return what the sender needs to connect."""
 
     def accept(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from disagg.bench.report.charts import Axis, Bar, Dot, Line, Mark, axis, bar_chart, line_chart
+from disagg.bench.report.charts import Axis, Bar, ChartLine, Dot, Mark, axis, bar_chart, line_chart
 from disagg.bench.report.units import ms, tick
 from disagg.bench.result import BenchResult, Cell
 from disagg.bench.stats import PART_NAMES
@@ -24,7 +24,7 @@ def by_length(cells: Sequence[Cell], metric: str, series: Sequence[Series]) -> s
     lines = []
     for mode in dict.fromkeys(cell.mode for cell in cells):
         mine = sorted((cell for cell in cells if cell.mode == mode), key=lambda cell: cell.prompt_tokens or 0)
-        lines.append(Line(mode, [_length_dot(cell, metric) for cell in mine]))
+        lines.append(ChartLine(mode, [_length_dot(cell, metric) for cell in mine]))
     dots = [dot for line in lines for dot in line.dots]
     x = axis("prompt tokens", [dot.x for dot in dots], "{:,g}".format, "lengths")
     name = "TTFT" if metric == "ttft" else "E2E"
@@ -98,7 +98,7 @@ def tradeoffs(result: BenchResult) -> str:
 
 def _tradeoff(name: str, cells: Sequence[Cell], label: Callable[[Cell], str]) -> str:
     lines = [
-        Line(mode, [_tradeoff_dot(cell, label(cell)) for cell in cells if cell.mode == mode])
+        ChartLine(mode, [_tradeoff_dot(cell, label(cell)) for cell in cells if cell.mode == mode])
         for mode in dict.fromkeys(cell.mode for cell in cells)
     ]
     dots = [dot for line in lines for dot in line.dots]
@@ -122,7 +122,7 @@ def _card(title: str, note: str, legend: str, picture: str) -> str:
     return f'<section class="card"><h3>{title}</h3><p>{escape(note)}</p>{legend}{picture}</section>'
 
 
-def _mode_legend(lines: Sequence[Line]) -> str:
+def _mode_legend(lines: Sequence[ChartLine]) -> str:
     return _legend([(line.css, line.css) for line in lines])
 
 

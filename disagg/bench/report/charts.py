@@ -28,7 +28,7 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """Dots of one CSS class, joined in order."""
 
     css: str
@@ -84,7 +84,7 @@ def axis(title: str, values: Sequence[float], text: Format, scale: Literal["log"
     return Axis(title, text, low, high, ticks, log=True)
 
 
-def line_chart(lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = ()) -> str:
+def line_chart(lines: Sequence[ChartLine], x: Axis, y: Axis, marks: Sequence[Mark] = ()) -> str:
     """Lines with dots; a band from each dot up to its `high`."""
     edges = (_LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM, _TOP)
     left, right, bottom, top = edges
@@ -149,7 +149,7 @@ def _grid(x: Axis, y: Axis, edges: tuple[int, int, int, int]) -> str:
     return "".join(parts)
 
 
-def _band(line: Line, places: Sequence[tuple[float, float, Dot]], y: Axis, bottom: int, top: int) -> str:
+def _band(line: ChartLine, places: Sequence[tuple[float, float, Dot]], y: Axis, bottom: int, top: int) -> str:
     if len(places) < 2 or any(dot.high is None for *_, dot in places):
         return ""
     upper = [(px, max(float(top), y.pixel(dot.high or dot.y, bottom, top))) for px, _, dot in places]

@@ -22,14 +22,14 @@ def simulated(fleet: Fleet, model: str, prefill: str | None, decode: str | None)
     The servers are stopped at the end of the block. Raises UsageError if a host's hardware or the model's size is
     unknown.
     """
-    from disagg.cli.views.fleet.progress import Progress
+    from disagg.cli.views.fleet.progress import HostProgress
     from disagg.fleet.lifecycle.temporary.simulated import Devices, running_simulated
 
     hosts = {name: host for name, host in fleet.hosts.items() if host.model == model}
     if not hosts:
         raise UsageError(f"no host of {fleet.path.name} serves {model}", "there is nothing to simulate")
     only = replace(fleet, hosts=hosts, models={model: fleet.models[model]})
-    shown = Progress(stderr())
+    shown = HostProgress(stderr())
     with running_simulated(
         only,
         Devices(prefill, decode),

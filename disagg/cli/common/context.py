@@ -43,7 +43,7 @@ def settings(context: typer.Context) -> Settings:
     return stored if isinstance(stored, Settings) else Settings()
 
 
-class Output:
+class CommandOutput:
     """State of one command's output. `quiet`: nothing but errors on stderr. `printed_json`: stdout has its object.
     `noted_interrupt`: stderr has a line about the Ctrl-C."""
 
@@ -66,7 +66,7 @@ def stdout() -> Console:
 
 def stderr() -> Console:
     """For progress, metrics and notes. Prints nothing with --quiet."""
-    return Console(stderr=True, highlight=False, quiet=Output.quiet)
+    return Console(stderr=True, highlight=False, quiet=CommandOutput.quiet)
 
 
 def error_console() -> Console:
@@ -76,7 +76,7 @@ def error_console() -> Console:
 
 def print_json(body: Mapping[str, Any]) -> None:
     """Print the one JSON object of --json on stdout."""
-    Output.printed_json = True
+    CommandOutput.printed_json = True
     typer.echo(json.dumps(body, indent=2))
 
 
@@ -100,8 +100,8 @@ def note_if_interrupted(state: str) -> Iterator[None]:
 
 def note_interrupt(text: str) -> None:
     """Print on stderr that Ctrl-C ended the command; only the first call of a command prints."""
-    if not Output.noted_interrupt:
-        Output.noted_interrupt = True
+    if not CommandOutput.noted_interrupt:
+        CommandOutput.noted_interrupt = True
         error_console().print(text, style="bold")
 
 

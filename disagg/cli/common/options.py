@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from disagg.api.base import Bounds, bounds
 from disagg.api.sampling import Sampling
 from disagg.cli.common.completion import complete_host, complete_role
-from disagg.cli.common.context import Output, settings
+from disagg.cli.common.context import CommandOutput, settings
 
 Hosts = Annotated[
     list[str] | None,
@@ -85,7 +85,7 @@ def _use_config(context: typer.Context, value: Path | None) -> None:
 
 
 def _use_quiet(context: typer.Context, value: bool) -> None:
-    Output.quiet = Output.quiet or value
+    CommandOutput.quiet = CommandOutput.quiet or value
 
 
 _shared = typer.Typer(add_completion=False)

@@ -159,11 +159,11 @@ def _run(
     break_lock: bool = False,
 ) -> list[DeployResult]:
     """Plan and carry out, with progress on stderr. question: the verb to ask with on a terminal; None asks nothing."""
-    from disagg.cli.views.fleet.deploy import Progress, plan_view
+    from disagg.cli.views.fleet.deploy import DeployProgress, plan_view
     from disagg.cli.views.units import counted
     from disagg.fleet.deploy.deployment import Deployment
 
-    progress = Progress(stderr())
+    progress = DeployProgress(stderr())
     with Deployment(hosts, decide, why, progress.report) as deployment:
         with note_if_interrupted("nothing was changed"):
             with stderr().status("reading facts …"):

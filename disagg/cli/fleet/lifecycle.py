@@ -60,12 +60,12 @@ def restart(
 
 
 def _lifecycle(chosen: Settings) -> FleetServers:
-    from disagg.cli.views.fleet.progress import Progress
+    from disagg.cli.views.fleet.progress import HostProgress
     from disagg.fleet.lifecycle.fleet_servers import FleetServers
     from disagg.fleet.lifecycle.state import State
 
     fleet = chosen.fleet()
-    return FleetServers(fleet, State.of(fleet), report=Progress(stderr()).report)
+    return FleetServers(fleet, State.of(fleet), report=HostProgress(stderr()).report)
 
 
 def _finish(lifecycle: FleetServers, results: list[ServerResult]) -> None:

@@ -37,14 +37,14 @@ def pull(context: typer.Context, model: Named = None, *, host: Hosts = None, as_
 
     A complete model is not copied again. An interrupted copy continues where it stopped.
     """
-    from disagg.cli.views.fleet.deploy import Progress
+    from disagg.cli.views.fleet.deploy import DeployProgress
     from disagg.cli.views.fleet.models import pulled_view
     from disagg.fleet.deploy.apply import StepProgress
     from disagg.fleet.models.pull import Models
 
     fleet = settings(context).fleet()
     wanted = _chosen(fleet, model, host)
-    progress = Progress(stderr())
+    progress = DeployProgress(stderr())
     with Models(fleet) as these:
         inventories, errors = _survey(these, fleet.engine_hosts)
         with progress:

@@ -13,7 +13,7 @@ from disagg.errors import DisaggError, UsageError
 
 if TYPE_CHECKING:
     from disagg.config import Host
-    from disagg.fleet.machine.ssh.trust import Offer
+    from disagg.fleet.machine.ssh.trust import HostKeyOffer
 
 
 def trust(
@@ -70,7 +70,7 @@ def _print(line: str) -> None:
     stdout().print(line, soft_wrap=True, markup=False)
 
 
-def _confirmed(offer: Offer) -> bool:
+def _confirmed(offer: HostKeyOffer) -> bool:
     """Whether the user confirms the key. UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise UsageError(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from disagg.cli.common.context import Output, settings, stderr
+from disagg.cli.common.context import CommandOutput, settings, stderr
 from disagg.errors import UsageError
 
 _PACKAGES = ("prometheus_client", "starlette", "uvicorn")
@@ -49,7 +49,7 @@ def _log_requests() -> None:
     handler.setFormatter(_Line())
     logger = logging.getLogger("disagg.gateway")
     logger.addHandler(handler)
-    logger.setLevel(logging.ERROR if Output.quiet else logging.INFO)
+    logger.setLevel(logging.ERROR if CommandOutput.quiet else logging.INFO)
 
 
 class _Line(logging.Formatter):

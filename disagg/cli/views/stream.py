@@ -19,7 +19,7 @@ from rich.text import Text
 
 from disagg.cli.common.context import stderr
 from disagg.cli.views.units import counted, speed
-from disagg.inference.several import Answer, Watcher
+from disagg.inference.several import ModelAnswer, Watcher
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIDE_BY_SIDE: Final = 50  # columns of a panel
@@ -38,7 +38,7 @@ def printable(text: str) -> str:
 class AnswersView(Watcher):
     """Shows answers while the block runs. This one shows nothing, as for --json."""
 
-    def __init__(self, answers: Sequence[Answer]) -> None:
+    def __init__(self, answers: Sequence[ModelAnswer]) -> None:
         self.answers = answers
 
     def __enter__(self) -> Self:
@@ -54,10 +54,10 @@ class AnswersView(Watcher):
 class OneText(AnswersView):
     """The text of one answer on stdout as it arrives. Control characters reach files and pipes, but no terminal."""
 
-    def arrived(self, answer: Answer, text: str) -> None:
+    def arrived(self, answer: ModelAnswer, text: str) -> None:
         _write(printable(text) if sys.stdout.isatty() else text)
 
-    def noted(self, answer: Answer, note: str) -> None:
+    def noted(self, answer: ModelAnswer, note: str) -> None:
         begun = answer.text and not answer.text.endswith("\n") and sys.stdout.isatty()
         stderr().print(Text(f"{chr(10) if begun else ''}note: {note}", "dim"), soft_wrap=True)
 
@@ -70,11 +70,11 @@ class OneText(AnswersView):
 class HeadedTexts(AnswersView):
     """Each text under a header once it is complete, for files and pipes."""
 
-    def __init__(self, answers: Sequence[Answer]) -> None:
+    def __init__(self, answers: Sequence[ModelAnswer]) -> None:
         super().__init__(answers)
         self._written: set[str] = set()
 
-    def arrived(self, answer: Answer, text: str) -> None:
+    def arrived(self, answer: ModelAnswer, text: str) -> None:
         if answer.completion is not None:
             self._written.add(answer.model)
             _write(f"== {answer.model} ==\n{answer.text}\n")
@@ -89,7 +89,7 @@ class Panels(AnswersView):
     """One panel per model on the terminal, drawn anew in a thread of its own while the texts arrive; the complete
     panels at the end."""
 
-    def __init__(self, answers: Sequence[Answer], prompt: str, console: Console) -> None:
+    def __init__(self, answers: Sequence[ModelAnswer], prompt: str, console: Console) -> None:
         super().__init__(answers)
         self._prompt, self._console = prompt, console
         view = LiveView(prompt, answers)
@@ -147,7 +147,7 @@ def _write(text: str) -> None:
 class LiveView:
     """The answers as they are now, in the size that the terminal has now."""
 
-    def __init__(self, prompt: str, answers: Sequence[Answer]) -> None:
+    def __init__(self, prompt: str, answers: Sequence[ModelAnswer]) -> None:
         self._prompt, self._answers = prompt, answers
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -157,12 +157,12 @@ class LiveView:
         yield arranged([_panel(self._prompt, answer, max(1, each - 2)) for answer in self._answers], beside)
 
 
-def final_view(prompt: str, answers: Sequence[Answer], width: int) -> RenderableType:
+def final_view(prompt: str, answers: Sequence[ModelAnswer], width: int) -> RenderableType:
     """The complete texts, side by side if the width allows it."""
     return arranged([_panel(prompt, answer, None) for answer in answers], _fits_beside(answers, width))
 
 
-def _fits_beside(answers: Sequence[Answer], width: int) -> bool:
+def _fits_beside(answers: Sequence[ModelAnswer], width: int) -> bool:
     return len(answers) == 1 or width >= _SIDE_BY_SIDE * len(answers)
 
 
@@ -177,7 +177,7 @@ def arranged(panels: Sequence[Panel], beside: bool) -> RenderableType:
     return grid
 
 
-def _panel(prompt: str, answer: Answer, rows: int | None) -> Panel:
+def _panel(prompt: str, answer: ModelAnswer, rows: int | None) -> Panel:
     """One answer after its prompt; only the last `rows` lines if that is given."""
     text = Text.assemble((printable(prompt), "dim"), printable(answer.text))
     style = "red" if answer.error else "green" if answer.completion else "yellow"
@@ -192,7 +192,7 @@ def _panel(prompt: str, answer: Answer, rows: int | None) -> Panel:
     )
 
 
-def _footer(answer: Answer) -> str:
+def _footer(answer: ModelAnswer) -> str:
     """Tokens so far, or how the answer ended."""
     if answer.error is not None:
         return answer.error.message

@@ -51,7 +51,7 @@ _SMALL_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """Who holds a lock. identity: distinguishes the process from a later one with the same pid."""
 
     who: str
@@ -62,12 +62,12 @@ class Holder:
     why: str
 
     @staticmethod
-    def this_process(why: str) -> Holder:
+    def this_process(why: str) -> LockHolder:
         pid = os.getpid()
-        return Holder(getpass.getuser(), socket.gethostname(), pid, local.identity(pid) or "", time.time(), why)
+        return LockHolder(getpass.getuser(), socket.gethostname(), pid, local.identity(pid) or "", time.time(), why)
 
     @staticmethod
-    def parse(text: str) -> Holder | None:
+    def parse(text: str) -> LockHolder | None:
         """The holder from its JSON; None if it is malformed."""
         try:
             fields = json.loads(text)
@@ -78,7 +78,7 @@ class Holder:
         if not (0 < pid < 1 << 31 and 0 <= since < 1 << 40 and all(word.isprintable() for word in words)):
             return None
         who, machine, identity, why = words
-        return Holder(who, machine, pid, identity, since, why)
+        return LockHolder(who, machine, pid, identity, since, why)
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -93,7 +93,7 @@ class Holder:
 @contextmanager
 def locked(machine: Machine, paths: HostPaths, why: str, break_lock: bool = False) -> Iterator[None]:
     """Hold the host's lock. Raises HostLocked, which names the holder; `break_lock` takes it from any holder."""
-    own = json.dumps(asdict(Holder.this_process(why)))
+    own = json.dumps(asdict(LockHolder.this_process(why)))
     _acquire(machine, paths, own, "*" if break_lock else "")
     try:
         yield
@@ -119,7 +119,7 @@ def _acquire(machine: Machine, paths: HostPaths, own: str, take_over: str) -> No
             stdout=result.stdout,
         )
     text = result.stdout.strip()
-    holder = Holder.parse(text)
+    holder = LockHolder.parse(text)
     if holder is not None and holder.ended and not take_over:
         _acquire(machine, paths, own, text)
         return

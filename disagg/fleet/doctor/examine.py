@@ -17,7 +17,7 @@ from disagg.fleet.facts.findings import Finding, fault
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll
 from disagg.fleet.lifecycle.status.host_status import HostStatus
-from disagg.fleet.link import Bounds, Link, LinkEnd, judge, kv_pairs, measure_all
+from disagg.fleet.link import LinkEnd, MeasuredLink, MeasurementBounds, judge, kv_pairs, measure_all
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
@@ -49,7 +49,7 @@ class PairFindings:
     prefill: Host
     decode: Host
     findings: tuple[Finding, ...]
-    link: Link | None = None
+    link: MeasuredLink | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -99,7 +99,7 @@ def examine(
     *,
     on_step: OnStep = lambda what: None,
     connect: Callable[[Host], Machine] = machine_for,
-    bounds: Bounds = Bounds(),  # noqa: B008  # frozen
+    bounds: MeasurementBounds = MeasurementBounds(),  # noqa: B008  # frozen
 ) -> Diagnosis:
     """Examine the named hosts (all without names), and the links between any of them and its peers."""
     chosen = fleet.select(names)
@@ -135,9 +135,9 @@ def _links(
     pairs: Sequence[tuple[Host, Host]],
     readings: dict[str, HostReadings],
     machines: dict[str, Machine],
-    bounds: Bounds,
+    bounds: MeasurementBounds,
     on_step: OnStep,
-) -> list[tuple[Host, Host, Link | DisaggError | None]]:
+) -> list[tuple[Host, Host, MeasuredLink | DisaggError | None]]:
     """Each pair's measured link, or the error; None if one end could not be examined or has no Python."""
 
     def end(host: Host) -> LinkEnd | None:
@@ -170,7 +170,7 @@ def _host(
 
 def _pair(
     fleet: Fleet,
-    measured: tuple[Host, Host, Link | DisaggError | None],
+    measured: tuple[Host, Host, MeasuredLink | DisaggError | None],
     readings: dict[str, HostReadings],
     statuses: dict[str, HostStatus],
 ) -> PairFindings:
@@ -182,7 +182,7 @@ def _pair(
         findings += judge(link, prefill, decode)
     if prefill.name in readings and decode.name in readings:
         ends = readings[prefill.name], readings[decode.name]
-        if isinstance(link, Link):
+        if isinstance(link, MeasuredLink):
             findings += about_pair.hides(link, fleet.models[prefill.model], *ends)
         findings += about_pair.same_model(*ends, statuses)
-    return PairFindings(prefill, decode, tuple(findings), link if isinstance(link, Link) else None)
+    return PairFindings(prefill, decode, tuple(findings), link if isinstance(link, MeasuredLink) else None)

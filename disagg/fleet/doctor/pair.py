@@ -9,7 +9,7 @@ from disagg.config import Model
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.lifecycle.status.host_status import HostStatus
-from disagg.fleet.link import Link, hidden_tokens_per_s
+from disagg.fleet.link import MeasuredLink, hidden_tokens_per_s
 from disagg.planning.kv import kv_bytes_per_token
 
 FAST_CLOCK_S: Final = 1.0
@@ -67,7 +67,7 @@ def _differing_digests(first: Mapping[str, str], second: Mapping[str, str]) -> l
     return [key for key in sorted(first) if first[key] and second.get(key) and first[key] != second[key]]
 
 
-def hides(link: Link, model: Model, prefill: HostReadings, decode: HostReadings) -> Iterator[Finding]:
+def hides(link: MeasuredLink, model: Model, prefill: HostReadings, decode: HostReadings) -> Iterator[Finding]:
     """The prefill rate that the measured link hides for the pair's model; a faster prefill waits for the link."""
     config = next((one.model.config for one in (prefill, decode) if one.model is not None and one.model.config), None)
     if link.bits_per_s is None or config is None:

@@ -14,7 +14,7 @@ _TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class PortHolder:
     """The program that listens on a port. pid: None, and name "", if only root may see it."""
 
     pid: int | None
@@ -40,7 +40,7 @@ class ServerFacts:
     managers: Mapping[ServiceManager, bool] = field(default_factory=dict)
     restarts: int = 0
     token_digest: str = ""
-    ports: Mapping[int, Holder] = field(default_factory=dict)
+    ports: Mapping[int, PortHolder] = field(default_factory=dict)
     log: tuple[str, ...] = ()
 
     @property
@@ -49,7 +49,7 @@ class ServerFacts:
         return any(self.managers.values())
 
     @property
-    def port_conflict(self) -> tuple[int, Holder] | None:
+    def port_conflict(self) -> tuple[int, PortHolder] | None:
         """The first of the host's ports that another program has, and that program."""
         for port, holder in self.ports.items():
             if self.pid is None or (holder.pid is not None and holder.pid != self.pid):
@@ -79,6 +79,6 @@ def parse(probe: ProbeOutput) -> ServerFacts:
         managers={name: active == "1" for name, (_, active, _) in managers.items()},
         restarts=max((number(restarts) or 0 for _, _, restarts in managers.values()), default=0),
         token_digest=probe.first("token", 2)[0],
-        ports={int(port): Holder(number(pid), name) for port, pid, name in probe.all("port", 3)},
+        ports={int(port): PortHolder(number(pid), name) for port, pid, name in probe.all("port", 3)},
         log=tuple(line for (line,) in probe.all("log", 1)),
     )

@@ -59,7 +59,7 @@ Connect = Callable[[Host], Machine]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line. time: seconds since 1970, its own or that of the last line that has one. fields: its JSON object, None
     if it is not one. notice: a message about the log, not a line of it."""
 
@@ -76,21 +76,21 @@ class _Clock:
     def __init__(self, host: str) -> None:
         self._host, self._time = host, 0.0
 
-    def line(self, text: str) -> Line:
+    def line(self, text: str) -> LogLine:
         fields = entry(text)
         if fields is not None and (stamp := _seconds(fields.get("time"))) is not None:
             self._time = max(self._time, stamp)
-        return Line(self._host, self._time, text, fields)
+        return LogLine(self._host, self._time, text, fields)
 
 
 def read(
     hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = machine_for
-) -> tuple[list[Line], list[DisaggError]]:
+) -> tuple[list[LogLine], list[DisaggError]]:
     """The last lines of all hosts in order of time, at most `lines` of each and none older than `since` (seconds since
     1970); and the errors of hosts whose log cannot be read."""
 
-    def fetch(host: Host) -> list[Line]:
-        clock, kept = _Clock(host.name), deque[Line](maxlen=lines)
+    def fetch(host: Host) -> list[LogLine]:
+        clock, kept = _Clock(host.name), deque[LogLine](maxlen=lines)
 
         def take(text: str) -> None:
             line = clock.line(text)
@@ -115,9 +115,9 @@ def read(
 
 def follow(
     hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = machine_for
-) -> Generator[Line, None, None]:
+) -> Generator[LogLine, None, None]:
     """The last lines of every host, then each new one as it is written, until the iterator is closed."""
-    arrived: Queue[Line] = Queue(_QUEUED)
+    arrived: Queue[LogLine] = Queue(_QUEUED)
 
     def follow_host(host: Host) -> None:
         _Follower(host, state, lines, since, connect, arrived).run()
@@ -126,13 +126,13 @@ def follow(
         yield from _in_order(arrived, {host.name for host in hosts})
 
 
-def _in_order(arrived: Queue[Line], silent: set[str]) -> Iterator[Line]:
+def _in_order(arrived: Queue[LogLine], silent: set[str]) -> Iterator[LogLine]:
     """Lines in short batches, each in order of time. The first batch waits for a line of every host, or _FIRST_S."""
     first = time.monotonic() + _FIRST_S
-    batch: list[Line] = []
+    batch: list[LogLine] = []
     due = first
     while True:
-        line: Line | None
+        line: LogLine | None
         try:
             line = arrived.get(timeout=max(0.01, due - time.monotonic()) if batch else 0.5)
         except Empty:
@@ -158,7 +158,7 @@ class _Follower:
     lines: int
     since: float | None
     connect: Connect
-    arrived: Queue[Line]
+    arrived: Queue[LogLine]
     _last: float = 0.0
     _at_last: set[str] = field(default_factory=set)
     _again: bool = False
@@ -170,7 +170,7 @@ class _Follower:
             began = time.monotonic()
             why = self._follow()
             tries = 0 if time.monotonic() - began > 10 else tries
-            self._put(Line(self.host.name, self._last, why, notice=True))
+            self._put(LogLine(self.host.name, self._last, why, notice=True))
             interruption.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
             tries, self._again = tries + 1, True
             self.lines = _QUEUED  # more than the requested lines may have been written while the link was down
@@ -189,7 +189,7 @@ class _Follower:
 
         try:
             if follow("wait" if self._again else "") == _NONE:
-                self._put(Line(self.host.name, self._last, "it has no log yet; waiting for one", notice=True))
+                self._put(LogLine(self.host.name, self._last, "it has no log yet; waiting for one", notice=True))
                 follow("wait")
             return "its log is no longer followed; trying again"
         except Cancelled:
@@ -199,7 +199,7 @@ class _Follower:
         finally:
             machine.close()
 
-    def _take(self, line: Line) -> None:
+    def _take(self, line: LogLine) -> None:
         if self.since is not None and line.time < self.since:
             return
         if self._again and (line.time < self._last or (line.time == self._last and line.text in self._at_last)):
@@ -211,7 +211,7 @@ class _Follower:
             self._at_last.add(line.text)
         self._put(line)
 
-    def _put(self, line: Line) -> None:
+    def _put(self, line: LogLine) -> None:
         while True:
             interruption.check()
             try:

@@ -9,15 +9,15 @@ handoff        runs the hand-off benchmark at both ends of a link
 
 from disagg.fleet.facts.route import Interface, NetworkPath, parse_path
 from disagg.fleet.link.judge import far_below, hidden_tokens_per_s, judge
-from disagg.fleet.link.measure import Bounds, Link, LinkEnd, measure, measure_all
+from disagg.fleet.link.measure import LinkEnd, MeasuredLink, MeasurementBounds, measure, measure_all
 from disagg.fleet.link.survey import LinkSurvey, exit_code, kv_pairs, pairs_between, survey
 
 __all__ = [
-    "Bounds",
     "Interface",
-    "Link",
     "LinkEnd",
     "LinkSurvey",
+    "MeasuredLink",
+    "MeasurementBounds",
     "NetworkPath",
     "exit_code",
     "far_below",

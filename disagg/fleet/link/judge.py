@@ -9,7 +9,7 @@ from disagg.config import Host
 from disagg.config.addresses import same_machine
 from disagg.fleet.facts.findings import Finding, Level, fault, note, ok, warning
 from disagg.fleet.facts.route import Interface, NetworkPath
-from disagg.fleet.link.measure import Link
+from disagg.fleet.link.measure import MeasuredLink
 
 FAR_BELOW: Final = 0.6
 """A link below this share of its interface's rate gets a warning."""
@@ -17,7 +17,7 @@ ONE_STREAM: Final = 40e9
 """Bits per second that one TCP stream is expected to fill at most, however fast the interface."""
 
 
-def judge(link: Link, sender: Host, receiver: Host) -> list[Finding]:
+def judge(link: MeasuredLink, sender: Host, receiver: Host) -> list[Finding]:
     """Findings about a measured link, most serious first; one "ok" if nothing is wrong."""
     name = "link"
     if link.error is not None:
@@ -30,7 +30,7 @@ def judge(link: Link, sender: Host, receiver: Host) -> list[Finding]:
     return findings
 
 
-def far_below(link: Link) -> bool:
+def far_below(link: MeasuredLink) -> bool:
     """Whether the link carries much less than its interface could."""
     interface, measured = link.path.outgoing, link.bits_per_s
     if measured is None or interface is None or interface.speed is None or interface.kind == "loopback":
@@ -51,7 +51,7 @@ def rate(bits_per_s: float | None) -> str:
     return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
 
 
-def _summary(link: Link) -> str:
+def _summary(link: MeasuredLink) -> str:
     interface = link.path.outgoing
     if interface is None:
         return rate(link.bits_per_s)
@@ -108,7 +108,7 @@ def _faster(path: NetworkPath) -> Interface | None:
     return max(others, key=lambda one: one.speed or 0, default=None)
 
 
-def _speed(name: str, link: Link, sender: Host) -> Iterator[Finding]:
+def _speed(name: str, link: MeasuredLink, sender: Host) -> Iterator[Finding]:
     interface, measured = link.path.outgoing, link.bits_per_s
     if measured is None:
         yield fault(name, "the probe carried no bytes", f"disagg doctor --host {sender.name}")

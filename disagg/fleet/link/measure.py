@@ -34,7 +34,7 @@ class LinkEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class MeasurementBounds:
     """A measurement ends at whichever comes first: seconds or bytes sent. 512 MiB last 0.45 s on 10 GbE."""
 
     seconds: float = 2.0
@@ -42,7 +42,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MeasuredLink:
     """A measured link. path: as the sender sees it. seconds: from the first to the last received byte. latency: seconds
     until the connection was made. error: set if nothing could be measured."""
 
@@ -77,7 +77,7 @@ class Link:
         }
 
 
-def measure(sender: LinkEnd, receiver: LinkEnd, bounds: Bounds = Bounds()) -> Link:
+def measure(sender: LinkEnd, receiver: LinkEnd, bounds: MeasurementBounds = MeasurementBounds()) -> MeasuredLink:
     """Measure the link from `sender` to the address where `receiver` takes KV.
 
     A failure of the link is the result's error. Raises HostUnreachable if a machine does not answer, FleetError if the
@@ -98,23 +98,23 @@ def measure(sender: LinkEnd, receiver: LinkEnd, bounds: Bounds = Bounds()) -> Li
             sent = _send(sender, target, port, token, bounds)
     except CommandFailed as error:
         failure = _explained(error, sender.host, receiver.host)
-        return Link(sender.host.name, receiver.host.name, target, path, error=failure)
+        return MeasuredLink(sender.host.name, receiver.host.name, target, path, error=failure)
     names = (sender.host.name, receiver.host.name, target, path)
-    return Link(*names, sent.bytes, sent.seconds, sent.latency)
+    return MeasuredLink(*names, sent.bytes, sent.seconds, sent.latency)
 
 
 def measure_all(
     pairs: Sequence[tuple[LinkEnd, LinkEnd]],
-    bounds: Bounds = Bounds(),
+    bounds: MeasurementBounds = MeasurementBounds(),
     on_begin: Callable[[Host, Host], None] = lambda sender, receiver: None,
-) -> list[Link | DisaggError]:
+) -> list[MeasuredLink | DisaggError]:
     """Measure several links; results in the pairs' order. Links that share a machine are measured one after the
     other, since measuring both at once would make each look slower. A DisaggError ends its own link only."""
-    results: dict[int, Link | DisaggError] = {}
+    results: dict[int, MeasuredLink | DisaggError] = {}
     for batch in rounds([(sender.host, receiver.host) for sender, receiver in pairs]):
         by_sender = {pairs[index][0].host.name: index for index in batch}
 
-        def one(host: Host, by_sender: Mapping[str, int] = by_sender) -> Link:
+        def one(host: Host, by_sender: Mapping[str, int] = by_sender) -> MeasuredLink:
             sender, receiver = pairs[by_sender[host.name]]
             on_begin(sender.host, receiver.host)
             return measure(sender, receiver, bounds)
@@ -141,7 +141,7 @@ def rounds(pairs: Sequence[tuple[Host, Host]]) -> list[list[int]]:
     return made
 
 
-def _receive(receiver: LinkEnd, target: str, token: str, bounds: Bounds, on_line: OnLine) -> None:
+def _receive(receiver: LinkEnd, target: str, token: str, bounds: MeasurementBounds, on_line: OnLine) -> None:
     run_program(
         receiver.machine,
         receiver.python,
@@ -153,7 +153,7 @@ def _receive(receiver: LinkEnd, target: str, token: str, bounds: Bounds, on_line
     )
 
 
-def _send(sender: LinkEnd, target: str, port: int, token: str, bounds: Bounds) -> _Sent:
+def _send(sender: LinkEnd, target: str, port: int, token: str, bounds: MeasurementBounds) -> _Sent:
     result = run_program(
         sender.machine,
         sender.python,

@@ -13,7 +13,7 @@ from disagg.fleet.facts.findings import Finding, fault, note
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.python import python_on
 from disagg.fleet.link.judge import hidden_tokens_per_s, judge
-from disagg.fleet.link.measure import Bounds, Link, LinkEnd, measure_all
+from disagg.fleet.link.measure import LinkEnd, MeasuredLink, MeasurementBounds, measure_all
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
@@ -34,7 +34,7 @@ class LinkSurvey:
     sender: Host
     receiver: Host
     findings: tuple[Finding, ...]
-    link: Link | None = None
+    link: MeasuredLink | None = None
     kv_bytes_per_token: float | None = None
     error: DisaggError | None = None
 
@@ -104,7 +104,7 @@ def survey(
     *,
     on_step: Callable[[str], None] = lambda what: None,
     connect: Callable[[Host], Machine] = machine_for,
-    bounds: Bounds = Bounds(),  # noqa: B008  # frozen
+    bounds: MeasurementBounds = MeasurementBounds(),  # noqa: B008  # frozen
 ) -> list[LinkSurvey]:
     """Measure and judge these links; results in the pairs' order. A failure is part of its own link's result."""
     hosts = list({host.name: host for pair in pairs for host in pair}.values())
@@ -164,13 +164,13 @@ def _judged(
     pair: Pair,
     ready: dict[str, _Ready],
     errors: dict[str, DisaggError],
-    link: Link | DisaggError | None,
+    link: MeasuredLink | DisaggError | None,
 ) -> LinkSurvey:
     sender, receiver = pair
     failed = [errors[host.name] for host in pair if host.name in errors]
     if isinstance(link, DisaggError):
         failed.append(link)
-    if failed or not isinstance(link, Link):
+    if failed or not isinstance(link, MeasuredLink):
         faults = tuple(fault(_check(error), error.message, error.hint) for error in failed)
         return LinkSurvey(sender, receiver, faults, error=failed[0])
     findings = judge(link, sender, receiver)

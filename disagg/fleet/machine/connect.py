@@ -16,6 +16,6 @@ def machine_for(host: Host, timeout: float | None = None) -> Machine:
 
         return LocalMachine(host.name)
     from disagg.fleet.machine.ssh.machine import SSHMachine
-    from disagg.fleet.machine.ssh.settings import Timeouts
+    from disagg.fleet.machine.ssh.settings import SSHTimeouts
 
-    return SSHMachine(host, timeouts=Timeouts() if timeout is None else Timeouts(*[max(0.2, timeout)] * 5))
+    return SSHMachine(host, timeouts=SSHTimeouts() if timeout is None else SSHTimeouts(*[max(0.2, timeout)] * 5))

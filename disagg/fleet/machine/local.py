@@ -14,7 +14,7 @@ from typing import IO
 
 from disagg.errors import FleetError
 from disagg.fleet.machine import interruption, shell
-from disagg.fleet.machine.output import Stream
+from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation, ShellMachine
 
 _DRAIN_S = 1.0
@@ -83,7 +83,10 @@ def _feed(process: subprocess.Popen[bytes], invocation: Invocation) -> None:
 def _collect(process: subprocess.Popen[bytes], invocation: Invocation, deadline: float) -> None:
     """Read output until both streams end, or the process has ended and nothing arrives any more."""
     assert process.stdout is not None and process.stderr is not None
-    streams: list[tuple[IO[bytes], Stream]] = [(process.stdout, invocation.stdout), (process.stderr, invocation.stderr)]
+    streams: list[tuple[IO[bytes], OutputStream]] = [
+        (process.stdout, invocation.stdout),
+        (process.stderr, invocation.stderr),
+    ]
     with selectors.DefaultSelector() as selector:
         for pipe, stream in streams:
             selector.register(pipe, selectors.EVENT_READ, stream)

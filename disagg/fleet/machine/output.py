@@ -19,7 +19,7 @@ def last_lines(text: str, count: int) -> str:
     return "\n".join(lines[-count:])
 
 
-class Stream:
+class OutputStream:
     """One output stream of a command: drops what a login shell prints before MARK, keeps start and end of the rest.
 
     pid: the number after MARK, None until it arrives. on_line: called with each line, without its line end; carriage

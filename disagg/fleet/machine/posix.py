@@ -12,7 +12,7 @@ from typing import IO
 from disagg.errors import CommandFailed, FleetError, HostUnreachable
 from disagg.fleet.machine import shell
 from disagg.fleet.machine.base import MAX_OUTPUT, CommandResult
-from disagg.fleet.machine.output import Stream, last_lines
+from disagg.fleet.machine.output import OutputStream, last_lines
 from disagg.fleet.machine.tree import packed
 
 _SMALL_S = 30.0
@@ -26,8 +26,8 @@ class Invocation:
     """One run of `shell.BOOTSTRAP`. program: from `shell.program`. timeout: seconds. payload: the program's input."""
 
     program: bytes
-    stdout: Stream
-    stderr: Stream
+    stdout: OutputStream
+    stderr: OutputStream
     timeout: float
     payload: IO[bytes] | None = None
 
@@ -65,26 +65,26 @@ class ShellMachine(ABC):
         if script is None and not argv:
             raise FleetError("there is no command to run")
         program = shell.program(argv, script, environment)
-        return self._run(tuple(argv), Invocation(program, Stream(on_line), Stream(on_line), timeout))
+        return self._run(tuple(argv), Invocation(program, OutputStream(on_line), OutputStream(on_line), timeout))
 
     def put_tree(self, files: Mapping[str, bytes | Path], target: str, *, timeout: float = 600.0) -> int:
         """See Machine."""
         with packed(files) as archive:
             program = shell.program((target,), shell.PUT_TREE, takes_input=True)
-            invocation = Invocation(program, Stream(), Stream(), timeout, archive.stream)
+            invocation = Invocation(program, OutputStream(), OutputStream(), timeout, archive.stream)
             self._require(self._run(("put_tree", target), invocation), f"cannot put {len(files)} files into {target}")
             return archive.size
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """See Machine."""
         program = shell.program((path, f"{mode:o}", str(len(content))), shell.WRITE, takes_input=True)
-        invocation = Invocation(program, Stream(), Stream(), _SMALL_S, io.BytesIO(content))
+        invocation = Invocation(program, OutputStream(), OutputStream(), _SMALL_S, io.BytesIO(content))
         self._require(self._run(("write", path), invocation), f"cannot write {path}")
 
     def read(self, path: str, *, limit: int = 1 << 20) -> bytes | None:
         """See Machine."""
         program = shell.program((path, str(limit)), shell.READ)
-        invocation = Invocation(program, Stream(keep=max(limit, MAX_OUTPUT)), Stream(), _SMALL_S)
+        invocation = Invocation(program, OutputStream(keep=max(limit, MAX_OUTPUT)), OutputStream(), _SMALL_S)
         result = self._run(("read", path), invocation)
         if not result.ok and result.stderr.rstrip().endswith(("No such file", "No such file or directory")):
             return None

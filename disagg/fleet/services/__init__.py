@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from disagg.config import Host, ServiceManager
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services import launchd, process, systemd
-from disagg.fleet.services.base import Command, Definition, Verb
+from disagg.fleet.services.base import Definition, ScriptCommand, Verb
 
 __all__ = ["Command", "Definition", "Verb", "command", "definitions", "program"]
 
@@ -24,7 +24,7 @@ __all__ = ["Command", "Definition", "Verb", "command", "definitions", "program"]
 class _Manager(Protocol):
     def definitions(self, host: Host, facts: HostFacts) -> tuple[Definition, ...]: ...
 
-    def command(self, facts: HostFacts, verb: Verb) -> Command: ...
+    def command(self, facts: HostFacts, verb: Verb) -> ScriptCommand: ...
 
 
 _MANAGERS: Final[dict[ServiceManager, _Manager]] = {"systemd": systemd, "launchd": launchd, "process": process}
@@ -40,6 +40,6 @@ def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
     return _MANAGERS[host.service].definitions(host, facts)
 
 
-def command(service: ServiceManager, facts: HostFacts, verb: Verb) -> Command:
+def command(service: ServiceManager, facts: HostFacts, verb: Verb) -> ScriptCommand:
     """The command that starts, stops, restarts or removes the host's service."""
     return _MANAGERS[service].command(facts, verb)

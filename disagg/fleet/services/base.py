@@ -26,7 +26,7 @@ class Definition:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ScriptCommand:
     """A POSIX sh script and its parameters, for Machine.run."""
 
     script: str

@@ -9,7 +9,7 @@ from typing import Any, Final
 from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
-from disagg.fleet.services.base import Command, Definition, Verb
+from disagg.fleet.services.base import Definition, ScriptCommand, Verb
 
 FOLDER: Final = "/Library/LaunchDaemons"
 INSTALL: Final = """\
@@ -114,6 +114,6 @@ def _plist(values: dict[str, Any]) -> bytes:
     return plistlib.dumps(values, sort_keys=True)
 
 
-def command(facts: HostFacts, verb: Verb) -> Command:
+def command(facts: HostFacts, verb: Verb) -> ScriptCommand:
     """Every verb needs sudo without a password; exit code 77 if sudo asks for one."""
-    return Command(_ROOT + _GONE + _COMMANDS[verb], (label(facts.host), plist_path(facts.host)))
+    return ScriptCommand(_ROOT + _GONE + _COMMANDS[verb], (label(facts.host), plist_path(facts.host)))

@@ -6,7 +6,7 @@ from typing import Final
 
 from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.services.base import Command, Definition, Verb
+from disagg.fleet.services.base import Definition, ScriptCommand, Verb
 
 _SCRIPT: Final = """\
 if [ "$2" = stop ] && ! test -f "$1/supervisor.json"; then exit 0; fi # it never ran
@@ -22,5 +22,5 @@ def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
     return ()
 
 
-def command(facts: HostFacts, verb: Verb) -> Command:
-    return Command(_SCRIPT, (facts.paths.folder, "stop" if verb == "remove" else verb))
+def command(facts: HostFacts, verb: Verb) -> ScriptCommand:
+    return ScriptCommand(_SCRIPT, (facts.paths.folder, "stop" if verb == "remove" else verb))

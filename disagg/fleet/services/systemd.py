@@ -6,7 +6,7 @@ from typing import Final
 
 from disagg.config import Host
 from disagg.fleet.facts.host import HostFacts
-from disagg.fleet.services.base import Command, Definition, Verb
+from disagg.fleet.services.base import Definition, ScriptCommand, Verb
 
 _BACK_OFF_SINCE: Final = 254  # the version that introduced RestartSteps
 _CTL: Final = "XDG_RUNTIME_DIR=/run/user/$(id -u)\nexport XDG_RUNTIME_DIR\n"
@@ -77,6 +77,6 @@ def quoted(text: str) -> str:
     return '"' + "".join(signs.get(character, character) for character in text) + '"'
 
 
-def command(facts: HostFacts, verb: Verb) -> Command:
+def command(facts: HostFacts, verb: Verb) -> ScriptCommand:
     argv = (unit_name(facts.host), facts.paths.systemd_unit) if verb == "remove" else (unit_name(facts.host),)
-    return Command(_CTL + _COMMANDS[verb], argv)
+    return ScriptCommand(_CTL + _COMMANDS[verb], argv)

@@ -14,7 +14,7 @@ from typing import Final
 
 from disagg.api.gateway.history import HistoryEntry
 from disagg.gateway.history.entry import of_completion, of_end
-from disagg.gateway.history.store import Bounds, Store
+from disagg.gateway.history.store import HistoryBounds, Store
 from disagg.gateway.observe.events import Completed, Ended, Event
 
 QUEUED: Final = 4096  # entries that wait for the disk; more are dropped and counted
@@ -39,7 +39,7 @@ class Recorder:
     stopped: why it has stopped; None while it records. dropped: entries for which the queue had no room.
     """
 
-    def __init__(self, path: Path, bounds: Bounds = Bounds()) -> None:  # noqa: B008 - frozen
+    def __init__(self, path: Path, bounds: HistoryBounds = HistoryBounds()) -> None:  # noqa: B008 - frozen
         self.path = path
         self.stopped: str | None = None
         self.dropped = 0

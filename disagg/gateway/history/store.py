@@ -34,7 +34,7 @@ CREATE INDEX IF NOT EXISTS answers_by_time ON answers (time);
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class HistoryBounds:
     """How much is kept: entries of at most this age in seconds, at most so many of them, and in so many bytes."""
 
     age_s: float = 30 * 86400.0
@@ -61,7 +61,7 @@ def history_path(fleet: Fleet) -> Path:
 class Store:
     """The writer's side. Use it from one thread. Its methods raise sqlite3.Error and OSError."""
 
-    def __init__(self, path: Path, bounds: Bounds) -> None:
+    def __init__(self, path: Path, bounds: HistoryBounds) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite's own files take its mode
         self._bounds = bounds

@@ -17,7 +17,7 @@ KEY_VARIABLE: Final = "DISAGG_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class GatewayEndpoint:
     """One gateway. name: unique among all of them. models: that it serves."""
 
     name: str
@@ -27,10 +27,10 @@ class Endpoint:
     models: tuple[str, ...]
 
 
-def endpoints(fleets: Sequence[Fleet]) -> list[Endpoint]:
+def endpoints(fleets: Sequence[Fleet]) -> list[GatewayEndpoint]:
     """The gateways of these fleets. Raises UsageError for a fleet without one, and for two with the same address."""
     found = [
-        Endpoint(f"{fleet.name}-{host.name}", host.address, host.port, host.url, tuple(fleet.models))
+        GatewayEndpoint(f"{fleet.name}-{host.name}", host.address, host.port, host.url, tuple(fleet.models))
         for fleet in fleets
         for host in fleet.hosts.values()
         if host.gateway
@@ -44,12 +44,12 @@ def endpoints(fleets: Sequence[Fleet]) -> list[Endpoint]:
     return found
 
 
-def render(form: Form, gateways: Sequence[Endpoint]) -> str:
+def render(form: Form, gateways: Sequence[GatewayEndpoint]) -> str:
     """The text of the other side's configuration. Raises UsageError if it cannot express a gateway."""
     return _FORMS[form](gateways)
 
 
-def _smg(gateways: Sequence[Endpoint]) -> str:
+def _smg(gateways: Sequence[GatewayEndpoint]) -> str:
     """smg reads the models from each worker's GET /v1/models, for which it sends the key."""
     urls = " ".join(one.url for one in gateways)
     return (
@@ -58,7 +58,7 @@ def _smg(gateways: Sequence[Endpoint]) -> str:
     )
 
 
-def _llm_d(gateways: Sequence[Endpoint]) -> str:
+def _llm_d(gateways: Sequence[GatewayEndpoint]) -> str:
     """The file of llm-d's plugin file-discovery. Addresses are literal IPv4, ports are text."""
     lines = ["endpoints:"]
     for one in gateways:
@@ -76,7 +76,7 @@ def _llm_d(gateways: Sequence[Endpoint]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _litellm(gateways: Sequence[Endpoint]) -> str:
+def _litellm(gateways: Sequence[GatewayEndpoint]) -> str:
     """One entry per gateway and model: LiteLLM balances entries of one name."""
     lines = ["model_list:"]
     for one in gateways:
@@ -91,7 +91,7 @@ def _litellm(gateways: Sequence[Endpoint]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _prometheus(gateways: Sequence[Endpoint]) -> str:
+def _prometheus(gateways: Sequence[GatewayEndpoint]) -> str:
     """Prometheus reads no environment: its key is in a file."""
     lines = [
         "scrape_configs:",
@@ -117,7 +117,7 @@ def _is_ipv4(address: str) -> bool:
         return False
 
 
-_FORMS: Final[Mapping[Form, Callable[[Sequence[Endpoint]], str]]] = {
+_FORMS: Final[Mapping[Form, Callable[[Sequence[GatewayEndpoint]], str]]] = {
     "smg": _smg,
     "llm-d": _llm_d,
     "litellm": _litellm,

@@ -17,10 +17,10 @@ import msgspec
 from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.errors import DeadlineExceeded, DisaggError
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
-from disagg.inference.attempts.perform import Caller, PrefillFailed, perform
+from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform
 from disagg.inference.attempts.retry import Attempt, Failure, Pause, after, remaining, route_of
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
-from disagg.inference.hosts.affinity import Prompt, chain, content_of, prompt_of
+from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
 from disagg.inference.hosts.heartbeat import Heartbeat
 from disagg.inference.hosts.refresh import Refresher
 from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
@@ -50,7 +50,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerationRequest:
     """A request to run. called: time.monotonic() when the caller asked for the answer. start: a random number for the
     choice among equal hosts."""
 
@@ -61,7 +61,7 @@ class Request:
     start: int = field(default_factory=lambda: random.getrandbits(32))
 
 
-def ranking(view: FleetView, request: Request, prompt: Prompt, *, last_look: bool = False) -> Ranking:
+def ranking(view: FleetView, request: GenerationRequest, prompt: RoutedPrompt, *, last_look: bool = False) -> Ranking:
     """The hosts for a request, as the view sees them now; see RouteRequest."""
     seen = RouteRequest(
         request.candidates,
@@ -74,7 +74,7 @@ def ranking(view: FleetView, request: Request, prompt: Prompt, *, last_look: boo
 
 
 async def run(
-    driver: Driver, request: Request, deliver: Deliver, watch: Watch = unwatched, request_id: str = ""
+    driver: Driver, request: GenerationRequest, deliver: Deliver, watch: Watch = unwatched, request_id: str = ""
 ) -> Completion:
     """The whole answer; `deliver` gets each chunk when it arrives, `watch` each stage that the request comes to.
 
@@ -111,10 +111,10 @@ class _Run:
     """One request on its way."""
 
     driver: Driver
-    request: Request
+    request: GenerationRequest
     answer: ArrivingAnswer
     waiting: Waiting
-    prompt: Prompt
+    prompt: RoutedPrompt
     failures: list[Failure] = field(default_factory=list)  # of earlier looks at the fleet
     first: bool = True  # nothing was tried or waited for yet
     last_look: bool = False  # the time for a host to come up is over, and all were asked once more
@@ -188,7 +188,7 @@ class _Run:
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host
             offered = first and self.request.policy.local_prefill
             body = DecodeBody(**msgspec.structs.asdict(body), prefill=ranked.offer if offered else None)
-        return await perform(Caller(self.driver.http, self.driver.heartbeat, timeouts), attempt, body, self.answer)
+        return await perform(HostCaller(self.driver.http, self.driver.heartbeat, timeouts), attempt, body, self.answer)
 
     def _judge(self, name: str, began_at: float, failure: Failure | None, done: bool) -> None:
         """Note in the view how the attempt went for one of its hosts."""

@@ -24,7 +24,7 @@ from disagg.inference.policy import Timeouts
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class HostCaller:
     """How hosts are called."""
 
     http: Connections
@@ -40,10 +40,10 @@ class Caller:
         *,
         request_id: str,
         reported: Callable[[str], None],
-    ) -> calls.Call:
+    ) -> calls.EventCall:
         """A POST whose lease is extended until `leases` is closed. reported: gets the phases that the host states."""
         leases.enter_context(self.heartbeat.lease(host, request_id))
-        return calls.Call(host, path, body, request_id, self.timeouts, reported=reported)
+        return calls.EventCall(host, path, body, request_id, self.timeouts, reported=reported)
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class PrefillFailed(Exception):
 
 
 async def perform(
-    caller: Caller, attempt: Attempt, body: GenerateBody | DecodeBody, answer: ArrivingAnswer
+    caller: HostCaller, attempt: Attempt, body: GenerateBody | DecodeBody, answer: ArrivingAnswer
 ) -> AttemptOutcome:
     """The rest of the answer; a hand-off has a DecodeBody. Raises PrefillFailed, or the DisaggError of the answering
     host."""
@@ -97,7 +97,7 @@ async def perform(
 
 
 async def _hand_off(
-    caller: Caller, attempt: Attempt, body: DecodeBody, answer: ArrivingAnswer, leases: ExitStack
+    caller: HostCaller, attempt: Attempt, body: DecodeBody, answer: ArrivingAnswer, leases: ExitStack
 ) -> AttemptOutcome:
     """The prompt on one host, the answer on another; on the decode host alone if it finds that faster."""
     decode, prefill = attempt.decode, attempt.prefill
@@ -156,7 +156,7 @@ def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
 
 
 async def _first_tokens(
-    events: AsyncIterator[Event], shipping: asyncio.Future[ShippedEvent], call: calls.Call, order: calls.Call
+    events: AsyncIterator[Event], shipping: asyncio.Future[ShippedEvent], call: calls.EventCall, order: calls.EventCall
 ) -> Event:
     """The decode host's first event after its slot; PrefillFailed as soon as the KV cannot come any more.
 

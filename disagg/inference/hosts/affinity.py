@@ -20,7 +20,7 @@ BYTES_PER_TOKEN = 4  # a guess; only used for prompts that no host has counted
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RoutedPrompt:
     """A prompt as routing sees it. chain: hashes of its beginnings, one per block, shortest first. tokens: an
     estimate."""
 
@@ -29,11 +29,11 @@ class Prompt:
     tokens: int
 
 
-def prompt_of(body: PromptBody) -> Prompt:
+def prompt_of(body: PromptBody) -> RoutedPrompt:
     """The prompt of a request. Prompts of different models or salts have no hash in common."""
     content = content_of(body)
     tokens = len(body.tokens) if body.tokens is not None else len(content) // BYTES_PER_TOKEN + 1
-    return Prompt(content, chain(content, f"{body.model}\0{body.cache_salt}"), tokens + len(body.answer_tokens))
+    return RoutedPrompt(content, chain(content, f"{body.model}\0{body.cache_salt}"), tokens + len(body.answer_tokens))
 
 
 def content_of(body: PromptBody, answer: str = "", answer_tokens: Sequence[int] = ()) -> bytes:

@@ -17,8 +17,8 @@ from disagg.api.base import Contract, InvalidValue
 from disagg.api.events import DoneEvent, ErrorAnswer, Event, ShippedEvent
 from disagg.config import Host
 from disagg.errors import DisaggError, Overloaded, ProtocolError, ServerSilent, ServerUnavailable
-from disagg.inference.http.connections import Connections, Exchange, Request
-from disagg.inference.http.events import MAX_EVENT_BYTES, Progress, parse
+from disagg.inference.http.connections import Connections, HostRequest, SentRequest
+from disagg.inference.http.events import MAX_EVENT_BYTES, ProgressJudge, parse
 from disagg.inference.policy import DEFAULT_POLICY, Timeouts
 
 LAST_EVENTS: Final = (DoneEvent, ShippedEvent)
@@ -27,7 +27,7 @@ T = TypeVar("T", bound=Event)
 
 
 @dataclass(slots=True)
-class Call:
+class EventCall:
     """A POST to one host that is answered with events. Times by time.monotonic(), 0 until they are known: `written`, it
     was about to be written to an open connection; `last_sign`, the host sent the last piece of its answer. reported: is
     called with the phase that each of the host's progress events states; what it raises ends the call."""
@@ -45,15 +45,15 @@ class Call:
 async def get(http: Connections, host: Host, path: str, *, timeout: float) -> dict[str, Any]:
     """GET a JSON object; `timeout` bounds connecting, and every wait. Raises the server's own error, or
     ServerUnavailable."""
-    return await _object(http, Request(host, "GET", path), timeout)
+    return await _object(http, HostRequest(host, "GET", path), timeout)
 
 
 async def post(http: Connections, host: Host, path: str, body: Contract, *, timeout: float) -> dict[str, Any]:
     """POST a body that is answered with a JSON object; see `get`."""
-    return await _object(http, Request(host, "POST", path, body.to_bytes()), timeout)
+    return await _object(http, HostRequest(host, "POST", path, body.to_bytes()), timeout)
 
 
-async def closing_event(http: Connections, call: Call, kind: type[T]) -> T:
+async def closing_event(http: Connections, call: EventCall, kind: type[T]) -> T:
     """POST and wait for the event of this type, which ends the answer."""
     async with events(http, call) as stream:
         async for event in stream:
@@ -63,10 +63,10 @@ async def closing_event(http: Connections, call: Call, kind: type[T]) -> T:
 
 
 @asynccontextmanager
-async def events(http: Connections, call: Call) -> AsyncIterator[AsyncGenerator[Event, None]]:
+async def events(http: Connections, call: EventCall) -> AsyncIterator[AsyncGenerator[Event, None]]:
     """POST and read the answer as server-sent events. Leaving the block ends the request on the server."""
     host, timeouts = call.host, call.timeouts
-    request = Request(host, "POST", call.path, msgspec.json.encode(call.body), call.request_id)
+    request = HostRequest(host, "POST", call.path, msgspec.json.encode(call.body), call.request_id)
     with _failures(host):
         exchange = await http.send(request, timeouts.connect)
     try:
@@ -81,7 +81,7 @@ async def events(http: Connections, call: Call) -> AsyncIterator[AsyncGenerator[
         http.release(exchange)
 
 
-async def _events(exchange: Exchange, call: Call) -> AsyncGenerator[Event, None]:
+async def _events(exchange: SentRequest, call: EventCall) -> AsyncGenerator[Event, None]:
     """The events, with what they raise as a DisaggError; notes the last one."""
 
     async def read() -> bytes:
@@ -89,7 +89,7 @@ async def _events(exchange: Exchange, call: Call) -> AsyncGenerator[Event, None]
         call.last_sign = time.monotonic()
         return part
 
-    progress = Progress(call.host, call.timeouts, call.written)
+    progress = ProgressJudge(call.host, call.timeouts, call.written)
     with _failures(call.host):
         async with aclosing(parse(read, progress, call.reported)) as stream:
             async for event in stream:
@@ -97,7 +97,7 @@ async def _events(exchange: Exchange, call: Call) -> AsyncGenerator[Event, None]
                 yield event
 
 
-async def _object(http: Connections, request: Request, timeout: float) -> dict[str, Any]:
+async def _object(http: Connections, request: HostRequest, timeout: float) -> dict[str, Any]:
     host = request.host
     with _failures(host):
         exchange = await http.send(request, timeout)
@@ -113,7 +113,7 @@ async def _object(http: Connections, request: Request, timeout: float) -> dict[s
         return body
 
 
-async def _bounded(exchange: Exchange, silence_s: float) -> bytes:
+async def _bounded(exchange: SentRequest, silence_s: float) -> bytes:
     content = bytearray()
     while part := await exchange.connection.read(silence_s):
         content += part

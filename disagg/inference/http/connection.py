@@ -17,7 +17,7 @@ MAX_UNREAD_BYTES = 1 << 20  # of a response whose reader is slower than its send
 Headers = Sequence[tuple[str, str]]
 
 
-class Connection(asyncio.Protocol):
+class HostConnection(asyncio.Protocol):
     """For one request at a time. Raises OSError and h11.RemoteProtocolError if it breaks, TimeoutError if the host is
     silent."""
 

@@ -15,7 +15,7 @@ import h11
 
 from disagg.config import Host
 from disagg.errors import RequestError, ServerNotRunning, ServerUnavailable
-from disagg.inference.http.connection import Connection
+from disagg.inference.http.connection import HostConnection
 
 IDLE_S = 30.0
 MAX_IDLE = 64  # of one host
@@ -25,7 +25,7 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HostRequest:
     """A request to a host. id: for its lease and the logs; empty if it has none."""
 
     host: Host
@@ -36,15 +36,15 @@ class Request:
 
 
 @dataclass(slots=True)
-class Exchange:
+class SentRequest:
     """A request that has been sent, and its response. written: time.monotonic() when it was. reused: its connection had
     served another request.
 
     answered: all that matters of the response has been read: its connection is kept once it has ended.
     """
 
-    request: Request
-    connection: Connection
+    request: HostRequest
+    connection: HostConnection
     written: float
     reused: bool
     answered: bool = False
@@ -56,8 +56,8 @@ class Connections:
     def __init__(self, token: str) -> None:
         self.is_closed = False
         self._authorization = ("Authorization", f"Bearer {token}")
-        self._idle: dict[Address, deque[tuple[float, Connection]]] = {}
-        self._busy: set[Connection] = set()
+        self._idle: dict[Address, deque[tuple[float, HostConnection]]] = {}
+        self._busy: set[HostConnection] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -70,13 +70,13 @@ class Connections:
         if self.is_closed:
             raise RequestError("this client is closed", "make a new one, or send requests inside its `with` block")
 
-    async def send(self, request: Request, connect_s: float) -> Exchange:
+    async def send(self, request: HostRequest, connect_s: float) -> SentRequest:
         """Send a request. Raises ServerUnavailable if no connection is open and none can be opened."""
         self.require_open()
         idle = self._take(_address(request.host))
         return self._send(request, idle or await _open(request.host, connect_s), reused=idle is not None)
 
-    async def head(self, exchange: Exchange, silence_s: float, connect_s: float) -> h11.Response:
+    async def head(self, exchange: SentRequest, silence_s: float, connect_s: float) -> h11.Response:
         """Status and headers of the response. A kept connection that the host has closed meanwhile is replaced."""
         try:
             return await exchange.connection.head(silence_s)
@@ -90,7 +90,7 @@ class Connections:
         exchange.connection, exchange.reused = again.connection, False
         return await exchange.connection.head(silence_s)
 
-    def release(self, exchange: Exchange) -> None:
+    def release(self, exchange: SentRequest) -> None:
         """The exchange is over. Its connection is kept if the response has ended, or will at once; else closed, which
         ends the request on the server."""
         connection, address = exchange.connection, _address(exchange.request.host)
@@ -118,7 +118,7 @@ class Connections:
         self._busy.clear()
         await asyncio.sleep(0)  # their sockets are closed by then
 
-    def _send(self, request: Request, connection: Connection, *, reused: bool) -> Exchange:
+    def _send(self, request: HostRequest, connection: HostConnection, *, reused: bool) -> SentRequest:
         headers = [("Host", request.host.url.removeprefix("http://")), self._authorization]
         if request.body:
             headers.append(("Content-Type", "application/json"))
@@ -131,9 +131,9 @@ class Connections:
         except BaseException:
             self._drop(connection)
             raise
-        return Exchange(request, connection, written, reused)
+        return SentRequest(request, connection, written, reused)
 
-    def _take(self, address: Address) -> Connection | None:
+    def _take(self, address: Address) -> HostConnection | None:
         """An open connection, the one that was used last."""
         kept = self._idle.get(address, ())
         while kept:
@@ -143,7 +143,7 @@ class Connections:
             connection.close()
         return None
 
-    def _keep(self, address: Address, connection: Connection) -> bool:
+    def _keep(self, address: Address, connection: HostConnection) -> bool:
         """Keep a connection for the next request, if it can be."""
         if self.is_closed or not connection.reset():
             return False
@@ -154,7 +154,7 @@ class Connections:
             kept.popleft()[1].close()
         return True
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: HostConnection) -> None:
         self._busy.discard(connection)
         connection.close()
 
@@ -163,7 +163,7 @@ def _address(host: Host) -> Address:
     return host.address, host.port
 
 
-async def _open(host: Host, seconds: float) -> Connection:
+async def _open(host: Host, seconds: float) -> HostConnection:
     """Connect to the first address of the host that accepts, in so many seconds for each."""
     loop, errors = asyncio.get_running_loop(), list[Exception]()
     try:
@@ -172,7 +172,7 @@ async def _open(host: Host, seconds: float) -> Connection:
         for address in found:
             try:
                 async with asyncio.timeout(seconds):
-                    _, connection = await loop.create_connection(Connection, *address)
+                    _, connection = await loop.create_connection(HostConnection, *address)
                 return connection
             except OSError as error:  # TimeoutError is one
                 errors.append(error)

@@ -25,7 +25,7 @@ _ERRORS = msgspec.json.Decoder(ErrorEvent)
 
 
 @dataclass(slots=True)
-class Progress:
+class ProgressJudge:
     """Judges a host by the progress events of one request. Pure.
 
     written: when the request was sent. beats: as the last event stated them, since `since`. queued: the host has not
@@ -57,7 +57,7 @@ class Progress:
 
 
 async def parse(
-    read: Callable[[], Awaitable[bytes]], progress: Progress, reported: Callable[[str], None] | None
+    read: Callable[[], Awaitable[bytes]], progress: ProgressJudge, reported: Callable[[str], None] | None
 ) -> AsyncGenerator[Event, None]:
     """The events of a response but `progress`. Events of unknown names are skipped; an `error` event is raised.
 

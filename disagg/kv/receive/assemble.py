@@ -9,7 +9,7 @@ from disagg.kv.arena import Buffer
 from disagg.kv.forms import plane_bytes
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.received import ReceivedKV
-from disagg.kv.wire.frames import Frame, Kind, Totals
+from disagg.kv.wire.frames import Frame, Kind, TransferTotals
 
 
 class Assembly:
@@ -47,7 +47,7 @@ class Assembly:
         """Payload bytes of the frames so far."""
         return self._bytes
 
-    def finish(self, totals: Totals, digest: bytes) -> None:
+    def finish(self, totals: TransferTotals, digest: bytes) -> None:
         """The end of the part. ProtocolError if something is missing, IntegrityError if the digests differ."""
         self._require_complete()
         if (totals.frames, totals.payload_bytes) != (self._frames, self._bytes):

@@ -167,7 +167,7 @@ class Transfer:
             self._outbox.sent(frame.length)
 
     def _conclude(self, channel: Channel) -> TransferResult:
-        totals = frames.Totals(len(self._spans), sum(s.nbytes for s in self._spans), self._digest.digest())
+        totals = frames.TransferTotals(len(self._spans), sum(s.nbytes for s in self._spans), self._digest.digest())
         _write(channel, [memoryview(frames.encode_end(totals))])
         _read_reply(channel)
         return TransferResult(time.monotonic(), tuple(self._spans), self._backlog)

@@ -77,7 +77,7 @@ class Frame(NamedTuple):
     length: int
 
 
-class Totals(NamedTuple):
+class TransferTotals(NamedTuple):
     """The payload of the end frame. digest: see `new_digest`."""
 
     frames: int
@@ -176,14 +176,14 @@ _FIXED = {Kind.END: [0, 0, 0, 0, TOTALS.size], Kind.IDLE: [0, 0, 0, 0, 0]}
 IDLE_FRAME = FRAME.pack(Kind.IDLE, *_FIXED[Kind.IDLE])
 
 
-def encode_end(totals: Totals) -> bytes:
+def encode_end(totals: TransferTotals) -> bytes:
     """The whole end frame."""
     return FRAME.pack(Kind.END, 0, 0, 0, 0, TOTALS.size) + TOTALS.pack(*totals)
 
 
-def decode_totals(raw: bytes) -> Totals:
+def decode_totals(raw: bytes) -> TransferTotals:
     """The end frame's payload."""
-    return Totals(*TOTALS.unpack(raw))
+    return TransferTotals(*TOTALS.unpack(raw))
 
 
 def frames_of(

@@ -24,7 +24,7 @@ from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
 from disagg.servers.admission import Admission
-from disagg.servers.answer import Answer, begin_answer, warm_up_tokenizer
+from disagg.servers.answer import GrowingAnswer, begin_answer, warm_up_tokenizer
 from disagg.servers.decode.local_prefill import MEASURED_TOKENS, PrefillPlace, Speed, choose_place
 from disagg.servers.decode.memory import KVMemory
 from disagg.servers.decode.slots import OpenSlot, Slots
@@ -32,7 +32,7 @@ from disagg.servers.decode.source import PromptKV
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.request import ActiveRequest
-from disagg.servers.service import Endpoint, Service
+from disagg.servers.service import Service, ServiceCall
 from disagg.servers.threads import on_daemon_thread
 
 KEEP_SHARE = 4
@@ -120,8 +120,11 @@ class DecodeService(Service[DecodeEngine]):
         if self._engine:
             await asyncio.to_thread(self._engine.close)
 
-    def endpoints(self) -> Sequence[Endpoint[Any]]:
-        return [Endpoint("/decode", DecodeBody, self._decode), Endpoint("/generate", GenerateBody, self._generate)]
+    def endpoints(self) -> Sequence[ServiceCall[Any]]:
+        return [
+            ServiceCall("/decode", DecodeBody, self._decode),
+            ServiceCall("/generate", GenerateBody, self._generate),
+        ]
 
     def _give_up_held(self, nbytes: int) -> None:
         self.engine.give_up_held(nbytes)
@@ -208,7 +211,7 @@ class DecodeService(Service[DecodeEngine]):
             kv.fallback = str(error)
 
     async def _answer(
-        self, request: ActiveRequest, answer: Answer, kv: PromptKV, salt: str
+        self, request: ActiveRequest, answer: GrowingAnswer, kv: PromptKV, salt: str
     ) -> AsyncGenerator[Event, None]:
         """The rest of the answer, if it is not whole already, and its end with the figures."""
         turn_s = 0.0
@@ -261,7 +264,7 @@ class DecodeService(Service[DecodeEngine]):
         if kv.held is not None:
             self._release_held(kv.held)
 
-    def _done(self, request: ActiveRequest, answer: Answer, kv: PromptKV, turn_s: float) -> DoneEvent:
+    def _done(self, request: ActiveRequest, answer: GrowingAnswer, kv: PromptKV, turn_s: float) -> DoneEvent:
         """The end of an answer that is finished."""
         assert answer.finish_reason is not None
         timing, computed = answer.timing, answer.timing.computed_prompt_tokens

@@ -40,7 +40,7 @@ def _processor_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-class Progress:
+class EngineProgress:
     """Counts the beats of an engine: pieces of work that it has finished, for any request.
 
     `beat` is called on the engine's thread, `stalled_s` every second from one other thread. Time without work does not

@@ -29,7 +29,7 @@ from disagg.http import requests
 from disagg.http.protocol import connection_of
 from disagg.servers.health import gpu
 from disagg.servers.http.sse import INTERNAL_ERROR, EventStream
-from disagg.servers.service import AnyService, Endpoint
+from disagg.servers.service import AnyService, ServiceCall
 
 _REQUEST_ID_KEY = "disagg.request_id"  # in the ASGI scope
 
@@ -128,7 +128,7 @@ def _json(body: Contract, status: int = 200, headers: dict[str, str] | None = No
     return Response(body.to_bytes(), status, headers, "application/json")
 
 
-def _post(endpoint: Endpoint[PromptBody], service: AnyService) -> Handler:
+def _post(endpoint: ServiceCall[PromptBody], service: AnyService) -> Handler:
     """A POST endpoint that answers with the events of the service. The model's context bounds the body's size."""
 
     async def post(request: Request) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from disagg.servers.output.calls import from_json
-from disagg.servers.output.part import Output, Part, parts
+from disagg.servers.output.part import Output, OutputPart, parts
 
 
 class Forced:
@@ -25,18 +25,18 @@ class Forced:
         """See Output."""
         return self._inner.stopped
 
-    def push(self, token: int) -> Sequence[Part]:
+    def push(self, token: int) -> Sequence[OutputPart]:
         """See Output."""
         return self._keep(self._inner.push(token))
 
-    def finish(self) -> Sequence[Part]:
+    def finish(self) -> Sequence[OutputPart]:
         """See Output."""
         found = self._keep(self._inner.finish())
         if calls := from_json(self._text):
-            return [*found, *(Part("call", call=call) for call in calls)]
+            return [*found, *(OutputPart("call", call=call) for call in calls)]
         return [*found, *parts(self._text)]
 
-    def _keep(self, found: Sequence[Part]) -> list[Part]:
+    def _keep(self, found: Sequence[OutputPart]) -> list[OutputPart]:
         """All parts but text, which is kept."""
         self._text += "".join(part.text for part in found if part.kind == "text")
         return [part for part in found if part.kind != "text"]

@@ -14,7 +14,7 @@ from typing import Literal
 from disagg.engines.model.format import HarmonyMark
 from disagg.engines.model.text import TextStream
 from disagg.servers.output.calls import named
-from disagg.servers.output.part import Kind, Part, parts
+from disagg.servers.output.part import Kind, OutputPart, parts
 
 _TOOL = re.compile(r"to=functions\.([^\s<]+)")
 
@@ -45,7 +45,7 @@ class Harmony:
         """See Output. Stop strings count within a message."""
         return self._stopped
 
-    def push(self, token: int) -> Sequence[Part]:
+    def push(self, token: int) -> Sequence[OutputPart]:
         """See Output."""
         mark = self._marks.get(token)
         if mark is None and self._state == "between":
@@ -64,11 +64,11 @@ class Harmony:
         self._text = self._stream()
         return ended
 
-    def finish(self) -> Sequence[Part]:
+    def finish(self) -> Sequence[OutputPart]:
         """See Output."""
         return self._end()
 
-    def _take(self, text: str) -> Sequence[Part]:
+    def _take(self, text: str) -> Sequence[OutputPart]:
         self._stopped = self._text.stopped if self._state == "message" else ""
         if self._state == "header":
             self._header += text
@@ -89,11 +89,11 @@ class Harmony:
             self._kind = "reasoning" if channel.startswith("analysis") else "text"
         self._state, self._header = "message", ""
 
-    def _end(self) -> Sequence[Part]:
+    def _end(self) -> Sequence[OutputPart]:
         """What ends with the message or the header that this is in the middle of."""
         rest = self._take(self._text.finish())
         state, self._state = self._state, "between"
         if state == "message" and self._kind == "call":
             calls = named(self._tool, self._arguments or "{}")
-            return [Part("call", call=call) for call in calls] if calls else parts(self._arguments)
+            return [OutputPart("call", call=call) for call in calls] if calls else parts(self._arguments)
         return rest

@@ -12,7 +12,7 @@ from disagg.api.requests import Tool
 from disagg.engines.model.format import ToolFormat
 from disagg.engines.model.text import TextStream
 from disagg.servers.output.calls import parsed
-from disagg.servers.output.part import Part, parts
+from disagg.servers.output.part import OutputPart, parts
 
 State = Literal["text", "reasoning", "call"]
 
@@ -48,13 +48,13 @@ class Marked:
         """See Output."""
         return self._text.stopped
 
-    def push(self, token: int) -> Sequence[Part]:
+    def push(self, token: int) -> Sequence[OutputPart]:
         """See Output."""
         if token in self._hidden and self._state != "call":
             return ()
         return self._take(self._text.push(token))
 
-    def finish(self) -> Sequence[Part]:
+    def finish(self) -> Sequence[OutputPart]:
         """See Output."""
         found = [*self._take(self._text.finish())]
         left, self._held = self._held, ""
@@ -64,9 +64,9 @@ class Marked:
             found += parts(left, self._state)
         return found
 
-    def _take(self, text: str) -> list[Part]:
+    def _take(self, text: str) -> list[OutputPart]:
         self._held += text
-        found: list[Part] = []
+        found: list[OutputPart] = []
         while text and (at := self._next_mark()) is not None:
             start, mark = at
             before, self._held = self._held[:start], self._held[start + len(mark) :]
@@ -79,18 +79,18 @@ class Marked:
             found += self._release(before)
         return found
 
-    def _release(self, text: str) -> Sequence[Part]:
+    def _release(self, text: str) -> Sequence[OutputPart]:
         if self._fresh:
             text = text.lstrip()
         self._fresh = self._fresh and not text
         assert self._state != "call", "the text of a call is parsed as a whole"
         return parts(text, self._state)
 
-    def _call(self, text: str, *, ended: bool) -> Sequence[Part]:
+    def _call(self, text: str, *, ended: bool) -> Sequence[OutputPart]:
         """The calls in the text of a call, or the text as it was written."""
         assert self._form is not None, "without a form there are no calls"
         if calls := parsed(text, self._form, self._tools):
-            return [Part("call", call=call) for call in calls]
+            return [OutputPart("call", call=call) for call in calls]
         return parts(self._form.start + text + (self._form.end if ended else ""))
 
     def _marks(self) -> Sequence[str]:

@@ -11,7 +11,7 @@ from disagg.engines.model.text import TextStream
 Kind = Literal["reasoning", "text", "call"]
 
 
-class Part(NamedTuple):
+class OutputPart(NamedTuple):
     """More of an answer. call: of the kind "call", which has no text."""
 
     kind: Kind
@@ -32,11 +32,11 @@ class Output(Protocol):
         """The stop string that was reached, "" until then."""
         ...
 
-    def push(self, token: int) -> Sequence[Part]:
+    def push(self, token: int) -> Sequence[OutputPart]:
         """What became certain with this token."""
         ...
 
-    def finish(self) -> Sequence[Part]:
+    def finish(self) -> Sequence[OutputPart]:
         """What was held back, at the end of the answer."""
         ...
 
@@ -54,15 +54,15 @@ class Plain:
         """See Output."""
         return self._text.stopped
 
-    def push(self, token: int) -> Sequence[Part]:
+    def push(self, token: int) -> Sequence[OutputPart]:
         """See Output."""
         return parts(self._text.push(token))
 
-    def finish(self) -> Sequence[Part]:
+    def finish(self) -> Sequence[OutputPart]:
         """See Output."""
         return parts(self._text.finish())
 
 
-def parts(text: str, kind: Kind = "text") -> Sequence[Part]:
+def parts(text: str, kind: Kind = "text") -> Sequence[OutputPart]:
     """One part, or none without text."""
-    return (Part(kind, text),) if text else ()
+    return (OutputPart(kind, text),) if text else ()

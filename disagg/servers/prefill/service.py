@@ -24,14 +24,14 @@ from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.wire.frames import Header
 from disagg.servers.admission import Admission
-from disagg.servers.answer import Answer, begin_answer, warm_up_tokenizer
+from disagg.servers.answer import GrowingAnswer, begin_answer, warm_up_tokenizer
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.prefill.delivery import Delivery
 from disagg.servers.prefill.kv_wire import MeasuredRates, choose_form
 from disagg.servers.prefill.order import Policy
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 from disagg.servers.request import ActiveRequest, Phase
-from disagg.servers.service import Endpoint, Service
+from disagg.servers.service import Service, ServiceCall
 from disagg.servers.threads import on_daemon_thread
 
 ONE_TOKEN = Sampling(max_tokens=1)  # what a prompt needs room for at least
@@ -114,8 +114,11 @@ class PrefillService(Service[PrefillEngine]):
     async def close(self) -> None:
         await asyncio.to_thread(self._scheduler.close)
 
-    def endpoints(self) -> Sequence[Endpoint[Any]]:
-        return [Endpoint("/prefill", PrefillBody, self._prefill), Endpoint("/generate", GenerateBody, self._generate)]
+    def endpoints(self) -> Sequence[ServiceCall[Any]]:
+        return [
+            ServiceCall("/prefill", PrefillBody, self._prefill),
+            ServiceCall("/generate", GenerateBody, self._generate),
+        ]
 
     async def _prefill(self, body: PrefillBody, request_id: str) -> AsyncGenerator[Event, None]:
         """POST /prefill: one closing event, with what the prefill and its transfer took."""
@@ -211,7 +214,9 @@ class PrefillService(Service[PrefillEngine]):
                         yield event
             yield self._done(request, answer)
 
-    async def _answer(self, request: ActiveRequest, body: GenerateBody, answer: Answer) -> AsyncGenerator[Event, None]:
+    async def _answer(
+        self, request: ActiveRequest, body: GenerateBody, answer: GrowingAnswer
+    ) -> AsyncGenerator[Event, None]:
         """The events of the answer until it is finished."""
         feed = TokenFeed(Handover(), request.deadline)
         request.cleanup.callback(feed.close)
@@ -224,7 +229,7 @@ class PrefillService(Service[PrefillEngine]):
             computing.cancel()
             await asyncio.wait((computing,))
 
-    def _done(self, request: ActiveRequest, answer: Answer) -> DoneEvent:
+    def _done(self, request: ActiveRequest, answer: GrowingAnswer) -> DoneEvent:
         """The end of an answer that is finished."""
         assert answer.finish_reason is not None
         timing = answer.timing

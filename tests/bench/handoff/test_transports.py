@@ -17,13 +17,13 @@ from disagg.bench.handoff import run
 from disagg.bench.handoff.channel import MessageChannel
 from disagg.bench.handoff.handoff import HandoffReceiver
 from disagg.bench.handoff.http_json import JSONReceiver, JSONSender
-from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, KVShape, Offer
+from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, RandomKV, ReceiverOffer
 from disagg.engines.simulated.model import layout_of
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.errors import IntegrityError, PeerLost
 from disagg.kv.receive.tickets import Slot
 
-SHAPE = KVShape(layout_of([None], 1, 8, "float32"), 4)
+SHAPE = RandomKV(layout_of([None], 1, 8, "float32"), 4)
 
 
 @pytest.fixture
@@ -86,10 +86,10 @@ class MovesOnce:
         self._source = source
         self._memory = [numpy.array(tensor) for tensor in source.flat()]
 
-    def offer(self) -> Offer:
-        return Offer(host="", port=0)
+    def offer(self) -> ReceiverOffer:
+        return ReceiverOffer(host="", port=0)
 
-    def prepare(self, offer: Offer) -> None: ...
+    def prepare(self, offer: ReceiverOffer) -> None: ...
 
     def accept(self) -> None: ...
 
@@ -128,7 +128,7 @@ def test_a_line_that_is_not_the_expected_message_is_a_lost_peer(line: bytes) -> 
         ends[0].sendall(line)
         ends[0].shutdown(socket.SHUT_WR)
         with pytest.raises(PeerLost):
-            there.receive(Offer)
+            there.receive(ReceiverOffer)
 
 
 def test_an_error_of_one_end_reaches_the_other() -> None:
@@ -136,4 +136,4 @@ def test_an_error_of_one_end_reaches_the_other() -> None:
     with MessageChannel(ends[0]) as here, MessageChannel(ends[1]) as there:
         here.send_error(MemoryError("no memory for 9 bytes"))
         with pytest.raises(PeerLost, match="failed: no memory for 9 bytes"):
-            there.receive(Offer)
+            there.receive(ReceiverOffer)

@@ -11,7 +11,7 @@ import pytest
 
 from disagg.api.gateway.history import HistoryEntry
 from disagg.config import load
-from disagg.gateway.history.store import Bounds, Store, history_path
+from disagg.gateway.history.store import HistoryBounds, Store, history_path
 from tests.cli.commandline import run, write_fleet
 
 OK = HistoryEntry(
@@ -36,7 +36,7 @@ OLD = msgspec.structs.replace(OK, time=time.time() - 7200, request_id="old")
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = write_fleet(tmp_path, ("tiny", "other"))
-    store = Store(history_path(load(path)), Bounds())
+    store = Store(history_path(load(path)), HistoryBounds())
     store.append([OLD, OK, FAILED])
     store.close()
     return path

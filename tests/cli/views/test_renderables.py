@@ -18,21 +18,21 @@ from disagg.cli.views.errors import error_view
 from disagg.cli.views.fleet.health import health_panel, health_view, status_line, watch_view
 from disagg.cli.views.fleet.logs import LogView
 from disagg.cli.views.fleet.models import inventories_view, removed_view
-from disagg.cli.views.fleet.progress import Progress, failures_view, results_table
+from disagg.cli.views.fleet.progress import HostProgress, failures_view, results_table
 from disagg.cli.views.metrics import footnote, metrics_view, model_panel, ttft_view
 from disagg.cli.views.stream import LiveView, final_view, printable
 from disagg.config import EngineOptions, Host
 from disagg.demo.comparison import Comparison
 from disagg.errors import DisaggError, PortInUse, StartFailed
 from disagg.fleet.lifecycle.base import ServerResult
-from disagg.fleet.lifecycle.logs import Line
+from disagg.fleet.lifecycle.logs import LogLine
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine.fan_out import HostOutcome
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.plan import ModelInventory
 from disagg.fleet.models.sources import RequiredModel
 from disagg.inference.metrics import TTFTParts
-from disagg.inference.several import Answer
+from disagg.inference.several import ModelAnswer
 from tests.cli.answers import completion, metrics
 from tests.values import printed
 
@@ -222,7 +222,7 @@ def test_the_comparison_states_what_each_figure_compares(width: Any) -> None:
 
 
 def test_answers_stand_side_by_side_where_there_is_room() -> None:
-    answers = [Answer("one", "text one", completion=completion("one")), Answer("two", "text two")]
+    answers = [ModelAnswer("one", "text one", completion=completion("one")), ModelAnswer("two", "text two")]
     wide, narrow = shown(final_view("p", answers, 120), 120), shown(final_view("p", answers, 80))
     assert any("one ─" in line and "two ─" in line for line in wide.splitlines())
     assert len(narrow.splitlines()) > len(wide.splitlines())
@@ -232,17 +232,17 @@ def test_answers_stand_side_by_side_where_there_is_room() -> None:
 @WIDTHS
 def test_a_live_view_keeps_to_the_screen_and_shows_the_latest_lines(width: Any) -> None:
     text = "\n".join(f"line {number}" for number in range(200))
-    live = shown(LiveView("prompt", [Answer("one", text, 7), Answer("two", text)]), width)
+    live = shown(LiveView("prompt", [ModelAnswer("one", text, 7), ModelAnswer("two", text)]), width)
     assert len(live.splitlines()) <= 28 and "line 199" in live and "line 0\n" not in live and "7 tokens" in live
 
 
 def test_a_failed_answer_shows_its_error() -> None:
-    assert "the queue is full" in shown(LiveView("p", [Answer("one", error=DisaggError("the queue is full"))]))
+    assert "the queue is full" in shown(LiveView("p", [ModelAnswer("one", error=DisaggError("the queue is full"))]))
 
 
 def test_markup_and_control_characters_of_a_model_do_nothing() -> None:
     assert printable("a\x1b[2J\tb\nc\x9b") == "a\ufffd[2J\tb\nc\ufffd"
-    text = shown(final_view("p", [Answer("one", "[bold]x[/bold]")], 80))
+    text = shown(final_view("p", [ModelAnswer("one", "[bold]x[/bold]")], 80))
     assert "[bold]x[/bold]" in text
 
 
@@ -257,7 +257,7 @@ def test_results_and_errors_show_the_remedy() -> None:
 
 def test_progress_prints_a_line_per_change() -> None:
     console = Console(file=io.StringIO(), width=80)
-    progress = Progress(console)
+    progress = HostProgress(console)
     for state in ("starting", "loading", "loading", "healthy"):
         progress.report("a", state)
     assert printed(console).splitlines() == ["a: starting …", "a: loading …", "a: healthy"]
@@ -320,9 +320,9 @@ def test_a_failed_start_shows_the_end_of_its_log_above_the_error() -> None:
 def test_log_lines_show_time_host_event_fields_and_traceback() -> None:
     view = LogView(["a", "spark"])
     said = {"level": "error", "event": "internal_error", "n": 1, "who": "x y", "traceback": "Traceback\nboom"}
-    text = shown(view.line(Line("a", 1767225605.25, "", said)))
+    text = shown(view.line(LogLine("a", 1767225605.25, "", said)))
     assert re.match(r"\d\d:\d\d:05\.250 a     internal_error n=1 who=x y\nTraceback\nboom\n", text)
-    assert shown(view.line(Line("spark", 0.0, "plain\x07 words"))) == " " * 13 + "spark plain\ufffd words\n"
+    assert shown(view.line(LogLine("spark", 0.0, "plain\x07 words"))) == " " * 13 + "spark plain\ufffd words\n"
     timed = {
         "event": "decoded",
         "host": "a",
@@ -330,8 +330,8 @@ def test_log_lines_show_time_host_event_fields_and_traceback() -> None:
         "seconds": 12.5,
         "fallback": "",
     }
-    assert "decoded timing(queue_s=0.000227 n=3) seconds=12.5\n" in shown(view.line(Line("a", 1.0, "", timed)))
-    assert "trying again" in shown(view.line(Line("a", 1.0, "connection lost; trying again", notice=True)))
+    assert "decoded timing(queue_s=0.000227 n=3) seconds=12.5\n" in shown(view.line(LogLine("a", 1.0, "", timed)))
+    assert "trying again" in shown(view.line(LogLine("a", 1.0, "connection lost; trying again", notice=True)))
 
 
 def test_removed_models_are_told_with_the_way_back() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, exit_code
-from disagg.fleet.deploy.lock import Holder, locked
+from disagg.fleet.deploy.lock import LockHolder, locked
 from disagg.fleet.deploy.plan import rollback, uninstall
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from disagg.fleet.machine.local import LocalMachine
@@ -35,7 +35,7 @@ def stamps(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def others(site: Site, why: str = "deploy", pid: int | None = None, machine: str | None = None) -> str:
     """The text of a lock that another command holds."""
-    holder = Holder.this_process(why)
+    holder = LockHolder.this_process(why)
     return json.dumps(asdict(replace(holder, who="ada", pid=pid or holder.pid, machine=machine or holder.machine)))
 
 

@@ -11,11 +11,11 @@ from disagg.config import EngineOptions, Fleet, load
 from disagg.errors import HostKeyRefused, HostUnreachable
 from disagg.fleet.doctor.examine import examine
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.link import Bounds, kv_pairs
+from disagg.fleet.link import MeasurementBounds, kv_pairs
 from tests.testbed.bed import Bed
 from tests.values import present
 
-SHORT = Bounds(seconds=0.4, bytes=32 << 20)
+SHORT = MeasurementBounds(seconds=0.4, bytes=32 << 20)
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Patient:
     fleet: Fleet
     state: State
 
-    def __call__(self, *names: str, bounds: Bounds = SHORT) -> Any:
+    def __call__(self, *names: str, bounds: MeasurementBounds = SHORT) -> Any:
         return examine(self.fleet, self.state, names, bounds=bounds)
 
 
@@ -78,7 +78,7 @@ def test_a_mac_that_delivers_kv_is_checked_for_the_local_network(patient: Patien
 
 def test_a_shaped_link_is_far_below_its_interface(bed: Bed, patient: Patient) -> None:
     with bed.limited("mac-studio-2", 100):
-        diagnosis = patient("dgx-spark-1", bounds=Bounds(seconds=1.0))
+        diagnosis = patient("dgx-spark-1", bounds=MeasurementBounds(seconds=1.0))
     (pair,) = diagnosis.pairs
     assert 20e6 < pair.link.bits_per_s < 115e6  # a busy machine measures less than the limit
     assert [one.level for one in pair.findings if "far below the 10 Gb/s of eth0" in one.text] == ["warning"]

@@ -9,7 +9,7 @@ from msgspec import structs
 from disagg.api.status import ModelFingerprint
 from disagg.fleet.doctor.pair import clocks, hides, same_model, versions
 from disagg.fleet.facts.hardware import Clock
-from disagg.fleet.link import Link, NetworkPath
+from disagg.fleet.link import MeasuredLink, NetworkPath
 from disagg.planning.kv import kv_bytes_per_token
 from tests.fleet.doctor.patients import CONFIG, FLEET, mac, spark, status
 
@@ -62,7 +62,7 @@ def test_a_model_that_is_missing_at_one_end_is_that_hosts_trouble() -> None:
 
 
 def test_a_measured_rate_is_told_in_prefill_tokens() -> None:
-    link = Link("dgx-spark-1", "mac-studio-2", "169.254.150.102", NetworkPath(""), int(9.4e9 / 8), 1.0)
+    link = MeasuredLink("dgx-spark-1", "mac-studio-2", "169.254.150.102", NetworkPath(""), int(9.4e9 / 8), 1.0)
     (note,) = hides(link, FLEET.models["qwen3-coder:30b"], spark(), mac())
     assert note.text == "prefill up to 11,953 tok/s (96 KiB of KV a token)"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.fleet.facts.server import Holder, ServerFacts, read_server_facts
+from disagg.fleet.facts.server import PortHolder, ServerFacts, read_server_facts
 from disagg.fleet.machine.local import LocalMachine
 from tests.values import present
 
@@ -93,16 +93,16 @@ def test_a_program_of_a_hostile_name_on_the_port_breaks_nothing(home: Path) -> N
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         facts = seen(int(present(process.stdout).readline()))
         process.communicate("\n")
-    assert facts.port_conflict is not None and facts.port_conflict[1] == Holder(process.pid, "a b c")
+    assert facts.port_conflict is not None and facts.port_conflict[1] == PortHolder(process.pid, "a b c")
 
 
 def test_the_servers_own_port_is_no_intruder() -> None:
-    assert ServerFacts("/h", pid=7, ports={80: Holder(7, "python")}).port_conflict is None
-    assert ServerFacts("/h", pid=7, ports={80: Holder(None, "")}).port_conflict is None, (
+    assert ServerFacts("/h", pid=7, ports={80: PortHolder(7, "python")}).port_conflict is None
+    assert ServerFacts("/h", pid=7, ports={80: PortHolder(None, "")}).port_conflict is None, (
         "the machine does not tell whose it is"
     )
-    assert ServerFacts("/h", pid=7, ports={80: Holder(8, "x")}).port_conflict == (80, Holder(8, "x"))
-    assert ServerFacts("/h", ports={80: Holder(None, "")}).port_conflict == (80, Holder(None, ""))
+    assert ServerFacts("/h", pid=7, ports={80: PortHolder(8, "x")}).port_conflict == (80, PortHolder(8, "x"))
+    assert ServerFacts("/h", ports={80: PortHolder(None, "")}).port_conflict == (80, PortHolder(None, ""))
 
 
 def test_the_last_50_lines_come_whole_with_tabs_and_signs(home: Path) -> None:

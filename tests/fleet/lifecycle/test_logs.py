@@ -14,7 +14,7 @@ import pytest
 
 from disagg.config import Host
 from disagg.errors import HostUnreachable
-from disagg.fleet.lifecycle.logs import Line, follow, read
+from disagg.fleet.lifecycle.logs import LogLine, follow, read
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.base import CommandResult
 from disagg.fleet.machine.local import LocalMachine
@@ -48,7 +48,7 @@ def said(second: float, event: str) -> str:
     return json.dumps({"time": stamp, "level": "info", "event": event})
 
 
-def texts(lines: list[Line]) -> list[str]:
+def texts(lines: list[LogLine]) -> list[str]:
     return [f"{line.host} {line.fields['event'] if line.fields else line.text}" for line in lines]
 
 
@@ -77,7 +77,7 @@ def test_no_more_than_the_asked_lines_of_each_host_are_held(place: Place) -> Non
 
 def test_since_leaves_out_what_is_older_with_the_lines_that_belong_to_it(place: Place) -> None:
     place.write("a", said(1, "old"), "of old", said(9, "new"), "of new")
-    since = Line("", 0, "").time + 1767225605  # 00:00:05
+    since = LogLine("", 0, "").time + 1767225605  # 00:00:05
     assert texts(read(place.hosts[:1], place.state, 100, since)[0]) == ["a new", "a of new"]
 
 
@@ -99,7 +99,7 @@ class Following:
     """follow(), on a thread."""
 
     def __init__(self, place: Place, **options: Any) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[LogLine] = []
         self.stop = threading.Event()
         self.follow = follow(place.hosts, place.state, options.pop("lines", 10), **options)
         self.thread = threading.Thread(target=self._run)

@@ -7,7 +7,7 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import PeerLost
-from disagg.fleet.link import Interface, Link, NetworkPath, far_below, hidden_tokens_per_s, judge
+from disagg.fleet.link import Interface, MeasuredLink, NetworkPath, far_below, hidden_tokens_per_s, judge
 from disagg.fleet.link.judge import rate
 from tests.testbed.bed import HOSTS_TOML
 
@@ -29,7 +29,7 @@ def link(
 ) -> Any:
     interfaces = {one.name: one for one in (interface, *others)}
     path = NetworkPath(MAC.address, interface.name, source, gateway, interfaces=interfaces)
-    return replace(Link(SPARK.name, MAC.name, MAC.address, path, int(gbits * 1e9 / 8), 1.0, 0.0003), **changes)
+    return replace(MeasuredLink(SPARK.name, MAC.name, MAC.address, path, int(gbits * 1e9 / 8), 1.0, 0.0003), **changes)
 
 
 def levels(found: Any) -> list[str]:

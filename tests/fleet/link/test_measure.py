@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from disagg.fleet.link import Bounds, Link, LinkEnd, far_below, judge, measure, measure_all
+from disagg.fleet.link import LinkEnd, MeasuredLink, MeasurementBounds, far_below, judge, measure, measure_all
 from disagg.fleet.link.measure import PROBE, rounds
 from disagg.fleet.machine.connect import machine_for
 from tests.deadlines import ends_by_itself
 from tests.testbed.bed import Bed
 from tests.values import of_type, present
 
-SHORT = Bounds(seconds=0.5, bytes=64 << 20)
+SHORT = MeasurementBounds(seconds=0.5, bytes=64 << 20)
 PYTHON = "/usr/bin/python3"
 
 
@@ -42,7 +42,7 @@ def test_a_shaped_link_is_measured_as_no_faster_than_its_limit_and_called_far_be
     bed: Bed, ends: dict[str, LinkEnd], megabit: int
 ) -> None:
     with bed.limited("mac-studio-2", megabit):
-        link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], Bounds(seconds=1.0))
+        link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], MeasurementBounds(seconds=1.0))
     # Never more than the limit; a busy machine measures less (65 of 100 Mbit/s was seen).
     assert 0.2 < present(link.bits_per_s) / (megabit * 1e6) < 1.15
     assert far_below(link)
@@ -96,7 +96,7 @@ def test_links_that_share_no_machine_are_measured_at_the_same_time(bed: Bed) -> 
 def test_several_links_come_back_in_the_order_of_their_pairs(ends: dict[str, LinkEnd]) -> None:
     pairs = [("dgx-spark-1", "mac-studio-2"), ("dgx-spark-1", "mac-studio-1"), ("dgx-spark-2", "mac-studio-1")]
     links = measure_all([(ends[one], ends[other]) for one, other in pairs], SHORT)
-    found = [of_type(link, Link) for link in links]
+    found = [of_type(link, MeasuredLink) for link in links]
     assert [(link.sender, link.receiver) for link in found] == pairs
     assert all(link.bits_per_s for link in found)
 

@@ -7,17 +7,26 @@ import pytest
 
 from disagg.config import load
 from disagg.errors import HostUnreachable, UsageError
-from disagg.fleet.link import Bounds, Link, LinkSurvey, NetworkPath, exit_code, kv_pairs, pairs_between, survey
+from disagg.fleet.link import (
+    LinkSurvey,
+    MeasuredLink,
+    MeasurementBounds,
+    NetworkPath,
+    exit_code,
+    kv_pairs,
+    pairs_between,
+    survey,
+)
 from disagg.fleet.machine.connect import machine_for
 from tests.testbed.bed import HOSTS_TOML, Bed
 
 FLEET = load(HOSTS_TOML)
 SPARK, MAC = FLEET.hosts["dgx-spark-1"], FLEET.hosts["mac-studio-2"]
-SHORT = Bounds(seconds=0.5, bytes=16 << 20)
+SHORT = MeasurementBounds(seconds=0.5, bytes=16 << 20)
 
 
 def measured(gbits: Any) -> Any:
-    return Link(SPARK.name, MAC.name, MAC.address, NetworkPath(MAC.address), int(gbits * 1e9 / 8), 1.0)
+    return MeasuredLink(SPARK.name, MAC.name, MAC.address, NetworkPath(MAC.address), int(gbits * 1e9 / 8), 1.0)
 
 
 def test_bandwidth_that_hides_is_tokens_per_second_times_bytes_per_token() -> None:

@@ -19,7 +19,7 @@ from disagg.fleet.machine import shell
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.local import LocalMachine
-from disagg.fleet.machine.output import Stream
+from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
 from tests.deadlines import ends_by_itself
 from tests.fleet.farm import wait_until
@@ -88,7 +88,7 @@ def test_content_that_ends_early_changes_nothing(here: LocalMachine, tmp_path: P
     content = whole.getvalue()
     for length in (*range(0, len(content), 20), len(content) - 1):
         program = shell.program(("target", "644", str(len(content))), script, takes_input=True)
-        code, _ = here.execute(Invocation(program, Stream(), Stream(), 10, io.BytesIO(content[:length])))
+        code, _ = here.execute(Invocation(program, OutputStream(), OutputStream(), 10, io.BytesIO(content[:length])))
         assert code != 0 and list(tmp_path.iterdir()) == [], f"{length} of {len(content)} bytes"
 
 

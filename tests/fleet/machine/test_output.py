@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.fleet.machine.output import Stream, last_lines
+from disagg.fleet.machine.output import OutputStream, last_lines
 
 SAID = b"Welcome\nback\n@disagg 4711\none\ntwo\r\nthree\rfour\n\nlast"
 
@@ -12,7 +12,7 @@ SAID = b"Welcome\nback\n@disagg 4711\none\ntwo\r\nthree\rfour\n\nlast"
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_lines_come_out_the_same_however_the_bytes_are_cut(size: int) -> None:
     lines: list[str] = []
-    stream = Stream(lines.append)
+    stream = OutputStream(lines.append)
     for start in range(0, len(SAID), size):
         stream.feed(SAID[start : start + size])
     stream.end()
@@ -23,14 +23,14 @@ def test_lines_come_out_the_same_however_the_bytes_are_cut(size: int) -> None:
 
 def test_a_character_cut_in_two_is_one_character() -> None:
     lines: list[str] = []
-    stream = Stream(lines.append)
+    stream = OutputStream(lines.append)
     for byte in "@disagg 1\nü\n".encode():
         stream.feed(bytes([byte]))
     assert (stream.text, lines) == ("ü\n", ["ü"])
 
 
 def test_both_ends_are_kept() -> None:
-    stream = Stream(keep=4)
+    stream = OutputStream(keep=4)
     stream.feed(b"@disagg 1\n")
     for number in range(10):
         stream.feed(b"%d" % number)
@@ -39,13 +39,13 @@ def test_both_ends_are_kept() -> None:
 
 def test_a_line_without_end_is_told_in_pieces() -> None:
     lines: list[str] = []
-    stream = Stream(lines.append)
+    stream = OutputStream(lines.append)
     stream.feed(b"@disagg 1\n" + b"x" * 200_000)
     assert len(lines) == 1 and len(lines[0]) == 200_000
 
 
 def test_without_the_mark_there_is_only_a_greeting() -> None:
-    stream = Stream()
+    stream = OutputStream()
     stream.feed(b"no such account\n")
     assert (stream.pid, stream.text, stream.greeting) == (None, "", "no such account")
 

@@ -21,7 +21,7 @@ from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.history import recorder as recording
 from disagg.gateway.history.entry import of_completion, of_end
 from disagg.gateway.history.recorder import Recorder
-from disagg.gateway.history.store import Bounds, Filter, Store, read
+from disagg.gateway.history.store import Filter, HistoryBounds, Store, read
 from disagg.gateway.observe.events import Accepted, Completed, Ended
 from disagg.gateway.watch import GatewayWatch
 from disagg.inference.client import AsyncClient
@@ -91,14 +91,14 @@ async def test_what_has_settled_can_be_read_while_the_gateway_runs(recorder: Rec
     ],
 )
 def test_what_a_filter_leaves_newest_first(tmp_path: Path, wanted: Filter, found: list[int]) -> None:
-    store = Store(tmp_path / "history.db", Bounds())
+    store = Store(tmp_path / "history.db", HistoryBounds())
     store.append([entry(1), entry(2), entry(3), entry(4, state="failed"), entry(5, model="other")])
     store.close()
     assert [one.id for one in read(tmp_path / "history.db", wanted)] == found
 
 
 def test_old_entries_and_those_over_the_bound_are_removed(tmp_path: Path) -> None:
-    store = Store(tmp_path / "history.db", Bounds(age_s=100.0, rows=2))
+    store = Store(tmp_path / "history.db", HistoryBounds(age_s=100.0, rows=2))
     store.append([entry(number) for number in (1, 10, 20, 30)])
     store.prune(now=105.0)
     store.close()
@@ -149,7 +149,7 @@ def test_a_disk_that_is_too_slow_loses_entries_and_delays_nothing(
 ) -> None:
     monkeypatch.setattr(recording, "QUEUED", 2)
     path = tmp_path / "history.db"
-    Store(path, Bounds()).close()
+    Store(path, HistoryBounds()).close()
     lock = sqlite3.connect(path, isolation_level=None)
     lock.execute("BEGIN EXCLUSIVE")
     recorder = Recorder(path)
@@ -173,7 +173,7 @@ def test_a_file_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_oldest_entries_are_removed_if_they_take_too_many_bytes(tmp_path: Path) -> None:
-    store = Store(tmp_path / "history.db", Bounds(age_s=100.0, size=200_000))
+    store = Store(tmp_path / "history.db", HistoryBounds(age_s=100.0, size=200_000))
     store.append([entry(number, prompt="x" * 10_000) for number in range(60)])
     store.prune(now=60.0)
     store.close()

@@ -18,7 +18,7 @@ from disagg.inference.hosts.refresh import Refresher
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
-from disagg.inference.http.events import Progress
+from disagg.inference.http.events import ProgressJudge
 from disagg.inference.policy import Timeouts
 from tests.inference.scripted import answering
 
@@ -62,7 +62,7 @@ def test_a_host_that_has_not_begun_after_3_s_counts_as_busy(phases: list[str], g
 
 def judged(phases: list[str], beats: list[int], timeouts: Timeouts) -> DisaggError | None:
     """The first problem, if such an event arrives every second."""
-    progress = Progress(D, timeouts, written=0.0)
+    progress = ProgressJudge(D, timeouts, written=0.0)
     events = [ProgressEvent(phase=phase, beats=count) for phase, count in zip(phases, beats, strict=True)]
     problems = [progress.problem(event, float(now)) for now, event in enumerate(events)]
     return next((problem for problem in problems if problem), None)
@@ -70,7 +70,7 @@ def judged(phases: list[str], beats: list[int], timeouts: Timeouts) -> DisaggErr
 
 async def events_of(*chunks: bytes, timeouts: Timeouts = Timeouts()) -> list[str]:  # noqa: B008 - frozen
     async with answering(*chunks) as (http, host, _):
-        call = calls.Call(host, "/generate", ProgressEvent(phase="", beats=0), "r", timeouts)
+        call = calls.EventCall(host, "/generate", ProgressEvent(phase="", beats=0), "r", timeouts)
         async with calls.events(http, call) as events:
             return [event.event async for event in events]
 

@@ -10,7 +10,7 @@ import pytest
 from disagg.api.events import DoneEvent, ProgressEvent
 from disagg.errors import ServerUnavailable
 from disagg.inference.http import calls
-from disagg.inference.http.connections import Connections, Request
+from disagg.inference.http.connections import Connections, HostRequest
 from tests.inference.scripted import Server, described_host
 
 DONE = (
@@ -40,7 +40,7 @@ class KeepingHost(Server):
 
 
 async def ask(http: Connections, port: int) -> DoneEvent:
-    call = calls.Call(described_host("d", port), "/generate", ProgressEvent(phase="", beats=0), "r")
+    call = calls.EventCall(described_host("d", port), "/generate", ProgressEvent(phase="", beats=0), "r")
     return await calls.closing_event(http, call, DoneEvent)
 
 
@@ -95,5 +95,5 @@ async def test_a_connection_on_which_a_request_cannot_be_sent_is_dropped() -> No
     host = KeepingHost()
     async with host.listening() as port, Connections("t") as http:
         with pytest.raises(h11.LocalProtocolError):
-            await http.send(Request(described_host("d", port), "GET", "/load", id="a\nb"), 20)
+            await http.send(HostRequest(described_host("d", port), "GET", "/load", id="a\nb"), 20)
         assert not http._busy

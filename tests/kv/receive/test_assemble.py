@@ -8,14 +8,14 @@ from disagg.errors import IntegrityError, ProtocolError
 from disagg.kv.arena import Arenas
 from disagg.kv.receive.assemble import Assembly
 from disagg.kv.received import Placement, ReceivedKV
-from disagg.kv.wire.frames import Frame, Kind, Totals
+from disagg.kv.wire.frames import Frame, Kind, TransferTotals
 from tests.kv.kv_parts import Cache, Parts, groups_layout, mixed_layout, parts_of
 
 CACHE = Cache.random(mixed_layout(), 10)
 DIGEST = bytes(16)
 
 
-def build(parts: Parts, cache: Cache = CACHE, totals: Totals | None = None) -> ReceivedKV:
+def build(parts: Parts, cache: Cache = CACHE, totals: TransferTotals | None = None) -> ReceivedKV:
     arena = Arenas().acquire(Placement.of(cache.layout, cache.tokens, cache.start, cache.wire).nbytes)
     kv = ReceivedKV(cache.layout, cache.tokens, arena, cache.start, cache.wire)
     assembly = Assembly(kv)
@@ -25,7 +25,7 @@ def build(parts: Parts, cache: Cache = CACHE, totals: Totals | None = None) -> R
             view[:] = rest[: len(view)]
             rest = rest[len(view) :]
         assert not rest
-    assembly.finish(totals or Totals(len(parts), sum(len(p) for _, p in parts), DIGEST), DIGEST)
+    assembly.finish(totals or TransferTotals(len(parts), sum(len(p) for _, p in parts), DIGEST), DIGEST)
     return kv
 
 
@@ -129,8 +129,8 @@ def test_totals_and_digest_must_agree() -> None:
     parts = parts_of(CACHE)
     size = sum(len(p) for _, p in parts)
     with pytest.raises(ProtocolError, match="counts"):
-        build(parts, totals=Totals(len(parts) + 1, size, DIGEST))
+        build(parts, totals=TransferTotals(len(parts) + 1, size, DIGEST))
     with pytest.raises(ProtocolError, match="counts"):
-        build(parts, totals=Totals(len(parts), size - 1, DIGEST))
+        build(parts, totals=TransferTotals(len(parts), size - 1, DIGEST))
     with pytest.raises(IntegrityError):
-        build(parts, totals=Totals(len(parts), size, b"x" * 16))
+        build(parts, totals=TransferTotals(len(parts), size, b"x" * 16))

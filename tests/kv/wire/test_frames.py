@@ -157,7 +157,7 @@ def test_a_frame_head_survives_the_wire() -> None:
 
 
 def test_the_end_frame_carries_totals() -> None:
-    totals = frames.Totals(3, 99, bytes(range(16)))
+    totals = frames.TransferTotals(3, 99, bytes(range(16)))
     raw = frames.encode_end(totals)
     assert frames.decode_frame(raw[: frames.FRAME.size]).kind is frames.Kind.END
     assert frames.decode_totals(raw[frames.FRAME.size :]) == totals

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from disagg.servers.health.progress import Progress, StallPolicy, computed_s
+from disagg.servers.health.progress import EngineProgress, StallPolicy, computed_s
 
 POLICY = StallPolicy()
 BETWEEN = (POLICY.quiet_s + POLICY.computing_s) / 2
@@ -17,7 +17,7 @@ SHORT, LONG = POLICY.quiet_s - 1, POLICY.computing_s + 1
 
 
 def test_beats_count_up() -> None:
-    progress = Progress()
+    progress = EngineProgress()
     progress.beat()
     progress.beat()
     assert progress.beats == 2
@@ -35,7 +35,7 @@ def test_beats_count_up() -> None:
     ids=["working", "no beat", "no work", "work began after a while", "work began and stands still"],
 )
 def test_only_work_without_a_beat_is_a_stall(steps: list[tuple[float, bool]], stalled: bool) -> None:
-    progress, now = Progress(), time.monotonic()
+    progress, now = EngineProgress(), time.monotonic()
     assert [progress.stalled_s(now + seconds, busy) > 0 for seconds, busy in steps][-1] is stalled
 
 
@@ -67,7 +67,7 @@ def test_an_engine_that_does_not_even_compute_counts_as_stalled_earlier(
 ) -> None:
     """worked_before_s: from the last beat until there is work again. computing: of one core, meanwhile."""
     clock = [0.0]
-    progress = Progress(POLICY, lambda: computing * clock[0])
+    progress = EngineProgress(POLICY, lambda: computing * clock[0])
     progress.beat()
     began = time.monotonic() + worked_before_s
     progress.excuse(began)
@@ -95,7 +95,7 @@ def test_the_processor_time_is_that_of_this_process_and_its_children_without_the
 
 
 def test_a_stall_lasts_until_the_next_beat_also_if_its_requests_have_ended() -> None:
-    progress, now = Progress(), time.monotonic()
+    progress, now = EngineProgress(), time.monotonic()
     assert progress.stalled_s(now + LONG, busy=True) > 0
     assert progress.stalled_s(now + LONG + 1, busy=False) == pytest.approx(LONG + 1, abs=0.1)
     progress.beat()
@@ -103,6 +103,6 @@ def test_a_stall_lasts_until_the_next_beat_also_if_its_requests_have_ended() -> 
 
 
 def test_time_for_which_the_whole_process_was_stopped_does_not_count() -> None:
-    progress, now = Progress(), time.monotonic()
+    progress, now = EngineProgress(), time.monotonic()
     progress.excuse(now + LONG)
     assert progress.stalled_s(now + LONG + SHORT, busy=True) == 0

@@ -12,7 +12,7 @@ import pytest
 
 from disagg.api.events import ErrorAnswer
 from disagg.api.status import Load
-from disagg.http.connections import Bounds
+from disagg.http.connections import ConnectionBounds
 from disagg.servers.http.app import build
 from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
@@ -26,12 +26,12 @@ SHORT = {"model": "m", "tokens": [9] * 40, "sampling": {"max_tokens": 3}}
 
 
 @pytest.fixture
-def bounds() -> Bounds:
-    return Bounds()
+def bounds() -> ConnectionBounds:
+    return ConnectionBounds()
 
 
 @pytest.fixture
-async def service(tmp_path: Path, bounds: Bounds) -> AsyncIterator[AnyService]:
+async def service(tmp_path: Path, bounds: ConnectionBounds) -> AsyncIterator[AnyService]:
     """A decode service behind HTTP."""
     async with serving(tmp_path, "m-decode") as one:
         server = _Server(one, build(one, TOKEN), bounds)
@@ -56,7 +56,7 @@ async def polling(service: AnyService) -> tuple[asyncio.StreamReader, asyncio.St
     return reader, writer
 
 
-@pytest.mark.parametrize("bounds", [Bounds(unproven=3)])
+@pytest.mark.parametrize("bounds", [ConnectionBounds(unproven=3)])
 async def test_connections_that_only_polled_bare_health_make_room(service: AnyService) -> None:
     pollers = [await polling(service) for _ in range(3)]
     async with client(service, **WITH_TOKEN) as caller:
@@ -69,7 +69,7 @@ async def test_connections_that_only_polled_bare_health_make_room(service: AnySe
         writer.close()
 
 
-@pytest.mark.parametrize("bounds", [Bounds(connections=1)])
+@pytest.mark.parametrize("bounds", [ConnectionBounds(connections=1)])
 async def test_a_caller_without_a_place_gets_503_and_health_is_still_answered(service: AnyService) -> None:
     async with client(service, **WITH_TOKEN) as busy, busy.stream("POST", "/generate", json=LONG) as answer:
         lines = answer.aiter_lines()  # held: the response closes when its iterator is dropped

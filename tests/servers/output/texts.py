@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from disagg.engines.model.stream import StopStrings
-from disagg.servers.output.part import Output, Part
+from disagg.servers.output.part import Output, OutputPart
 
 
 class Texts:
@@ -33,14 +33,14 @@ def cuts(text: str) -> Iterator[list[str]]:
         yield [text[:at], text[at:]]
 
 
-def run(output: Output, tokens: Iterable[int]) -> list[Part]:
+def run(output: Output, tokens: Iterable[int]) -> list[OutputPart]:
     """Its parts of these tokens; neighbours of a kind are joined, ids of calls left out."""
-    found: list[Part] = []
+    found: list[OutputPart] = []
     for part in [part for token in tokens for part in output.push(token)] + [*output.finish()]:
         if part.call is not None:
-            found.append(Part("call", f"{part.call.name} {part.call.arguments}"))
+            found.append(OutputPart("call", f"{part.call.name} {part.call.arguments}"))
         elif found and found[-1].kind == part.kind:
-            found[-1] = Part(part.kind, found[-1].text + part.text)
+            found[-1] = OutputPart(part.kind, found[-1].text + part.text)
         else:
             found.append(part)
     return found

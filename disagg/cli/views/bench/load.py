@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from disagg.bench.load import RunMonitor
-from disagg.bench.plan import Plan
+from disagg.bench.plan import BenchPlan
 from disagg.bench.result import SIMULATED, BenchResult, Cell
 from disagg.bench.stats import PART_NAMES
 from disagg.bench.verdict import Series, SpeedupAtLength
@@ -93,14 +93,14 @@ def live(monitor: RunMonitor, console: Console, simulated: bool = False) -> Iter
                 last[0] = point
                 console.print(f"{prefix}measuring {point} …", style="dim", soft_wrap=True)
 
-        def estimated(plan: Plan, seconds: float | None) -> None:
+        def estimated(plan: BenchPlan, seconds: float | None) -> None:
             console.print(f"{prefix}{_announcement(plan, seconds)}", style="dim", soft_wrap=True)
 
         monitor.changed, monitor.estimated = changed, estimated
         yield
 
 
-def _announcement(plan: Plan, seconds: float | None) -> str:
+def _announcement(plan: BenchPlan, seconds: float | None) -> str:
     """What will be measured and how long it will take: "132 requests (4 points x 3 modes), about 2 min"."""
     points, modes = (_counted(len(plan.points), "point"), _counted(len(plan.modes), "mode"))
     time = "no estimate: a first request failed" if seconds is None else f"about {_duration(seconds)}"

@@ -104,7 +104,7 @@ def _next(reports: Sequence[DeployResult], whole: Collection[str], pulling: Coll
             yield Text.assemble(("next: ", "bold cyan"), f"{pull}disagg {needs}{host_options(waiting, whole)}")
 
 
-class Progress:
+class DeployProgress:
     """Steps as they are carried out: a live table, or one line per step if stderr is no terminal.
 
     `report` may be called from several threads.
@@ -117,7 +117,7 @@ class Progress:
         self._spinner = Spinner("dots", style="cyan")
         self._live = Live(self, console=console, transient=True, refresh_per_second=10) if console.is_terminal else None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> DeployProgress:
         if self._live is not None:
             self._live.start()
         return self

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from disagg.cli.views.stream import printable
 from disagg.fleet.lifecycle.loglines import entry
-from disagg.fleet.lifecycle.logs import Line
+from disagg.fleet.lifecycle.logs import LogLine
 
 _COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
 _LEVELS: Final = {"error": "bold red", "critical": "bold red", "warning": "yellow"}
@@ -25,7 +25,7 @@ class LogView:
         self._width = max(map(len, hosts), default=0)
         self._colours = {host: _COLOURS[index % len(_COLOURS)] for index, host in enumerate(hosts)}
 
-    def line(self, line: Line) -> Text:
+    def line(self, line: LogLine) -> Text:
         """One line of a log; a traceback in it goes on below."""
         clock = datetime.fromtimestamp(line.time).strftime("%H:%M:%S.%f")[:-3] if line.time else " " * 12
         head = Text.assemble((clock, "dim"), " ", (line.host.ljust(self._width), self._colours.get(line.host, "")), " ")

@@ -24,7 +24,7 @@ _STYLE = {
 }
 
 
-class Progress:
+class HostProgress:
     """Prints a host's state each time it changes. `report` may be called from several threads."""
 
     def __init__(self, console: Console) -> None:

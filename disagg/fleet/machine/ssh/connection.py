@@ -17,14 +17,14 @@ import paramiko
 from disagg.fleet.machine.ssh.errors import explain, refused_key
 from disagg.fleet.machine.ssh.keys import Keys
 from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts
-from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, Settings, Timeouts
+from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, HopSettings, SSHTimeouts
 
 # paramiko logs tracebacks of its threads; the relevant ones are raised as exceptions too.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 
-def open_connection(name: str, settings: Settings, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> fabric.Connection:
+def open_connection(name: str, settings: HopSettings, timeouts: SSHTimeouts = DEFAULT_TIMEOUTS) -> fabric.Connection:
     """Connect and log in. `name`: the host's name in hosts.toml, for messages.
 
     Raises HostKeyRefused, LoginRefused, HostUnreachable.
@@ -53,7 +53,7 @@ def close_connection(connection: fabric.Connection) -> None:
         hop = hop.gateway
 
 
-def offered_key(name: str, settings: Settings, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> HostKey:
+def offered_key(name: str, settings: HopSettings, timeouts: SSHTimeouts = DEFAULT_TIMEOUTS) -> HostKey:
     """The host key that a host offers, unchecked and without a login. Keys of its gateways, if any, are checked.
 
     Raises HostKeyRefused, LoginRefused (of a gateway), HostUnreachable.
@@ -85,7 +85,7 @@ def offered_key(name: str, settings: Settings, timeouts: Timeouts = DEFAULT_TIME
             close_connection(gateway)
 
 
-def _connection(name: str, settings: Settings, timeouts: Timeouts) -> fabric.Connection:
+def _connection(name: str, settings: HopSettings, timeouts: SSHTimeouts) -> fabric.Connection:
     known = KnownHosts.read(settings.known_hosts)
     gateway: Any = settings.proxy_command or False
     if settings.jump is not None:
@@ -109,7 +109,7 @@ def _connection(name: str, settings: Settings, timeouts: Timeouts) -> fabric.Con
     return connection
 
 
-def _transport_factory(known: KnownHosts, settings: Settings) -> Any:
+def _transport_factory(known: KnownHosts, settings: HopSettings) -> Any:
     """A factory of transports that prefer the kinds of host key listed in known_hosts."""
     kinds = [entry.key.kind for entry in known.of(settings.known_as) if not entry.revoked]
 
@@ -127,7 +127,7 @@ def _transport_factory(known: KnownHosts, settings: Settings) -> Any:
 class _KeyCheck(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko has no types
     """Checks every host key: paramiko itself gets no known_hosts, so it calls this for each."""
 
-    def __init__(self, name: str, settings: Settings, known: KnownHosts) -> None:
+    def __init__(self, name: str, settings: HopSettings, known: KnownHosts) -> None:
         self.name, self.settings, self.known = name, settings, known
 
     def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:

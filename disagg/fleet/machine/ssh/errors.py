@@ -13,14 +13,14 @@ from paramiko.ssh_exception import BadAuthenticationType, NoValidConnectionsErro
 
 from disagg.errors import DisaggError, HostKeyRefused, HostUnreachable, LoginRefused
 from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts, Verdict, remove_commands
-from disagg.fleet.machine.ssh.settings import Settings
+from disagg.fleet.machine.ssh.settings import HopSettings
 
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _SILENT = ("banner", "No existing session")
 """In paramiko's messages if sshd sends nothing; the second one stands for a key exchange that timed out."""
 
 
-def explain(name: str, settings: Settings, error: BaseException) -> DisaggError:
+def explain(name: str, settings: HopSettings, error: BaseException) -> DisaggError:
     """Convert any error of opening or using a connection. name: the host's name in hosts.toml."""
     if isinstance(error, NoValidConnectionsError):
         error = next(iter(error.errors.values()))
@@ -41,7 +41,9 @@ def explain(name: str, settings: Settings, error: BaseException) -> DisaggError:
     return HostUnreachable(f"{name}: the connection to {_where(settings)} broke: {text}", f"{_ssh(settings)} -v")
 
 
-def refused_key(name: str, settings: Settings, verdict: Verdict, offered: HostKey, known: KnownHosts) -> HostKeyRefused:
+def refused_key(
+    name: str, settings: HopSettings, verdict: Verdict, offered: HostKey, known: KnownHosts
+) -> HostKeyRefused:
     """The error about a host key that is unknown, changed or revoked."""
     shown = f"{offered.kind} {offered.fingerprint}"
     if verdict == "unknown":
@@ -63,7 +65,7 @@ def refused_key(name: str, settings: Settings, verdict: Verdict, offered: HostKe
     )
 
 
-def _socket_error(name: str, settings: Settings, error: OSError) -> HostUnreachable:
+def _socket_error(name: str, settings: HopSettings, error: OSError) -> HostUnreachable:
     where, ping = _where(settings), f"ping {settings.address}"
     words = error.strerror or str(error) or type(error).__name__
     if isinstance(error, socket.gaierror):
@@ -84,7 +86,7 @@ def _socket_error(name: str, settings: Settings, error: OSError) -> HostUnreacha
     return HostUnreachable(f"{name}: {where}: {words}", ping if error.errno in _NO_ROUTE else f"{_ssh(settings)} -v")
 
 
-def _login_error(name: str, settings: Settings, failure: Any) -> DisaggError:
+def _login_error(name: str, settings: HopSettings, failure: Any) -> DisaggError:
     """Why no private key was accepted."""
     results = [attempt.result for attempt in failure.result]
     unusable = failure.result.strategy.unusable
@@ -106,7 +108,7 @@ def _login_error(name: str, settings: Settings, failure: Any) -> DisaggError:
     return _refused(name, settings, "; ".join([tried, *unusable]))
 
 
-def _refused(name: str, settings: Settings, why: str) -> LoginRefused:
+def _refused(name: str, settings: HopSettings, why: str) -> LoginRefused:
     copy = _ssh(settings).replace("ssh ", "ssh-copy-id ", 1)
     return LoginRefused(
         f"{name}: {settings.address} refuses the login of {settings.user}: {why}",
@@ -114,10 +116,10 @@ def _refused(name: str, settings: Settings, why: str) -> LoginRefused:
     )
 
 
-def _where(settings: Settings) -> str:
+def _where(settings: HopSettings) -> str:
     return f"{settings.address}:{settings.port}"
 
 
-def _ssh(settings: Settings) -> str:
+def _ssh(settings: HopSettings) -> str:
     port = "" if settings.port == 22 else f"-p {settings.port} "
     return f"ssh {port}{settings.user}@{settings.address}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import paramiko
 from paramiko.auth_strategy import AuthSource, AuthStrategy, InMemoryPrivateKey
 
-from disagg.fleet.machine.ssh.settings import Settings
+from disagg.fleet.machine.ssh.settings import HopSettings
 
 
 class Keys(AuthStrategy):  # type: ignore[misc]
@@ -18,7 +18,7 @@ class Keys(AuthStrategy):  # type: ignore[misc]
     Never asks for a password. unusable: why identity files could not be used.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: HopSettings) -> None:
         super().__init__(ssh_config=None)
         self.settings = settings
         self.unusable: list[str] = []

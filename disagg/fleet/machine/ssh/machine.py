@@ -20,13 +20,13 @@ from disagg.errors import DisaggError, HostUnreachable
 from disagg.fleet.machine import interruption, shell
 from disagg.fleet.machine.posix import Invocation, ShellMachine
 from disagg.fleet.machine.ssh.guard import Guard
-from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, Timeouts
+from disagg.fleet.machine.ssh.settings import DEFAULT_TIMEOUTS, SSHTimeouts
 
 if TYPE_CHECKING:
     import fabric
     import paramiko
 
-    from disagg.fleet.machine.ssh.settings import Settings
+    from disagg.fleet.machine.ssh.settings import HopSettings
 
 HEARTBEAT_S = 5.0
 """Between two messages to the guard."""
@@ -42,13 +42,13 @@ _KILLED = 137
 class SSHMachine(ShellMachine):
     """A host with connector "ssh". Connects when first used, and again after a broken connection."""
 
-    def __init__(self, host: Host, *, timeouts: Timeouts = DEFAULT_TIMEOUTS, guard_s: float = GUARD_S) -> None:
+    def __init__(self, host: Host, *, timeouts: SSHTimeouts = DEFAULT_TIMEOUTS, guard_s: float = GUARD_S) -> None:
         self._host = host
         self._timeouts = timeouts
         self._guard_s = guard_s
         self._lock = Lock()
         self._connection: fabric.Connection | None = None
-        self._settings: Settings | None = None
+        self._settings: HopSettings | None = None
         self._guard: Guard | None = None
 
     @property
@@ -56,7 +56,7 @@ class SSHMachine(ShellMachine):
         return self._host.name
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> HopSettings:
         """How to connect to this host, from hosts.toml and ssh_config."""
         if self._settings is None:
             from disagg.fleet.machine.ssh.settings import settings_for

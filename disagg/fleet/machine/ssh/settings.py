@@ -27,7 +27,7 @@ _MAX_JUMPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class HopSettings:
     """One hop. address, port: to connect to. known_as: its name in known_hosts.
 
     identities: private key files to try, in order. explicit: the one that hosts.toml names, whose absence is reported.
@@ -42,13 +42,13 @@ class Settings:
     identities_only: bool
     known_hosts: tuple[Path, ...]
     connect_timeout: float | None = None
-    jump: Settings | None = None
+    jump: HopSettings | None = None
     proxy_command: str | None = None
     explicit: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class SSHTimeouts:
     """Seconds. connect: for TCP, and again for the key exchange. banner: until sshd sends its version. auth: for each
     reply during login. channel: for opening one. dead_link: until a connection without traffic counts as broken."""
 
@@ -59,10 +59,10 @@ class Timeouts:
     dead_link: float = 8.0
 
 
-DEFAULT_TIMEOUTS: Final = Timeouts()
+DEFAULT_TIMEOUTS: Final = SSHTimeouts()
 
 
-def settings_for(host: Host) -> Settings:
+def settings_for(host: Host) -> HopSettings:
     """The settings of a host of hosts.toml. Raises FleetError if ssh_config cannot be read."""
     import paramiko
 
@@ -86,7 +86,7 @@ class _Target:
     key: str | None = None
 
 
-def _hop(config: paramiko.SSHConfig, target: _Target, depth: int = 0) -> Settings:
+def _hop(config: paramiko.SSHConfig, target: _Target, depth: int = 0) -> HopSettings:
     if depth > _MAX_JUMPS:
         raise FleetError(f"ProxyJump in ~/.ssh/config is circular at {target.name}", f"ssh -G {target.name}")
     options = config.lookup(target.name)
@@ -96,7 +96,7 @@ def _hop(config: paramiko.SSHConfig, target: _Target, depth: int = 0) -> Setting
     jump = options.get("proxyjump", "none")
     proxy_command = options.get("proxycommand", "none")
     named = tuple(Path(path).expanduser() for path in options.get("identityfile", ()))
-    return Settings(
+    return HopSettings(
         address=address,
         port=number,
         user=target.user or options.get("user") or getpass.getuser(),
@@ -111,9 +111,9 @@ def _hop(config: paramiko.SSHConfig, target: _Target, depth: int = 0) -> Setting
     )
 
 
-def _jump(config: paramiko.SSHConfig, jump: str, towards: str, depth: int) -> Settings | None:
+def _jump(config: paramiko.SSHConfig, jump: str, towards: str, depth: int) -> HopSettings | None:
     """The last hop of a ProxyJump list; each hop goes through the previous one. towards: the address behind it."""
-    before: Settings | None = None
+    before: HopSettings | None = None
     for hop in jump.split(","):
         user, _, place = hop.strip().removeprefix("ssh://").rpartition("@")
         bracketed = re.fullmatch(r"\[(.+)\](?::([0-9]+))?", place)

@@ -10,11 +10,11 @@ from disagg.config import Host
 from disagg.errors import FleetError
 from disagg.fleet.machine.ssh import known_hosts
 from disagg.fleet.machine.ssh.known_hosts import HostKey, KnownHosts, Verdict
-from disagg.fleet.machine.ssh.settings import Settings, settings_for
+from disagg.fleet.machine.ssh.settings import HopSettings, settings_for
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class HostKeyOffer:
     """A host key that a machine, or a gateway on the way to it, offers. known_as: its name in known_hosts."""
 
     host: str
@@ -28,7 +28,7 @@ class Offer:
         known_hosts.add(self.path, self.known_as, self.key)
 
 
-def offers(host: Host) -> Iterator[Offer]:
+def offers(host: Host) -> Iterator[HostKeyOffer]:
     """The key of every hop to a host, gateways first; a gateway must be accepted before the next hop is reachable.
 
     Raises HostKeyRefused for a key that changed or is revoked, HostUnreachable, LoginRefused (of a gateway).
@@ -44,8 +44,8 @@ def offers(host: Host) -> Iterator[Offer]:
         verdict = known.check(hop.known_as, key)
         if verdict in ("changed", "revoked"):
             raise refused_key(host.name, hop, verdict, key, known)
-        yield Offer(host.name, hop.known_as, key, verdict, hop.known_hosts[0])
+        yield HostKeyOffer(host.name, hop.known_as, key, verdict, hop.known_hosts[0])
 
 
-def _hops(settings: Settings) -> list[Settings]:
+def _hops(settings: HopSettings) -> list[HopSettings]:
     return [*(_hops(settings.jump) if settings.jump else []), settings]

@@ -48,28 +48,28 @@ class Options(Contract, frozen=True, kw_only=True):
     stop: str | tuple[str, ...] | None = None
 
 
-class Call(Contract, frozen=True):
+class OllamaFunction(Contract, frozen=True):
     """The function of a tool call. Its arguments are an object."""
 
     name: str
     arguments: Mapping[str, Any] | None = None
 
 
-class CallBody(Contract, frozen=True):
+class OllamaCall(Contract, frozen=True):
     """A tool call of an earlier answer. Most clients leave out the id."""
 
-    function: Call
+    function: OllamaFunction
     id: str | None = None
 
 
-class Message(Contract, frozen=True):
+class OllamaMessage(Contract, frozen=True):
     """One message of a chat. tool_name, tool_call_id: in a message of the role tool."""
 
     role: Annotated[str, Meta(min_length=1, max_length=32)]
     content: str | None = None
     thinking: str | None = None
     images: tuple[Any, ...] | None = None
-    tool_calls: tuple[CallBody, ...] | None = None
+    tool_calls: tuple[OllamaCall, ...] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -124,14 +124,14 @@ class OllamaBody(Contract, frozen=True, kw_only=True):
         return ANY_OBJECT if isinstance(self.format, str) else self.format
 
 
-class ChatBody(OllamaBody, frozen=True, kw_only=True):
+class OllamaChatBody(OllamaBody, frozen=True, kw_only=True):
     """POST /api/chat. Without messages Ollama loads the model."""
 
-    messages: Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)] = ()
+    messages: Annotated[tuple[OllamaMessage, ...], Meta(max_length=MAX_MESSAGES)] = ()
     tools: tuple[ToolBody, ...] | None = None
 
 
-class GenerateBody(OllamaBody, frozen=True, kw_only=True):
+class OllamaGenerateBody(OllamaBody, frozen=True, kw_only=True):
     """POST /api/generate. raw: the prompt is not rendered by the chat template. Without a prompt Ollama loads
     the model."""
 
@@ -160,7 +160,7 @@ class Chat:
     keep_alive: ClassVar = b""  # a line that is not JSON would break the clients
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = read_fields(ChatBody, body, HARMLESS)
+        fields = read_fields(OllamaChatBody, body, HARMLESS)
         written = [_message(one, place) for place, one in enumerate(fields.messages)]
         return fields.request({"messages": written} if written else None, fields.tools or ())
 
@@ -177,7 +177,7 @@ class Generate(Chat):
     name: ClassVar = "ollama-generate"
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = read_fields(GenerateBody, body, HARMLESS)
+        fields = read_fields(OllamaGenerateBody, body, HARMLESS)
         if not fields.prompt:
             return fields.request(None)
         if fields.raw:
@@ -189,7 +189,7 @@ class Generate(Chat):
         return OllamaWriter(head, lambda parts: fields_of("response", parts))
 
 
-def _message(message: Message, place: int) -> dict[str, Any]:
+def _message(message: OllamaMessage, place: int) -> dict[str, Any]:
     if message.images:
         raise RequestError(f"messages[{place}].images: not supported by this gateway", "send text only")
     written: dict[str, Any] = {"role": message.role, "content": message.content or ""}

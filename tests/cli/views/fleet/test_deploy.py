@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from disagg.cli.views.fleet.deploy import Progress, plan_view, reports_view
+from disagg.cli.views.fleet.deploy import DeployProgress, plan_view, reports_view
 from disagg.errors import CommandFailed, DeployRefused
 from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
@@ -110,7 +110,7 @@ def test_a_refusal_is_told_with_its_mend() -> None:
 
 def test_without_a_terminal_there_is_one_line_per_step_and_none_per_line_of_output() -> None:
     console = Console(file=io.StringIO(), width=40, force_terminal=False)
-    with Progress(console) as progress:
+    with DeployProgress(console) as progress:
         progress.report(StepProgress("h", 1, 2, "send [bold]release"))
         progress.report(StepProgress("h", 1, 2, "send [bold]release", "12 %"))
         progress.report(StepProgress("h", 2, 2, "switch to the new release, which is a long story"))
@@ -122,7 +122,7 @@ def test_without_a_terminal_there_is_one_line_per_step_and_none_per_line_of_outp
 
 def test_on_a_terminal_there_is_one_row_per_host_with_the_last_line_of_output() -> None:
     console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    with Progress(console) as progress:
+    with DeployProgress(console) as progress:
         progress.report(StepProgress("a", 1, 9, "build the environment"))
         progress.report(StepProgress("a", 1, 9, "build the environment", "Collecting \x1b[2Jtorch " + "x" * 80))
         progress.report(StepProgress("b", 9, 9, "tidy"))

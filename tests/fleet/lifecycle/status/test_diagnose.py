@@ -13,7 +13,7 @@ import pytest
 
 from disagg.config import EngineOptions, Fleet, Host
 from disagg.errors import Cancelled, HostUnreachable
-from disagg.fleet.facts.server import Holder, ServerFacts
+from disagg.fleet.facts.server import PortHolder, ServerFacts
 from disagg.fleet.lifecycle.status.diagnose import diagnose, explained
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine import interruption
@@ -75,7 +75,7 @@ ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2
         ),
         (
             "not running",
-            replace(DEPLOYED, ports={8000: Holder(9, "nginx")}),
+            replace(DEPLOYED, ports={8000: PortHolder(9, "nginx")}),
             "foreign",
             "port 8000 there is in use by nginx (pid 9), so its server cannot start",
             "end that program: disagg ssh spark; or give the host another port in hosts.toml: "

@@ -24,10 +24,10 @@ from disagg.errors import Cancelled, CommandFailed, FleetError, HostKeyRefused, 
 from disagg.fleet.machine.base import MAX_OUTPUT, Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
-from disagg.fleet.machine.output import Stream
+from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
 from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution
-from disagg.fleet.machine.ssh.settings import Timeouts
+from disagg.fleet.machine.ssh.settings import SSHTimeouts
 from tests.deadlines import ends_by_itself
 from tests.fleet.farm import wait_until
 from tests.testbed.bed import Bed, BedHost
@@ -49,7 +49,7 @@ HOSTILE = [
     "!history & | > <",
     "\ttab\x01control",
 ]
-FAST = Timeouts(connect=1.5, banner=1.5, auth=3, channel=3, dead_link=3)
+FAST = SSHTimeouts(connect=1.5, banner=1.5, auth=3, channel=3, dead_link=3)
 
 Make = Callable[..., SSHMachine]
 
@@ -559,7 +559,7 @@ def test_an_upload_whose_command_has_ended_reads_no_closed_file() -> None:
 
     payload = io.BytesIO(b"rest")
     payload.close()
-    invocation = Invocation(b"", Stream(), Stream(), 1.0, payload)
+    invocation = Invocation(b"", OutputStream(), OutputStream(), 1.0, payload)
     _Execution(cast(SSHMachine, None), Taking(), invocation, 0.0)._feed()
 
 
