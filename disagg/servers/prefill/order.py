@@ -6,9 +6,9 @@ The shortest remaining computation is next, and waiting makes a prompt count as 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 State = Literal["waiting", "started", "computed"]
 
@@ -22,8 +22,9 @@ class Policy:
     ageing: seconds of computing that each second of waiting is worth, so that a prompt of 1 s comes before any that
     arrives 4 s after it. queue_tokens: the most prompt tokens that wait to be computed. behind_bytes: a prompt with
     more KV waiting to be sent is not computed further until then.
-    chunk_tokens: the longest chunk, shared_chunk_tokens while others wait. A chunk is to take chunk_s, but is not
-    shorter than least_chunk_tokens: a GPU takes as long for fewer, since it reads all weights.
+    chunk_tokens: the longest chunk, shared_chunk_tokens while others wait, or have come in the last lately_s beside the
+    prompt: more may come, and each waits for the end of a chunk. A chunk is to take chunk_s, shared_chunk_s meanwhile,
+    but is not shorter than least_chunk_tokens: a GPU takes as long for fewer, since it reads all weights.
     """
 
     chunk_tokens: int
@@ -36,6 +37,12 @@ class Policy:
     shared_chunk_tokens: int = 512
     least_chunk_tokens: int = 512
     chunk_s: float = 0.5
+    shared_chunk_s: float = 0.5
+    lately_s: float = 1.0
+
+
+CPU_CHUNKS: Mapping[str, Any] = {"least_chunk_tokens": 64, "chunk_s": 0.15, "shared_chunk_s": 0.05}
+"""Of a policy for a CPU, which is as fast with short chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,13 @@ def _startable(ranked: Sequence[Candidate], everyone: Sequence[Candidate], polic
 
 
 def chunk(alone: bool, tokens_s: float, policy: Policy) -> int:
-    """The most tokens of the next step. alone: nothing else waits for the thread. tokens_s: speed of the prompt's last
-    step, which falls as the prompt grows."""
+    """The most tokens of the next step. tokens_s: speed of the prompt's last step, which falls as the prompt grows."""
     most = policy.chunk_tokens if alone else min(policy.chunk_tokens, policy.shared_chunk_tokens)
-    return min(most, max(policy.least_chunk_tokens, int(policy.chunk_s * tokens_s)))
+    seconds = policy.chunk_s if alone else policy.shared_chunk_s
+    return min(most, max(policy.least_chunk_tokens, int(seconds * tokens_s)))
+
+
+def is_alone(arrived: float, others: Sequence[float], latest: float, now: float, policy: Policy) -> bool:
+    """Whether a prompt that arrived at this time has the thread to itself. others: when those arrived that are not
+    computed yet. latest: when the last one arrived, of whichever state."""
+    return not others and not (latest > arrived and now - latest < policy.lately_s)

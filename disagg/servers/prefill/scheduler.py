@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from disagg import logs
 from disagg.engines.base import PrefillRun
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded
-from disagg.servers.prefill.order import Candidate, Policy, State, chunk, order
+from disagg.servers.prefill.order import Candidate, Policy, State, chunk, is_alone, order
 
 POLL_S = 0.005  # while every prompt waits for its receiver
 JOIN_S = 10.0
@@ -67,6 +67,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._closing = False
         self._steps = 0
+        self._latest = float("-inf")  # when the last job arrived
         self._current: PromptJob | None = None  # is being computed
         self._tokens_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="prefill", daemon=True)
@@ -118,6 +119,7 @@ class Scheduler:
                     "try again in a moment, or add a prefill host for this model",
                 )
             self._jobs.append(job)
+            self._latest = job.arrived
             self._changed.notify()
 
     def release(self, job: PromptJob) -> None:
@@ -212,9 +214,10 @@ class Scheduler:
         if not job.run.done:
             self._steps += 1
             job.stepped = self._steps
-            with self._changed:
-                alone = all(other is job or other.state == "computed" for other in self._jobs)
             before, began = job.run.remaining, time.monotonic()
+            with self._changed:
+                others = [other.arrived for other in self._jobs if other is not job and other.state != "computed"]
+                alone = is_alone(job.arrived, others, self._latest, began, self.policy)
             job.run.step(chunk(alone, job.tokens_s or self._tokens_s or 0.0, self.policy))
             self._rate(job, before - job.run.remaining, time.monotonic() - began)
         if job.run.done:

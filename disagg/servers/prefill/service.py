@@ -28,14 +28,13 @@ from disagg.servers.answer import GrowingAnswer, begin_answer, warm_up_tokenizer
 from disagg.servers.feed import Handover, TokenFeed
 from disagg.servers.prefill.delivery import Delivery
 from disagg.servers.prefill.kv_wire import MeasuredRates, choose_form
-from disagg.servers.prefill.order import Policy
+from disagg.servers.prefill.order import CPU_CHUNKS, Policy
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 from disagg.servers.request import ActiveRequest, Phase
 from disagg.servers.service import Service, ServiceCall
 from disagg.servers.threads import on_daemon_thread
 
 ONE_TOKEN = Sampling(max_tokens=1)  # what a prompt needs room for at least
-CPU_CHUNKS: Mapping[str, Any] = {"least_chunk_tokens": 64, "chunk_s": 0.15}  # a CPU is as fast with short chunks
 QUEUE_CONTEXTS = 16  # the most prompt tokens that may wait, in contexts of the model
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from disagg.engines.base import PrefillTiming
 from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLost
-from disagg.servers.prefill.order import Candidate, Policy, chunk, order
+from disagg.servers.prefill.order import CPU_CHUNKS, Candidate, Policy, chunk, is_alone, order
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 
 PATIENCE_S = 20.0
@@ -88,6 +88,28 @@ def test_chunks_are_short_enough_that_others_need_not_wait_long(alone: bool, tok
     assert chunk(alone, 100, replace(POLICY, least_chunk_tokens=32)) == 50
 
 
+@pytest.mark.parametrize(("alone", "tokens_s", "expected"), [(True, 2000, 300), (False, 2000, 100), (False, 100, 64)])
+def test_a_cpu_computes_shorter_chunks_while_others_come(alone: bool, tokens_s: float, expected: int) -> None:
+    assert chunk(alone, tokens_s, replace(POLICY, **CPU_CHUNKS)) == expected
+
+
+@pytest.mark.parametrize(
+    ("others", "latest", "alone"),
+    [
+        ([], 10.0, True),
+        ([5.0], 10.0, False),
+        ([], 19.5, False),
+        ([], 18.5, True),
+        ([], 9.9, True),
+    ],
+    ids=["the only one", "another waits", "another came lately", "another came long ago", "none came since"],
+)
+def test_a_prompt_has_the_thread_to_itself_if_no_other_waits_or_came_lately(
+    others: list[float], latest: float, alone: bool
+) -> None:
+    assert is_alone(10.0, others, latest, now=20.0, policy=POLICY) is alone
+
+
 class Run:
     """A run of `tokens` tokens whose steps note their name. before: called by each step."""
 
@@ -146,6 +168,7 @@ def test_a_short_prompt_is_computed_between_two_chunks_of_a_long_one() -> None:
 
     long, short = job(Run("long", 2000, log, pause)), job(Run("short", 100, log))
     with scheduling() as scheduler:
+        scheduler.policy = replace(POLICY, lately_s=PATIENCE_S)
         scheduler.submit(long)
         assert begun.wait(PATIENCE_S)
         scheduler.submit(short)
@@ -153,7 +176,7 @@ def test_a_short_prompt_is_computed_between_two_chunks_of_a_long_one() -> None:
         go_on.set()
         for one in (long, short):
             one.computed.result(PATIENCE_S)
-        assert log == ["long", "short", "long"], "alone and of known speed it takes the rest at once"
+        assert log == ["long", "short", "long", "long", "long"], "after the short one, others may come"
         assert (scheduler.tokens, scheduler.kv_bytes, scheduler.busy) == (0, 20, False)
         scheduler.release(long)
         scheduler.release(short)
