@@ -1,6 +1,7 @@
 # Everything from a clean clone with python3 alone: each target sets up .venv first, and is quick the second time.
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 PYTHON ?= python3
 
 # Four processes, also on two cores: slow tests mostly wait for a server or a host. Fast ones do so less.
@@ -16,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.ready
 	$(BIN)/disagg demo
 
-test: $(VENV)/.ready
+test: $(VENV)/.ready $(VLLM)/.ready
 	tests/testbed/requirements.sh
 	$(BIN)/python -m pytest --numprocesses 4 $(BY_FILE)
 
@@ -41,5 +42,13 @@ $(VENV)/.ready: pyproject.toml disagg/fleet/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint disagg/fleet/constraints.txt --editable '.[dev]'
 	touch $@
 
+# vLLM wants another transformers than MLX, so it has an environment of its own: its CPU build, for tests.
+$(VLLM)/.ready: tests/engines/vllm/requirements.txt
+	rm -f $@
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --constraint $< torch
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --requirement $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -26,6 +26,8 @@ from tests.preloaded import ForkedServer, Preloaded
 TOKEN = "test-token-of-sixteen-or-more"
 START_S = 90.0
 STOP_S = 30.0
+VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
+"""Of the environment with vLLM, which `make test` sets up."""
 
 
 @dataclass(slots=True)
@@ -59,12 +61,12 @@ class RunningFleet:
         arguments = ["--config", str(self.fleet.path), "--host", host.name]
         environment = {**os.environ, TOKEN_FILE_VARIABLE: str(self.folder / "token")}
         log = self.folder / f"{host.name}.log"
-        if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name != "simulated":
+        if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"):
             self.processes[host.name] = _preloaded().start(arguments, environment, log)
             return
         with log.open("ab") as output:
             self.processes[host.name] = subprocess.Popen(
-                [sys.executable, "-m", "disagg.servers", *arguments],
+                [python_of(host), "-m", "disagg.servers", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -109,11 +111,17 @@ def running(path: Path, *names: str) -> Iterator[RunningFleet]:
         yield fleet
 
 
+def python_of(host: Host) -> str:
+    """The interpreter of a host's engine: vLLM has packages of its own."""
+    return str(VLLM_PYTHON) if host.engine.name == "vllm" else sys.executable
+
+
 def write_hosts(
     folder: Path,
     models: Mapping[str, Path],
     *,
     context: int = 8192,
+    prefill_engine: str = "transformers",
     prefill: Mapping[str, Any] | None = None,
     decode: Mapping[str, Any] | None = None,
     **host_options: Any,
@@ -126,8 +134,8 @@ def write_hosts(
     lines = ['[fleet]\nname = "test"']
     for name, path in models.items():
         lines.append(f'[models."{name}"]\ncontext = {context}\naliases = ["alias-of-{name}"]')
-        lines.append(f'[models."{name}".sources]\ntransformers = "{path}"\nmlx = "{path}"')
-        for role, engine, options in (("prefill", "transformers", prefill), ("decode", "mlx", decode)):
+        lines.append(f'[models."{name}".sources]\n{prefill_engine} = "{path}"\nmlx = "{path}"')
+        for role, engine, options in (("prefill", prefill_engine, prefill), ("decode", "mlx", decode)):
             lines.append(f'[hosts.{name}-{role}]\naddress = "127.0.0.1"\nport = {next(ports)}\nroles = ["{role}"]')
             lines.append(f'model = "{name}"\nconnector = "local"\nservice = "process"')
             lines += [f"{key} = {_toml(value)}" for key, value in host_options.items()]

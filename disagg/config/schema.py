@@ -54,6 +54,7 @@ class EngineOptions:
     max_held_bytes: int = 2 << 30  # prefill: KV of finished prompts, for prompts that begin alike; 0: none is held
     kv_cache_memory_bytes: int = 8 << 30  # vllm: its paged KV cache, taken when it starts; finished prompts stay in it
     enforce_eager: bool = False  # vllm: no CUDA graphs, no compilation
+    tensor_parallel: int = 1  # vllm: ranks that share the heads, on as many GPUs
     max_batch: int = 16  # decode: requests in the running batch
     max_kv_bytes: int = 8 << 30  # decode: KV bytes, received and in use
 

@@ -25,7 +25,7 @@ from disagg.api.status import (
     Status,
 )
 from disagg.config import Fleet, Host, Model, served_digest
-from disagg.engines.base import DecodeEngine, EngineInfo, PrefillEngine
+from disagg.engines.base import DecodeEngine, EngineInfo, PromptEngine
 from disagg.errors import DisaggError, ServerUnavailable
 from disagg.servers.admission import Admission, retry_after
 from disagg.servers.caller import Caller
@@ -39,7 +39,7 @@ COMPUTED = frozenset({"sending KV", "generating"})
 AFTER_START_S = 5
 """What callers of a server that loads or drains wait."""
 
-Engine = TypeVar("Engine", bound=PrefillEngine | DecodeEngine)
+Engine = TypeVar("Engine", bound=PromptEngine | DecodeEngine)
 
 
 class ReportingHost(ABC, Generic[Engine]):

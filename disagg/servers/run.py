@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from disagg import logs
 from disagg.config import Fleet, Host, Model
-from disagg.engines.base import DecodeEngine, PrefillEngine
+from disagg.engines.base import DecodeEngine, PromptEngine
 from disagg.errors import ConfigError
 from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import ConnectionBounds
@@ -60,12 +60,16 @@ def make_service(fleet: Fleet, host: Host) -> AnyService:
     raise ConfigError(f"{host.name} has no role that serves a model", 'give it roles = ["prefill"] or ["decode"]')
 
 
-def _prefill_engine(host: Host, model: Model) -> PrefillEngine:
+def _prefill_engine(host: Host, model: Model) -> PromptEngine:
     source, options = model.sources[host.engine.name], host.engine
     if host.simulated:
         from disagg.engines.simulated.prefill import SimulatedPrefillEngine
 
         return SimulatedPrefillEngine(source, model.context, options, host.hardware or "")
+    if options.name == "vllm":
+        from disagg.engines.vllm.engine import VLLMEngine
+
+        return VLLMEngine(source, model.context, options)
     from disagg.engines.transformers.engine import TransformersPrefillEngine
 
     return TransformersPrefillEngine(source, model.context, options)

@@ -237,6 +237,7 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
         "kv_wire": _PREFILL_OPTIONS["kv_wire"],
         "kv_cache_memory_bytes": _within(1 << 20, 1 << 50),
         "enforce_eager": lambda table, key: table.boolean(key),
+        "tensor_parallel": _within(1, 64),
     },
     "mlx": {**_COMMON_OPTIONS, **_DECODE_OPTIONS},
     "simulated": {

@@ -1,12 +1,19 @@
-"""The two interfaces of engines, and the values that cross them. Nothing here imports a framework.
+"""The interfaces of engines, and the values that cross them. Nothing here imports a framework.
 
-prefill   PrefillEngine: tokens -> stream of layer KV
+prefill   PrefillEngine: tokens -> stream of layer KV; SendingEngine: the same, and it sends the KV itself
 decode    DecodeEngine: KV and the last token -> stream of tokens
 values    what both state about themselves and their tokens
 """
 
 from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener
-from disagg.engines.base.prefill import PrefillEngine, PrefillRun, PrefillTiming
+from disagg.engines.base.prefill import (
+    PrefillEngine,
+    PrefillRun,
+    PrefillTiming,
+    PromptEngine,
+    SendingEngine,
+    SendingRun,
+)
 from disagg.engines.base.values import EngineInfo, Token
 
 __all__ = [
@@ -19,5 +26,8 @@ __all__ = [
     "PrefillEngine",
     "PrefillRun",
     "PrefillTiming",
+    "PromptEngine",
+    "SendingEngine",
+    "SendingRun",
     "Token",
 ]

@@ -1,4 +1,4 @@
-"""PrefillEngine: tokens -> stream of layer KV. It can also run a request alone, prompt and answer."""
+"""PrefillEngine and SendingEngine: tokens -> stream of layer KV. Both also run requests alone, prompt and answer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from disagg.engines.model.constraint import Constraint
 from disagg.engines.model.text import PromptTokenizer
 from disagg.errors import Cancelled
 from disagg.kv.blocks import Block
+from disagg.kv.send import SentKV
+from disagg.kv.wire.frames import Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +73,24 @@ def _ignore() -> None:
     pass
 
 
-class PrefillEngine(ABC):
-    """Computes KV. Calls come from one thread at a time; several runs may be open at once."""
+ONE_TOKEN = Sampling(max_tokens=1)
+
+
+class PromptEngine(ABC):
+    """What every engine of a prefill host can do. Calls come from one thread at a time; several runs may be open at
+    once."""
 
     info: EngineInfo
     tokenizer: PromptTokenizer
     on_beat: Callable[[], None] = staticmethod(_ignore)
     """Called whenever a piece of work is finished: each layer of each chunk."""
+    together: bool = False
+    """Whether a step of one run is a step of all that are open."""
 
-    @abstractmethod
-    def start(
-        self,
-        tokens: Sequence[int],
-        emit: Callable[[Block], None],
-        *,
-        start: int = 0,
-        wire: WireForm = AS_IS,
-        salt: str = "",
-        chunk_tokens: int | None = None,
-    ) -> PrefillRun:
-        """A run that computes the KV of tokens and emits each layer's new rows as soon as they are computed. `emit` is
-        called from inside the computation, and here for rows that are held; an exception in it ends the run.
-
-        tokens: the prompt without its last token; may be empty. Only rows from `start` on that the layout keeps for
-        len(tokens) tokens are emitted, in the form `wire`. salt: only prompts with the same salt share held KV.
-        """
+    @property
+    def alive(self) -> bool:
+        """False once no run can be computed any more. Readable from any thread."""
+        return True
 
     @abstractmethod
     def start_answer(
@@ -111,24 +106,6 @@ class PrefillEngine(ABC):
         """A run of a whole request on this engine alone: `emit` gets one token per step after the prompt. answered: how
         many of `tokens`, the last ones, belong to the answer. constraint: the form that the rest must have. Stop
         strings are not applied: the caller closes the run at one."""
-
-    def prefill(
-        self,
-        tokens: Sequence[int],
-        emit: Callable[[Block], None],
-        *,
-        cancelled: Callable[[], bool] = _never,
-        chunk_tokens: int | None = None,
-        wire: WireForm = AS_IS,
-    ) -> PrefillTiming:
-        """`start`, computed to its end. Raises Cancelled between chunks."""
-        with closing(self.start(tokens, emit, wire=wire, chunk_tokens=chunk_tokens)) as run:
-            while not run.done:
-                if cancelled():
-                    computed = len(tokens) - run.remaining
-                    raise Cancelled(f"the request was cancelled after {computed} of {len(tokens)} prompt tokens")
-                run.step()
-            return run.timing
 
     def generate(
         self,
@@ -162,3 +139,76 @@ class PrefillEngine(ABC):
     @abstractmethod
     def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
         """Logits [last, vocab] after each of the last `last` tokens, in one teacher-forced pass. For `verify`."""
+
+    def probe(self) -> PrefillRun:
+        """A run of two tokens, which shows that the engine computes."""
+        return self.start_answer([0, 0], ONE_TOKEN, lambda token: None)
+
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to end
+        """End what the engine runs beside its caller's thread. No run may be used after it."""
+
+
+class PrefillEngine(PromptEngine):
+    """Computes KV and passes it to its caller."""
+
+    @abstractmethod
+    def start(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block], None],
+        *,
+        start: int = 0,
+        wire: WireForm = AS_IS,
+        salt: str = "",
+        chunk_tokens: int | None = None,
+    ) -> PrefillRun:
+        """A run that computes the KV of tokens and emits each layer's new rows as soon as they are computed. `emit` is
+        called from inside the computation, and here for rows that are held; an exception in it ends the run.
+
+        tokens: the prompt without its last token; may be empty. Only rows from `start` on that the layout keeps for
+        len(tokens) tokens are emitted, in the form `wire`. salt: only prompts with the same salt share held KV.
+        """
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block], None],
+        *,
+        cancelled: Callable[[], bool] = _never,
+        chunk_tokens: int | None = None,
+        wire: WireForm = AS_IS,
+    ) -> PrefillTiming:
+        """`start`, computed to its end. Raises Cancelled between chunks."""
+        with closing(self.start(tokens, emit, wire=wire, chunk_tokens=chunk_tokens)) as run:
+            while not run.done:
+                if cancelled():
+                    computed = len(tokens) - run.remaining
+                    raise Cancelled(f"the request was cancelled after {computed} of {len(tokens)} prompt tokens")
+                run.step()
+            return run.timing
+
+    def probe(self) -> PrefillRun:
+        """See PromptEngine. Without an answer, for engines that compute none."""
+        return self.start([0, 0], lambda block: None)
+
+
+class SendingRun(PrefillRun, Protocol):
+    """A PrefillRun whose KV the engine sends."""
+
+    def sent(self) -> SentKV:
+        """What the transfer took, once the decode host has acknowledged all of it. Waits until then, on any thread;
+        raises what ended the transfer."""
+        ...
+
+
+class SendingEngine(PromptEngine):
+    """Computes KV and sends it: one whose workers may be other processes, each with a part of the KV."""
+
+    @abstractmethod
+    def send(
+        self, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, next_token: int, salt: str
+    ) -> SendingRun:
+        """A run that computes the KV of tokens and sends it to the decode host at `to`. header: of the whole transfer;
+        its `start`, `wire` and ticket apply, each worker states its own part. next_token: follows `tokens` in the
+        prompt. Closing the run before its end gives the transfer up.
+        """

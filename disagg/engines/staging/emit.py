@@ -27,7 +27,8 @@ Stage = Callable[[torch.Tensor, torch.Tensor], tuple[Planes, Planes, Wait | None
 
 
 class RowEmitter:
-    """An `on_rows` for PreallocatedCache: emits the rows from `start` on that the layout keeps of `total` tokens."""
+    """An `on_rows` for PreallocatedCache: emits the rows from `start` on that the layout keeps of `total` tokens.
+    copied: the rows that it is given are copies already, also those of sliding layers."""
 
     def __init__(
         self,
@@ -38,9 +39,10 @@ class RowEmitter:
         *,
         wire: WireForm = AS_IS,
         start: int = 0,
+        copied: bool = False,
     ) -> None:
         self._kept = [layer.rows(total, start) for layer in layout.layers]
-        self._reused = [layer.kind == "sliding" for layer in layout.layers]
+        self._reused = [layer.kind == "sliding" and not copied for layer in layout.layers]
         self._emit = emit
         self._stage = _stage_for(device, wire)
 

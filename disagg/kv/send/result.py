@@ -17,6 +17,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class SentKV:
+    """What an acknowledged transfer took, beside the computation. See TransferResult."""
+
+    payload_bytes: int
+    hidden_s: float
+    exposed_s: float
+    link_bytes_s: float | None
+    acknowledged: float
+
+
+@dataclass(frozen=True, slots=True)
 class TransferResult:
     """An acknowledged transfer. Times are time.monotonic() on the sending host.
 
@@ -47,3 +58,8 @@ class TransferResult:
     def exposed_s(self, compute_ended: float) -> float:
         """Seconds from the end of compute to the acknowledgement: the part of the transfer that the user waits for."""
         return max(0.0, self.acknowledged - compute_ended)
+
+    def sent(self, compute_ended: float) -> SentKV:
+        """The transfer beside a computation that ended at this time."""
+        hidden_s, exposed_s = self.hidden_s(compute_ended), self.exposed_s(compute_ended)
+        return SentKV(self.payload_bytes, hidden_s, exposed_s, self.link_bytes_s, self.acknowledged)

@@ -3,47 +3,143 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+from disagg.engines.base import PrefillEngine, PrefillRun, PromptEngine, SendingEngine, SendingRun
 from disagg.errors import Cancelled
-from disagg.kv.send import Transfer, TransferResult
+from disagg.kv.send import SentKV, Transfer
 from disagg.kv.wire.frames import Header
 
 
-class Delivery:
-    """The transfer of one prompt's KV, opened when its computation begins.
+class Delivery(ABC):
+    """The transfer of the KV of `tokens`, a prompt without its last token, as `header` states.
 
-    `open` and `finish` are called on worker threads, the rest anywhere."""
+    `start` and `finish` are called on worker threads, the rest anywhere."""
 
-    def __init__(self, to: tuple[str, int], header: Header, deadline: float) -> None:
-        self.header = header
+    @abstractmethod
+    def start(self) -> PrefillRun:
+        """The run that computes the prompt, and the transfer of its KV. Raises Cancelled after `end`."""
+
+    @abstractmethod
+    def finish(self, compute_ended: float) -> SentKV:
+        """Wait until the decode host has acknowledged all KV."""
+
+    @abstractmethod
+    def queued_bytes(self) -> int:
+        """KV that waits to be sent."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Abort the transfer unless it has finished. Does not wait."""
+
+
+def delivery_by(
+    engine: PromptEngine, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, salt: str
+) -> Delivery:
+    """The delivery of a whole prompt's KV, by the engine if it sends KV itself. tokens: all of the prompt."""
+    if isinstance(engine, SendingEngine):
+        return EngineDelivery(engine, tokens, to, header, deadline=deadline, salt=salt)
+    assert isinstance(engine, PrefillEngine)
+    return OwnDelivery(engine, tokens[:-1], to, header, deadline=deadline, salt=salt)
+
+
+class OwnDelivery(Delivery):
+    """A Transfer of the blocks that the engine emits, opened when its computation begins."""
+
+    def __init__(
+        self,
+        engine: PrefillEngine,
+        tokens: Sequence[int],
+        to: tuple[str, int],
+        header: Header,
+        *,
+        deadline: float,
+        salt: str,
+    ) -> None:
+        self._engine, self._tokens, self._salt = engine, tokens, salt
+        self._header = header
         self._to = to
         self._deadline = deadline
         self._transfer: Transfer | None = None
         self._ended = False
 
-    def open(self) -> Transfer:
-        """The transfer; begins it at the first call. Raises Cancelled after `end`."""
+    def start(self) -> PrefillRun:
+        """See Delivery."""
+        header = self._header
+        send = self._open().send
+        return self._engine.start(self._tokens, send, start=header.start, wire=header.wire, salt=self._salt)
+
+    def finish(self, compute_ended: float) -> SentKV:
+        """See Delivery."""
+        result = self._open().finish()
+        self._ended = True
+        return result.sent(compute_ended)
+
+    def queued_bytes(self) -> int:
+        """See Delivery. 0 after a failure, which the next step is to find."""
+        transfer = self._transfer
+        return transfer.queued_bytes if transfer is not None and transfer.failed is None else 0
+
+    def end(self) -> None:
+        """See Delivery."""
+        finished, self._ended = self._ended, True
+        if self._transfer is not None and not finished:
+            threading.Thread(target=self._transfer.abort, name="kv-abort", daemon=True).start()
+
+    def _open(self) -> Transfer:
         if self._transfer is None:
-            self._transfer = Transfer(*self._to, self.header, deadline=self._deadline)
+            self._transfer = Transfer(*self._to, self._header, deadline=self._deadline)
             if self._ended:  # meanwhile
                 self._transfer.abort()
         if self._ended:
             raise Cancelled("the request was cancelled before its KV was sent")
         return self._transfer
 
-    def finish(self) -> TransferResult:
-        """Wait until the decode host has acknowledged all KV."""
-        result = self.open().finish()
-        self._ended = True
-        return result
+
+class EngineDelivery(Delivery):
+    """A transfer by the engine itself. Closing the run, which its scheduler does, aborts it."""
+
+    def __init__(
+        self,
+        engine: SendingEngine,
+        tokens: Sequence[int],
+        to: tuple[str, int],
+        header: Header,
+        *,
+        deadline: float,
+        salt: str,
+    ) -> None:
+        self._engine, self._tokens, self._salt = engine, tokens, salt
+        self._header = header
+        self._to = to
+        self._deadline = deadline
+        self._run: SendingRun | None = None
+        self._ended = False
+
+    def start(self) -> PrefillRun:
+        """See Delivery."""
+        if self._ended:
+            raise Cancelled("the request was cancelled before its KV was sent")
+        self._run = self._engine.send(
+            self._tokens[:-1],
+            self._to,
+            self._header,
+            deadline=self._deadline,
+            next_token=self._tokens[-1],
+            salt=self._salt,
+        )
+        return self._run
+
+    def finish(self, compute_ended: float) -> SentKV:
+        """See Delivery. The engine's workers know themselves when their computation ended."""
+        assert self._run is not None, "nothing was started"
+        return self._run.sent()
 
     def queued_bytes(self) -> int:
-        """KV that waits to be sent; 0 after a failure, which the next step is to find."""
-        transfer = self._transfer
-        return transfer.queued_bytes if transfer is not None and transfer.failed is None else 0
+        """0: the engine holds back what it computes by the memory of all its prompts."""
+        return 0
 
     def end(self) -> None:
-        """Abort the transfer unless it has finished. Does not wait."""
-        finished, self._ended = self._ended, True
-        if self._transfer is not None and not finished:
-            threading.Thread(target=self._transfer.abort, name="kv-abort", daemon=True).start()
+        """See Delivery."""
+        self._ended = True

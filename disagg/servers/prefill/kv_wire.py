@@ -15,7 +15,7 @@ from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.config import KVWire
 from disagg.engines.base import PrefillTiming
 from disagg.kv.layout import Layout
-from disagg.kv.send import TransferResult
+from disagg.kv.send import SentKV
 
 MARGIN = 1.25  # how much longer the transfer must be than the compute: rates are known to about a tenth
 RATED_TOKENS = 512  # the speed of a shorter prompt does not predict that of longer ones
@@ -59,12 +59,12 @@ class MeasuredRates:
         self._tokens_s: float | None = None
         self._links: dict[Address, deque[_Measurement]] = {}
 
-    def add(self, to: Address, timing: PrefillTiming, result: TransferResult) -> None:
+    def add(self, to: Address, timing: PrefillTiming, sent: SentKV) -> None:
         """Record a transfer that was acknowledged."""
         if timing.tokens >= RATED_TOKENS and timing.compute_s > 0:
             self._tokens_s = timing.tokens / timing.compute_s
-        if (rate := result.link_bytes_s) is not None:
-            self._links.setdefault(to, deque(maxlen=MAX_TRANSFERS)).append(_Measurement(rate, result.acknowledged))
+        if (rate := sent.link_bytes_s) is not None:
+            self._links.setdefault(to, deque(maxlen=MAX_TRANSFERS)).append(_Measurement(rate, sent.acknowledged))
 
     def rates(self, to: Address, now: float | None = None) -> Rates:
         """The rates at `now` (time.monotonic()): the best of the link's recent transfers."""

@@ -25,6 +25,7 @@ class Policy:
     chunk_tokens: the longest chunk, shared_chunk_tokens while others wait, or have come in the last lately_s beside the
     prompt: more may come, and each waits for the end of a chunk. A chunk is to take chunk_s, shared_chunk_s meanwhile,
     but is not shorter than least_chunk_tokens: a GPU takes as long for fewer, since it reads all weights.
+    together: a step computes all started prompts, so that what may be started is started before any step.
     """
 
     chunk_tokens: int
@@ -39,6 +40,7 @@ class Policy:
     chunk_s: float = 0.5
     shared_chunk_s: float = 0.5
     lately_s: float = 1.0
+    together: bool = False
 
 
 CPU_CHUNKS: Mapping[str, Any] = {"least_chunk_tokens": 64, "chunk_s": 0.15, "shared_chunk_s": 0.05}
@@ -69,6 +71,8 @@ def order(candidates: Sequence[Candidate], now: float, tokens_s: float, policy: 
 
     def key(index: int) -> tuple[int, float]:
         one = candidates[index]
+        if policy.together and one.state == "waiting":
+            return -1, one.arrived
         if one.remaining == 0 and one.state == "started":
             return (2, one.stepped) if one.stepped > prompt_step else (0, one.stepped)
         return 1, one.remaining / tokens_s - policy.ageing * (now - one.arrived)

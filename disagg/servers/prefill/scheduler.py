@@ -211,6 +211,8 @@ class Scheduler:
             job.state = "started"
             job.run = job.start()
             job.started.set_result(None)
+            if self.policy.together and not job.run.done:
+                return  # there may be more to start
         if not job.run.done:
             self._steps += 1
             job.stepped = self._steps
@@ -220,10 +222,19 @@ class Scheduler:
                 alone = is_alone(job.arrived, others, self._latest, began, self.policy)
             job.run.step(chunk(alone, job.tokens_s or self._tokens_s or 0.0, self.policy))
             self._rate(job, before - job.run.remaining, time.monotonic() - began)
-        if job.run.done:
-            with self._changed:
-                job.state = "computed"
-            job.computed.set_result(job.run)
+        for done in self._started() if self.policy.together else (job,):
+            if done.run is not None and done.run.done:
+                self._settle(done, done.run)
+
+    def _started(self) -> list[PromptJob]:
+        """Those whose runs a step may have finished."""
+        with self._changed:
+            return [job for job in self._jobs if job.state == "started"]
+
+    def _settle(self, job: PromptJob, run: PrefillRun) -> None:
+        with self._changed:
+            job.state = "computed"
+        job.computed.set_result(run)
 
     def _rate(self, job: PromptJob, tokens: int, seconds: float) -> None:
         if tokens >= RATED_TOKENS and seconds > 0:

@@ -18,7 +18,7 @@ from disagg.api.names import WireForm
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
 from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host
-from disagg.engines.base import DecodeTiming, PrefillEngine, PrefillRun, PrefillTiming, Token
+from disagg.engines.base import DecodeTiming, PrefillRun, PrefillTiming, PromptEngine, Token
 from disagg.engines.model import preflight
 from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
@@ -26,7 +26,7 @@ from disagg.kv.wire.frames import Header
 from disagg.servers.admission import Admission
 from disagg.servers.answer import GrowingAnswer, begin_answer, warm_up_tokenizer
 from disagg.servers.feed import Handover, TokenFeed
-from disagg.servers.prefill.delivery import Delivery
+from disagg.servers.prefill.delivery import delivery_by
 from disagg.servers.prefill.kv_wire import MeasuredRates, choose_form
 from disagg.servers.prefill.order import CPU_CHUNKS, Policy
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
@@ -38,12 +38,12 @@ ONE_TOKEN = Sampling(max_tokens=1)  # what a prompt needs room for at least
 QUEUE_CONTEXTS = 16  # the most prompt tokens that may wait, in contexts of the model
 
 
-class PrefillService(Service[PrefillEngine]):
-    """Serves POST /prefill and POST /generate with one PrefillEngine."""
+class PrefillService(Service[PromptEngine]):
+    """Serves POST /prefill and POST /generate with one PrefillEngine or SendingEngine."""
 
     role = "prefill"
 
-    def __init__(self, fleet: Fleet, host: Host, make_engine: Callable[[], PrefillEngine]) -> None:
+    def __init__(self, fleet: Fleet, host: Host, make_engine: Callable[[], PromptEngine]) -> None:
         context = fleet.models[host.model].context
         policy = Policy(host.engine.chunk_tokens, host.engine.max_kv_bytes, QUEUE_CONTEXTS * context)
         super().__init__(fleet, host, Admission(policy.started, host.queue_size))
@@ -81,14 +81,14 @@ class PrefillService(Service[PrefillEngine]):
 
     @property
     def engine_alive(self) -> bool:
-        return self._scheduler.alive
+        return self._scheduler.alive and (self._engine is None or self._engine.alive)
 
     @property
     def queue_s(self) -> float:
         return self._scheduler.queue_s
 
     async def probe_engine(self) -> None:
-        job = PromptJob("probe", 2, 0, lambda: self.engine.start([0, 0], lambda block: None))
+        job = PromptJob("probe", 2, 0, self.engine.probe)
         self._scheduler.submit(job)
         try:
             await asyncio.wrap_future(job.computed)
@@ -99,9 +99,10 @@ class PrefillService(Service[PrefillEngine]):
         self._engine = await on_daemon_thread(self._prepare, "load")
         if self._engine.info.backend.endswith("/cpu"):
             self._scheduler.policy = replace(self._scheduler.policy, **CPU_CHUNKS)
+        self._scheduler.policy = replace(self._scheduler.policy, together=self._engine.together)
         self.state = "ok"
 
-    def _prepare(self) -> PrefillEngine:
+    def _prepare(self) -> PromptEngine:
         """Load, refuse a model about which the two frameworks disagree, and run every kernel once."""
         engine = self._make_engine()
         preflight.require(engine.info.preflight)
@@ -112,6 +113,8 @@ class PrefillService(Service[PrefillEngine]):
 
     async def close(self) -> None:
         await asyncio.to_thread(self._scheduler.close)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
 
     def endpoints(self) -> Sequence[ServiceCall[Any]]:
         return [
@@ -129,32 +132,27 @@ class PrefillService(Service[PrefillEngine]):
 
     async def _ship(self, request: ActiveRequest, body: PrefillBody) -> ShippedEvent:
         """Compute while sending, and let the rest of the transfer drain while other prompts are computed."""
-        to, prompt = (body.deliver.host, body.deliver.port), request.tokens[:-1]
-        delivery = Delivery(to, self._header(request, body), request.deadline)
+        to, header = (body.deliver.host, body.deliver.port), self._header(request, body)
+        delivery = delivery_by(self.engine, request.tokens, to, header, deadline=request.deadline, salt=body.cache_salt)
         request.cleanup.callback(delivery.end)
-
-        def start() -> PrefillRun:
-            send = delivery.open().send
-            return self.engine.start(prompt, send, start=body.start, wire=delivery.header.wire, salt=body.cache_salt)
-
-        kv_bytes = self.engine.info.layout.nbytes(len(prompt))
-        job = PromptJob(request.id, len(prompt), kv_bytes, start, to=to, queued_bytes=delivery.queued_bytes)
+        kv_bytes = self.engine.info.layout.nbytes(header.tokens)
+        job = PromptJob(request.id, header.tokens, kv_bytes, delivery.start, to=to, queued_bytes=delivery.queued_bytes)
         run = await self._computed(request, job, "computing the prompt")
         timing, request.phase = run.timing, "sending KV"
-        result = await on_daemon_thread(delivery.finish, f"kv-finish-{request.id}")
-        self.count(computed_prompt_tokens=timing.tokens, kv_bytes_total=result.payload_bytes)
-        self._rates.add(to, timing, result)
+        sent = await on_daemon_thread(lambda: delivery.finish(timing.ended), f"kv-finish-{request.id}")
+        self.count(computed_prompt_tokens=timing.tokens, kv_bytes_total=sent.payload_bytes)
+        self._rates.add(to, timing, sent)
         return ShippedEvent(
             prompt_tokens=request.prompt_tokens,
             computed_tokens=timing.tokens,
             held_tokens=run.held,
-            kv_bytes=result.payload_bytes,
-            kv_wire=delivery.header.wire,
+            kv_bytes=sent.payload_bytes,
+            kv_wire=header.wire,
             tokenise_s=request.tokenise_s,
             queue_s=timing.ended - request.tokenised - timing.compute_s,
             compute_s=timing.compute_s,
-            hidden_transfer_s=result.hidden_s(timing.ended),
-            exposed_transfer_s=result.exposed_s(timing.ended),
+            hidden_transfer_s=sent.hidden_s,
+            exposed_transfer_s=sent.exposed_s,
         )
 
     async def _computed(self, request: ActiveRequest, job: PromptJob, phase: Phase) -> PrefillRun:

@@ -7,7 +7,7 @@ import pytest
 from disagg.api.names import AS_IS, INT8
 from disagg.engines.base import PrefillTiming
 from disagg.kv.layout import LayerLayout, Layout
-from disagg.kv.send import Span, TransferResult
+from disagg.kv.send import SentKV, Span, TransferResult
 from disagg.servers.prefill.kv_wire import FRESH_S, MARGIN, RATED_TOKENS, MeasuredRates, Rates, choose_form
 
 CODER = Layout((LayerLayout("full", 4, 128, 128),) * 48, "bfloat16")  # 98304 bytes a token
@@ -62,11 +62,11 @@ def test_kv_that_would_not_shrink_goes_as_it_is_and_is_called_so() -> None:
     assert choose_form("int8", CODER, 0, Rates()) == AS_IS
 
 
-def transfer(began: float, ended: float, nbytes: int, waited: bool = False) -> TransferResult:
+def transfer(began: float, ended: float, nbytes: int, waited: bool = False) -> SentKV:
     """waited: the sender waited for KV up to the last eighth of the bytes."""
     end = ended - (ended - began) / 8
     spans = (Span(began, end, nbytes // 8 * 7), Span(end, ended, nbytes // 8))
-    return TransferResult(ended, spans, int(waited))
+    return TransferResult(ended, spans, int(waited)).sent(ended)
 
 
 COMPUTED = PrefillTiming(0.0, 2.0, 4000, 2.0)

@@ -1,0 +1,59 @@
+"""KV that an inference engine sends by itself: what it is told with a prompt, and what it reports afterwards.
+
+KVOrder travels as `kv_transfer_params["disagg"]` of a request to vLLM, to a connector that may run in several worker
+processes. Each worker that sends opens one connection to `report`, writes a ReportHello, and at the end a KVReport,
+each as one line of JSON. If either end closes that connection early, the other gives the prompt up.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from disagg.api.base import Contract
+from disagg.api.names import AS_IS, WireForm
+from disagg.api.requests import KVAddress
+
+ORDER_FIELD: Final = "disagg"
+"""The name of a KVOrder in vLLM's kv_transfer_params."""
+MAX_LINE_BYTES: Final = 1 << 16
+
+
+class KVOrder(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the KV of one prompt goes. id: a secret that names this order in reports. next_token: the token after those
+    that the engine computes, which is part of the hash of the prompt. start: the first token whose KV is wanted.
+    deadline_s: seconds for the whole transfer."""
+
+    id: Annotated[str, Meta(min_length=16, max_length=64)]
+    report: KVAddress
+    deliver: KVAddress
+    ticket: str
+    request_id: str
+    next_token: Annotated[int, Meta(ge=0)]
+    start: Annotated[int, Meta(ge=0)] = 0
+    wire: WireForm = AS_IS
+    deadline_s: Annotated[float, Meta(gt=0)]
+
+
+class ReportHello(Contract, frozen=True):
+    """The first line of a worker. parts: how many workers send a part of this prompt's KV."""
+
+    id: str
+    parts: Annotated[int, Meta(ge=1)]
+
+
+class KVReport(Contract, frozen=True, kw_only=True):
+    """The last line of a worker: one acknowledged part, or the error that ended it.
+
+    hidden_s, exposed_s: seconds of sending before and after the last rows were computed. held: tokens whose KV the
+    engine had already. link_bytes_s: the link's rate, if the part was large enough to measure it.
+    """
+
+    kv_bytes: int = 0
+    hidden_s: float = 0.0
+    exposed_s: float = 0.0
+    compute_s: float = 0.0
+    held: int = 0
+    link_bytes_s: float | None = None
+    error: dict[str, str] | None = None

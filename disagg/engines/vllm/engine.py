@@ -1,0 +1,169 @@
+"""A SendingEngine on vLLM: its scheduler runs in this process and computes several prompts in one step.
+
+In this process, because its steps are then seen: who was computed, for how long, and when one of them hangs. With
+tensor parallelism vLLM runs one worker process per rank; the KV leaves from there.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from disagg.api.delivery import ORDER_FIELD, KVOrder
+from disagg.api.requests import KVAddress
+from disagg.api.sampling import Sampling
+from disagg.config import EngineOptions
+from disagg.engines.base import EngineInfo, PrefillRun, SendingEngine, SendingRun, Token
+from disagg.engines.model import checkpoint, preflight
+from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.text import HFTokenizer
+from disagg.engines.vllm import load
+from disagg.engines.vllm.reports import Reports
+from disagg.engines.vllm.rows import Sharding
+from disagg.engines.vllm.runs import AnswerRun, PromptRun, Run, SentByItself
+from disagg.engines.vllm.sampling import parameters
+from disagg.errors import ModelError
+from disagg.kv.wire.frames import Header
+
+
+class VLLMEngine(SendingEngine):
+    """A SendingEngine."""
+
+    together = True
+
+    def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
+        """Load the model in folder (or hub id) `source` to serve `context` tokens. ModelError if that fails,
+        PreflightRefused if vLLM does not compute what the checkpoint describes."""
+        load.prepare_environment(options)
+        path = checkpoint.resolve(source)
+        self.tokenizer = HFTokenizer.load(path)
+        reference = checkpoint.reference_profile(path, context, self.tokenizer)
+        layout = checkpoint.layout(reference, options.dtype)
+        Sharding.of(layout, options.tensor_parallel)  # refuse before minutes of loading
+        version = load.require_version()
+        self._vllm = load.make(path, context, options)
+        self._running: dict[str, Run] = {}  # by the id that vLLM was given; it makes another one of it, `run.id`
+        self._reports = Reports()
+        self._failure: ModelError | None = None
+        from disagg.engines.vllm.profile import measure, weight_bytes
+
+        actual = measure(self._vllm, reference)
+        findings = preflight.compare(reference, actual)
+        preflight.require(findings)
+        import torch
+
+        self.info = EngineInfo(
+            backend=f"vllm/{self._vllm.vllm_config.device_config.device_type}",
+            versions={"vllm": version, "torch": str(torch.__version__)},
+            profile=actual,
+            layout=layout,
+            fingerprint=checkpoint.fingerprint(reference),
+            preflight=findings,
+            memory_bytes=weight_bytes(self._vllm),
+            eos_ids=reference.eos_ids,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """See PromptEngine."""
+        return self._failure is None
+
+    def warm_up(self) -> None:
+        """See PromptEngine."""
+        for _ in self.generate([0] * min(64, self.info.profile.context - 2), Sampling(max_tokens=2, ignore_eos=True)):
+            pass
+
+    def send(
+        self, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, next_token: int, salt: str
+    ) -> SendingRun:
+        """See SendingEngine."""
+        if header.start >= len(tokens):
+            return SentByItself(to, header, deadline)
+        awaited = self._reports.expect(secrets.token_urlsafe(24))
+        order = KVOrder(
+            id=awaited.id,
+            report=self._reports.address,
+            deliver=KVAddress(*to),
+            ticket=header.ticket,
+            request_id=header.request_id,
+            next_token=next_token,
+            start=header.start,
+            wire=header.wire,
+            deadline_s=max(0.001, deadline - time.monotonic()),
+        )
+        run = PromptRun(self, len(tokens), awaited, self._reports, deadline)
+        self._add(
+            run, tokens, parameters(Sampling(max_tokens=1, ignore_eos=True), {ORDER_FIELD: order.to_json()}), salt
+        )
+        return run
+
+    def start_answer(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        emit: Callable[[Token], None],
+        *,
+        answered: int = 0,
+        salt: str = "",
+        constraint: Constraint | None = None,
+    ) -> PrefillRun:
+        """See PromptEngine. Draws are vLLM's own: with a seed they are repeatable here, and differ from other
+        engines'. RequestError for what vLLM's sampling does not have."""
+        left = sampling.max_tokens - answered
+        run = AnswerRun(self, len(tokens), emit, sampling)
+        self._add(
+            run, tokens, parameters(sampling, max_tokens=left, eos_ids=self.info.eos_ids, constraint=constraint), salt
+        )
+        return run
+
+    def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
+        """See PromptEngine. Log-probabilities: logits less a constant for each token."""
+        raise ModelError("vLLM gives no logits", "verify with the engine transformers")
+
+    def step(self) -> None:
+        """Compute one step for all that run, and tell each what it got. Raises ModelError if vLLM has failed."""
+        if self._failure is not None:
+            raise self._failure
+        began = time.monotonic()
+        try:
+            outputs = self._vllm.step()
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [repr(error)])[0]
+            self._failure = ModelError(f"vLLM has failed: {reason}", "see the traceback in the server's log")
+            raise
+        ended = time.monotonic()
+        shares = self._shares()
+        for run in self._running.values():
+            if (share := shares.get(run.id)) is not None:
+                run.note(began, ended, share)
+        for output in outputs:
+            if output.request_id in self._running:
+                self._running[output.request_id].take(output, began, ended)
+
+    def drop(self, run: Run) -> None:
+        """Forget a run; vLLM aborts it if it has not finished."""
+        if self._running.pop(run.name, None) is not None and self._failure is None and not run.finished:
+            self._vllm.abort_request([run.id], internal=True)
+            if not self._running:
+                self.step()  # tells the workers, which hear of an abort with the next step
+
+    def close(self) -> None:
+        """See PromptEngine."""
+        self._reports.close()
+        self._vllm.engine_core.shutdown()
+
+    def _add(self, run: Run, tokens: Sequence[int], params: Any, salt: str) -> None:
+        if self._failure is not None:
+            raise self._failure
+        prompt: dict[str, Any] = {"prompt_token_ids": list(tokens)}
+        if salt:
+            prompt["cache_salt"] = salt
+        run.id = self._vllm.add_request(run.name, prompt, params)
+        self._running[run.name] = run
+
+    def _shares(self) -> dict[str, Any]:
+        shares: dict[str, Any] = self._vllm.engine_core.engine_core.scheduler.connector.scheduler.shares
+        return shares

@@ -1,0 +1,115 @@
+"""vLLM as hosts.toml asks for it. Every failure becomes a ModelError."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from disagg.config import EngineOptions
+from disagg.errors import ModelError
+
+VERSIONS = ((0, 32), (0, 34))
+"""The connector's interface is marked experimental: from the first one on, and before the second."""
+CONNECTOR = "DisaggConnector"
+CONNECTOR_MODULE = "disagg.engines.vllm.connector"
+MAX_RUNNING = 64
+"""Requests in one step. More of them fill no larger a step."""
+
+# vLLM runs its scheduler in this process, tells nobody of its use, and logs warnings only.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+
+
+def prepare_environment(options: EngineOptions) -> None:
+    """Set what vLLM reads when it is imported. ModelError for settings that cannot be used with a connector."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if options.device == "cpu":
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if "expandable_segments:true" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "").lower():
+        raise ModelError(
+            "PYTORCH_CUDA_ALLOC_CONF has expandable_segments:True, which vLLM refuses with a KV connector",
+            "take it out of the server's environment",
+        )
+
+
+def require_version() -> str:
+    """vLLM's version. ModelError if it is not installed, or not one that the connector is written for."""
+    try:
+        import vllm
+    except ImportError as error:
+        raise ModelError(
+            f"vLLM cannot be imported: {error}", "install disagg[vllm] in an environment of its own on this host"
+        ) from error
+    version = str(vllm.__version__)
+    if not version_fits(version):
+        raise ModelError(
+            f"vLLM {version} is not supported", f"install vllm>={_text(VERSIONS[0])},<{_text(VERSIONS[1])}"
+        )
+    return version
+
+
+def version_fits(version: str) -> bool:
+    """Whether `version` is in the range of VERSIONS."""
+    numbers = tuple(int(part) for part in version.split("+", maxsplit=1)[0].split(".")[:2] if part.isdecimal())
+    return VERSIONS[0] <= numbers < VERSIONS[1]
+
+
+def arguments(path: Path, context: int, options: EngineOptions) -> dict[str, Any]:
+    """vLLM's EngineArgs."""
+    return {
+        "model": str(path),
+        "dtype": options.dtype,
+        "max_model_len": context,
+        "max_num_batched_tokens": max(options.chunk_tokens, MAX_RUNNING),
+        "max_num_seqs": MAX_RUNNING,
+        "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
+        "enforce_eager": options.enforce_eager,
+        "tensor_parallel_size": options.tensor_parallel,
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "generation_config": "vllm",
+        "skip_tokenizer_init": True,
+        "max_logprobs": -1,
+        "disable_custom_all_reduce": False,
+        "trust_remote_code": False,
+    }
+
+
+def make(path: Path, context: int, options: EngineOptions) -> Any:
+    """vLLM's LLMEngine with the connector. ModelError if vLLM cannot make it."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    transfer = KVTransferConfig(
+        kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_producer"
+    )
+    try:
+        return LLMEngine.from_engine_args(EngineArgs(**arguments(path, context, options), kv_transfer_config=transfer))
+    except ModelError:
+        raise
+    except Exception as error:  # vLLM raises whatever went wrong in it, at the latest as a RuntimeError
+        raise ModelError(f"{path}: vLLM cannot serve it: {_reason(error)}", _hint(str(error))) from error
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else repr(error)
+
+
+def _hint(text: str) -> str:
+    if "memory" in text.lower():
+        return "lower kv_cache_memory_bytes or context, or use smaller weights"
+    return "see the server's log; `vllm serve` with the same model shows the same error"
+
+
+def _text(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

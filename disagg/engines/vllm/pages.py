@@ -1,0 +1,79 @@
+"""Rows of keys and values in vLLM's page tensors.
+
+vLLM shows every layer's pages as [blocks, heads, rows of a block, key_dim + value_dim]. The attention backends of GPUs
+have in each row its key, then its value. That of CPUs has, per block and head, all keys as [key_dim, rows], then all
+values as [rows, value_dim]. Which of the two a tensor has is not guessed: `detect` writes rows with vLLM's own
+operation and takes the form that reads them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from disagg.errors import ModelError
+from disagg.kv.layout import LayerLayout
+
+# (pages, blocks [T], offsets [T]) -> keys and values, [1, heads, T, dim] each, in memory of their own
+Read = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+# Write keys and values [T, heads, dim] at these slots (block * block size + offset), with vLLM's own operation.
+Write = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+def read_rows(pages: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row holds its key, then its value, of the same width."""
+    dim = pages.shape[3] // 2
+    rows = pages[blocks, :, offsets]
+    return rows[None, :, :, :dim].transpose(1, 2).contiguous(), rows[None, :, :, dim:].transpose(1, 2).contiguous()
+
+
+def read_columns(pages: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All keys of a block come first, transposed; then all values."""
+    count, heads, size, width = pages.shape
+    dim = width // 2
+    halves = pages.view(count, heads, size * 2, dim)
+    keys = halves[:, :, :size].view(count, heads, dim, size).transpose(2, 3)[blocks, :, offsets]
+    values = halves[:, :, size:][blocks, :, offsets]
+    return keys[None].transpose(1, 2).contiguous(), values[None].transpose(1, 2).contiguous()
+
+
+FORMS: Sequence[Read] = (read_rows, read_columns)
+
+
+def require_shape(name: str, pages: torch.Tensor, layer: LayerLayout, heads: int, dtype: str) -> None:
+    """Raise ModelError unless the tensor is pages of `heads` KV heads of this layer, in `dtype`."""
+    want = (heads, layer.key_dim + layer.value_dim)
+    if pages.ndim != 4 or (pages.shape[1], pages.shape[3]) != want or layer.key_dim != layer.value_dim:
+        raise ModelError(
+            f"vLLM's KV cache of {name} has shape {tuple(pages.shape)}, not [blocks, {want[0]}, rows, {want[1]}]",
+            "use a version of vLLM that is in the stated range, and a model with plain attention",
+        )
+    if str(pages.dtype).removeprefix("torch.") != dtype:
+        raise ModelError(
+            f"vLLM's KV cache of {name} is {pages.dtype}, the model's layout has {dtype}",
+            "KV caches of another type, such as fp8, cannot be handed over: leave kv_cache_dtype at auto",
+        )
+
+
+def detect(pages: torch.Tensor, write: Write, layer: LayerLayout) -> Read:
+    """The form of these pages: known rows are written across the end of a block into the last two blocks, and must be
+    read back. ModelError if no known form reads them. The blocks are empty afterwards, as before."""
+    count, heads, size, _ = pages.shape
+    rows = torch.arange((count - 2) * size + size - 3, (count - 2) * size + size + 3, device=pages.device)
+    shape = (len(rows), heads, layer.key_dim)
+    # Small whole numbers: exact in every type, and no two rows, heads or places alike.
+    known = torch.arange(2 * rows[:1].numel() * shape[0] * heads * layer.key_dim, device=pages.device) % 251
+    keys, values = (part.reshape(shape).to(pages.dtype) for part in known.chunk(2))
+    write(keys, values, rows)
+    try:
+        for read in FORMS:
+            got = read(pages, rows // size, rows % size)
+            if all(torch.equal(a[0].transpose(0, 1), b) for a, b in zip(got, (keys, values), strict=True)):
+                return read
+    finally:
+        pages[-2:].zero_()
+    raise ModelError(
+        f"vLLM's KV cache of shape {tuple(pages.shape)} {pages.dtype} holds its rows in an unknown order",
+        "on a CPU use float32; on a GPU, an attention backend whose rows hold key and value side by side",
+    )

@@ -1,0 +1,71 @@
+"""Measure what a loaded vLLM model computes: windows, heads, and the rotary frequencies of its modules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from disagg.engines.model.profile import LayerProfile, ModelProfile, Rope
+from disagg.errors import ModelError
+from disagg.kv.layout import LayerLayout
+
+
+def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
+    """The profile of the model in vLLM's LLMEngine. Tokenizer and context, which vLLM does not change, are
+    `reference`'s. Of several ranks each has the same modules; the first one is asked, for its share of the heads."""
+    ranks = engine.vllm_config.parallel_config.tensor_parallel_size
+    found: list[LayerProfile] = engine.collective_rpc(layer_profiles, args=(ranks,))[0]
+    return replace(
+        reference,
+        source="vllm",
+        architecture=str(engine.model_config.hf_config.model_type),
+        vocab_size=int(engine.model_config.get_vocab_size()),
+        layers=tuple(found),
+    )
+
+
+def weight_bytes(engine: Any) -> int:
+    """Bytes of the weights on all ranks."""
+    return sum(engine.collective_rpc(rank_weight_bytes))
+
+
+def rank_weight_bytes(worker: Any) -> int:
+    """Bytes of one rank's weights. Called in a worker."""
+    tensors = {id(t): t for t in worker.get_model().parameters()}
+    return sum(int(tensor.nbytes) for tensor in tensors.values())
+
+
+def layer_profiles(worker: Any, ranks: int) -> list[LayerProfile]:
+    """Every layer as this worker's modules compute it. Called in a worker."""
+    from vllm.model_executor.layers.attention import Attention
+
+    model = worker.get_model()
+    modules = dict(model.named_modules())
+    found = []
+    for name, module in modules.items():
+        if isinstance(module, Attention):
+            found.append(LayerProfile(_layout(module, ranks), _rope(modules.get(name.rpartition(".")[0]))))
+    return found
+
+
+def _layout(module: Any, ranks: int) -> LayerLayout:
+    window = getattr(module, "sliding_window", None)
+    kind = "full" if window is None else "sliding"
+    heads, dim = int(module.num_kv_heads) * ranks, int(module.head_size)
+    return LayerLayout(kind, heads, dim, int(getattr(module, "head_size_v", dim)), window=window)  # type: ignore[arg-type]
+
+
+def _rope(attention: Any) -> Rope | None:
+    """The frequencies and scale in the rotary module beside the attention: of the angles that its first position
+    turns by."""
+    module = getattr(attention, "rotary_emb", None)
+    if module is None:
+        return None
+    if not hasattr(module, "_compute_cos_sin_cache"):
+        raise ModelError(
+            f"the rotary module {type(module).__name__} of vLLM cannot be measured",
+            "this architecture cannot be handed over",
+        )
+    cos, sin = module._compute_cos_sin_cache()[1].double().chunk(2)
+    angles, scale = sin.atan2(cos), cos.hypot(sin).mean()
+    return Rope(tuple(float(angle) for angle in angles), float(scale))

@@ -1,0 +1,91 @@
+"""Which rows of a prompt's KV one step of vLLM's scheduler adds, and where they lie. Pure; imports no framework.
+
+A request has one table of block ids per group of layers. Row p of a layer lies in block table[p // block_size], at
+p % block_size. Block 0 stands for a block that has been given up, as those behind a sliding window are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from disagg.errors import ModelError
+from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.parts import Part
+
+NULL_BLOCK = 0
+
+
+@dataclass(slots=True)
+class PromptRows:
+    """What has been sent of one prompt. tokens: of the prompt. sent: rows before this one were sent, or never will be.
+    held: tokens that were not computed, None before the first step."""
+
+    tokens: int
+    sent: int = 0
+    held: int | None = None
+
+    def step(self, computed: int, scheduled: int) -> range:
+        """The rows that become available in a step which computes `scheduled` tokens after `computed` ones. The first
+        step also has those of a cached prefix; after a preemption none comes twice."""
+        if self.held is None:
+            self.held = min(computed, self.tokens)
+        rows = range(self.sent, max(self.sent, min(computed + scheduled, self.tokens)))
+        self.sent = rows.stop
+        return rows
+
+    @property
+    def complete(self) -> bool:
+        """Whether no row is left."""
+        return self.sent >= self.tokens
+
+
+def wanted(layer: LayerLayout, rows: range, tokens: int, start: int) -> range:
+    """Those of `rows` that the layer keeps after `tokens` tokens and that lie at or after `start`."""
+    kept = layer.rows(tokens, start)
+    first = max(rows.start, kept.start)
+    return range(first, max(first, min(rows.stop, kept.stop)))
+
+
+def blocks_of(rows: range, table: Sequence[int], block_size: int) -> list[int]:
+    """The block of every one of `rows`. ModelError if one lies in a block that the request does not have."""
+    blocks = [table[row // block_size] if row // block_size < len(table) else NULL_BLOCK for row in rows]
+    if NULL_BLOCK in blocks:
+        row = rows[blocks.index(NULL_BLOCK)]
+        raise ModelError(f"vLLM gave up the block of row {row} before it was read", "report this with vLLM's version")
+    return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How the KV of one model is spread over tensor-parallel ranks. heads: KV heads of every layer."""
+
+    ranks: int
+    heads: int
+
+    @staticmethod
+    def of(layout: Layout, ranks: int) -> Sharding:
+        """ModelError if the layers cannot be divided alike."""
+        counts = {layer.kv_heads for layer in layout.layers}
+        heads = max(counts)
+        if ranks > 1 and (len(counts) > 1 or max(heads, ranks) % min(heads, ranks)):
+            raise ModelError(
+                f"tensor_parallel = {ranks} does not divide the model's {heads} KV heads",
+                f"use a divisor or a multiple of {heads}",
+            )
+        return Sharding(ranks, heads)
+
+    @property
+    def parts(self) -> int:
+        """How many ranks send: with more ranks than heads, the first one of those that have the same head."""
+        return min(self.ranks, self.heads)
+
+    def part(self, rank: int) -> Part | None:
+        """What one rank sends; None if it has only what another one sends."""
+        if self.parts == 1:
+            return Part() if rank == 0 else None
+        if self.ranks > self.heads:
+            copies = self.ranks // self.heads
+            return None if rank % copies else Part(heads=(rank // copies, rank // copies + 1), states=rank == 0)
+        each = self.heads // self.ranks
+        return Part(heads=(rank * each, (rank + 1) * each), states=rank == 0)

@@ -1,0 +1,199 @@
+"""The PrefillRuns of a VLLMEngine: a prompt whose KV is sent, and a prompt with its answer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Protocol
+
+from disagg.api.delivery import KVReport
+from disagg.api.events import FinishReason
+from disagg.api.sampling import Sampling
+from disagg.engines.base import PrefillTiming, Token
+from disagg.engines.vllm.reports import Awaited, Reports
+from disagg.errors import Cancelled, DisaggError, PeerLost
+from disagg.kv.send import SentKV, Transfer
+from disagg.kv.wire.frames import Header
+
+REPORT_S = 5.0  # after a transfer's deadline
+
+
+class Share(Protocol):
+    """One request in one step: tokens computed before and after it. share: of the step's tokens, its own."""
+
+    @property
+    def before(self) -> int: ...
+
+    @property
+    def after(self) -> int: ...
+
+    @property
+    def share(self) -> float: ...
+
+
+class Engine(Protocol):
+    """What runs need of their engine."""
+
+    def step(self) -> None: ...
+
+    def drop(self, run: Run) -> None: ...
+
+
+class Run:
+    """A PrefillRun of a prompt of `tokens` tokens. name: the id that vLLM is given; id: the one that it makes of it.
+    finished: vLLM has nothing more to do for it."""
+
+    def __init__(self, engine: Engine, tokens: int) -> None:
+        self._engine = engine
+        self._tokens = tokens
+        self._computed = 0
+        self._held: int | None = None
+        self._started = self._ended = time.monotonic()
+        self._compute_s = 0.0
+        self.name = secrets.token_hex(8)
+        self.id = ""
+        self.finished = False
+
+    @property
+    def remaining(self) -> int:
+        """See PrefillRun."""
+        return self._tokens - self._computed
+
+    @property
+    def done(self) -> bool:
+        """See PrefillRun."""
+        return self.finished
+
+    @property
+    def held(self) -> int:
+        """See PrefillRun."""
+        return self._held or 0
+
+    @property
+    def timing(self) -> PrefillTiming:
+        """See PrefillRun. Of each step's time, a prompt's share is that of its tokens."""
+        return PrefillTiming(self._started, self._ended, self._computed - self.held, self._compute_s)
+
+    def step(self, max_tokens: int | None = None) -> None:
+        """See PrefillRun. One step of all runs; vLLM's own bounds hold for its tokens."""
+        self._engine.step()
+
+    def close(self) -> None:
+        """See PrefillRun."""
+        self._engine.drop(self)
+
+    def note(self, began: float, ended: float, share: Share) -> None:
+        """A step that had this prompt has ended."""
+        if self._held is None:
+            self._held, self._started = min(share.before, self._tokens), began
+        if self.remaining:
+            self._computed = min(share.after, self._tokens)
+            self._ended = ended
+            self._compute_s += share.share * (ended - began)
+
+    def take(self, output: Any, began: float, ended: float) -> None:
+        """What vLLM has for this request after a step."""
+        self.finished = bool(output.finished)
+
+
+class PromptRun(Run):
+    """A SendingRun: the KV of the prompt leaves from vLLM's workers, which report to `awaited`."""
+
+    def __init__(self, engine: Engine, tokens: int, awaited: Awaited, reports: Reports, deadline: float) -> None:
+        super().__init__(engine, tokens)
+        self._awaited, self._reports = awaited, reports
+        self._deadline = deadline
+        self._closed = False
+
+    @property
+    def done(self) -> bool:
+        """See PrefillRun. Also if the transfer has failed: `sent` then raises why."""
+        done = self._awaited.done
+        return self.finished or (done.done() and done.exception() is not None)
+
+    def sent(self) -> SentKV:
+        """See SendingRun."""
+        try:
+            reports = self._awaited.done.result(max(0.0, self._deadline - time.monotonic()) + REPORT_S)
+        except FutureTimeout:
+            raise PeerLost("vLLM did not report the end of a KV transfer by its deadline") from None
+        return combined(reports)
+
+    def close(self) -> None:
+        """See PrefillRun. Workers that still send give the transfer up."""
+        if not self._closed:
+            self._closed = True
+            super().close()
+            self._reports.drop(self._awaited)
+            self._awaited.fail(Cancelled("the request was cancelled before its KV was sent"))
+
+
+def combined(reports: Sequence[KVReport]) -> SentKV:
+    """The parts of one transfer, which were sent at the same time."""
+    rates = [report.link_bytes_s for report in reports]
+    return SentKV(
+        payload_bytes=sum(report.kv_bytes for report in reports),
+        hidden_s=max(report.hidden_s for report in reports),
+        exposed_s=max(report.exposed_s for report in reports),
+        link_bytes_s=None if None in rates else sum(rate for rate in rates if rate is not None),
+        acknowledged=time.monotonic(),
+    )
+
+
+class SentByItself:
+    """A SendingRun without anything to compute: the decode host has all KV but that of the last token."""
+
+    def __init__(self, to: tuple[str, int], header: Header, deadline: float) -> None:
+        self._transfer = Transfer(*to, header, deadline=deadline)
+        self._now = time.monotonic()
+        self.remaining = 0
+        self.done = True
+        self.held = header.tokens
+        self.timing = PrefillTiming(self._now, self._now, 0, 0.0)
+
+    def step(self, max_tokens: int | None = None) -> None:
+        """Nothing to do."""
+
+    def sent(self) -> SentKV:
+        """See SendingRun."""
+        return self._transfer.finish().sent(self._now)
+
+    def close(self) -> None:
+        """See PrefillRun."""
+        self._transfer.abort()
+
+
+class AnswerRun(Run):
+    """A PrefillRun of a prompt and its answer."""
+
+    def __init__(self, engine: Engine, tokens: int, emit: Callable[[Token], None], sampling: Sampling) -> None:
+        super().__init__(engine, tokens)
+        self._emit = emit
+        self._top = sampling.logprobs or 0
+        self._timing: PrefillTiming | None = None
+
+    @property
+    def remaining(self) -> int:
+        """See PrefillRun. The last token of the prompt is computed with the first one of the answer."""
+        return max(0, self._tokens - 1 - self._computed)
+
+    @property
+    def timing(self) -> PrefillTiming:
+        """See PrefillRun."""
+        return self._timing or super().timing
+
+    def take(self, output: Any, began: float, ended: float) -> None:
+        """See Run."""
+        super().take(output, began, ended)
+        self._timing = self.timing if self._timing is None else self._timing.plus(began, ended)
+        answer = output.outputs[0]
+        if answer.finish_reason == "error":
+            raise DisaggError("vLLM ended the request with an error", "see the server's log")
+        for index, (id, logprobs) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+            last = self.finished and index == len(answer.token_ids) - 1
+            reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
+            ranked = sorted(logprobs.items(), key=lambda one: -one[1].logprob)[: self._top]
+            top = tuple((other, value.logprob) for other, value in ranked)
+            self._emit(Token(id, logprobs[id].logprob, top, reason if last else None))

@@ -1,0 +1,77 @@
+"""vLLM prefills, MLX decodes: the tokens of transformers alone and of mlx-lm alone, through real servers in float32.
+
+The prefill server runs in the environment with vLLM's CPU build, which `make test` sets up. Steps of 96 tokens leave
+ragged ends; windows are 64 tokens, vLLM's blocks 128.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from disagg.config import EngineOptions
+from disagg.inference.client import AsyncClient
+from disagg.inference.types import Completion
+from tests import tiny_models
+from tests.fleets import TOKEN, VLLM_PYTHON, RunningFleet, running, write_hosts
+
+pytestmark = [
+    pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="no environment with vLLM: make .venv-vllm/.ready"),
+    pytest.mark.timeout(240),
+]
+
+ARCHITECTURES = {"llama": {"head_dim": 32}, "qwen3": {}, "qwen3_moe": {}, "gemma3_text": {}, "gpt_oss_yarn": {}}
+LENGTHS = (2, tiny_models.WINDOW - 1, tiny_models.WINDOW + 1, 129, 300)
+SAMPLING: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
+ANSWER: dict[str, Any] = {**SAMPLING, "local_prefill": False}
+PREFILL = {"chunk_tokens": 96, "kv_cache_memory_bytes": 64 << 20, "enforce_eager": True}
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny_models.make(request.param, folder / "model", **ARCHITECTURES[request.param])
+    with running(write_hosts(folder, {"m": model}, prefill_engine="vllm", prefill=PREFILL)) as fleet:
+        yield fleet
+
+
+def prompt(length: int, seed: int = 3) -> list[int]:
+    """Token ids without the special ones at the vocabulary's beginning."""
+    chance = random.Random(seed * 10_000 + length)
+    return [chance.randrange(8, tiny_models.VOCAB) for _ in range(length)]
+
+
+def ids(answer: Completion) -> list[int]:
+    return [token.id for token in answer.tokens]
+
+
+def by_transformers(fleet: RunningFleet, prompts: list[list[int]]) -> list[list[int]]:
+    """The answers of transformers alone, computed here."""
+    from disagg.api.sampling import Sampling
+    from disagg.engines.transformers.engine import TransformersPrefillEngine
+
+    options = EngineOptions("transformers", dtype="float32", device="cpu", threads=1)
+    engine = TransformersPrefillEngine(fleet.fleet.models["m"].sources["mlx"], 8192, options)
+    return [[token.id for token in engine.generate(tokens, Sampling(**SAMPLING))] for tokens in prompts]
+
+
+async def test_every_length_gives_the_tokens_of_both_frameworks_alone(fleet: RunningFleet) -> None:
+    prompts = [prompt(length) for length in LENGTHS]
+    expected = by_transformers(fleet, prompts)
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+        for tokens, wanted in zip(prompts, expected, strict=True):
+            handed_over = await client.generate("m", tokens=tokens, cache_salt=f"{len(tokens)}", **ANSWER)
+            assert handed_over.metrics.method == "disaggregated"
+            assert ids(handed_over) == wanted, f"{len(tokens)} tokens"
+            alone = await client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER)
+            assert ids(alone) == wanted
+        together = await asyncio.gather(
+            *(client.generate("m", tokens=prompt(n, seed=4), cache_salt="together", **ANSWER) for n in range(100, 108))
+        )
+        single = by_transformers(fleet, [prompt(n, seed=4) for n in range(100, 108)])
+        assert [ids(answer) for answer in together] == single
+    assert all(len(set(answer)) > 12 for answer in expected)
