@@ -214,7 +214,8 @@ def _finish(view: AnswersView, answers: Sequence[ModelAnswer], as_json: bool) ->
     from disagg.inference.several import figures
 
     view.finish()
-    together = figures(answers) if len(answers) > 1 else None
+    complete = sum(answer.completion is not None for answer in answers)
+    together = figures(answers) if complete > 1 else None
     if as_json:
         more = {"together": together.to_json()} if together else {}
         print_json({"results": [answer.to_json() for answer in answers], **more})

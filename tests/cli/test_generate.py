@@ -421,3 +421,15 @@ def test_ctrl_c_during_two_models_keeps_both_partial_answers(two: Path, tmp_path
     else:
         assert "== tiny (incomplete) ==\nbegun by tiny\n" in done.stdout
         assert "== other (incomplete) ==\nbegun by other\n" in done.stdout
+
+
+def test_a_single_answer_is_not_said_to_have_run_together_with_others(
+    two: Path, fake_client: type[FakeClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(model: str) -> None:
+        if model == "other":
+            raise Overloaded("full")
+
+    fake_client.on_stream = staticmethod(fail)
+    assert run("generate", "--config", two, "-m", "tiny", "-m", "other", "x") == 3
+    assert "together" not in capsys.readouterr().err

@@ -3,8 +3,9 @@
 packages/     the Python environment that a host should have: requirements, versions, wheels
 models        where a host reads its model from
 release       the target state of a host, with the package's files and the hash that names them
+refusals      why a host cannot have a release
 steps         the types of a plan; scripts: the shell scripts that steps run
-plan          facts and target state -> steps, or refusals
+plan          facts and target state -> steps
 lock          one deployment at a time per host
 apply         carries a plan out on a machine
 deployment    all hosts of a fleet at the same time

@@ -14,6 +14,7 @@ from disagg.errors import DeployRefused, DisaggError, UsageError
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import OnStep, apply, ignore
 from disagg.fleet.deploy.lock import locked
+from disagg.fleet.deploy.refusals import refusals
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.facts.host import HostFacts, read_host_facts
@@ -72,12 +73,12 @@ def planner(installation: Installation) -> Planner:
     """The planner of `disagg deploy`: towards the target state of this installation."""
 
     def make_plan(host: Host, facts: HostFacts) -> Plan:
-        refusals = planning.refusals(host, facts)
+        reasons = refusals(host, facts)
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
-            return planning.refused(host, *refusals, wanted)
-        if refusals:
-            return planning.refused(host, *refusals)
+            return planning.refused(host, *reasons, wanted)
+        if reasons:
+            return planning.refused(host, *reasons)
         return planning.plan(wanted, facts)
 
     return make_plan

@@ -1,4 +1,4 @@
-"""Facts and target state -> ordered steps, or refusals. Pure: no I/O.
+"""Facts and target state -> ordered steps. Pure: no I/O.
 
 The order makes an interrupted deployment harmless: new files go beside the running release, under names made from
 their content, and the `current` link is switched to them in one step near the end.
@@ -8,38 +8,29 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, get_args
 
 from disagg.config import Host, ServiceManager
 from disagg.fleet.deploy.packages.environment import Environment
+from disagg.fleet.deploy.refusals import no_room
 from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY, UNINSTALL
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HASH
 from disagg.fleet.services import command, launchd, program, systemd
-from disagg.fleet.services.base import is_plain
 
 _MODULES: Final = {
     "prefill": ("torch", "transformers"),
     "decode": ("mlx.core", "mlx_lm"),
     "gateway": ("starlette", "uvicorn"),
 }
-_ENVIRONMENT_BYTES: Final = {"prefill": 9 << 30, "decode": 3 << 30, "gateway": 256 << 20}
-"""Disk that an environment needs while it is built: torch with CUDA's libraries, mlx with transformers."""
-_RELEASE_BYTES: Final = 64 << 20
 _BUILD_S: Final = 3600.0
-
-
-def refusals(host: Host, facts: HostFacts) -> tuple[Refusal, ...]:
-    """Why this host cannot have any release."""
-    return tuple(_refusals(host, facts))
 
 
 def plan(desired: TargetState, facts: HostFacts) -> Plan:
     """The steps from the facts to the target state; none if the host is in it."""
-    refused = tuple(_room(desired, facts))
+    refused = tuple(no_room(desired, facts))
     steps = () if refused else tuple(_steps(desired, facts))
     return Plan(desired.host.name, desired.hash, steps, refused, _needs(desired, facts), tuple(_notes(desired, facts)))
 
@@ -96,67 +87,6 @@ def _managers(facts: HostFacts) -> list[ServiceManager]:
 
 
 # Refusals
-
-
-def _refusals(host: Host, facts: HostFacts) -> Iterator[Refusal]:
-    if facts.os not in ("Linux", "Darwin"):
-        yield Refusal(f"{facts.os or 'its system'} is neither Linux nor macOS", "disagg serves on those two")
-        return
-    if not is_plain(facts.home) or ":" in facts.home or not facts.home.startswith("/"):
-        yield Refusal(
-            f"the home folder {facts.home!r} contains characters that PATH cannot hold", "use another account"
-        )
-    if not facts.writable:
-        yield Refusal(f"{facts.home} is read-only", f"mount it read-write, or give {facts.user} a home it may write to")
-    yield from _engine(host, facts)
-    yield from _service(host, facts)
-
-
-def _engine(host: Host, facts: HostFacts) -> Iterator[Refusal]:
-    mac, device = facts.os == "Darwin", host.engine.device
-    line = f"engine.device of [hosts.{host.name}]"
-    if host.engine.name == "mlx" and mac and facts.arch != "arm64":
-        yield Refusal("MLX needs a Mac with Apple silicon, and this one has an Intel processor", "decode elsewhere")
-    if host.engine.name == "mlx" and not mac and device == "gpu":
-        yield Refusal("MLX reaches no GPU on Linux", f'{line}: "cpu", or decode on a Mac')
-    if device.startswith("cuda") and mac:
-        yield Refusal("macOS has no CUDA", f'{line}: "mps" or "cpu", or prefill on a machine with an NVIDIA GPU')
-    if device == "mps" and not mac:
-        yield Refusal("Linux has no mps device", f'{line}: "cuda" or "cpu"')
-
-
-def _service(host: Host, facts: HostFacts) -> Iterator[Refusal]:
-    otherwise = f'service = "process" in [hosts.{host.name}]'
-    if host.service == "launchd" and not facts.launchd:
-        yield Refusal("there is no launchd", otherwise)
-    if host.service == "systemd":
-        if facts.systemd is None:
-            yield Refusal("systemd does not run there", otherwise)
-        elif facts.systemd.linger and not facts.systemd.usable:
-            yield Refusal(
-                f"the user's systemd does not answer, though {facts.user} may linger",
-                f"sudo systemctl start user@{facts.uid}.service; or {otherwise}",
-            )
-
-
-def _room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
-    """A Refusal if the disk has too little room."""
-    if facts.disk_free is None or facts.current == desired.hash:
-        return
-    need = _RELEASE_BYTES + sum(path.stat().st_size for path in _model_files(desired, facts))
-    if not facts.environments.get(desired.environment.hash):
-        wheels = sum(wheel.path.stat().st_size for wheel in desired.environment.wheels)
-        own = desired.environment.site_packages
-        need += wheels + (1 << 30 if own else max(_ENVIRONMENT_BYTES.get(role, 0) for role in desired.host.roles))
-    if need > facts.disk_free:
-        yield Refusal(
-            f"{facts.home} has {_gib(facts.disk_free)} free, and this needs about {_gib(need)}",
-            f"make room, or see what is large: du -sh {facts.paths.root}/*",
-        )
-
-
-def _gib(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
 
 
 def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
@@ -346,8 +276,3 @@ def _after(facts: HostFacts, release: str) -> ServiceAction:
     if facts.serving is None or not facts.serving.alive:
         return "start"
     return "" if facts.serving.release == release else "restart"
-
-
-def _model_files(desired: TargetState, facts: HostFacts) -> Iterator[Path]:
-    if desired.source.name not in facts.carried:
-        yield from (path for path in desired.source.files.values() if isinstance(path, Path))

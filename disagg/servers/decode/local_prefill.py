@@ -34,13 +34,19 @@ def choose_place(rest: int, offer: PrefillOffer | None, local_tokens_s: float | 
     if offer is None:
         return PrefillPlace(False, "no prefill host was offered")
     if local_tokens_s is None:
-        few = "at most" if rest <= UNMEASURED_TOKENS else "over"
-        reason = f"{rest} tokens: {few} {UNMEASURED_TOKENS}, and the speed here is not measured"
-        return PrefillPlace(rest <= UNMEASURED_TOKENS, reason)
+        few = rest <= UNMEASURED_TOKENS
+        limit = f"{'at most' if few else 'over'} {UNMEASURED_TOKENS}"
+        return PrefillPlace(few, f"{_tokens(rest)} left to compute, {limit}; the speed here is not measured yet")
     here = rest / local_tokens_s
     sending = rest_bytes / offer.link_bytes_s if offer.link_bytes_s else 0.0
     there = offer.wait_s + OVERHEAD_S + max(rest / offer.tokens_s, sending)
-    return PrefillPlace(here <= there, f"{rest} tokens: {here:.2g} s here, {there:.2g} s on a prefill host")
+    return PrefillPlace(
+        here <= there, f"{_tokens(rest)} left to compute: {here:.2g} s here, {there:.2g} s on a prefill host"
+    )
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' if count > 1 else ''}"
 
 
 class Speed:

@@ -194,7 +194,7 @@ def test_a_request_without_handoff_says_so_and_shows_its_warnings() -> None:
 
 
 def test_held_kv_and_the_reason_for_a_local_prompt_are_shown_and_nothing_without_them() -> None:
-    reason = "12 tokens: 0.02 s here, 0.31 s on a prefill host"
+    reason = "12 tokens left to compute: 0.02 s here, 0.31 s on a prefill host"
     chat = completion("m", prompt_tokens=100, held_tokens=88, method="local", local=reason, kv_bytes=0)
     for view in (metrics_view([chat]), model_panel(chat)):
         text = " ".join(shown(view, 120).split())

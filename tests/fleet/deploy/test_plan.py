@@ -10,6 +10,7 @@ import pytest
 
 from disagg.config import Deploy, EngineOptions, Host
 from disagg.fleet.deploy import plan as planning
+from disagg.fleet.deploy.refusals import refusals
 from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving
@@ -188,7 +189,7 @@ def test_a_host_that_cannot_serve_is_refused_with_its_mend(
     host: Host, name: str, changes: dict[str, object], cause: str, hint: str
 ) -> None:
     found = facts(name, host.name, **changes)
-    matching = [refusal for refusal in planning.refusals(host, found) if cause in refusal.cause]
+    matching = [refusal for refusal in refusals(host, found) if cause in refusal.cause]
     assert len(matching) == 1
     assert hint in matching[0].hint
 
@@ -196,7 +197,7 @@ def test_a_host_that_cannot_serve_is_refused_with_its_mend(
 def test_a_lingering_user_whose_systemd_is_silent_is_refused() -> None:
     found = facts("spark_bare")
     silent = replace(found, systemd=replace(present(found.systemd), usable=False))
-    assert "sudo systemctl start user@1000.service" in planning.refusals(spark(), silent)[0].hint
+    assert "sudo systemctl start user@1000.service" in refusals(spark(), silent)[0].hint
 
 
 def test_too_little_disk_is_refused_before_anything_is_sent() -> None:
