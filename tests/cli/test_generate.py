@@ -272,13 +272,13 @@ def test_the_panels_keep_the_terminal_from_echoing_ctrl_c_and_restore_it() -> No
 import sys, termios
 from disagg.cli.common.context import stdout
 from disagg.cli.views.stream import Panels
-from disagg.inference.several import Answer
+from disagg.inference.several import ModelAnswer
 
 def echoes():
     return bool(termios.tcgetattr(1)[3] & termios.ECHOCTL)
 
 before = echoes()
-with Panels([Answer("a"), Answer("b")], "p", stdout()):
+with Panels([ModelAnswer("a"), ModelAnswer("b")], "p", stdout()):
     during = echoes()
 sys.exit(0 if (before, during, echoes()) == (True, False, True) else 1)
 """
