@@ -3,7 +3,8 @@
     python -m benchmarks.gateway [--requests 20]
 
 Simulated: a DGX Spark and an M3 Ultra with Llama-3.1-8B as servers of this machine, whose engines only wait, and a
-gateway in front of them. Each prompt is sent both ways, in turn. One JSON object; times in milliseconds.
+gateway in front of them. Each prompt is sent both ways, in turn, to the gateway on a bare socket: what a client library
+costs is not the gateway's. One JSON object; times in milliseconds.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import httpx
 
 from disagg import AsyncClient
 from disagg.config import load
@@ -91,12 +90,13 @@ async def compare(path: Path, token: str, url: str, requests: int) -> dict[str, 
     """Medians; the first request of each way warms up."""
     ours: list[Times] = []
     through: list[Times] = []
-    async with AsyncClient(path, token=token) as client, httpx.AsyncClient(trust_env=False, timeout=60) as http:
+    async with AsyncClient(path, token=token) as client:
         await client.connect()
+        caller = await Caller.connected(url)
         for number in range(requests + 1):
             prompts = [[(7 * at + number * 2 + way) % 900 + 8 for at in range(PROMPT)] for way in range(2)]
             ours.append(await timed(tokens_of_client(client, prompts[0])))
-            through.append(await timed(tokens_of_gateway(http, url, prompts[1])))
+            through.append(await timed(tokens_of_gateway(caller, prompts[1])))
     ttft = [1e3 * statistics.median(one.ttft for one in way[1:]) for way in (ours, through)]
     tpot = [1e3 * statistics.median(one.tpot for one in way[1:]) for way in (ours, through)]
     return {
@@ -118,25 +118,51 @@ async def timed(tokens: AsyncIterator[int]) -> Times:
 
 async def tokens_of_client(client: AsyncClient, prompt: list[int]) -> AsyncIterator[int]:
     count = 0
-    async with client.stream("model", tokens=prompt, max_tokens=TOKENS, ignore_eos=True) as stream:
+    options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True, "logprobs": 0}
+    async with client.stream("model", tokens=prompt, **options) as stream:
         async for chunk in stream:
             if chunk.tokens:
                 count += len(chunk.tokens)
                 yield count
 
 
-async def tokens_of_gateway(http: httpx.AsyncClient, url: str, prompt: list[int]) -> AsyncIterator[int]:
+class Caller:
+    """An HTTP client of the gateway that costs next to nothing itself: one connection, kept open."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+        self._reader, self._writer, self._host = reader, writer, host
+
+    @classmethod
+    async def connected(cls, url: str) -> Caller:
+        host = url.removeprefix("http://")
+        address, port = host.rsplit(":", 1)
+        return cls(*await asyncio.open_connection(address, int(port)), host)
+
+    async def lines(self, path: str, body: bytes) -> AsyncIterator[bytes]:
+        """The lines of the answer to a POST, to the end of its stream."""
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nContent-Length: "
+        self._writer.write(head.encode() + str(len(body)).encode() + b"\r\n\r\n" + body)
+        if not (status := await self._reader.readline()).startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"the gateway answers {status!r}")
+        while (await self._reader.readline()).strip():
+            pass
+        while size := int(await self._reader.readline(), 16):
+            for line in (await self._reader.readexactly(size)).splitlines():
+                yield line
+            await self._reader.readline()
+        await self._reader.readline()
+
+
+async def tokens_of_gateway(caller: Caller, prompt: list[int]) -> AsyncIterator[int]:
     """Log-probabilities make every token of a chunk countable."""
     body = {"model": "model", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "logprobs": 0}
     count = 0
-    async with http.stream("POST", f"{url}/v1/completions", json={**body, "temperature": 0}) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {") and (choices := json.loads(line[6:])["choices"]):
-                new = len((choices[0].get("logprobs") or {}).get("tokens", ()))
-                count += new
-                if new:
-                    yield count
+    async for line in caller.lines("/v1/completions", json.dumps({**body, "temperature": 0}).encode()):
+        if line.startswith(b"data: {") and (choices := json.loads(line[6:])["choices"]):
+            new = len((choices[0].get("logprobs") or {}).get("tokens", ()))
+            count += new
+            if new:
+                yield count
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ class RequestMetrics:
         self._prompts = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", TOKENS)
         self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", TOKENS)
         self._arrived: dict[tuple[int, int], float] = {}  # by request and answer: when its last tokens arrived
+        self._of_tokens: dict[str, tuple[Counter, Histogram]] = {}  # by model: finding them costs more than counting
 
     def notice(self, event: Event) -> None:
         if isinstance(event, Generated):
@@ -61,13 +62,17 @@ class RequestMetrics:
     def _tokens(self, event: Generated) -> None:
         """Tokens that arrive together share the time since those before them."""
         model, key = event.request.model, (event.request.number, event.choice)
-        self._generated.labels(model).inc(event.tokens)
+        generated, between = self._of_tokens.get(model) or self._find(model)
+        generated.inc(event.tokens)
         before = self._arrived.get(key)
         self._arrived[key] = event.at
         if before is not None:
-            histogram = self._itl.labels(model)
             for _ in range(event.tokens):
-                histogram.observe((event.at - before) / event.tokens)
+                between.observe((event.at - before) / event.tokens)
+
+    def _find(self, model: str) -> tuple[Counter, Histogram]:
+        found = self._of_tokens[model] = (self._generated.labels(model), self._itl.labels(model))
+        return found
 
     def _answer(self, event: Completed) -> None:
         model, metrics = event.request.model, event.completion.metrics

@@ -1,38 +1,40 @@
-"""A gateway that is killed with SIGKILL under load: what its clients have seen complete is in the history."""
+"""A gateway that is killed with SIGKILL under load and started again: no cut answer looks complete, and the history has
+what its clients have seen complete."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-import httpx
 import pytest
 
-from disagg.gateway.history.store import Filter, history_path, read
-from disagg.token import TOKEN_FILE_VARIABLE
-from tests.fleets import RunningFleet, wait_until
+from benchmarks.gateway_load import Bodies, End, Tally, asked_alone, load_gateway, missing_from_history
+from disagg.token import GATEWAY_FOLDER_VARIABLE, TOKEN_FILE_VARIABLE
+from tests.fleets import RunningFleet, free_ports, wait_until
 
-CALLERS = 4
-COMPLETE = 6  # answers before the gateway is killed
-WITHIN_S = 60.0
+STREAMS: Final = 20
+COMPLETE: Final = 20  # answers before the gateway is killed, and as many after it
+WITHIN_S: Final = 100.0
+BODIES: Final[Bodies] = tuple(
+    {"model": "tiny", "prompt": f"{number} times", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    for number in range(4)
+)
 
 
-def serve(fleet: RunningFleet, state: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """`disagg serve` with a state folder of its own: the process and its URL."""
+def serve(fleet: RunningFleet, folder: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
+    """`disagg serve` with its files in a folder of its own: the process and its URL."""
     environment = {
         **os.environ,
         TOKEN_FILE_VARIABLE: str(fleet.folder / "token"),
-        "XDG_STATE_HOME": str(state),
+        GATEWAY_FOLDER_VARIABLE: str(folder),
     }
-    log = state / "gateway.log"
-    command = [sys.executable, "-m", "disagg", "serve", "--port", "0", "--config", str(fleet.fleet.path)]
+    log = folder / "gateway.log"
+    command = [sys.executable, "-m", "disagg", "serve", "--port", str(port), "--config", str(fleet.fleet.path)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
     wait_until(lambda: process.poll() is not None or "Serving" in log.read_text(), WITHIN_S, "the gateway")
@@ -41,54 +43,37 @@ def serve(fleet: RunningFleet, state: Path) -> tuple[subprocess.Popen[bytes], st
     return process, found[1]
 
 
-async def ask(http: httpx.AsyncClient, number: int) -> str | None:
-    """One streamed request: its id if the answer is complete, None if it was cut or refused."""
-    name = f"request-{number}"
-    body = {"model": "tiny", "prompt": f"{number} times", "max_tokens": 12, "stream": True, "ignore_eos": True}
-    ended = False
+async def until_complete(tally: Tally, answers: int) -> None:
+    while tally.ends[End.COMPLETE] < answers:
+        await asyncio.sleep(0.02)
+
+
+async def load_and_kill(fleet: RunningFleet, folder: Path) -> Tally:
+    """Load the gateway, kill it, start it again at the same address, and load it on."""
+    tally, until, (port,) = Tally(), asyncio.Event(), free_ports(1)
+    process, url = await asyncio.to_thread(serve, fleet, folder, port)
     try:
-        async with http.stream("POST", "/v1/completions", json=body, headers={"X-Request-Id": name}) as answer:
-            async for line in answer.aiter_lines():
-                data = json.loads(line[6:]) if line.startswith("data: {") else {}
-                assert "error" not in data
-                ended = ended or any(choice["finish_reason"] for choice in data.get("choices", ()))
-    except httpx.HTTPError:
-        pass
-    return name if ended else None
-
-
-async def kill_under_load(process: subprocess.Popen[bytes], url: str) -> set[str]:
-    """Ask until COMPLETE answers are there, then kill the gateway; the ids of all answers that were complete."""
-    complete: set[str] = set()
-    enough = asyncio.Event()
-    numbers = iter(range(10_000))
-
-    async def caller(http: httpx.AsyncClient) -> None:
-        while process.poll() is None:
-            if (name := await ask(http, next(numbers))) is not None:
-                complete.add(name)
-            if len(complete) >= COMPLETE:
-                enough.set()
-
-    async with asyncio.timeout(WITHIN_S), httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
-        callers = [asyncio.ensure_future(caller(http)) for _ in range(CALLERS)]
-        await enough.wait()
-        process.kill()
-        process.wait()
-        await asyncio.gather(*callers)
-    return complete
-
-
-async def test_every_answer_that_was_complete_is_in_the_history_of_a_killed_gateway(
-    tiny_fleet: RunningFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process, url = serve(tiny_fleet, tmp_path)
-    try:
-        complete = await kill_under_load(process, url)
+        async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as group:
+            questions = await asked_alone(url, BODIES)
+            group.create_task(load_gateway(url, questions, STREAMS, tally, until))
+            await until_complete(tally, COMPLETE)
+            process.kill()
+            process.wait()
+            process, _ = await asyncio.to_thread(serve, fleet, folder, port)
+            await until_complete(tally, tally.ends[End.COMPLETE] + COMPLETE)
+            until.set()
     finally:
         process.kill()
         process.wait()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    entries: list[Any] = list(read(history_path(tiny_fleet.fleet), Filter(limit=1000)))
-    assert complete <= {entry.request_id for entry in entries if entry.state == "ok"}
-    assert len(complete) >= COMPLETE and all(entry.time <= time.time() for entry in entries)
+    return tally
+
+
+async def test_no_cut_answer_looks_complete_and_every_complete_one_is_in_the_history(
+    tiny_fleet: RunningFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally = await load_and_kill(tiny_fleet, tmp_path)
+    monkeypatch.setenv(GATEWAY_FOLDER_VARIABLE, str(tmp_path))
+    assert tally.ends[End.CUT] == 0 and not tally.wrong
+    assert tally.ends[End.BROKEN] + tally.ends[End.ERROR] > 0, "some streams were open"
+    assert len(tally.finished) >= 2 * COMPLETE
+    assert missing_from_history(tiny_fleet.fleet, tally.finished) == set()
