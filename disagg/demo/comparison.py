@@ -8,9 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Several models run at once, and each by itself. Seconds; tokens are output tokens.
+    """Several models asked at the same time, and again one after the other. Times are seconds of wall time.
 
-    `own`: model -> wall time by itself. `same_text`: whether both runs gave the same answers.
+    parallel_wall: of all models at the same time. own: by model, of that model by itself. completion_tokens: output
+    tokens of all answers. same_text: whether both runs gave the same answers.
     """
 
     parallel_wall: float
@@ -20,18 +21,22 @@ class Comparison:
 
     @property
     def sequential_sum(self) -> float:
+        """The time of all models one after the other."""
         return sum(self.own.values())
 
     @property
     def speedup(self) -> float:
+        """One after the other / at the same time."""
         return self.sequential_sum / self.parallel_wall
 
     @property
     def throughput(self) -> float:
+        """Output tokens per second of all models at the same time."""
         return self.completion_tokens / self.parallel_wall
 
     @property
     def over_slower(self) -> float:
+        """At the same time / the slowest model by itself: what sharing this machine costs."""
         return self.parallel_wall / max(self.own.values())
 
     def to_json(self) -> dict[str, Any]:

@@ -33,8 +33,8 @@ from disagg.gateway.dialects.openai.completions import Completions
 from disagg.gateway.dialects.problems import INTERNAL, Problem, not_found, problem_of
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.dialects.responses.dialect import Responses
-from disagg.gateway.door import REQUEST_ID_KEY, Door, respond
 from disagg.gateway.health import GatewayHealth, live_models
+from disagg.gateway.middleware import REQUEST_ID_KEY, RequestMiddleware, respond
 from disagg.gateway.observe.observers import Observers
 from disagg.gateway.parallel import body
 from disagg.gateway.parallel.answer import ParallelResponse, Part
@@ -113,7 +113,7 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
         ]
     watch.board.serves(route.path for route in routes)
     handlers = {DisaggError: _on_error, HTTPException: _on_http_error, Exception: _on_bug}
-    return Door(Starlette(routes=routes, exception_handlers=handlers))
+    return RequestMiddleware(Starlette(routes=routes, exception_handlers=handlers))
 
 
 class Gateway:

@@ -1,4 +1,4 @@
-"""Which connections a server keeps when there are too many. Pure; times are time.monotonic().
+"""Which connection a server closes for a new one when there are too many. Pure; times are time.monotonic().
 
 A caller proves itself with a token or key, once per connection. Those that have not cannot lock out those that have,
 or will: they have places of their own, and few per address. A new connection takes the place of the least useful one,
@@ -29,8 +29,11 @@ class ConnectionBounds:
 
 @dataclass(slots=True, eq=False)
 class ServedConnection:
-    """One connection. owner: what closes it. proven: a request on it had a valid token or key. busy: it carries a
-    request. surplus: there was no place for it."""
+    """One connection.
+
+    owner: what closes it. proven: a request on it had a valid token or key. busy: it carries a request. surplus: there
+    was no place for it.
+    """
 
     address: str
     owner: Any = field(default=None, repr=False)
@@ -46,9 +49,9 @@ def make_room(
     """The connection to close for the new one, if any. Marks the new one as surplus if there is no room."""
     kept = [one for one in others if not one.surplus]
     unproven = [one for one in kept if not one.proven]
-    here = [one for one in unproven if one.address == new.address]
-    if len(here) >= bounds.unproven_per_address:
-        crowd: Iterable[ServedConnection] = here
+    of_address = [one for one in unproven if one.address == new.address]
+    if len(of_address) >= bounds.unproven_per_address:
+        crowd: Iterable[ServedConnection] = of_address
     elif len(unproven) >= bounds.unproven:
         crowd = unproven
     elif len(kept) >= bounds.connections:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.applications import Starlette
 
 from disagg.gateway.calls import calls
-from disagg.gateway.door import Door
+from disagg.gateway.middleware import RequestMiddleware
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 
@@ -18,7 +18,7 @@ OF_PAGE = re.compile(r"/|/[a-z]+\.(js|css|svg)")
 
 def routes(application: Any) -> set[tuple[str, str]]:
     """Method and path of every route for programs."""
-    assert isinstance(application, Door)
+    assert isinstance(application, RequestMiddleware)
     inner = application._app
     assert isinstance(inner, Starlette)
     return {

@@ -108,12 +108,15 @@ class Table:
             yield key, Table(self.document, (*self.path, key), value)
 
     def fault_at_key(self, key: str, message: str, hint: str = "") -> ConfigError:
+        """An error that points at a key."""
         return self.document.fault_at_key((*self.path, key), message, hint)
 
     def fault_at_value(self, key: str, message: str, hint: str = "") -> ConfigError:
+        """An error that points at the value of a key."""
         return self._fault((key,), message, hint)
 
     def fault_at_element(self, key: str, index: int, message: str, hint: str = "") -> ConfigError:
+        """An error that points at one element of a list."""
         return self._fault((key, index), message, hint)
 
     def _fault(self, below: KeyPath, message: str, hint: str) -> ConfigError:

@@ -91,6 +91,7 @@ def _head(request: Accepted) -> _Head:
 
 
 def _prompt(request: Accepted, choice: int) -> str | None:
+    """The prompt of an answer, cut at MAX_TEXT. Answers are numbered prompt by prompt, the same number for each."""
     if not request.prompts:
         return None
     return request.prompts[choice * len(request.prompts) // request.choices][:MAX_TEXT]

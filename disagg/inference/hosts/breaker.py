@@ -23,7 +23,9 @@ FAILURES_IF_IT_ANSWERS = 3  # one request that no engine can serve does not ejec
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """failures: in a row. ejections: in a row. until: no requests before this time. probing: one request runs to find
+    """One host's breaker; every event gives its next value. Times are time.monotonic().
+
+    failures, ejections: in a row. until: the host gets no requests before this time. probing: one request runs to find
     out whether the host is well again.
 
     Requests may end long after the breaker has changed. `began_at` is what `until` was when a request began: one that
@@ -48,6 +50,7 @@ class Breaker:
         return replace(self, probing=False) if self.probing and began_at == self.until else self
 
     def succeeded(self) -> Breaker:
+        """The host completed a request: all failures are forgotten."""
         return CLOSED
 
     def failed(self, error: DisaggError, now: float, jitter: float, began_at: float) -> Breaker:

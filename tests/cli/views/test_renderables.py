@@ -289,7 +289,7 @@ def test_health_remarks_last_errors_and_what_survives_no_reboot(width: Any) -> N
     text = shown(
         health_view(
             [
-                healthy(why="it runs with other code than here", hint="disagg deploy --host dgx-spark-1"),
+                healthy(why="running other code than here", hint="disagg deploy --host dgx-spark-1"),
                 healthy(
                     "mac-studio-1",
                     supervised="crash",
@@ -301,7 +301,7 @@ def test_health_remarks_last_errors_and_what_survives_no_reboot(width: Any) -> N
         ),
         width,
     )
-    assert "dgx-spark-1: it runs with other code" in text and "→ disagg deploy --host dgx-spark-1" in text
+    assert "dgx-spark-1: running other code" in text and "→ disagg deploy --host dgx-spark-1" in text
     assert "35% CPU" in text and "0.1.0" in text
     assert "mac-studio-2: last failed request 1m ago: the peer was lost" in text
     assert "mac-studio-1: plain process: it comes back after a crash, not after a reboot" in " ".join(text.split())

@@ -39,7 +39,7 @@ def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatu
         other = [what for there, here, what in parts if there and there != here]
         if not other:
             return status
-        why = f"it runs with other {' and other '.join(other)} than here"
+        why = f"running other {' and '.join(other)} than here"
         restart = f"disagg restart --host {host.name}"
         return replace(status, why=why, hint=f"disagg deploy --host {host.name} && {restart}" if deployed else restart)
 

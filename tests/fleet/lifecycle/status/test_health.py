@@ -252,10 +252,10 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(
     assert states(farm)["a"].why == ""
     told["code"] = "another"
     a = states(farm)["a"]
-    assert (a.state, a.why) == ("healthy", "it runs with other code than here")
+    assert (a.state, a.why) == ("healthy", "running other code than here")
     assert a.hint == "disagg restart --host a" and exit_code([a]) == 0
     told["config"] = "another"
-    assert states(farm)["a"].why == "it runs with other code and other hosts.toml than here"
+    assert states(farm)["a"].why == "running other code and hosts.toml than here"
 
 
 def test_a_damaged_record_is_the_trouble_of_its_own_host(farm: Farm) -> None:

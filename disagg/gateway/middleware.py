@@ -19,7 +19,7 @@ from disagg.http.protocol import connection_of
 REQUEST_ID_KEY: Final = "disagg.request_id"  # in the ASGI scope
 
 
-class Door:
+class RequestMiddleware:
     """Outermost ASGI layer: every request has an id, the caller's or a new one, and its answer names it. On a
     connection for which there was no place, everything but /health is refused."""
 
