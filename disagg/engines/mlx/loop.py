@@ -14,10 +14,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,30 +25,21 @@ from disagg.config import EngineOptions
 from disagg.engines.base import Token
 from disagg.engines.mlx.batching.batch import bound_memory, release_memory
 from disagg.engines.mlx.batching.groups import GroupedBatch
-from disagg.engines.mlx.batching.job import Job
+from disagg.engines.mlx.batching.job import Job, Jobs
+from disagg.engines.mlx.commands import Commands, as_disagg
 from disagg.engines.mlx.held import Rows, Snapshot, hold, make_store
 from disagg.engines.mlx.load import select_device
 from disagg.engines.mlx.patches import Patch
 from disagg.engines.mlx.prepare import Prepared, prepare
 from disagg.engines.model.held import HeldStore
-from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, RequestError
+from disagg.errors import Cancelled, DisaggError, ModelError
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-# Requests in the engine at once, decoding or waiting for a place in the batch: a bound, not a target.
-MAX_REQUESTS = 1024
 # Steps between two updates of the batch's KV bytes while no request joins or leaves: an update takes about 25 us with
 # 48 layers, and caches grow every 256 tokens.
 _COUNT_STEPS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """A function to run on the thread. fail: called with the error if `run` raises or the thread ends before it."""
-
-    run: Callable[[], object]
-    fail: Callable[[DisaggError], object]
 
 
 class Loop:
@@ -60,9 +49,9 @@ class Loop:
         self._options = options
         self.after_step: Callable[[], None] = lambda: None  # called after each step, with no lock held
         self.on_beat: Callable[[], None] = lambda: None  # called after each command and step, with no lock held
-        self._wake = threading.Condition()
-        self._commands: deque[_Command] = deque()  # bounded: at most two per job, and one per waiting caller
-        self._jobs: dict[str, Job] = {}
+        self._commands = Commands()
+        self._lock = self._commands.changed  # of everything below that other threads read
+        self._jobs = Jobs()
         self.held: HeldStore[Rows, Snapshot]  # set once the model is loaded
         self._batch_bytes = 0
         self._steps = 0
@@ -82,61 +71,57 @@ class Loop:
 
     @property
     def alive(self) -> bool:
-        with self._wake:
+        with self._lock:
             return self._serving and not self._closed
 
     @property
     def kv_bytes(self) -> int:
-        with self._wake:
+        with self._lock:
             return self._batch_bytes
 
     @property
     def running(self) -> int:
-        with self._wake:
+        with self._lock:
             return len(self._jobs)
 
     def submit(self, job: Job) -> None:
-        with self._wake:
+        with self._lock:
             self._require_open()
-            if job.id in self._jobs:
-                raise RequestError(f"request {job.id} is already running", "give every request an id of its own")
-            if len(self._jobs) >= MAX_REQUESTS:
-                raise Overloaded(f"{MAX_REQUESTS} requests are already in the decode engine", "try again later")
-            self._jobs[job.id] = job
-            self._post(lambda: self._insert(job), lambda error: self._fail(job, error))
+            self._jobs.add(job)
+            self._commands.post(lambda: self._insert(job), lambda error: self._fail(job, error))
 
     def cancel(self, request_id: str, dropped: Callable[[], None]) -> None:
-        with self._wake:
+        with self._lock:
             job = self._jobs.get(request_id)
         if job is not None:
             with job.lock:  # waits for a call to the listener that has already begun
                 job.open = False
-            with self._wake:
-                self._forget(job)
+            with self._lock:
+                self._jobs.drop(job)
                 if not self._stopped:
-                    self._post(lambda: self._drop(job, dropped), lambda error: dropped())
+                    self._commands.post(lambda: self._drop(job, dropped), lambda error: dropped())
                     return
         dropped()
 
     def call(self, function: Callable[[Any], _Result]) -> _Result:
         """Run `function(model)` on the thread, between two steps, and wait for its result."""
         future: Future[_Result] = Future()
-        with self._wake:
+        with self._lock:
             self._require_open()
-            self._post(lambda: future.set_result(function(self._prepared.model)), future.set_exception)
+            self._commands.post(lambda: future.set_result(function(self._prepared.model)), future.set_exception)
         return future.result()
 
     def give_up_held(self, nbytes: int) -> None:
         """Drop held KV. The thread frees its memory, for it owns the arrays."""
         dropped = self.held.give_up(nbytes)
-        with self._wake:
+        with self._lock:
             if dropped and not self._closed:
-                self._post(dropped.clear, lambda error: None)
+                self._commands.post(dropped.clear, lambda error: None)
 
     def close(self) -> None:
-        with self._wake:
+        with self._lock:
             self._closed = True
-            self._wake.notify()
+            self._lock.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -149,14 +134,6 @@ class Loop:
         if self._broken is not None:
             return ModelError(f"the decode engine's thread ended: {self._broken}", "restart the decode server")
         return Cancelled("the decode engine is closed", "start the server again")
-
-    def _post(self, run: Callable[[], object], fail: Callable[[DisaggError], object]) -> None:
-        self._commands.append(_Command(run, fail))
-        self._wake.notify()
-
-    def _forget(self, job: Job) -> None:
-        if self._jobs.get(job.id) is job:
-            del self._jobs[job.id]
 
     # Everything below runs on the thread.
 
@@ -172,11 +149,11 @@ class Loop:
                 self.held = make_store(prepared.model, self._options.max_kv_bytes)
                 release_memory()
         except Exception as error:  # noqa: BLE001 - raised again by start(), on the caller's thread
-            with self._wake:
+            with self._lock:
                 self._closed = True
             ready.set_exception(error)
             return
-        with self._wake:
+        with self._lock:
             self._serving = True
         ready.set_result(prepared)
         with mx.stream(self._stream):
@@ -205,15 +182,15 @@ class Loop:
 
     def _wait(self) -> int | None:
         """Wait until there is work; returns the number of queued commands, None once the engine is closed."""
-        with self._wake:
+        with self._lock:
             while not self._commands and not self._closed and not len(self._batch):
-                self._wake.wait()
+                self._lock.wait()
             return None if self._closed else len(self._commands)
 
     def _turn(self, commands: int) -> None:
         """Run this many commands and take one step."""
         for _ in range(commands):
-            self._run_command()
+            self._commands.run_first()
             self.on_beat()
         if commands:
             self._update_counters()
@@ -223,31 +200,17 @@ class Loop:
         if not len(self._batch):
             release_memory()
 
-    def _run_command(self) -> None:
-        """Run the first command. A method of its own, so that a waiting loop does not reference the command's KV."""
-        with self._wake:
-            command = self._commands.popleft()
-        try:
-            command.run()
-        except Exception as error:  # noqa: BLE001 - an error of mlx in one command is that command's error
-            command.fail(_as_disagg(error, "the decode engine failed to run a command"))
-        except BaseException:  # the thread ends: _stop fails this command and the others
-            with self._wake:
-                self._commands.appendleft(command)
-            raise
-
     def _stop(self) -> None:
         """Fail every request and command, and drop every cache."""
-        with self._wake:
+        with self._lock:
             self._closed, self._serving, self._stopped = True, False, True
-            commands, jobs = list(self._commands), list(self._jobs.values())
-            self._commands.clear()
+            commands, jobs = self._commands.take_all(), list(self._jobs.values())
             self._jobs.clear()
             self._batch_bytes = 0
         for job in jobs:
             self._fail(job, self._ended())
-        for command in commands:
-            command.fail(self._ended())
+        for fail in commands:
+            fail(self._ended())
         self._batch.close()
         self.held.clear()
 
@@ -312,32 +275,26 @@ class Loop:
         return job.deliver(token)
 
     def _fail(self, job: Job, error: DisaggError) -> None:
-        with self._wake:
-            self._forget(job)
+        with self._lock:
+            self._jobs.drop(job)
         job.fail(error)
 
     def _rebuild(self, error: Exception) -> None:
         """Fail every request of the batch, including finished ones whose last token is undelivered, and replace the
         batch by an empty one."""
-        with self._wake:
+        with self._lock:
             lost = [job for job in self._jobs.values() if job.timing.ingested]
         _log.error("a decode step failed; %d requests are lost", len(lost), exc_info=error)
         self._batch.close()
         self._batch = self._new_batch()
         self._update_counters()
         for job in lost:
-            self._fail(job, _as_disagg(error, "a decode step failed"))
+            self._fail(job, as_disagg(error, "a decode step failed"))
 
     def _update_counters(self, finished: Sequence[Job] = ()) -> None:
         """Update the counters after jobs joined or left the batch."""
         nbytes = self._batch.nbytes
-        with self._wake:
+        with self._lock:
             self._batch_bytes = nbytes
             for job in finished:
-                self._forget(job)
-
-
-def _as_disagg(error: Exception, what: str) -> DisaggError:
-    if isinstance(error, DisaggError):
-        return error
-    return ModelError(f"{what}: {type(error).__name__}: {error}", "send the request again; the engine still runs")
+                self._jobs.drop(job)

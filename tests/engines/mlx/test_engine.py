@@ -21,6 +21,7 @@ from disagg.engines.base import DecodeRequest
 from disagg.engines.mlx import loop as mlx_loop
 from disagg.engines.mlx.batching import batch as mlx_batch
 from disagg.engines.mlx.batching import chunk as mlx_chunk
+from disagg.engines.mlx.batching import job as mlx_job
 from disagg.engines.mlx.engine import MLXDecodeEngine
 from disagg.errors import Cancelled, ModelError, Overloaded, RequestError
 from tests.engines.mlx.mlx_parts import Collector, Engines, References, counting, held_up, prompt, start, until
@@ -382,7 +383,7 @@ def test_requests_that_cannot_be_run_are_refused_at_once(
     engine.submit(DecodeRequest("twice", prompt(5), Sampling(max_tokens=400, ignore_eos=True)), running)
     with pytest.raises(RequestError, match="twice is already running"):
         engine.submit(DecodeRequest("twice", prompt(5), Sampling()), Collector())
-    monkeypatch.setattr(mlx_loop, "MAX_REQUESTS", 1)
+    monkeypatch.setattr(mlx_job, "MAX_REQUESTS", 1)
     with pytest.raises(Overloaded):
         start(engine, prompt(5))
     engine.cancel("twice")

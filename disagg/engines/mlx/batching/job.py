@@ -1,4 +1,4 @@
-"""One request in the engine, and the calls to its listener."""
+"""One request in the engine, with the calls to its listener, and all of them by id."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from disagg.engines.mlx.adjust import Adjustment
 from disagg.engines.mlx.batching.grouping import Row
 from disagg.engines.mlx.held import HeldArrays, Snapshot
 from disagg.engines.model.constraint import Constraint
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.kv.received import ReceivedKV
 
 _log = logging.getLogger(__name__)
+
+# Requests in the engine at once, decoding or waiting for a place in the batch: a bound, not a target.
+MAX_REQUESTS = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -82,3 +85,20 @@ class Job:
                 self.listener.on_error(error)
             except Exception:  # noqa: BLE001 - as in deliver
                 _log.exception("the listener of request %s failed", self.id)
+
+
+class Jobs(dict[str, Job]):
+    """The requests in the engine, by id."""
+
+    def add(self, job: Job) -> None:
+        """RequestError if the id is in use, Overloaded if there are MAX_REQUESTS."""
+        if job.id in self:
+            raise RequestError(f"request {job.id} is already running", "give every request an id of its own")
+        if len(self) >= MAX_REQUESTS:
+            raise Overloaded(f"{MAX_REQUESTS} requests are already in the decode engine", "try again later")
+        self[job.id] = job
+
+    def drop(self, job: Job) -> None:
+        """Nothing happens if it is not there any more, or its id is another request's."""
+        if self.get(job.id) is job:
+            del self[job.id]
