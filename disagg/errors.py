@@ -25,7 +25,8 @@
     │   └── PeerLost                 exit 1            connect, send or receive failed or timed out
     ├── ServerUnavailable            exit 4, HTTP 502  no server answers
     │   ├── ServerNotRunning         exit 4            nothing listens on its port
-    │   └── ServerSilent             exit 4            it accepts connections and sends no answer, or is stuck
+    │   ├── ServerSilent             exit 4            it accepts connections and sends no answer, or is stuck
+    │   └── ServerRefused            exit 4            a whole-request host: key, URL, certificate or model is wrong
     └── FleetError                   exit 1            a command on a host failed
         ├── PortInUse                exit 1            another process listens on a server's port
         ├── StartFailed              exit 1            a server exited while starting
@@ -231,6 +232,11 @@ class ServerNotRunning(ServerUnavailable):
 class ServerSilent(ServerUnavailable):
     """A server accepts connections and sent nothing in time, or its engine makes no progress. It is not tried again:
     that would take as long again."""
+
+
+class ServerRefused(ServerUnavailable):
+    """A whole-request host does not serve this client, and will not until hosts.toml or the key is corrected: it
+    refuses the key, lacks the model, has no trusted certificate, or is another kind of server."""
 
 
 class FleetError(DisaggError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-Role = Literal["prefill", "decode", "gateway"]
-"""What a host does. A gateway runs no model: it serves clients with the other hosts."""
+Role = Literal["prefill", "decode", "whole", "gateway"]
+"""What a host does. whole: it answers whole requests and is no server of disagg's, which only asks it. A gateway runs
+no model: it serves clients with the other hosts."""
 WireForm = Literal["as-is", "int8-g64"]
 """The form in which keys and values are sent: unchanged, or quantised to eight bits; see disagg.kv.forms."""
 AS_IS: Final = "as-is"

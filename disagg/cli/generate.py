@@ -44,6 +44,7 @@ class Side(StrEnum):
 
     decode = "decode"
     prefill = "prefill"
+    whole = "whole"
 
 
 class KVFailure(StrEnum):

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 NAME_RULE = 'letters, digits, ".", "_" and "-", beginning with a letter or digit, at most 64'
 USER_RULE = 'letters, digits, ".", "_" and "-", beginning with a letter, digit or "_", at most 64'
@@ -62,6 +63,24 @@ def address_fault(address: str) -> str | None:
     labels = address.removesuffix(".").split(".")
     if len(address) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         return 'a hostname holds letters, digits, "-" and ".", and no part of it begins or ends with "-"'
+    return None
+
+
+def url_fault(url: str, password: str, otherwise: str = "") -> tuple[str, str] | None:
+    """What is wrong with a URL, and the hint; None if nothing is. URLs appear in logs and in arguments of programs, so
+    that a password in one is refused; `password`: where it belongs."""
+    hint = f"it begins with https:// or http://{otherwise}"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return "this is not a URL", hint
+    if not (url.isprintable() and url.isascii()) or " " in url or parts.scheme not in ("http", "https"):
+        return "this is not a URL", hint
+    if not parts.hostname:
+        return "this URL has no host name", 'as in "https://mirror.example/simple"'
+    if "@" in parts.netloc:
+        return "a password does not belong in this file", password
     return None
 
 

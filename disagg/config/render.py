@@ -31,7 +31,7 @@ def render(fleet: Fleet, hosts: Collection[str], sources: Mapping[str, Mapping[s
                 model.name: {
                     "context": model.context,
                     "aliases": list(model.aliases),
-                    "sources": dict(sources[model.name]),
+                    **({"sources": dict(of_model)} if (of_model := sources.get(model.name)) else {}),
                 }
                 for model in fleet.models.values()
                 if model.name in served
@@ -48,7 +48,7 @@ def served_digest(fleet: Fleet, host: Host) -> str:
     """
     own = [(name, getattr(host, name)) for name in sorted(SERVER_KEYS)]
     if host.gateway:
-        text = repr((host.name, own, [served_digest(fleet, one) for one in fleet.engine_hosts]))
+        text = repr((host.name, own, [served_digest(fleet, one) for one in fleet.answering_hosts]))
     else:
         model = fleet.models[host.model]
         text = repr((host.name, own, host.engine, model.name, model.context, model.aliases))
@@ -59,6 +59,8 @@ def _host(host: Host) -> dict[str, Any]:
     table = {name: value for name, value in _set_fields(host).items() if name in SERVER_KEYS}
     if host.gateway:
         return {name: value for name, value in table.items() if name not in ("model", "queue_size")}
+    if host.whole:
+        table = {name: value for name, value in table.items() if name in ("roles", "model")}
     # Only what differs from the defaults: an engine refuses the options of another engine, whatever their value.
     defaults = EngineOptions(host.engine.name)
     options = _set_fields(host.engine).items()

@@ -11,13 +11,13 @@ from disagg.api.names import Role
 from disagg.config.toml.messages import nearest, one_of, printable
 from disagg.errors import UnknownModel, UsageError
 
-EngineName = Literal["transformers", "vllm", "mlx", "simulated", "none"]
+EngineName = Literal["transformers", "vllm", "mlx", "simulated", "openai", "none"]
 Connector = Literal["ssh", "local"]
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
 ENGINES: Final[tuple[EngineName, ...]] = ("transformers", "vllm", "mlx", "simulated")
-"""Those that run a model; the engine of a gateway is "none"."""
+"""Those that run a model in a server of disagg. "openai" is any server of OpenAI's API, "none" a gateway's."""
 KVWire = Literal["as-is", "auto", "int8"]
 
 
@@ -57,15 +57,19 @@ class EngineOptions:
     tensor_parallel: int = 1  # vllm: ranks that share the heads, on as many GPUs
     max_batch: int = 16  # decode: requests in the running batch
     max_kv_bytes: int = 8 << 30  # decode: KV bytes, received and in use
+    url: str | None = None  # openai: without / at its end
+    model: str | None = None  # openai: the model's name there
+    key_file: str | None = None  # openai: absolute, or below ~ of the machine that asks
+    key_variable: str | None = None  # openai: of the environment; one of the two, or none
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """One server of the fleet and the machine it runs on.
 
-    model: empty for a gateway. port: HTTP. kv_port: KV transfers, decode hosts only. user, ssh_port, key (a private key
-    file): None leaves them to ssh_config. hardware: the machine's name in `planning.devices`, for predictions and the
-    engine "simulated".
+    model: empty for a gateway. address, port: HTTP; of a whole-request host those of its engine's URL. kv_port: KV
+    transfers, decode hosts only. user, ssh_port, key (a private key file): None leaves them to ssh_config. hardware:
+    the machine's name in `planning.devices`, for predictions and the engine "simulated".
     """
 
     name: str
@@ -90,6 +94,8 @@ class Host:
     @property
     def url(self) -> str:
         """Base URL of this host's HTTP server."""
+        if self.engine.url:
+            return self.engine.url
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{host}:{self.port}"
 
@@ -97,6 +103,16 @@ class Host:
     def gateway(self) -> bool:
         """Whether this host serves clients, and runs no model."""
         return "gateway" in self.roles
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is a server of OpenAI's API, which answers whole requests and is not managed by disagg."""
+        return "whole" in self.roles
+
+    @property
+    def tls(self) -> bool:
+        """Whether this host is asked by HTTPS."""
+        return self.url.startswith("https://")
 
     @property
     def local(self) -> bool:
@@ -138,7 +154,12 @@ class Fleet:
 
     @property
     def engine_hosts(self) -> list[Host]:
-        """The hosts that run a model: all but gateways."""
+        """The hosts on which disagg runs a model: all but gateways and whole-request hosts."""
+        return [host for host in self.hosts.values() if not (host.gateway or host.whole)]
+
+    @property
+    def answering_hosts(self) -> list[Host]:
+        """The hosts that requests may use: all but gateways."""
         return [host for host in self.hosts.values() if not host.gateway]
 
     def model(self, name: str) -> Model:
@@ -159,14 +180,22 @@ class Fleet:
         """The hosts that serve this model (by canonical name) in this role, in file order; may be empty."""
         return [host for host in self.hosts.values() if host.model == model and role in host.roles]
 
-    def select(self, names: Sequence[str] = (), *, role: str | None = None, model: str | None = None) -> list[Host]:
+    def select(
+        self, names: Sequence[str] = (), *, role: str | None = None, model: str | None = None, managed: bool = False
+    ) -> list[Host]:
         """The hosts with these names, this role and this model (name or alias), in file order; all by default.
 
-        Raises UsageError for a name or role that does not exist and if no host is left, UnknownModel for a model.
+        managed: without whole-request hosts. Raises UsageError for a name or role that does not exist, for a host that
+        is not managed, and if no host is left, UnknownModel for a model.
         """
         if unknown := [name for name in names if name not in self.hosts]:
             raise UsageError(
                 f"{self.path} has no host {', '.join(map(printable, unknown))}", f"it has: {', '.join(self.hosts)}"
+            )
+        if managed and (whole := [name for name in names if self.hosts[name].whole]):
+            raise UsageError(
+                f'{", ".join(whole)}: the engine is "openai": disagg asks this server and does not manage it',
+                "use the tools of that server",
             )
         if role is not None and role not in get_args(Role):
             raise UsageError(f'"{printable(role)}" is not a role', one_of(get_args(Role)))
@@ -177,6 +206,7 @@ class Fleet:
             if (not names or host.name in names)
             and (role is None or role in host.roles)
             and (served is None or host.model == served)
+            and not (managed and host.whole)
         ]
         if not hosts:
             raise UsageError(

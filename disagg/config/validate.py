@@ -8,7 +8,8 @@ from disagg.config.addresses import NAME_RULE, is_name, is_path
 from disagg.config.schema import Deploy, Fleet
 from disagg.config.tables.deploy import read_deploy
 from disagg.config.tables.hosts import read_hosts
-from disagg.config.tables.models import read_models, resolved
+from disagg.config.tables.models import read_models, require_sources, resolved
+from disagg.config.tables.whole import unmanaged_models
 from disagg.config.toml.reader import Document, parse, read
 from disagg.config.toml.table import Table
 
@@ -25,8 +26,11 @@ def build(document: Document, path: Path) -> Fleet:
     head = root.table("fleet", '[fleet] with name = "studio"')
     head.only(("name", "token_file"))
     name = _name(head, "name")
-    models = read_models(root.table("models", '[models."qwen3-coder:30b"]'), path.parent)
-    hosts = read_hosts(root.table("hosts", "[hosts.dgx-spark-1]"), models)
+    tables = root.table("models", '[models."qwen3-coder:30b"]')
+    models = read_models(tables, path.parent)
+    host_tables = root.table("hosts", "[hosts.dgx-spark-1]")
+    require_sources(tables, models, unmanaged_models(host_tables))
+    hosts = read_hosts(host_tables, models)
     deploy = read_deploy(root.table("deploy", "[deploy]"), path.parent) if "deploy" in root else Deploy()
     return Fleet(name, path.absolute(), models, hosts, _token_file(head, path.parent), deploy)
 

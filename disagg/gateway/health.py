@@ -26,11 +26,12 @@ def live_models(fleet: Fleet, view: FleetView, now: float) -> list[str]:
         seen = view.of(host.name)
         return seen.reachable == "up" and not seen.obstacle(now)
 
-    return [
-        name
-        for name in fleet.models
-        if (decode := fleet.serving(name, "decode")) and any(map(up, (*decode, *fleet.serving(name, "prefill"))))
-    ]
+    def answered(name: str) -> bool:
+        decode = fleet.serving(name, "decode")
+        usable = [*fleet.serving(name, "whole"), *(fleet.serving(name, "prefill") if decode else ()), *decode]
+        return any(map(up, usable))
+
+    return [name for name in fleet.models if answered(name)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,12 +49,12 @@ CONNECT_S = 0.5  # for `connect`; a host that takes longer is left to the reques
 class GenerateOptions(TypedDict, total=False):
     """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and eleven more.
 
-    stop: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or "prefill" runs
-    the request on one host of that role, without a hand-off; None by default. timeout: seconds until the request must
-    have ended; 600 by default. on_kv_failure: what follows if no prefill host delivers the KV: "fallback", the default,
-    lets the decode host compute the prompt, "fail" raises a HandoffError. local_prefill: whether the decode host may
-    compute a short prompt itself if that takes less time than a hand-off; True by default. cache_salt: only requests
-    with the same salt share KV that hosts hold; "" by default.
+    stop: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or "prefill" runs the
+    request on one host of that role, without a hand-off, "whole" on a whole-request host; None by default. timeout:
+    seconds until the request must have ended; 600 by default. on_kv_failure: what follows if no prefill host delivers
+    the KV: "fallback", the default, lets the decode host compute the prompt, "fail" raises a HandoffError.
+    local_prefill: whether the decode host may compute a short prompt itself if that takes less time than a hand-off;
+    True by default. cache_salt: only requests with the same salt share KV that hosts hold; "" by default.
 
     The rest are fields of `disagg.api.GenerateBody`. tools: each {"name", "description", "parameters"}. must_call:
     names of tools, one of which the answer calls. json_schema: the answer is JSON that fits it. chat_template_kwargs:
@@ -187,7 +187,7 @@ class AsyncClient:
     def watching(self) -> Iterator[None]:
         """Keep the view of all hosts fresh within the block, which runs on the event loop; without, only hosts of
         models in use are asked."""
-        with self._driver.refresher.using(self.fleet.engine_hosts):
+        with self._driver.refresher.using(self.fleet.answering_hosts):
             yield
 
     def _perform(
@@ -219,8 +219,8 @@ class AsyncClient:
         called = time.monotonic()
         self._require_usable()
         alone, on_kv_failure = options.get("alone"), options.get("on_kv_failure", "fallback")
-        if alone not in (None, "decode", "prefill"):
-            raise RequestError(f'alone: "decode", "prefill" or None (got {alone!r})')
+        if alone not in (None, "decode", "prefill", "whole"):
+            raise RequestError(f'alone: "decode", "prefill", "whole" or None (got {alone!r})')
         if on_kv_failure not in ("fallback", "fail"):
             raise RequestError(f'on_kv_failure: "fallback" or "fail" (got {on_kv_failure!r})')
         hosts = candidates(self.fleet, model, alone)

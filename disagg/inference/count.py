@@ -7,7 +7,7 @@ import time
 
 from disagg.api.requests import PromptBody
 from disagg.api.status import CountAnswer
-from disagg.errors import DeadlineExceeded, Overloaded, ServerUnavailable
+from disagg.errors import CapabilityMissing, DeadlineExceeded, Overloaded, ServerUnavailable
 from disagg.inference.attempts.execute import Driver, GenerationRequest
 from disagg.inference.http import calls
 
@@ -35,5 +35,6 @@ async def count(driver: Driver, request: GenerationRequest) -> int:
                     failure = error
     except TimeoutError:
         raise DeadlineExceeded("no host has counted the prompt's tokens", "raise the timeout") from failure
-    assert failure is not None, "candidates are never empty"
-    raise failure
+    raise failure or CapabilityMissing(
+        f"no host of {body.model} counts tokens: whole-request hosts have no call for it", "send the request"
+    )

@@ -56,8 +56,11 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
             exposed_transfer=exposed_s,
             ingest=timing.ingest_s,
             first_step=timing.first_step_s,
+            whole=max(0.0, trace.called + ttft - trace.requested) if attempt.method == "whole" else 0.0,
         )
     )
+    # A host's own: several events that arrive in one packet would give speeds that no engine has.
+    decode_s = trace.last_token - trace.first_token if attempt.method == "whole" else timing.decode_s
     return Metrics(
         method="fallback" if done.fallback else "local" if done.local else attempt.method,
         model=trace.model,
@@ -67,11 +70,10 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         completion_tokens=done.completion_tokens,
         total_tokens=done.prompt_tokens + done.completion_tokens,
         prefill_time=prefill_s,
-        # The host's own: several events that arrive in one packet would give speeds that no engine has.
-        decode_time=timing.decode_s,
+        decode_time=decode_s,
         total_time=trace.last_token - trace.called,
         prefill_speed=_rate(shipped.computed_tokens if shipped else done.computed_prompt_tokens, prefill_s),
-        decode_speed=_rate(done.completion_tokens - trace.resumed_tokens - 1, timing.decode_s),
+        decode_speed=_rate(done.completion_tokens - trace.resumed_tokens - 1, decode_s),
         ttft=ttft,
         ttft_parts=replace(known, network=ttft - known.total),
         hidden_transfer=shipped.hidden_transfer_s if shipped else 0.0,

@@ -1,8 +1,8 @@
 """What one request cost, and where the time went.
 
-TTFT = failed_attempts + client + queue + tokenise + prefill + exposed_transfer + ingest + first_step + network, with
-every part >= 0. `failed_attempts` and `client` are measured on the caller's monotonic clock, `network` is the rest, and
-every other part is measured on one server's clock.
+TTFT = failed_attempts + client + queue + tokenise + prefill + exposed_transfer + ingest + first_step + whole + network,
+with every part >= 0. `failed_attempts`, `client` and `whole` are measured on the caller's monotonic clock, `network` is
+the rest, and every other part is measured on one server's clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from disagg.api.names import WireForm
 
-Method = Literal["disaggregated", "local", "decode-alone", "prefill-alone", "fallback"]
+Method = Literal["disaggregated", "local", "decode-alone", "prefill-alone", "fallback", "whole"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class TTFTParts:
     exposed_transfer: float = 0.0  # end of prefill compute -> last KV byte accepted
     ingest: float = 0.0  # received bytes -> engine cache
     first_step: float = 0.0  # the last prompt token through the model
+    whole: float = 0.0  # a whole-request host, which states no parts: request written -> first piece of the answer
     network: float = 0.0  # the rest: wire latency, HTTP and scheduling
 
     @property
@@ -44,6 +45,7 @@ class Metrics:
     decode_speed = (completion_tokens - 1) / decode_time; None if there is one token only.
     hidden_transfer: seconds in which bytes moved while prefill still computed.
     decode_computed_tokens: prompt tokens that the decode host ran through the model itself.
+    decode_server: the host that generated the answer, also a whole-request host; None if a prefill host did, alone.
     kv_wire: the form in which the decode host received the KV, "as-is" or "int8-g64"; None if it received none.
     simulated: no model ran; the times are predicted.
     local: why the decode host computed the rest of the prompt without a hand-off; empty if it did not.

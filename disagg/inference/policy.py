@@ -21,6 +21,9 @@ class Timeouts:
     stated on the stream. figures: for the prefill host's figures after the answer is complete. lease: a host ends a
     request that this client has not named for so long. slow_transfer: exposed transfer that earns a warning. blame: for
     the prefill host's own error after a decode host has reported a failed transfer.
+
+    Of whole-request hosts, which send no progress: whole_connect, until a connection is open, with TLS. whole_first:
+    request sent until the answer begins. whole_silence: between two pieces.
     """
 
     connect: float = 2.0
@@ -34,6 +37,9 @@ class Timeouts:
     lease: float = 10.0
     slow_transfer: float = 1.0
     blame: float = 0.2
+    whole_connect: float = 5.0
+    whole_first: float = 300.0
+    whole_silence: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

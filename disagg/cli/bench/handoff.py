@@ -103,7 +103,7 @@ def _place(fleet: Fleet | None, name: str | None, end: str) -> EndPlace:
 
 
 def _host(fleet: Fleet, name: str | None) -> Host:
-    return fleet.select([name or ""])[0]
+    return fleet.select([name or ""], managed=True)[0]
 
 
 def _shape(name: str | None, fleet: Fleet | None, sender: str | None) -> ModelShape:

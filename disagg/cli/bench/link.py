@@ -50,4 +50,4 @@ def link(
 
 
 def _host(fleet: Fleet, name: str | None) -> Host | None:
-    return None if name is None else fleet.select([name])[0]
+    return None if name is None else fleet.select([name], managed=True)[0]

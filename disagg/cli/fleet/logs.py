@@ -46,7 +46,7 @@ def logs(
 
     begin = time.time() - _ago(since) if since is not None else None
     fleet = settings(context).fleet()
-    hosts, state = fleet.select(host or ()), State.of(fleet)
+    hosts, state = fleet.select(host or (), managed=True), State.of(fleet)
     count = lines or (_LINES if since is None else _LINES_SINCE)
     if follow:
         _follow(hosts, state, count, begin)

@@ -122,7 +122,7 @@ def _chosen(fleet: Fleet, names: Sequence[str] | None, hosts: Sequence[str] | No
     from disagg.errors import UsageError
     from disagg.fleet.models.sources import chosen
 
-    selected = chosen(fleet, names or (), fleet.select(hosts or ()))
+    selected = chosen(fleet, names or (), fleet.select(hosts or (), managed=True))
     if not selected:
         raise UsageError(f"no host of {fleet.path} has that name and that model", "leave out MODEL or --host")
     return selected

@@ -34,7 +34,7 @@ def ssh(
     from disagg.errors import FleetError
     from disagg.fleet.machine.ssh.command import ssh_command
 
-    one = settings(context).fleet().select([host])[0]
+    one = settings(context).fleet().select([host], managed=True)[0]
     argv = ssh_command(one, command or (), terminal=sys.stdin.isatty())
     sys.stdout.flush()
     try:
@@ -75,7 +75,7 @@ def exec_(
 
 
 def _chosen(context: typer.Context, names: Sequence[str] | None, role: str | None) -> list[Host]:
-    return settings(context).fleet().select(names or (), role=role)
+    return settings(context).fleet().select(names or (), role=role, managed=True)
 
 
 def _finish(outcomes: Sequence[HostOutcome[CommandResult]]) -> None:

@@ -32,7 +32,7 @@ def trust(
     """
 
     codes: set[int] = set()
-    for host in settings(context).fleet().select(hosts or ()):
+    for host in settings(context).fleet().select(hosts or (), managed=True):
         if host.local:
             stdout().print(f"{host.name}: this machine, no key needed")
             continue

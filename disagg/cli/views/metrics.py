@@ -32,12 +32,14 @@ _PART_STYLE = {
     "exposed_transfer": "magenta",
     "ingest": "yellow",
     "first_step": "green",
+    "whole": "blue",
     "network": "cyan",
 }
 _PART_NAME = {
     "failed_attempts": "failed attempts",
     "exposed_transfer": "exposed transfer",
     "first_step": "first step",
+    "whole": "whole-request host",
 }
 _BAR_CELLS = 36
 

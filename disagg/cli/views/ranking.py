@@ -20,7 +20,7 @@ def ranking_view(ranking: Ranking) -> RenderableType:
     )
     for name in ("role", "host", "expected", "why"):
         table.add_column(name, overflow="fold", justify="right" if name == "expected" else "left")
-    for role, choices in (("decode", ranking.decode), ("prefill", ranking.prefill)):
+    for role, choices in (("decode", ranking.decode), ("prefill", ranking.prefill), ("whole", ranking.whole)):
         for choice in choices:
             table.add_row(role, choice.host.name, seconds(choice.cost_s), choice.reason)
     for host, obstacle in ranking.left_out.items():

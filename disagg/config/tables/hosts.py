@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, get_args
+from urllib.parse import urlsplit
 
 from disagg.api.names import Role
 from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_hub_id, is_name, is_user, same_machine
@@ -19,6 +21,7 @@ from disagg.config.schema import (
     Model,
     ServiceManager,
 )
+from disagg.config.tables.whole import OPENAI_OPTIONS, is_whole
 from disagg.config.toml.messages import nearest, printable, toml_key
 from disagg.config.toml.table import Table
 from disagg.planning.devices import DEVICES as HARDWARE
@@ -28,6 +31,7 @@ Reader = Callable[[Table, str], Any]  # returns the checked value of a key
 ENGINES_FOR: Final[Mapping[Role, tuple[EngineName, ...]]] = {
     "prefill": ("transformers", "vllm", "simulated"),
     "decode": ("mlx", "simulated"),
+    "whole": ("openai",),
 }
 ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
@@ -43,7 +47,8 @@ def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
     ports: dict[tuple[str, int], str] = {}
     for name, table in tables.tables("[hosts.dgx-spark-1]"):
         hosts[name] = _host(name, table, models)
-        _claim_ports(hosts[name], table, ports)
+        if not hosts[name].whole:  # its port is its machine's affair, and several may share a server
+            _claim_ports(hosts[name], table, ports)
     if not hosts:
         raise tables.document.fault_at_value(tables.path, "no host is defined", "add [hosts.dgx-spark-1]")
     return hosts
@@ -53,6 +58,8 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
     if not is_name(name):
         raise table.document.fault_at_key(table.path, "this host name is not usable", NAME_RULE)
     table.only((*_HOST_REQUIRED, *_HOST_OPTIONS))
+    if is_whole(table):
+        return _whole(name, table, models)
     for key in ("address", "roles"):
         table.require(key, f"add {_HOST_REQUIRED[key]}")
     roles = _roles(table)
@@ -84,6 +91,19 @@ def _gateway(name: str, table: Table, roles: tuple[Role, ...]) -> Host:
     return Host(name, _address(table, "address"), roles, "", EngineOptions("none"), _port(table, "port"), **options)
 
 
+def _whole(name: str, table: Table, models: Mapping[str, Model]) -> Host:
+    roles = _roles(table)
+    if key := next((key for key in table.data if key not in ("roles", "model", "engine")), None):
+        hint = "engine.url has the address, and the server is not disagg's: remove this line"
+        raise table.fault_at_key(key, f"{key} is for servers of disagg", hint)
+    engine = _engine(table.table("engine", 'engine = {name = "openai", url = "http://10.0.0.9:11434/v1"}'), roles)
+    model = _known_model(table, models)
+    parts = urlsplit(engine.url or "")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    engine = replace(engine, model=engine.model or model)
+    return Host(name, parts.hostname or "", roles, model, engine, port)
+
+
 def _roles(table: Table) -> tuple[Role, ...]:
     roles = table.choices("roles", get_args(Role))
     if "prefill" in roles and "decode" in roles:
@@ -91,6 +111,10 @@ def _roles(table: Table) -> tuple[Role, ...]:
             "roles",
             "one host cannot prefill and decode: the two need different engines",
             _TWO_HOSTS,
+        )
+    if "whole" in roles and len(roles) > 1:
+        raise table.fault_at_value(
+            "roles", "a whole-request host has no other role", "it runs prefill and decode itself"
         )
     if "gateway" in roles and len(roles) > 1:
         raise table.fault_at_value("roles", "a gateway is a server of its own and runs no model", _TWO_HOSTS)
@@ -112,13 +136,18 @@ def _options_fit(table: Table) -> None:
         raise table.fault_at_key("wired_limit_mb", "wired_limit_mb is for Macs", 'it needs service = "launchd"')
 
 
-def _served_model(table: Table, models: Mapping[str, Model], engine: EngineName) -> str:
+def _known_model(table: Table, models: Mapping[str, Model]) -> str:
     name = table.value("model", str, 'model = "qwen3-coder:30b"')
     if name not in models:
         owner = next((model.name for model in models.values() if name in model.aliases), None)
         hint = f'this is an alias: write model = "{owner}"' if owner else nearest(name, models)
         there = ", ".join(f'"{model}"' for model in models)
         raise table.fault_at_value("model", f'no model "{printable(name)}"', hint or f"there are {there}")
+    return name
+
+
+def _served_model(table: Table, models: Mapping[str, Model], engine: EngineName) -> str:
+    name = _known_model(table, models)
     if engine not in models[name].sources:
         raise table.fault_at_value(
             "model",
@@ -141,7 +170,7 @@ def _claim_ports(host: Host, table: Table, ports: dict[tuple[str, int], str]) ->
 
 
 def _engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
-    name = table.choice("name", ENGINES, 'name = "transformers"')
+    name = table.choice("name", (*ENGINES, "openai"), f'name = "{"openai" if "whole" in roles else "transformers"}"')
     for role in roles:
         if name not in (suitable := ENGINES_FOR.get(role, ENGINES)):
             hint = f'{role} needs name = "{suitable[0]}"'
@@ -149,10 +178,12 @@ def _engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
     known = _ENGINE_OPTIONS[name]
     others = {
         key: f'this is an option of the engine "{other}"'
-        for other in reversed(ENGINES)
+        for other in ("openai", *reversed(ENGINES))
         for key in _ENGINE_OPTIONS[other]
     }
     table.only(("name", *known), others)
+    if name == "openai":
+        table.require("url", 'add url = "http://10.0.0.9:11434/v1"')
     return EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
 
 
@@ -245,6 +276,7 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
         **_PREFILL_OPTIONS,
         **_DECODE_OPTIONS,
     },
+    "openai": OPENAI_OPTIONS,
 }
 _TWO_HOSTS: Final = "describe the machine as two hosts with the same address and different ports"
 _GATEWAY_KEYS: Final = frozenset(

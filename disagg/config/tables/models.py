@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from disagg.planning.shapes import SHAPES
 from disagg.planning.sizing import SHAPE
 
 MAX_CONTEXT: Final = 1 << 24
+_SOURCES: Final = 'sources = {transformers = "owner/model", mlx = "owner/model"}'
 _LABEL_RULE = "printable characters, no blank at either end, at most 200"
 
 
@@ -36,12 +38,25 @@ def _model(name: str, table: Table, folder: Path) -> Model:
     _model_name(table, name)
     table.only(("aliases", "context", "sources"))
     context = table.integer("context", 1, MAX_CONTEXT, "context = 32768")
-    sources = table.table("sources", 'sources = {transformers = "owner/model", mlx = "owner/model"}')
-    sources.only(ENGINES)
     aliases = table.strings("aliases", 'aliases = ["qwen"]') if "aliases" in table else ()
     for index, alias in enumerate(aliases):
         if not is_label(alias):
             raise table.fault_at_element("aliases", index, "this alias is not usable", _LABEL_RULE)
+    sources = _sources(table, folder) if "sources" in table else {}
+    written = {engine: table.data["sources"][engine] for engine in sources}
+    return Model(name, sources, context, aliases, written)
+
+
+def require_sources(tables: Table, models: Mapping[str, Model], unmanaged: Collection[str]) -> None:
+    """Raise for a model without sources, unless it is one of `unmanaged`, which whole-request hosts serve."""
+    for name, table in tables.tables(""):
+        if name not in unmanaged and not models[name].sources:
+            table.require("sources", f"add {_SOURCES}")
+
+
+def _sources(table: Table, folder: Path) -> dict[EngineName, str]:
+    sources = table.table("sources", _SOURCES)
+    sources.only(ENGINES)
     by_engine: dict[EngineName, str] = {
         engine: _source(sources, engine, folder) for engine in ENGINES if engine in sources
     }
@@ -49,8 +64,7 @@ def _model(name: str, table: Table, folder: Path) -> Model:
         raise table.document.fault_at_value(
             sources.path, f"{sources.title} is empty", 'as in transformers = "owner/model" or mlx = "./models/mine"'
         )
-    written = {engine: sources.data[engine] for engine in by_engine}
-    return Model(name, by_engine, context, aliases, written)
+    return by_engine
 
 
 def _model_name(table: Table, name: str) -> None:

@@ -59,7 +59,7 @@ class DeployResult:
 def choose(fleet: Fleet, names: Sequence[str] = (), role: str | None = None, model: str | None = None) -> list[Host]:
     """The selected hosts that are deployed to: all but those with connector "local", which are served from this
     installation. Raises UsageError if a local host is named, or no host is left."""
-    hosts = fleet.select(names, role=role, model=model)
+    hosts = fleet.select(names, role=role, model=model, managed=True)
     local = [host.name for host in hosts if host.local]
     if local and (names or len(local) == len(hosts)):
         raise UsageError(

@@ -132,12 +132,12 @@ def run_script(paths: HostPaths, host: Host, python: str) -> str:
 def fleet_file(fleet: Fleet, host: Host, source: ModelSource) -> str:
     """The host's own hosts.toml: the host itself and, for a prefill host, the decode hosts that it delivers KV to; for
     a gateway, all hosts."""
-    known = [one.name for one in fleet.engine_hosts] if host.gateway else []
+    known = [one.name for one in fleet.answering_hosts] if host.gateway else []
     known.append(host.name)
     if "prefill" in host.roles:
         known += [decoding.name for decoding in fleet.serving(host.model, "decode") if decoding.name != host.name]
     sources: dict[str, dict[str, str]] = {}
-    for one in (fleet.hosts[name] for name in known if not fleet.hosts[name].gateway):
+    for one in (fleet.hosts[name] for name in known if fleet.hosts[name] in fleet.engine_hosts):
         model, engine = fleet.models[one.model], one.engine.name
         sources.setdefault(model.name, {})[engine] = model.written.get(engine, model.sources[engine])
     if not host.gateway:

@@ -13,7 +13,7 @@ from disagg.errors import DisaggError, HostKeyRefused, HostUnreachable, LoginRef
 from disagg.fleet.doctor import host as about_host
 from disagg.fleet.doctor import pair as about_pair
 from disagg.fleet.doctor.gather import HostReadings, examine_host
-from disagg.fleet.facts.findings import Finding, fault
+from disagg.fleet.facts.findings import Finding, fault, ok
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll
 from disagg.fleet.lifecycle.status.host_status import HostStatus
@@ -104,19 +104,22 @@ def examine(
     """Examine the named hosts (all without names), and the links between any of them and its peers."""
     chosen = fleet.select(names)
     pairs = [(one, other) for one, other in kv_pairs(fleet) if one in chosen or other in chosen]
-    involved = [host for host in fleet.hosts.values() if host in chosen or any(host in pair for pair in pairs)]
+    everyone = [host for host in fleet.hosts.values() if host in chosen or any(host in pair for pair in pairs)]
+    involved = [host for host in everyone if not host.whole]
     with ExitStack() as stack:
         machines = {host.name: connect(host) for host in involved}
         for one in machines.values():
             stack.callback(one.close)
-        statuses = stack.enter_context(ThreadPoolExecutor(1)).submit(_statuses, fleet, state, involved)
+        statuses = stack.enter_context(ThreadPoolExecutor(1)).submit(_statuses, fleet, state, everyone)
         on_step(f"{len(involved)} hosts")
         outcomes = each(involved, lambda host: examine_host(fleet, host, machines[host.name], _peers(fleet, host)))
         readings = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
         links = _links(pairs, readings, machines, bounds, on_step)
         server_statuses = statuses.result(timeout=60)
     token = state.token() if state.has_token() else None
-    hosts = tuple(_host(fleet, outcome, server_statuses, token) for outcome in outcomes if outcome.host in chosen)
+    examined = {outcome.host.name: _host(fleet, outcome, server_statuses, token) for outcome in outcomes}
+    examined |= {host.name: _whole(host, server_statuses[host.name]) for host in everyone if host.whole}
+    hosts = tuple(examined[host.name] for host in chosen)
     everywhere = (*about_pair.versions([*readings.values()], server_statuses), *about_pair.clocks([*readings.values()]))
     return Diagnosis(hosts, tuple(_pair(fleet, link, readings, server_statuses) for link in links), everywhere)
 
@@ -166,6 +169,11 @@ def _host(
         return HostFindings(host, (fault(check, error.message.removeprefix(f"{host.name}: "), error.hint),), error)
     model = fleet.models.get(host.model)
     return HostFindings(host, tuple(about_host.findings(outcome.value, model, statuses.get(host.name), token)))
+
+
+def _whole(host: Host, status: HostStatus) -> HostFindings:
+    """A whole-request host is not examined beyond its answer: its machine is not disagg's."""
+    return HostFindings(host, (ok("server", status.url),) if status.ok else (fault("server", status.why, status.hint),))
 
 
 def _pair(

@@ -17,9 +17,10 @@ from disagg.fleet.lifecycle.loglines import last_error, last_plain_line, since_s
 LAST_LINES = 50
 
 ServerOutcome = Literal[
-    "started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left"
+    "started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left", "not managed"
 ]
-"""left: not touched, because an earlier host of its model did not come back."""
+"""not managed: a whole-request host, which disagg only asks. left: not touched, because an earlier host of its model
+did not come back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,12 +67,12 @@ class FleetServers:
 
         An interruption stops what this call started.
         """
-        hosts = self.fleet.select(names)
+        hosts, others = self._selected(names)
         with self.state.locked("start"):
             self._prepare(hosts)
             self._begun.clear()
             try:
-                return self._all(hosts, lambda server: self._start(server, timeout_s))
+                return self._all(hosts, lambda server: self._start(server, timeout_s)) + others
             except BaseException:  # also an interruption: no server stays half started
                 self._undo(self._begun, self._stop)
                 raise
@@ -84,11 +84,10 @@ class FleetServers:
         servers of other fleets, named `HOST of FLEET`; on a deployed machine hosts that are not in hosts.toml, named
         `NAME on HOST`.
         """
-        hosts = self.fleet.select(names)
+        hosts, others = self._selected(names)
         other_fleets = self.state.others() if everything and any(host.local for host in hosts) else []
-        return self._stop_own(hosts, names, everything) + [
-            result for state in other_fleets for result in stop_other_fleet(state, self.grace_s)
-        ]
+        own = self._stop_own(hosts, names, everything) if hosts else []
+        return [*own, *others] + [result for state in other_fleets for result in stop_other_fleet(state, self.grace_s)]
 
     def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], everything: bool) -> list[ServerResult]:
         if all(host.local for host in hosts) and not self.state.exists():
@@ -106,7 +105,7 @@ class FleetServers:
 
         An interruption starts what this call has stopped, without waiting for it to be healthy.
         """
-        hosts = self.fleet.select(names)
+        hosts, others = self._selected(names)
         rows: dict[str, list[Host]] = {}
         for host in hosts:
             rows.setdefault(host.name if at_once else host.model, []).append(host)
@@ -122,7 +121,13 @@ class FleetServers:
                 self._undo(self._down, self._bring_back)
                 raise
         done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
-        return [done[host.name] for host in hosts]
+        return [done[host.name] for host in hosts] + others
+
+    def _selected(self, names: Sequence[str]) -> tuple[list[Host], list[ServerResult]]:
+        """The named hosts that disagg manages, and the results for the others."""
+        chosen = self.fleet.select(names)
+        others = [ServerResult(host.name, "not managed") for host in chosen if host.whole]
+        return [host for host in chosen if not host.whole], others
 
     def _undo(self, hosts: Sequence[Host], action: Callable[[Server], ServerResult]) -> None:
         """Clean up after an interruption. The command then has no results, so a failure is reported as progress."""

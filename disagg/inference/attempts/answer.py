@@ -117,17 +117,24 @@ class ArrivingAnswer:
             self.deliver(Chunk("", (), time.monotonic(), text))
 
     @property
+    def begun(self) -> bool:
+        """Whether some of the answer has arrived. Pieces of whole-request hosts have no tokens."""
+        return bool(self.tokens or self.texts)
+
+    @property
     def partial(self) -> Partial | None:
-        return Partial("".join(self.texts), tuple(token.id for token in self.tokens)) if self.tokens else None
+        return Partial("".join(self.texts), tuple(token.id for token in self.tokens)) if self.begun else None
 
     def completion(self, outcome: AttemptOutcome) -> Completion:
-        done = msgspec.structs.replace(outcome.done, completion_tokens=len(self.tokens) or 1)
+        done = outcome.done
+        if self.trace.resumed_tokens:
+            done = msgspec.structs.replace(done, completion_tokens=len(self.tokens) or 1)
         warnings = [*self.notes, *outcome.warnings]
         if done.fallback:
             warnings.append(f"{FALLBACK_WARNING}: {done.fallback}")
         if done.simulated:
             warnings.append(SIMULATED_WARNING)
-        figures = metrics(self.trace, done if self.trace.resumed_tokens else outcome.done, outcome.shipped)
+        figures = metrics(self.trace, done, outcome.shipped)
         return Completion(
             "".join(self.texts),
             tuple(self.tokens),

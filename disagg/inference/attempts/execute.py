@@ -16,6 +16,7 @@ import msgspec
 
 from disagg.api.requests import DecodeBody, GenerateBody
 from disagg.errors import DeadlineExceeded, DisaggError
+from disagg.inference.attempts import whole
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
 from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform
 from disagg.inference.attempts.retry import Attempt, Failure, Pause, after, remaining, route_of
@@ -93,7 +94,7 @@ async def run(
     waiting = Waiting(request.policy.timeouts, answer.note)
     try:
         async with asyncio.timeout(request.body.deadline_s):
-            with driver.refresher.using((*hosts.decode, *hosts.prefill)):
+            with driver.refresher.using(hosts.all):
                 return await _Run(driver, request, answer, waiting, prompt).to_end()
     except TimeoutError:
         error = waiting.error or DeadlineExceeded(
@@ -124,7 +125,7 @@ class _Run:
         while True:
             failures: list[Failure] = []
             ranked = ranking(self.driver.view, self.request, self.prompt, last_look=self.last_look)
-            route = route_of(ranked)
+            route = route_of(ranked, begun=self.answer.begun)
             for attempt in remaining(route, self.request.policy, failures):
                 self._announce(attempt, failures)
                 outcome = await self._try(attempt, ranked, failures)
@@ -168,9 +169,9 @@ class _Run:
             done = True
             return outcome
         except PrefillFailed as failed:
-            failure = Failure(attempt, "prefill", failed.error)
+            failure = Failure(attempt, "prefill", failed.error, self.answer.begun)
         except DisaggError as error:
-            failure = Failure(attempt, "decode" if attempt.decode else "prefill", error)
+            failure = Failure(attempt, "decode" if attempt.decode else "prefill", error, self.answer.begun)
         finally:
             for name, began_at in began.items():
                 self._judge(name, began_at, failure, done)
@@ -183,6 +184,8 @@ class _Run:
     async def _perform(self, attempt: Attempt, ranked: Ranking) -> AttemptOutcome:
         timeouts = self.request.policy.timeouts
         left = self.request.called + self.request.body.deadline_s - time.monotonic()
+        if attempt.method == "whole":
+            return await whole.perform(self.driver.http, attempt.answering, self.request.body, self.answer, timeouts)
         body = self.answer.body(self.request.body, max(0.001, left), timeouts.lease)
         if attempt.method == "disaggregated":
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host
@@ -212,7 +215,7 @@ class _Run:
             )
         elif failed and failed[-1].host != attempt.answering:
             self.answer.note(f"{failed[-1].error.message}: {attempt.answering.name} answers")
-        if attempt.method == "prefill-alone" and not self.request.candidates.alone:
+        if attempt.method in ("whole", "prefill-alone") and not self.request.candidates.alone:
             self.answer.note(f"{FALLBACK_WARNING}: no decode host is up, {attempt.answering.name} answers alone")
 
     def _complete(self, attempt: Attempt, outcome: AttemptOutcome, failures: list[Failure]) -> Completion:
@@ -227,7 +230,7 @@ class _Run:
             cause = str(causes[-1]) if causes else f"no prefill host of {hosts.model} is up"
             warnings = (*warnings, f"{FALLBACK_WARNING}: {cause}")
         completion = self.answer.completion(outcome._replace(warnings=warnings))
-        if attempt.decode is not None:
+        if attempt.decode is not None and not attempt.decode.whole:
             ids = [token.id for token in completion.tokens]
             content = content_of(body, completion.text, ids)
             tokens = completion.metrics.total_tokens

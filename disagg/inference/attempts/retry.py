@@ -2,7 +2,9 @@
 
     prefill host fails   -> once more, on another prefill host if there is one -> the decode host computes the prompt
     prefill host is busy -> another one -> wait for it: to compute the prompt elsewhere would slow down everybody
-    decode host fails    -> the next decode host that serves the model -> a prefill host, alone
+    decode host fails    -> the next decode host that serves the model -> a whole-request host, if nothing of the answer
+                            has arrived yet -> a prefill host, alone
+    whole-request host fails -> another one; in mid-answer the request fails, as no server goes on at a token
     decode host is busy  -> another one -> wait for it
     request is too large -> another decode host, whose KV memory may be larger
     request is wrong     -> fail, if the host that was to answer finds so
@@ -31,6 +33,7 @@ from disagg.errors import (
     Overloaded,
     RequestError,
     ServerNotRunning,
+    ServerRefused,
     ServerSilent,
     ServerUnavailable,
 )
@@ -49,7 +52,7 @@ LOOK_AGAIN_S = 0.25  # while no host is up: costs nothing but a look at the view
 class Route:
     """The hosts to try, best first. handed_off: the model has prefill hosts, up or not. prefill_waits, decode_waits:
     which host is starting or stopping, if there is one. unseen: all hosts, if none has ever answered this client.
-    left_out: the other hosts that could answer, each with the reason."""
+    left_out: the other hosts that could answer, each with the reason. begun: some of the answer has arrived."""
 
     model: str
     decode: tuple[Host, ...]
@@ -60,10 +63,12 @@ class Route:
     decode_waits: str = ""
     unseen: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()
+    whole: tuple[Host, ...] = ()
+    begun: bool = False
 
 
-def route_of(ranking: Ranking) -> Route:
-    """The route that a ranking gives."""
+def route_of(ranking: Ranking, *, begun: bool = False) -> Route:
+    """The route that a ranking gives. begun: some of the answer has arrived."""
     hosts = ranking.candidates
     return Route(
         hosts.model,
@@ -75,12 +80,15 @@ def route_of(ranking: Ranking) -> Route:
         ranking.waits_for(hosts.decode),
         ranking.unseen,
         tuple(f"{name}: {reason}" for name, reason in islice(ranking.left_out.items(), STATED)),
+        tuple(choice.host for choice in ranking.whole),
+        begun,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One way to run a request. `reason`: why this one is tried."""
+    """One way to run a request. `reason`: why this one is tried. decode: the host that generates the answer, also a
+    whole-request host; None if a prefill host does, alone."""
 
     method: Method
     decode: Host | None
@@ -97,18 +105,22 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that failed, and the host to blame: the prefill or the decode host."""
+    """An attempt that failed, and the host to blame: the prefill or the decode host. begun: some of the answer had
+    arrived."""
 
     attempt: Attempt
     side: Literal["prefill", "decode"]
     error: DisaggError
+    begun: bool = False
 
     @property
     def final(self) -> bool:
-        """Whether no other attempt could succeed: the request is too late, or the host that was to answer finds that
-        it is wrong. A prefill host that finds so may merely be configured in another way than the others."""
+        """Whether no other attempt could succeed: the request is too late, the host that was to answer finds that it
+        is wrong, or no host can go on after what a whole-request host has sent. A prefill host that finds the request
+        wrong may merely be configured in another way than the others."""
         wrong = isinstance(self.error, RequestError) and self.answering and not self.too_large
-        return wrong or isinstance(self.error, DeadlineExceeded)
+        cut = self.attempt.method == "whole" and self.begun
+        return wrong or cut or isinstance(self.error, DeadlineExceeded)
 
     @property
     def too_large(self) -> bool:
@@ -118,6 +130,11 @@ class Failure:
     @property
     def busy(self) -> bool:
         return isinstance(self.error, Overloaded)
+
+    @property
+    def passing(self) -> bool:
+        """Whether the host may be well again in a moment."""
+        return isinstance(self.error, ServerUnavailable | Cancelled) and not isinstance(self.error, ServerRefused)
 
     @property
     def answering(self) -> bool:
@@ -156,6 +173,8 @@ def attempts(route: Route, policy: RetryPolicy) -> Iterator[Attempt]:
             if policy.on_kv_failure == "fallback":
                 yield Attempt("fallback", decode, None, "prefill failed" if route.prefill else "no prefill host is up")
         reason = "decode host failed"
+    for whole in route.whole:
+        yield Attempt("whole", whole, None, "first choice" if route.alone else "no decode host is left")
     for prefill in route.prefill:
         yield Attempt("prefill-alone", None, prefill, "first choice" if route.alone else "no decode host is left")
 
@@ -185,7 +204,9 @@ def _allowed(attempt: Attempt, route: Route, policy: RetryPolicy, failures: Sequ
         return sum(not failure.busy for failure in undelivered) < policy.prefill_attempts
     if attempt.method == "fallback":
         return not any(failure.busy for failure in undelivered) and (bool(route.prefill) or not route.prefill_waits)
-    if attempt.method == "prefill-alone" and route.alone is None:
+    if attempt.method == "whole" and (route.begun or any(failure.begun for failure in failures)):
+        return False
+    if attempt.method in ("whole", "prefill-alone") and route.alone is None:
         undone = [failure for failure in failures if failure.side == "decode" and not failure.busy]
         failed = {failure.host.name for failure in undone if not failure.too_large}
         return not route.decode_waits and all(host.name in failed for host in route.decode)
@@ -213,9 +234,8 @@ def after(route: Route, policy: RetryPolicy, failures: Sequence[Failure], earlie
         return Pause(LOOK_AGAIN_S, waits, False, error)
     if policy.on_kv_failure == "fail" and route.decode and not undelivered and not route.prefill:
         return Pause(LOOK_AGAIN_S, f"no prefill host of {route.model} is up", True, error)
-    if all(isinstance(failure.error, ServerUnavailable | Cancelled) for failure in failures if failure.answering):
-        role = "prefill" if route.alone == "prefill" else "decode"
-        return Pause(LOOK_AGAIN_S, f"no {role} host of {route.model} is up", True, error)
+    if all(failure.passing for failure in failures if failure.answering):
+        return Pause(LOOK_AGAIN_S, f"no {route.alone or 'decode'} host of {route.model} is up", True, error)
     raise error
 
 
@@ -230,8 +250,9 @@ def _kv_failure(failures: Sequence[Failure]) -> DisaggError:
 
 def final_error(route: Route, failures: Sequence[Failure]) -> DisaggError:
     """The one error of a request for which no attempt is left."""
-    if route.alone == "prefill":
-        return failures[-1].error if failures else ServerUnavailable(f"no prefill host of {route.model} is up", _HINT)
+    if route.alone in ("prefill", "whole"):
+        missing = f"no {route.alone} host of {route.model} is up"
+        return failures[-1].error if failures else ServerUnavailable(missing, _HINT)
     decode = [failure for failure in failures if failure.answering]
     if decode and all(failure.too_large for failure in decode):
         return decode[-1].error

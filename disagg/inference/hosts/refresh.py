@@ -13,13 +13,15 @@ from disagg.config import Host
 from disagg.errors import DisaggError, RequestError
 from disagg.inference.hosts.background import Background
 from disagg.inference.hosts.view import FleetView
-from disagg.inference.http import calls
+from disagg.inference.http import calls, whole
 from disagg.inference.http.connections import Connections
+from disagg.whole.questions import MODELS
 
 INTERVAL_S = 1.0
 PATIENCE_S = 4.0  # an answer within it counts, however many misses precede it: a slow host is not down for ever
 FIRST_S = 0.25  # the first request has the machine to itself
 IDLE_S = 10.0  # after the last request
+WHOLE_INTERVAL_S = 10.0  # of whole-request hosts, which are others' servers
 PER_INTERVAL = 64  # hosts asked in one interval; of larger fleets each is asked in turn
 
 
@@ -78,7 +80,7 @@ class Refresher:
         stale = [
             host
             for name, host in used.items()
-            if name not in self._asking and now - self._asked.get(name, 0.0) >= INTERVAL_S / 2
+            if name not in self._asking and now - self._asked.get(name, 0.0) >= _interval_s(host) / 2
         ]
         return sorted(stale, key=lambda host: self._asked.get(host.name, 0.0))[:PER_INTERVAL]
 
@@ -121,9 +123,16 @@ class Refresher:
             self._view.missed(host.name)
 
     async def _load(self, host: Host) -> Load | None:
-        """The host's load; None if it is of another version, which answers, but not with its load."""
+        """The host's load; None if it answers without: a whole-request host, or one of another version."""
+        if host.whole:  # whatever it answers: a request finds out why it is refused
+            await whole.get(self._http, host, MODELS, PATIENCE_S)
+            return None
         try:
             body = await calls.get(self._http, host, "/load", timeout=PATIENCE_S)
         except RequestError:
             return None
         return Load.received(body, host.name)
+
+
+def _interval_s(host: Host) -> float:
+    return WHOLE_INTERVAL_S if host.whole else INTERVAL_S

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Literal, NamedTuple
 
+from disagg.api.names import Role
 from disagg.api.requests import PrefillOffer
 from disagg.api.status import Load
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable
 from disagg.inference.hosts.view import WAITED_FOR, FleetView, HostView
 
-Alone = Literal["decode", "prefill"]
+Alone = Literal["decode", "prefill", "whole"]
 """The role of the one host that runs a request by itself, without a hand-off."""
 COMPARED = 6  # hosts of each role
 PREFILL_TOKENS_S = 1000.0  # if no host has measured it; one that has not is taken for as fast as the fastest
@@ -35,6 +35,11 @@ class Candidates:
     decode: tuple[Host, ...]
     prefill: tuple[Host, ...]
     alone: Alone | None = None
+    whole: tuple[Host, ...] = ()
+
+    @property
+    def all(self) -> tuple[Host, ...]:
+        return (*self.decode, *self.prefill, *self.whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,7 @@ class Ranking:
     left_out: Mapping[str, str] = field(default_factory=dict)
     offer: PrefillOffer | None = None
     unseen: frozenset[str] = frozenset()
+    whole: tuple[Choice, ...] = ()
 
     def waits_for(self, hosts: Iterable[Host]) -> str:
         """`dgx-1 is loading`, if one of these hosts gets no request now but will soon; else empty."""
@@ -93,20 +99,25 @@ class Ranking:
         return {
             "decode": [choice.to_json() for choice in self.decode],
             "prefill": [choice.to_json() for choice in self.prefill],
+            "whole": [choice.to_json() for choice in self.whole],
             "left_out": dict(self.left_out),
         }
 
 
 def candidates(fleet: Fleet, model: str, alone: Alone | None = None) -> Candidates:
-    """The hosts of a model, by name or alias.
+    """The hosts of a model, by name or alias. One without decode hosts is served by whole-request hosts alone.
 
     Raises UnknownModel, and ServerUnavailable if no host of the model has the role that must answer.
     """
     name = fleet.model(model).name
-    decode, prefill = tuple(fleet.serving(name, "decode")), tuple(fleet.serving(name, "prefill"))
-    if not (prefill if alone == "prefill" else decode):
+    roles: tuple[Role, ...] = ("decode", "prefill", "whole")
+    by_role = {role: tuple(fleet.serving(name, role)) for role in roles}
+    if alone is None and by_role["whole"] and not by_role["decode"]:
+        alone = "whole"
+    if not by_role[alone or "decode"]:
         raise ServerUnavailable(f"no {alone or 'decode'} host serves {name}", "add one to hosts.toml")
-    return Candidates(name, () if alone == "prefill" else decode, () if alone == "decode" else prefill, alone)
+    chosen = {role: hosts if alone in (None, role) else () for role, hosts in by_role.items()}
+    return Candidates(name, chosen["decode"], chosen["prefill"], alone, chosen["whole"])
 
 
 def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Ranking:
@@ -123,15 +134,19 @@ def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Rank
     decode.sort(key=_cost)
     if prefill and decode:
         _add_transfer(view, prefill, decode[0], request)
+    whole = [
+        _whole_choice(view.of(host.name), host, request.answer_tokens) for host in _compared(look, hosts.whole, ())
+    ]
+    whole.sort(key=_cost)
     offer = _offer(view, prefill[0], decode[0].host) if prefill and decode else None
-    return Ranking(hosts, tuple(decode), tuple(prefill), look.left_out, offer, _unseen(view, hosts))
+    return Ranking(hosts, tuple(decode), tuple(prefill), look.left_out, offer, _unseen(view, hosts), tuple(whole))
 
 
 def _unseen(view: FleetView, hosts: Candidates) -> frozenset[str]:
     """The names of all hosts, if none of them has ever answered this client."""
-    if any(view.of(host.name).has_answered for host in chain(hosts.decode, hosts.prefill)):
+    if any(view.of(host.name).has_answered for host in hosts.all):
         return frozenset()
-    return frozenset(host.name for host in chain(hosts.decode, hosts.prefill))
+    return frozenset(host.name for host in hosts.all)
 
 
 def _cost(choice: Choice) -> float:
@@ -184,6 +199,11 @@ def _fastest(measured: Sequence[float | None], default: float) -> float:
 def _prefill_choice(seen: HostView, host: Host, tokens: int, speed: float) -> Choice:
     speed = (seen.load.prefill_tokens_s if seen.load else None) or speed
     return Choice(host, {"queue": seen.tokens_ahead / speed, "compute": tokens / speed})
+
+
+def _whole_choice(seen: HostView, host: Host, answer_tokens: int) -> Choice:
+    """A whole-request host states nothing about itself: only this client's own requests there are known."""
+    return Choice(host, {"answer": answer_tokens / DECODE_TOKENS_S * (1 + SHARED_STEP * seen.outstanding)})
 
 
 def _decode_choice(seen: HostView, host: Host, request: RouteRequest, prefill_speed: float, speed: float) -> Choice:

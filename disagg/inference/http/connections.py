@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from ipaddress import ip_address
-from typing import Literal, Self
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 import h11
 
 from disagg.config import Host
-from disagg.errors import RequestError, ServerNotRunning, ServerUnavailable
+from disagg.errors import RequestError, ServerNotRunning, ServerRefused, ServerUnavailable
 from disagg.inference.http.connection import HostConnection
 
 IDLE_S = 30.0
@@ -26,13 +29,15 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class HostRequest:
-    """A request to a host. id: for its lease and the logs; empty if it has none."""
+    """A request to a host. id: for its lease and the logs; empty if it has none. key: of a whole-request host, empty
+    if it wants none; it never gets the fleet's token."""
 
     host: Host
     method: Literal["GET", "POST"]
     path: str
     body: bytes = b""
     id: str = ""
+    key: str = field(default="", repr=False)
 
 
 @dataclass(slots=True)
@@ -55,7 +60,7 @@ class Connections:
 
     def __init__(self, token: str) -> None:
         self.is_closed = False
-        self._authorization = ("Authorization", f"Bearer {token}")
+        self._token = token
         self._idle: dict[Address, deque[tuple[float, HostConnection]]] = {}
         self._busy: set[HostConnection] = set()
 
@@ -119,7 +124,10 @@ class Connections:
         await asyncio.sleep(0)  # their sockets are closed by then
 
     def _send(self, request: HostRequest, connection: HostConnection, *, reused: bool) -> SentRequest:
-        headers = [("Host", request.host.url.removeprefix("http://")), self._authorization]
+        host = request.host
+        headers = [("Host", urlsplit(host.url).netloc if host.whole else host.url.removeprefix("http://"))]
+        if key := request.key if host.whole else self._token:
+            headers.append(("Authorization", f"Bearer {key}"))
         if request.body:
             headers.append(("Content-Type", "application/json"))
         if request.id:
@@ -172,16 +180,35 @@ async def _open(host: Host, seconds: float) -> HostConnection:
         for address in found:
             try:
                 async with asyncio.timeout(seconds):
-                    _, connection = await loop.create_connection(HostConnection, *address)
+                    _, connection = await loop.create_connection(HostConnection, *address, **_tls(host))
                 return connection
             except OSError as error:  # TimeoutError is one
                 errors.append(error)
     except OSError as error:  # the name is unknown
         errors.append(error)
+    if broken := [error for error in errors if isinstance(error, ssl.SSLError)]:
+        reason = getattr(broken[-1], "verify_message", "") or broken[-1].reason
+        raise ServerRefused(
+            f"no TLS connection to {host.name} ({host.url}): {reason}",
+            "correct its URL in hosts.toml, or add its certificate to those that this machine trusts: $SSL_CERT_FILE",
+        ) from broken[-1]
     refused = all(isinstance(error, ConnectionRefusedError) for error in errors)
     raise (ServerNotRunning if refused else ServerUnavailable)(
-        f"no server answers at {host.url} ({host.name})", "run `disagg status`; `disagg start` starts what is stopped"
+        f"no server answers at {host.url} ({host.name})",
+        "start that server; disagg does not manage it"
+        if host.whole
+        else "run `disagg status`; `disagg start` starts what is stopped",
     ) from errors[-1]
+
+
+def _tls(host: Host) -> dict[str, Any]:
+    return {"ssl": _tls_context(), "server_hostname": host.address} if host.tls else {}
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """With the certificates that this machine trusts. Reading them takes 20 ms."""
+    return ssl.create_default_context()
 
 
 async def _addresses(host: Host) -> list[Address]:

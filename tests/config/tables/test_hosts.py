@@ -182,19 +182,19 @@ def test_a_list_of_host_tables_is_refused(expect_fault: Expect) -> None:
             SPARK_ROLES,
             'roles = [«"prefil"»]',
             '"prefil" is not a value for roles',
-            'one of "prefill", "decode", "gateway"; did you mean "prefill"?',
+            'one of "prefill", "decode", "whole", "gateway"; did you mean "prefill"?',
         ),
         (
             SPARK_ROLES,
             "roles = ['decode', «'x'»]",
             '"x" is not a value for roles',
-            'one of "prefill", "decode", "gateway"',
+            'one of "prefill", "decode", "whole", "gateway"',
         ),
         (
             SPARK_ENGINE,
             'name = «"torch"»',
             '"torch" is not a value for name',
-            'one of "transformers", "vllm", "mlx", "simulated"',
+            'one of "transformers", "vllm", "mlx", "simulated", "openai"',
         ),
         (
             SPARK,
@@ -262,7 +262,7 @@ def test_a_word_that_is_not_allowed_is_pointed_at(
 @pytest.mark.parametrize(
     ("roles", "message", "hint"),
     [
-        ("«[]»", "roles is empty", 'one of "prefill", "decode", "gateway"'),
+        ("«[]»", "roles is empty", 'one of "prefill", "decode", "whole", "gateway"'),
         ('["prefill", «"prefill"»]', 'roles names "prefill" twice', "keep one"),
         (
             '«["prefill", "decode"]»',

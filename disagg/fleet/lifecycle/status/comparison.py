@@ -16,6 +16,8 @@ def flag_differing(statuses: Sequence[HostStatus]) -> list[HostStatus]:
     first: dict[str, HostStatus] = {}
 
     def judged(status: HostStatus) -> HostStatus:
+        if "whole" in status.roles:  # it states neither
+            return status
         reference = first.setdefault(status.model, status) if status.ok else status
         differing = [what for what in ("version", "fingerprint") if getattr(status, what) != getattr(reference, what)]
         if not differing:

@@ -22,6 +22,7 @@ from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.comparison import flag_differing, with_remarks
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.status.http_get import ReplyTimeout, get
+from disagg.fleet.lifecycle.status.whole import poll_whole
 from disagg.fleet.machine import process as local
 from disagg.fleet.machine.fan_out import HostOutcome, each
 from disagg.version import VERSION, code_hash
@@ -74,6 +75,8 @@ def _blank(host: Host) -> HostStatus:
 def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> HostStatus:
     blank, deadline = _blank(host), time.monotonic() + timeout_s
     try:
+        if host.whole:
+            return poll_whole(host, blank, timeout_s)
         code, answer = get(host.address, host.port, "/health", token, timeout_s)
         if answer is not None and "model" in answer and answer.get("status") != "loading" and not host.gateway:
             _, status = get(host.address, host.port, "/status", token, max(0.01, deadline - time.monotonic()))
@@ -224,6 +227,13 @@ def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeo
 def _unanswered(blank: HostStatus, host: Host, error: OSError, timeout_s: float) -> HostStatus:
     """The state that follows from the network error, for a server without a process record here."""
     where = f"{host.address}:{host.port}"
+    if host.whole:
+        why = (
+            f"{where} did not answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else f"{where}: {error}"
+        )
+        refused = isinstance(error, ConnectionRefusedError)
+        hint = "start that server: disagg does not manage it" if refused else f"ping {host.address}"
+        return replace(blank, state="not running" if refused else "unreachable", why=why, hint=hint)
     if isinstance(error, (ReplyTimeout, ConnectionResetError, BrokenPipeError)):
         why = f"{where} accepts connections, but did not answer within {timeout_s:g} s"
         return replace(blank, state="silent", why=why, hint=_start_command(host, "restart"))
@@ -258,7 +268,7 @@ def _start_command(host: Host, verb: str) -> str:
 
 
 def _supervised(host: Host) -> Literal["", "crash", "crash, reboot"]:
-    if host.local:
+    if host.local or host.whole:
         return ""
     return "crash" if host.service == "process" else "crash, reboot"
 

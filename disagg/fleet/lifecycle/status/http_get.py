@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _MAX_BODY_BYTES = 1 << 20
@@ -14,14 +16,28 @@ class ReplyTimeout(TimeoutError):
     """The connection was made, and no complete answer arrived in time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole HTTP answer. headers: with names in lower case. content: empty if it is over a MiB."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
 def get(address: str, port: int, path: str, token: str | None, timeout_s: float) -> tuple[int, dict[str, Any] | None]:
     """Status code and JSON object of the answer; the object is None if the body is anything else or over a MiB.
 
     Raises OSError if no connection is made, ReplyTimeout if nothing arrives over it, http.client.HTTPException if what
     arrives is not HTTP. Proxies of the environment are not used.
     """
+    reply = fetch(http.client.HTTPConnection(address, port, timeout=timeout_s), path, token, timeout_s)
+    return reply.status, _json_object(reply.content)
+
+
+def fetch(connection: http.client.HTTPConnection, path: str, token: str | None, timeout_s: float) -> Reply:
+    """The answer to a GET on a new connection, which is closed; raises as `get`."""
     deadline = time.monotonic() + timeout_s
-    connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
     try:
         connection.connect()
         try:
@@ -32,21 +48,20 @@ def get(address: str, port: int, path: str, token: str | None, timeout_s: float)
         connection.close()
 
 
-def _exchange(
-    connection: http.client.HTTPConnection, path: str, token: str | None, deadline: float
-) -> tuple[int, dict[str, Any] | None]:
+def _exchange(connection: http.client.HTTPConnection, path: str, token: str | None, deadline: float) -> Reply:
     _set_timeout(connection, deadline)
     connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
     with connection.getresponse() as response:
+        headers = {name.lower(): value for name, value in response.getheaders()}
         body = b""
         while True:
             _set_timeout(connection, deadline)
             part = response.read1(1 << 16)
             body += part
             if not part:
-                return response.status, _json_object(body)
+                return Reply(response.status, headers, body)
             if len(body) > _MAX_BODY_BYTES:
-                return response.status, None
+                return Reply(response.status, headers, b"")
 
 
 def _set_timeout(connection: http.client.HTTPConnection, deadline: float) -> None:

@@ -82,6 +82,7 @@ def _ports(fleet: Fleet) -> list[_Port]:
     return [
         _Port(host.name, key, host.address, number)
         for host in fleet.hosts.values()
+        if not host.whole
         for key, number in (("port", host.port), ("kv_port", host.kv_port))
         if number
     ]

@@ -31,9 +31,7 @@ def simulated_fleet(fleet: Fleet, devices: Devices | None = None) -> Fleet:
     return replace(
         fleet,
         models={name: _simulated_model(model) for name, model in fleet.models.items()},
-        hosts={
-            name: _simulated_host(host, devices or Devices()) for name, host in fleet.hosts.items() if not host.gateway
-        },
+        hosts={host.name: _simulated_host(host, devices or Devices()) for host in fleet.engine_hosts},
         token_file=None,
         deploy=Deploy(),
     )

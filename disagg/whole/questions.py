@@ -1,0 +1,119 @@
+"""A request as a whole-request host is asked: the path below its URL, and the JSON body. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from disagg.api.requests import ChatMessage, GenerateBody, ToolCall
+from disagg.api.sampling import Sampling
+from disagg.errors import CapabilityMissing
+
+CHAT: Final = "/chat/completions"
+COMPLETIONS: Final = "/completions"
+MODELS: Final = "/models"
+
+_DEFAULTS: Final = Sampling()
+_UNLESS_DEFAULT: Final = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+)
+"""top_k, min_p, repetition_penalty and ignore_eos are not OpenAI's: only some servers take them."""
+_ANY_OBJECT: Final = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A POST to a whole-request host. path: below its URL."""
+
+    path: str
+    body: Mapping[str, Any]
+
+    def to_bytes(self) -> bytes:
+        return msgspec.json.encode(self.body)
+
+
+def question(body: GenerateBody, model: str) -> Question:
+    """The question for a request. model: its name on that host.
+
+    Raises CapabilityMissing for what OpenAI's API cannot state. cache_salt and hold_prompt are not passed on.
+    """
+    if body.tokens is not None or body.answer_tokens:
+        raise CapabilityMissing("a whole-request host takes text, not token ids", "send a prompt or messages")
+    common = {"model": model, "stream": True, "stream_options": {"include_usage": True}, **_sampling(body.sampling)}
+    if body.messages is None:
+        if body.sampling.logprobs is not None:
+            common["logprobs"] = body.sampling.logprobs
+        return Question(COMPLETIONS, {**common, "prompt": body.prompt, **_schema(body)})
+    if body.sampling.logprobs is not None:
+        common |= {"logprobs": True, "top_logprobs": body.sampling.logprobs}
+    messages = [_message(message) for message in body.messages]
+    return Question(CHAT, {**common, "messages": messages, **_schema(body), **_tools(body), **_template(body)})
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    fields: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
+    given = {name: getattr(sampling, name) for name in _UNLESS_DEFAULT}
+    fields |= {name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}
+    if sampling.seed is not None:
+        fields["seed"] = sampling.seed
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    return fields
+
+
+def _schema(body: GenerateBody) -> dict[str, Any]:
+    if body.json_schema is None:
+        return {}
+    if body.json_schema == _ANY_OBJECT:
+        return {"response_format": {"type": "json_object"}}
+    schema = {"name": "answer", "schema": body.json_schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _tools(body: GenerateBody) -> dict[str, Any]:
+    if not body.tools:
+        return {}
+    fields: dict[str, Any] = {"tools": [tool.for_template() for tool in body.tools]}
+    if len(body.must_call) == 1:
+        fields["tool_choice"] = {"type": "function", "function": {"name": body.must_call[0]}}
+    elif body.must_call and set(body.must_call) == {tool.name for tool in body.tools}:
+        fields["tool_choice"] = "required"
+    elif body.must_call:
+        raise CapabilityMissing("a whole-request host can be made to call one tool or any, not one of several")
+    return fields
+
+
+def _template(body: GenerateBody) -> dict[str, Any]:
+    """chat_template_kwargs as vLLM, SGLang and llama.cpp take them; reasoning_effort is a field of OpenAI's."""
+    variables = dict(body.chat_template_kwargs)
+    effort = variables.pop("reasoning_effort", None)
+    fields: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    return {**fields, "chat_template_kwargs": variables} if variables else fields
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        fields["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        fields["tool_calls"] = list(_calls(message.tool_calls))
+    given = {"tool_call_id": message.tool_call_id, "name": message.name}
+    return fields | {name: value for name, value in given.items() if value}
+
+
+def _calls(calls: tuple[ToolCall, ...]) -> Iterator[dict[str, Any]]:
+    for number, call in enumerate(calls):
+        arguments = msgspec.json.encode(call.arguments).decode()
+        function = {"name": call.name, "arguments": arguments}
+        yield {"type": "function", "id": call.id or f"call_{number}", "function": function}
