@@ -14,7 +14,6 @@ account that runs the tests; what needs a link to cut or an account of its own i
 
 from __future__ import annotations
 
-import ctypes
 import getpass
 import json
 import os
@@ -33,11 +32,10 @@ import psutil
 import pytest
 
 from disagg.config import Fleet, Host, load
+from tests.testbed import network
 
 HOSTS_TOML = Path(__file__).parents[2] / "hosts.toml"
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-_CLONE_NEWNET = 0x40000000
-_HUB = "169.254.150.1"
 _MAC_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -66,8 +64,8 @@ class BedHost:
         """What runs on this host, as seen from here. On loopback: all that runs here."""
         if not self.link:
             return list(psutil.process_iter())
-        namespace = _namespace(self.init, "pid")
-        return [process for process in psutil.process_iter() if _namespace(process.pid, "pid") == namespace]
+        namespace = network.namespace(self.init, "pid")
+        return [process for process in psutil.process_iter() if network.namespace(process.pid, "pid") == namespace]
 
     def command_lines(self) -> list[str]:
         """The command line of every process on this host."""
@@ -164,7 +162,7 @@ class Bed:
         home = os.environ.get("HOME")
         os.environ["HOME"] = str(self.home)
         try:
-            with _inside(self.hub):
+            with network.inside(self.hub):
                 yield
         finally:
             if home is None:
@@ -174,8 +172,8 @@ class Bed:
 
     def listener(self) -> socket.socket:
         """A socket that the hosts reach. It stays in the hub's network, wherever the thread is that answers."""
-        with _inside(self.hub):
-            return socket.create_server((_HUB if self.real else "127.0.0.1", 0))
+        with network.inside(self.hub):
+            return socket.create_server((network.HUB if self.real else "127.0.0.1", 0))
 
     @contextmanager
     def cut(self, name: str) -> Iterator[None]:
@@ -192,7 +190,7 @@ class Bed:
     def mend_link(self, name: str) -> None:
         """Put the cable back, and wait until the host answers."""
         self._in_hub("ip", "link", "set", self.hosts[name].link, "up")
-        with _inside(self.hub):
+        with network.inside(self.hub):
             _await_sshd(self.hosts[name])
 
     @contextmanager
@@ -210,17 +208,17 @@ class Bed:
 
     def _in_hub(self, *argv: str) -> None:
         assert self.hub is not None, "a loopback bed has no links"
-        _in_network(self.hub, *argv)
+        network.in_network(self.hub, *argv)
 
     def _on_host(self, name: str, *argv: str) -> None:
-        _in_network(self.hosts[name].process, *argv)
+        network.in_network(self.hosts[name].process, *argv)
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[Bed]:
     """A bed in this folder, gone afterwards. Fails with the one command where a program is missing."""
     tools = {tool: shutil.which(tool, path=_PATH) for tool in ("sshd", "ssh-keygen")}
-    real = _may_make_namespaces()
+    real = network.may_make_namespaces()
     if real:
         tools |= {tool: shutil.which(tool, path=_PATH) for tool in ("ip", "tc", "unshare", "nsenter")}
     if missing := [tool for tool, path in tools.items() if path is None]:
@@ -234,55 +232,14 @@ def running(folder: Path) -> Iterator[Bed]:
     home = _client(folder)
     fleet = load(HOSTS_TOML)
     with ExitStack() as stack:
-        hub = stack.enter_context(_hub()) if real else None
+        hub = stack.enter_context(network.hub()) if real else None
         make = _namespace_host if real else _loopback_host
         hosts = {host.name: stack.enter_context(make(folder, home, host, sshd, hub)) for host in fleet.hosts.values()}
-        with _inside(hub):
+        with network.inside(hub):
             for host in hosts.values():
                 _await_sshd(host)
         _make_known(home, hosts)
         yield Bed(folder, hosts, home, hub, real)
-
-
-def _may_make_namespaces() -> bool:
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        return False
-    flags = ["--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]
-    return subprocess.run(["unshare", *flags, "true"], check=False, capture_output=True).returncode == 0
-
-
-@contextmanager
-def _inside(hub: subprocess.Popen[bytes] | None) -> Iterator[None]:
-    """Within, this thread is in the hub's network namespace. Threads and processes inherit it from their maker."""
-    if hub is None:
-        yield
-        return
-    with Path("/proc/thread-self/ns/net").open("rb") as outside, Path(f"/proc/{hub.pid}/ns/net").open("rb") as inside:
-        _setns(inside.fileno())
-        try:
-            yield
-        finally:
-            _setns(outside.fileno())
-
-
-def _setns(descriptor: int) -> None:  # os.setns is from Python 3.12 on
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
-
-
-@contextmanager
-def _hub() -> Iterator[subprocess.Popen[bytes]]:
-    """A network with a bridge at _HUB, held by a process that ends with this one."""
-    commands = (
-        f"ip link set lo up && ip link add bridge0 type bridge && ip addr add {_HUB}/24 dev bridge0"
-        " && ip link set bridge0 up && echo ready && exec cat"
-    )
-    with _child(["unshare", "--net", "sh", "-c", commands]) as process:
-        assert process.stdout is not None
-        if process.stdout.readline() != b"ready\n":
-            pytest.fail("the test bed could not make a bridge")
-        yield process
 
 
 @contextmanager
@@ -302,38 +259,10 @@ def _namespace_host(
     (place / "spec.json").write_text(json.dumps(spec))
     flags = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
     script = str(Path(__file__).with_name("host.py"))
-    with _child(["unshare", *flags, sys.executable, "-IS", script, str(place / "spec.json")]) as process:
+    with network.child(["unshare", *flags, sys.executable, "-IS", script, str(place / "spec.json")]) as process:
         link = f"to-{len(host.name)}-{host.address.rpartition('.')[2]}"
-        _wire(hub, process, link, host.address)
+        network.wire(hub, process, link, host.address)
         yield BedHost(host.name, host.address, 22, user, mac, place, place / "home", remote_home, process, link)
-
-
-def _wire(hub: subprocess.Popen[bytes], process: subprocess.Popen[bytes], link: str, address: str) -> None:
-    """A cable from the hub's bridge to the host's eth0."""
-    own, deadline = _namespace("self", "net"), time.monotonic() + 10
-    while _namespace(process.pid, "net") == own:
-        assert time.monotonic() < deadline and process.poll() is None, "a host of the test bed did not start"
-        time.sleep(0.002)
-    for target, command in (
-        (hub, f"ip link add {link} type veth peer name eth0 netns {process.pid}"),
-        (hub, f"ip link set {link} master bridge0 up"),
-        (process, f"ip addr add {address}/24 dev eth0"),
-        (process, "ip link set eth0 up"),
-    ):
-        _in_network(target, *command.split())
-
-
-def _namespace(pid: int | str, kind: str) -> int:
-    """Which one a process is in; 0 for a process that has ended or is not ours to ask about."""
-    try:
-        return Path(f"/proc/{pid}/ns/{kind}").stat().st_ino
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0
-
-
-def _in_network(process: subprocess.Popen[bytes], *argv: str) -> None:
-    """Run a tool of this machine in the network namespace of that process."""
-    subprocess.run(["nsenter", "-t", str(process.pid), "-n", *argv], check=True, capture_output=True)
 
 
 @contextmanager
@@ -348,7 +277,7 @@ def _loopback_host(
     if os.geteuid() == 0:  # root who may not make namespaces, as in most containers
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     argv = [sshd, "-D", "-f", str(place / "sshd_config"), "-E", str(place / "sshd.log")]
-    with _child(argv) as process:
+    with network.child(argv) as process:
         local = place / "home"
         yield BedHost(host.name, host.address, port, getpass.getuser(), False, place, local, str(local), process)
 
@@ -438,15 +367,3 @@ def _await_sshd(host: BedHost) -> None:
                 log = host.folder / "sshd.log"
                 pytest.fail(f"{host.name} of the bed did not start: {said}{log.read_text() if log.exists() else ''}")
             time.sleep(0.01)
-
-
-@contextmanager
-def _child(argv: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends when this block does."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
