@@ -30,12 +30,23 @@ VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 """Of the environment with vLLM, which `make test` sets up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server runs, if not beside the tests. network: the file of its network namespace. variables: more of its
+    environment. parent: the process that forks it."""
+
+    network: str
+    variables: Mapping[str, str]
+    parent: Preloaded
+
+
 @dataclass(slots=True)
 class RunningFleet:
-    """A fleet whose servers answer. `processes` by host name."""
+    """A fleet whose servers answer. `processes` and `places` by host name."""
 
     fleet: Fleet
     folder: Path
+    places: Mapping[str, Place] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes] | ForkedServer] = field(default_factory=dict)
 
     def client(self) -> Client:
@@ -61,6 +72,10 @@ class RunningFleet:
         arguments = ["--config", str(self.fleet.path), "--host", host.name]
         environment = {**os.environ, TOKEN_FILE_VARIABLE: str(self.folder / "token")}
         log = self.folder / f"{host.name}.log"
+        if place := self.places.get(host.name):
+            environment |= place.variables
+            self.processes[host.name] = place.parent.start(arguments, environment, log, place.network)
+            return
         if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"):
             self.processes[host.name] = _preloaded().start(arguments, environment, log)
             return

@@ -1,13 +1,14 @@
 """Servers that are forked from a process with torch and transformers imported, which saves seconds of each start.
 
-`python -m tests.preloaded` is that process. It reads requests and writes replies, one JSON object per line:
-{"argv", "env", "log"} starts `python -m disagg.servers ARGV` and is answered with {"pid"}; {"pid"} is answered with
+`python -m tests.preloaded` is that process. It reads requests and writes replies, one JSON object per line: {"argv",
+"env", "log", "network"} starts `python -m disagg.servers ARGV` and is answered with {"pid"}; {"pid"} is answered with
 {"code"}, null while that server runs. At the end of its input it kills what still runs. MLX is imported after the
 fork: it starts threads, and no thread survives a fork.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -20,8 +21,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+_CLONE_NEWNET = 0x40000000
 AVAILABLE = sys.platform == "linux"
 _MODULES = (
     "disagg.engines.transformers.engine",
@@ -37,17 +40,18 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 
 
 class Preloaded:
-    """The process with the frameworks. Its servers compute with one thread."""
+    """The process with the frameworks. Its servers compute with one thread. variables: of its environment."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str] = MappingProxyType({})) -> None:
         self._lock = threading.Lock()
         command = [sys.executable, "-m", "tests.preloaded"]
-        environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": str(Path(__file__).parents[1])}
+        environment = {**os.environ, **_ONE_THREAD, **variables, "PYTHONPATH": str(Path(__file__).parents[1])}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
 
-    def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkedServer:
-        reply = self.ask({"argv": list(argv), "env": dict(environment), "log": str(log)})
+    def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path, network: str = "") -> ForkedServer:
+        """network: the file of a network namespace, "" for this process's own."""
+        reply = self.ask({"argv": list(argv), "env": dict(environment), "log": str(log), "network": network})
         return ForkedServer(self, int(reply["pid"]))
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +135,9 @@ def _fork(request: Mapping[str, Any]) -> int:
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for target, descriptor in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(descriptor, target)
+    if request["network"]:
+        with Path(request["network"]).open("rb") as namespace:
+            enter_network(namespace.fileno())
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = ["disagg.servers", *request["argv"]]
@@ -140,6 +147,13 @@ def _fork(request: Mapping[str, Any]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # the server ends by itself, without coming back here
+
+
+def enter_network(descriptor: int) -> None:  # os.setns is from Python 3.12 on
+    """Move this thread into a network namespace. Threads and processes inherit it from their maker."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 if __name__ == "__main__":

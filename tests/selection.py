@@ -34,6 +34,7 @@ SLOW_PATHS = {
     "engines/test_constraint.py",
     "engines/staging",
     "engines/transformers",
+    "faults/test_linked.py",
     "faults/test_matrix.py",
     "fleet/deploy/test_apply.py",
     "fleet/lifecycle",

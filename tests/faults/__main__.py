@@ -1,6 +1,6 @@
 """The long runs of the fault harness.
 
-    python -m tests.faults matrix [--only TEXT] [--write docs/faults.md]
+    python -m tests.faults matrix [--only TEXT] [--write docs/faults.md] [--resume]
     python -m tests.faults chaos [--requests 1000] [--concurrency 16] [--seed 1] ...
     python -m tests.faults soak [--requests 20000] ...
     python -m tests.faults turns [--architecture gpt_oss] ...
@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -23,13 +24,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests import tiny_models
-from tests.faults import chaos, fuzz, mixed, soak, turns
+from tests.faults import chaos, fuzz, linked, mixed, record, soak, turns
 from tests.faults import fleet as fleets
 from tests.faults.cells import cells
 from tests.faults.fleet import FaultFleet
-from tests.faults.matrix import SAMPLINGS, undisturbed
+from tests.faults.linked import LinkedFleet
+from tests.faults.matrix import SAMPLINGS, broken, undisturbed
 from tests.faults.report import line, page
 
+RESULTS = Path("build/faults.jsonl")
 S = TypeVar("S", chaos.Settings, soak.Settings, turns.Settings, mixed.Settings)
 
 
@@ -39,6 +42,7 @@ def main() -> None:
     matrix = runs.add_parser("matrix", help="every fault at every state")
     matrix.add_argument("--only", default="", help="cells whose name contains this")
     matrix.add_argument("--write", type=Path, help="write the table there")
+    matrix.add_argument("--resume", action="store_true", help=f"go on after the results in {RESULTS}")
     matrix.set_defaults(run=run_matrix)
     settings = {"chaos": chaos.Settings, "soak": soak.Settings, "turns": turns.Settings, "mixed": mixed.Settings}
     for name, kind in settings.items():
@@ -56,17 +60,36 @@ def main() -> None:
 
 
 def run_matrix(args: argparse.Namespace) -> int:
-    results = []
-    with small_fleet() as fleet:
-        matrix = undisturbed(fleet)
-        for cell in cells():
-            for sampling in SAMPLINGS:
-                if args.only in cell.id:
-                    results.append(matrix.run(cell, sampling))
-                    write(line(results[-1]))
+    rows = [(cell, sampling) for cell in cells() for sampling in SAMPLINGS if args.only in cell.id]
+    results = record.Results(RESULTS, resume=args.resume)
+    began = time.monotonic()
+    for on_cables in (False, True):
+        missing = [row for row in rows if row[0].linked is on_cables and row not in results]
+        while missing := _some_rows(on_cables, missing, results):
+            pass
+    done = [results[row] for row in rows]
+    write(f"{len(done)} requests, {sum(bool(one.problems) for one in done)} bad; {time.monotonic() - began:.0f} s")
     if args.write:
-        args.write.write_text(page(results), encoding="utf-8")
-    return int(any(result.problems for result in results))
+        args.write.write_text(page(done), encoding="utf-8")
+    return int(any(result.problems for result in done))
+
+
+def _some_rows(on_cables: bool, rows: list[record.Row], results: record.Results) -> list[record.Row]:
+    """Run rows on one fleet; the rest, if the fleet does not heal after a row, which is then a bad one."""
+    if not rows:
+        return []
+    with linked_fleet() if on_cables else small_fleet() as fleet:
+        matrix = undisturbed(fleet)
+        for number, row in enumerate(rows, 1):
+            began = time.monotonic()
+            try:
+                result = matrix.run(*row)
+            except Exception as error:  # noqa: BLE001 - whatever the harness meets is a bad row, not the end of the run
+                results.add(broken(*row, error))
+                return rows[number:]
+            results.add(result)
+            write(f"{line(result)} [{number} of {len(rows)}, {time.monotonic() - began:.1f} s with healing]")
+    return []
 
 
 def run_chaos(args: argparse.Namespace) -> int:
@@ -111,6 +134,15 @@ def small_fleet(architecture: str = "qwen3", **options: Any) -> Iterator[FaultFl
         folder = Path(name)
         model = tiny_models.make(architecture, folder / "model")
         with fleets.running(folder, model, **options) as fleet:
+            yield fleet
+
+
+@contextmanager
+def linked_fleet() -> Iterator[LinkedFleet]:
+    """The same on cables that can be cut, with clocks that can jump."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with linked.running(folder, tiny_models.make("qwen3", folder / "model")) as fleet:
             yield fleet
 
 

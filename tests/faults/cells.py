@@ -17,8 +17,11 @@ Process = Literal[
     "frozen",
     "frozen for 5 s",
     "connections reset",
-    "cut for 2 s",
     "engine's thread stopped",
+    "link cut",
+    "link cut for 2 s",
+    "clock an hour fast",
+    "clock an hour slow",
 ]
 Lacking = Literal["no descriptors", "no memory", "disk full"]
 
@@ -43,10 +46,17 @@ class Cell:
     lacking: Lacking | None = None
 
     @property
+    def linked(self) -> bool:
+        """Whether it needs servers on cables that can be cut, with clocks that can jump."""
+        return self.process in LINKED
+
+    @property
     def id(self) -> str:
         return f"{self.side}: {self.name}, {self.state}, {self.policy}"
 
 
+LINKED: Final[tuple[Process, ...]] = ("link cut", "link cut for 2 s", "clock an hour fast", "clock an hour slow")
+UNNOTED: Final[frozenset[Ending]] = frozenset({"answer"})
 WHOLE: Final[frozenset[Ending]] = frozenset({"answer", "answer with a note"})
 NOTED: Final[frozenset[Ending]] = frozenset({"answer with a note"})
 ERROR: Final[frozenset[Ending]] = frozenset({"error"})
@@ -60,6 +70,7 @@ def cells() -> Iterator[Cell]:
     yield from _processes()
     yield from _engine_thread()
     yield from _lacking()
+    yield from _linked()
 
 
 def _bytes(side: Side, name: str, state: State, policy: Policy, endings: frozenset[Ending], fault: Fault) -> Cell:
@@ -136,7 +147,7 @@ _TRIGGERS: Final[tuple[tuple[State, Side, Fault], ...]] = (
     ("in the transfer", "kv", Fault("call", "request", at=MID_TRANSFER)),
     ("in the answer", "decode", Fault("call", "answer", path="/decode", after=b"event: tokens", nth=FIFTH)),
 )
-_PROCESSES: Final[tuple[Process, ...]] = ("killed", "frozen", "frozen for 5 s", "connections reset", "cut for 2 s")
+_PROCESSES: Final[tuple[Process, ...]] = ("killed", "frozen", "frozen for 5 s", "connections reset")
 
 
 def _processes() -> Iterator[Cell]:
@@ -180,6 +191,24 @@ def _lacking() -> Iterator[Cell]:
             yield Cell(side, lacking, "at any time", policy, WHOLE, side, None, lacking=lacking)
 
 
+def _linked() -> Iterator[Cell]:
+    """A host's cable is cut, or its wall clock jumps."""
+    for state, trigger, _ in _TRIGGERS:
+        for process in LINKED:
+            unnoted = process.startswith("clock")
+            lasting = process == "link cut" and state == "in the answer"
+            endings = UNNOTED if unnoted else NOTED if lasting else WHOLE
+            yield Cell("decode", process, state, "fallback", endings, trigger, None, process)
+            if state != "in the answer":
+                yield Cell("prefill", process, state, "fallback", endings, trigger, None, process)
+
+
+REPRESENTATIVE_LINKED: Final = (
+    "decode: link cut, in the answer, fallback",
+    "decode: link cut for 2 s, in the transfer, fallback",
+    "prefill: link cut, waiting for KV, fallback",
+    "decode: clock an hour fast, in the answer, fallback",
+)
 REPRESENTATIVE: Final = (
     "kv: reset in a frame, in the transfer, fallback",
     "kv: byte corrupted in a frame, in the transfer, fallback",
@@ -195,4 +224,4 @@ REPRESENTATIVE: Final = (
     "decode: killed, in the transfer, one decode host",
     "prefill: killed, in the transfer, fallback",
 )
-"""The cells that `make test` runs."""
+"""The cells that `make test` runs, and those of them with cables and clocks above."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -74,19 +73,6 @@ class FaultFleet:
             if load["queue"] + load["running"]:
                 return name
         return self.names(role)[0]
-
-    def cut(self, name: str, seconds: float) -> None:
-        """Cut every connection of a host, old and new, for so long: nothing passes, nothing is closed."""
-        proxies = [side[name] for side in (self.proxies, self.links) if name in side]
-        for proxy in proxies:
-            proxy.flowing.clear()
-
-        def restore() -> None:
-            time.sleep(seconds)
-            for proxy in proxies:
-                proxy.flowing.set()
-
-        threading.Thread(target=restore, name=f"restore {name}", daemon=True).start()
 
     def reset(self, name: str) -> None:
         """Reset every connection of a host."""
@@ -187,11 +173,11 @@ def running(
         seen = {**ports, **{name: proxy.port for name, proxy in proxies.items()}}
         seen_kv = {**kv_ports, **{name: link.port for name, link in links.items()}}
         for file, http, kv in (("seen", seen, seen_kv), ("prefill", ports, seen_kv), ("decode", ports, kv_ports)):
-            (folder / f"{file}.toml").write_text(_hosts_file(model, hosts, http, kv, max_kv_bytes))
+            (folder / f"{file}.toml").write_text(hosts_file(model, hosts, http, kv, max_kv_bytes))
         (folder / "token").write_text(TOKEN)
         servers = {name: RunningFleet(load(folder / f"{role}.toml"), folder) for name, role in hosts.items()}
         fleet = FaultFleet(folder / "seen.toml", servers, proxies, links)
-        stack.callback(_stop_all, servers)
+        stack.callback(stop_all, servers)
         for name, server in servers.items():
             server.start(fleet.host(name))
         for name, server in servers.items():
@@ -199,7 +185,7 @@ def running(
         yield fleet
 
 
-def _stop_all(servers: Mapping[str, RunningFleet]) -> None:
+def stop_all(servers: Mapping[str, RunningFleet]) -> None:
     for name, server in servers.items():
         if name in server.processes:
             process.kill(server.processes.pop(name).pid)
@@ -209,7 +195,7 @@ def _port_text(port: int) -> bytes:
     return f'"port":{port}'.encode()
 
 
-def _hosts_file(
+def hosts_file(
     model: Path,
     hosts: Mapping[str, str],
     ports: Mapping[str, int],

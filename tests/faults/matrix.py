@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
-from disagg.inference.types import Completion
+from disagg.inference.types import Completion, unwatched
 from tests.faults import process
 from tests.faults.cells import Cell, Ending, Lacking
 from tests.faults.fleet import KV, MODEL, FaultFleet
 from tests.faults.flow import Fault
+from tests.faults.linked import JUMP_S, LinkedFleet, Moment
 from tests.faults.proxy import Injection
 from tests.fleets import wait_until
 
@@ -75,13 +76,12 @@ class Matrix:
         """One request through the cell's fault. Heals the fleet afterwards."""
         before = self.fleet.held()
         try:
-            with _prepared(self.fleet, cell) as injection:
-                answer = asyncio.run(_caller(self.fleet.client, _options(cell, sampling)))
+            run = _on_cables if isinstance(self.fleet, LinkedFleet) else _through_proxies
+            answer, struck = run(self.fleet, cell, _options(cell, sampling))
         finally:
             self.fleet.heal()
-        struck = injection.struck[0][0] if injection.struck else answer.started
-        result = _result(cell, sampling, answer, struck)
-        if cell.fault and not injection.struck:
+        result = _result(cell, sampling, answer, answer.started if struck is None else struck)
+        if struck is None and not cell.lacking:
             result.problems.append("the fault did not strike")
         if answer.completion and answer.ids != self.expected[sampling]:
             result.problems.append(f"wrong tokens: {_difference(answer.ids, self.expected[sampling])}")
@@ -89,6 +89,39 @@ class Matrix:
             result.problems.append("wrong tokens before the error")
         result.problems += self.fleet.wait_idle(before)
         return result
+
+
+def broken(cell: Cell, sampling: str, error: Exception) -> Result:
+    """The result of a cell after which the fleet did not heal."""
+    return Result(cell, sampling, "error", repr(error), 0.0, None, ["the fleet did not heal"])
+
+
+def _through_proxies(fleet: FaultFleet, cell: Cell, options: Mapping[str, Any]) -> tuple[Answer, float | None]:
+    """The answer, and when the fault struck."""
+    with _prepared(fleet, cell) as injection:
+        answer = asyncio.run(_caller(fleet.client, options))
+    return answer, injection.struck[0][0] if injection.struck else None
+
+
+def _on_cables(fleet: FaultFleet, cell: Cell, options: Mapping[str, Any]) -> tuple[Answer, float | None]:
+    """The answer, and when the fault struck."""
+    assert isinstance(fleet, LinkedFleet)
+
+    def strike(hosts: Mapping[str, str]) -> None:
+        name = hosts[cell.side]
+        match cell.process:
+            case "link cut":
+                fleet.cut_link(name)
+            case "link cut for 2 s":
+                fleet.cut_link(name, 2.0)
+            case "clock an hour fast":
+                fleet.clocks[name].jump(JUMP_S)
+            case "clock an hour slow":
+                fleet.clocks[name].jump(-JUMP_S)
+
+    moment = Moment(fleet, cell.state, strike)
+    answer = asyncio.run(_caller(fleet.client, options, moment))
+    return answer, moment.struck[0] if moment.struck else None
 
 
 def undisturbed(fleet: FaultFleet) -> Matrix:
@@ -105,18 +138,23 @@ def _options(cell: Cell, sampling: str) -> Mapping[str, Any]:
     return {**SAMPLINGS[sampling], **({"on_kv_failure": "fail"} if cell.policy == "fail" else {})}
 
 
-async def _caller(make: Callable[[], AsyncClient], options: Mapping[str, Any]) -> Answer:
+async def _caller(make: Callable[[], AsyncClient], options: Mapping[str, Any], moment: Moment | None = None) -> Answer:
     """One request. Fails if the client leaves a task behind."""
+    watch = moment.stage if moment else unwatched
     answer = Answer()
     async with make() as client:
         try:
             async with asyncio.timeout(DEADLINE_S + 10):
                 salt = secrets.token_hex(8)  # KV that a host holds of an earlier request would not be sent
-                stream = client.stream(MODEL, tokens=PROMPT, timeout=DEADLINE_S, cache_salt=salt, **options)
+                stream = client.stream(
+                    MODEL, tokens=PROMPT, timeout=DEADLINE_S, cache_salt=salt, watch=watch, **options
+                )
                 async with stream:
                     async for chunk in stream:
                         answer.ids += [token.id for token in chunk.tokens]
                         answer.times += [chunk.arrived] * len(chunk.tokens)
+                        if moment:
+                            moment.tokens(len(chunk.tokens))
             answer.completion = stream.completion
         except Exception as error:  # noqa: BLE001 - judged by the caller
             answer.error = error
@@ -132,7 +170,7 @@ def _result(cell: Cell, sampling: str, answer: Answer, struck: float) -> Result:
     ending, detail, problems = _judged(cell, answer)
     seconds = answer.ended - struck
     later = [at - struck for at in answer.times if at > struck]
-    if cell.fault and seconds > BOUND_S:
+    if not cell.lacking and seconds > BOUND_S:
         problems.append(f"ended {seconds:.1f} s after the fault")
     return Result(cell, sampling, ending, detail, seconds, later[0] if later else None, problems)
 
@@ -197,8 +235,6 @@ def _strike(fleet: FaultFleet, cell: Cell, name: str) -> None:
             process.freeze_for(fleet.pid(victim), 5.0)
         case "connections reset":
             fleet.reset(victim)
-        case "cut for 2 s":
-            fleet.cut(victim, 2.0)
         case "engine's thread stopped":
             fleet.stop_engine(victim)
     if cell.policy == "no host left":

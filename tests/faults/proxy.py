@@ -52,8 +52,6 @@ class Proxy:
         self.rewrite = (b"", b"")
         self.injection: Injection | None = None
         self.healed = threading.Event()  # else what a stall holds back stays
-        self.flowing = threading.Event()  # else no byte passes in either direction
-        self.flowing.set()
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
         self._listener = _listener(0)
@@ -75,7 +73,6 @@ class Proxy:
         """No fault any more; what a stall held back goes on, and connections are accepted."""
         self.injection = None
         self.healed.set()
-        self.flowing.set()
         if self._listener.fileno() < 0:
             self._listener = _listener(self.port)
             self._accept()
@@ -94,7 +91,6 @@ class Proxy:
     def close(self) -> None:
         self.refuse()
         self.healed.set()
-        self.flowing.set()
         self.reset_all()
 
     def __enter__(self) -> Self:
@@ -163,7 +159,6 @@ class _Connection:
         source, target = self._ends[direction]
         try:
             while data := source.recv(READ_BYTES):
-                self._proxy.flowing.wait()
                 self._follow()
                 if direction == "answer" and self._proxy.rewrite[0]:
                     data = data.replace(*self._proxy.rewrite)

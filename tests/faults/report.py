@@ -28,8 +28,9 @@ Policy: *fallback* is the default; *fail* is `--on-kv-failure fail`; *one decode
 *no host left*: after the fault every host refuses connections.
 
 Seconds are from the fault to the end of the request, or from its beginning if the fault was there before; next token
-is from the fault to the first token after it. *Cut*: no byte passes and no connection is closed, as if a cable were
-pulled. *Frozen*: SIGSTOP. *Engine's thread stopped*: the thread that computes is stopped by ptrace while the rest of
+is from the fault to the first token after it. *Link cut*, *clock*: on servers in network namespaces of their own,
+without proxies; the host's veth is set down, and up again after 2 s, or its wall clock jumps, as the process reads it.
+*Frozen*: SIGSTOP. *Engine's thread stopped*: the thread that computes is stopped by ptrace while the rest of
 the server goes on, as if its GPU hung. *No memory*: no new mapping; *no descriptors*: no new file or connection;
 *disk full*: no file grows.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -13,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.preloaded import enter_network
+
 HUB = "169.254.150.1"
-_CLONE_NEWNET = 0x40000000
 
 
 def may_make_namespaces() -> bool:
@@ -31,17 +31,11 @@ def inside(hub: subprocess.Popen[bytes] | None) -> Iterator[None]:
         yield
         return
     with Path("/proc/thread-self/ns/net").open("rb") as outside, Path(f"/proc/{hub.pid}/ns/net").open("rb") as inside:
-        enter(inside.fileno())
+        enter_network(inside.fileno())
         try:
             yield
         finally:
-            enter(outside.fileno())
-
-
-def enter(descriptor: int) -> None:  # os.setns is from Python 3.12 on
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
+            enter_network(outside.fileno())
 
 
 @contextmanager

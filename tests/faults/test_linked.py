@@ -1,0 +1,32 @@
+"""Every request ends when a cable is cut or a clock jumps: the cells of the matrix that need servers of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults import linked
+from tests.faults.cells import REPRESENTATIVE_LINKED, cells
+from tests.faults.matrix import SAMPLINGS, Matrix, undisturbed
+from tests.faults.report import line
+from tests.testbed import network
+
+CELLS = {cell.id: cell for cell in cells()}
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    from tests import tiny_models
+
+    if not network.may_make_namespaces():
+        pytest.skip("needs network namespaces: run as root")
+    folder = tmp_path_factory.mktemp("linked")
+    with linked.running(folder, tiny_models.make("qwen3", folder / "model")) as fleet:
+        yield undisturbed(fleet)
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(REPRESENTATIVE_LINKED)), ids=str)
+def test_a_request_ends_as_the_matrix_states_it_on_real_links(matrix: Matrix, number: int, name: str) -> None:
+    result = matrix.run(CELLS[name], list(SAMPLINGS)[number % 2])
+    assert result.problems == [], line(result)
