@@ -94,11 +94,11 @@ class Timing(Contract, frozen=True):
 
 
 class DoneEvent(Contract, frozen=True, kw_only=True):
-    """The end of an answer. computed_prompt_tokens: prompt tokens that this host ran through the model. fallback: why
-    the prompt was recomputed here, empty if it was not. local: why its rest was computed here without asking a prefill
-    host, empty if one was asked. held_tokens: prompt tokens whose KV the host had from earlier requests. kv_wire: the
-    form in which KV arrived, None if none did. simulated: no model ran, the times are predicted. reasoning_tokens: of
-    the answer. stop: the stop string that ended it, empty if none did."""
+    """The end of an answer. computed_prompt_tokens: prompt tokens that this host ran through the model. local: why the
+    prompt's rest was computed here without asking a prefill host, empty if one was asked. held_tokens: prompt tokens
+    whose KV the host had from earlier requests. kv_wire: the form in which KV arrived, None if none did. simulated: no
+    model ran, the times are predicted. reasoning_tokens: of the answer. stop: the stop string that ended it, empty if
+    none did."""
 
     event: ClassVar[str] = "done"
     finish_reason: FinishReason
@@ -106,7 +106,6 @@ class DoneEvent(Contract, frozen=True, kw_only=True):
     completion_tokens: int
     computed_prompt_tokens: int
     timing: Timing
-    fallback: str = ""
     local: str = ""
     held_tokens: int = 0
     simulated: bool = False

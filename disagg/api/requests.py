@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta, field
@@ -162,11 +162,9 @@ class PrefillOffer(Contract, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class DecodeBody(GenerateBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /decode. `kv_failure`: what the decode host does if the KV does not arrive whole. `prefill`: the prefill
-    host that the caller would ask; None: the decode host waits for KV however short the rest of the prompt is, if there
-    is any."""
+    """POST /decode. `prefill`: the prefill host that the caller would ask; None: the decode host waits for KV however
+    short the rest of the prompt is, if there is any."""
 
-    kv_failure: Literal["fail", "recompute"] = "fail"
     prefill: PrefillOffer | None = None
 
 

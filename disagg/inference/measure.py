@@ -62,7 +62,7 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
     # A host's own: several events that arrive in one packet would give speeds that no engine has.
     decode_s = trace.last_token - trace.first_token if attempt.method == "whole" else timing.decode_s
     return Metrics(
-        method="fallback" if done.fallback else "local" if done.local else attempt.method,
+        method="local" if done.local else attempt.method,
         model=trace.model,
         prefill_server=attempt.prefill.name if attempt.prefill and not done.local else None,
         decode_server=attempt.decode.name if attempt.decode else None,

@@ -25,7 +25,6 @@ VALID: Final[Mapping[str, Mapping[str, JSON]]] = {
         "sampling": {"max_tokens": 3},
         "answer_tokens": [7],
         "deadline_s": 2.0,
-        "kv_failure": "recompute",
         "prefill": {"wait_s": 0.1, "tokens_s": 100.0, "link_bytes_s": 1e9},
     },
     "/prefill": {

@@ -130,8 +130,6 @@ class ArrivingAnswer:
         if self.trace.resumed_tokens:
             done = msgspec.structs.replace(done, completion_tokens=len(self.tokens) or 1)
         warnings = [*self.notes, *outcome.warnings]
-        if done.fallback:
-            warnings.append(f"{FALLBACK_WARNING}: {done.fallback}")
         if done.simulated:
             warnings.append(SIMULATED_WARNING)
         figures = metrics(self.trace, done, outcome.shipped)

@@ -128,8 +128,6 @@ async def _hand_off(
             done = answer.take(await _first_tokens(events, shipping, call, order))
             answer.trace.ordered = order.written
             done = done or await answer.read(events)
-            if done.fallback:
-                return AttemptOutcome(done)
             return await _with_figures(done, shipping, prefill, caller.timeouts)
         finally:
             shipping.cancel()

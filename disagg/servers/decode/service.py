@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 
 from disagg import logs
 from disagg.api.events import DoneEvent, Event, LocalEvent
@@ -19,7 +19,6 @@ from disagg.api.requests import DecodeBody, GenerateBody, KVAddress, PrefillOffe
 from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host
 from disagg.engines.base import DecodeEngine, DecodeRequest, HeldKV
-from disagg.errors import HandoffError
 from disagg.kv.arena import Arenas
 from disagg.kv.receive import KVServer
 from disagg.kv.receive.tickets import Tickets
@@ -134,8 +133,7 @@ class DecodeService(Service[DecodeEngine]):
         return self.engine.allocate(nbytes)
 
     async def _decode(self, body: DecodeBody, request_id: str) -> AsyncGenerator[Event, None]:
-        """POST /decode: a slot, then the answer from the KV that arrives there. If it does not arrive whole, the
-        prompt is computed here, or the request fails, as the caller chose. No slot if the caller offers a prefill
+        """POST /decode: a slot, then the answer from the KV that arrives there. No slot if the caller offers a prefill
         host that would take longer than this one."""
         async with self.admitted(body, request_id, body.sampling) as request:
             answer = await begin_answer(request, self.engine, body)
@@ -149,7 +147,7 @@ class DecodeService(Service[DecodeEngine]):
                 else:
                     slot = await self._slots.open(request, self.engine.info, kv.held_tokens, kv.memory)
                     yield slot.event
-                    await self._receive(slot, kv, body.kv_failure)
+                    await self._receive(slot, kv)
             async with aclosing(self._answer(request, answer, kv, body.cache_salt)) as events:
                 async for event in events:
                     yield event
@@ -200,15 +198,10 @@ class DecodeService(Service[DecodeEngine]):
             reason=kv.local,
         )
 
-    async def _receive(self, slot: OpenSlot, kv: PromptKV, on_failure: Literal["fail", "recompute"]) -> None:
-        """Wait for the KV of a slot. If it fails and that is allowed, the engine computes it."""
-        try:
-            kv.received = await slot.kv()
-            self.count(kv_bytes_total=kv.received.nbytes)
-        except HandoffError as error:
-            if on_failure == "fail":
-                raise
-            kv.fallback = str(error)
+    async def _receive(self, slot: OpenSlot, kv: PromptKV) -> None:
+        """Wait for the KV of a slot."""
+        kv.received = await slot.kv()
+        self.count(kv_bytes_total=kv.received.nbytes)
 
     async def _answer(
         self, request: ActiveRequest, answer: GrowingAnswer, kv: PromptKV, salt: str
@@ -281,7 +274,6 @@ class DecodeService(Service[DecodeEngine]):
             completion_tokens=answer.completion_tokens,
             computed_prompt_tokens=computed,
             timing=request.timing(turn_s, timing, accepted, answer.decode_s),
-            fallback=kv.fallback,
             local=kv.local,
             held_tokens=min(kv.held_tokens, request.prompt_tokens),
             simulated=self.host.simulated,

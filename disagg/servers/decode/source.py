@@ -12,12 +12,11 @@ from disagg.kv.received import ReceivedKV
 @dataclass(slots=True)
 class PromptKV:
     """memory: reserved for the KV of prompt and answer. held: kept from an earlier request. received: of the tokens
-    after those. The engine computes the rest. fallback, local: see DoneEvent."""
+    after those. The engine computes the rest. local: see DoneEvent."""
 
     memory: Reservation | None = None
     held: HeldKV | None = None
     received: ReceivedKV | None = None
-    fallback: str = ""
     local: str = ""
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import http.server
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,24 +103,3 @@ def test_a_decode_host_that_breaks_off_is_one_clear_error(tiny_fleet: RunningFle
         with Client(fleet, token=TOKEN) as client, pytest.raises(ServerUnavailable, match="Decode server unavailable"):
             change_timeouts(client, none_up=0.2)
             client.generate("tiny", tokens=PROMPT, cache_salt="half", max_tokens=3)
-
-
-def test_a_decode_host_told_to_recompute_answers_when_the_kv_is_refused(tiny_fleet: RunningFleet) -> None:
-    """Spoil the transfer by using its ticket up with a header that does not fit."""
-    salt = "nothing of this prompt is held"
-    body = {"model": "tiny", "tokens": PROMPT, "sampling": {"max_tokens": 3}, "kv_failure": "recompute"}
-    body["cache_salt"] = salt
-    other = {"model": "tiny", "tokens": PROMPT[:-1]}
-    with (
-        tiny_fleet.http("tiny-decode") as decode,
-        tiny_fleet.http("tiny-prefill") as prefill,
-        decode.stream("POST", "/decode", json=body) as answer,
-    ):
-        events = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
-        slot = next(events)
-        order = {**other, "deliver": slot["kv"], "ticket": slot["ticket"]}
-        refused = prefill.post("/prefill", json=order, headers={"X-Request-Id": slot["request_id"]})
-        *_, done = events
-    assert refused.json()["error"]["code"] == "FingerprintMismatch"
-    assert done["computed_prompt_tokens"] == len(PROMPT)
-    assert "tokenised the prompt differently" in done["fallback"]
