@@ -77,7 +77,7 @@ class RunningFleet:
             self.processes[host.name] = place.parent.start(arguments, environment, log, place.network)
             return
         if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"):
-            self.processes[host.name] = _preloaded().start(arguments, environment, log)
+            self.processes[host.name] = preloaded_process().start(arguments, environment, log)
             return
         with log.open("ab") as output:
             self.processes[host.name] = subprocess.Popen(
@@ -165,7 +165,8 @@ def write_hosts(
 
 
 @cache
-def _preloaded() -> Preloaded:
+def preloaded_process() -> Preloaded:
+    """The process that forks servers for all tests of this one."""
     process = Preloaded()
     atexit.register(process.close)
     return process

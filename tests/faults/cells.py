@@ -207,7 +207,6 @@ REPRESENTATIVE_LINKED: Final = (
     "decode: link cut, in the answer, fallback",
     "decode: link cut for 2 s, in the transfer, fallback",
     "prefill: link cut, waiting for KV, fallback",
-    "decode: clock an hour fast, in the answer, fallback",
 )
 REPRESENTATIVE: Final = (
     "kv: reset in a frame, in the transfer, fallback",
@@ -224,4 +223,4 @@ REPRESENTATIVE: Final = (
     "decode: killed, in the transfer, one decode host",
     "prefill: killed, in the transfer, fallback",
 )
-"""The cells that `make test` runs, and those of them with cables and clocks above."""
+"""The cells that `make test` runs, and those of them with cables above."""

@@ -18,7 +18,7 @@ from tests.faults import fleet as fleets
 from tests.faults.cells import MID_TRANSFER, State
 from tests.faults.clock import Clock, library
 from tests.faults.fleet import FaultFleet
-from tests.fleets import TOKEN, Place, RunningFleet
+from tests.fleets import TOKEN, Place, RunningFleet, preloaded_process
 from tests.preloaded import Preloaded
 from tests.testbed import network
 
@@ -98,27 +98,32 @@ class Moment:
 
 
 @contextmanager
-def running(folder: Path, model: Path) -> Iterator[LinkedFleet]:
-    """The fleet, ready. This thread, and what it starts, are on its network meanwhile."""
+def running(
+    folder: Path, model: Path, *, roles: Mapping[str, int] = fleets.TWO_AND_TWO, clocks: bool = True
+) -> Iterator[LinkedFleet]:
+    """The fleet, ready. This thread, and what it starts, are on its network meanwhile. clocks: they can jump, which
+    takes a process of its own with the frameworks."""
     os.environ["PATH"] += ":/usr/sbin:/sbin"
-    roles = {f"{role}-{n + 1}": role for role, count in fleets.TWO_AND_TWO.items() for n in range(count)}
+    hosts = {f"{role}-{n + 1}": role for role, count in roles.items() for n in range(count)}
     with ExitStack() as stack:
         hub = stack.enter_context(network.hub())
-        parent = Preloaded({"LD_PRELOAD": str(library(folder))})
-        stack.callback(parent.close)
-        places, clocks, addresses = dict[str, Place](), dict[str, Clock](), dict[str, str]()
-        for number, name in enumerate(roles, 101):
+        parent = preloaded_process()
+        if clocks:
+            parent = Preloaded({"LD_PRELOAD": str(library(folder))})
+            stack.callback(parent.close)
+        places, clock, addresses = dict[str, Place](), dict[str, Clock](), dict[str, str]()
+        for number, name in enumerate(hosts, 101):
             addresses[name] = f"169.254.150.{number}"
-            clocks[name] = Clock(folder / f"{name}.clock")
-            places[name] = Place(_host(stack, hub, name, addresses[name]), clocks[name].variables, parent)
+            clock[name] = Clock(folder / f"{name}.clock")
+            places[name] = Place(_host(stack, hub, name, addresses[name]), clock[name].variables, parent)
             if name.startswith("decode"):
                 network.in_network(hub, "tc", "qdisc", "add", "dev", name, "root", "tbf", *SLOW_LINK)
         path = folder / "hosts.toml"
-        path.write_text(_hosts_file(model, roles, addresses))
+        path.write_text(_hosts_file(model, hosts, addresses))
         (folder / "token").write_text(TOKEN)
         stack.enter_context(network.inside(hub))
-        servers = {name: RunningFleet(load(path), folder, places) for name in roles}
-        fleet = LinkedFleet(path, servers, {}, {}, hub=hub, clocks=clocks)
+        servers = {name: RunningFleet(load(path), folder, places) for name in hosts}
+        fleet = LinkedFleet(path, servers, {}, {}, hub=hub, clocks=clock)
         stack.callback(fleets.stop_all, servers)
         for name, server in servers.items():
             server.start(fleet.host(name))
