@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from disagg.bench.energy import Power
 from disagg.bench.plan import BenchPlan, Point
 from disagg.bench.records import Mode, Record, TurnResult
-from disagg.bench.stats import summary
+from disagg.bench.stats import Figures, summary
 from disagg.bench.verdict import METRICS, Metric, Samples, Verdict, verdict
 from disagg.version import VERSION
 
@@ -51,12 +51,12 @@ class BenchHost:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One mode at one point. figures: the keys of `stats.summary` and of `Power.per_request`."""
+    """One mode at one point."""
 
     point: Point
     mode: Mode
     records: tuple[Record, ...]
-    figures: Mapping[str, Any]
+    figures: Figures
 
     @property
     def family(self) -> str:
@@ -180,8 +180,8 @@ def gather(
                 continue
             records = tuple(record for turn in mine for record in turn.records)
             figures = summary(records, sum(turn.duration for turn in mine), limits)
-            energy = power.per_request(mode, mine, figures["completed"])
-            cells.append(Cell(point, mode, records, {**figures, **energy}))
+            energy = power.per_request(mode, mine, figures.completed)
+            cells.append(Cell(point, mode, records, replace(figures, **energy)))
     return tuple(cells)
 
 
@@ -211,6 +211,6 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
         "output_tokens": cell.point.output_tokens,
         "max_concurrency": cell.point.load.concurrency,
         "request_rate": cell.point.load.rate,
-        **cell.figures,
+        **cell.figures.to_json(),
         "requests": [record.to_json() for record in cell.records],
     }

@@ -38,46 +38,111 @@ class Interval:
     high: float
 
 
-def summary(records: Sequence[Record], duration: float, limits: Mapping[str, float] | None = None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How values are distributed, in milliseconds; None if there are none. std is of the population."""
+
+    mean: float | None = None
+    median: float | None = None
+    std: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+    def to_json(self, name: str) -> dict[str, float | None]:
+        return {f"{key}_{name}_ms": value for key, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
     """All figures of the requests of one mode at one point. duration: seconds of its turns.
+
+    request_goodput: None without limits. mean_...: of the requests that completed; the parts add up to the mean TTFT.
+    joules_per_request: None if a machine's power is unknown or nothing completed.
+    """
+
+    duration: float
+    completed: int
+    failed: int
+    total_input_tokens: int
+    total_output_tokens: int
+    request_throughput: float
+    request_goodput: float | None
+    output_throughput: float
+    total_token_throughput: float
+    ttft: Spread
+    tpot: Spread
+    itl: Spread
+    e2el: Spread
+    mean_ttft_parts_ms: Mapping[str, float | None]
+    mean_prefill_ms: float | None
+    mean_hidden_transfer_ms: float | None
+    mean_exposed_transfer_ms: float | None
+    quantised_kv_requests: int
+    total_kv_bytes: int
+    decode_computed_tokens: int
+    fallbacks: int
+    errors_by_kind: Mapping[str, int]
+    max_send_lag_ms: float
+    joules_per_request: float | None = None
+    energy_source: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat, the spreads by the keys of `vllm bench serve`."""
+        body: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            body |= value.to_json(field.name) if isinstance(value, Spread) else {field.name: value}
+        return body
+
+
+def summary(records: Sequence[Record], duration: float, limits: Mapping[str, float] | None = None) -> Figures:
+    """The figures of the requests of one mode at one point, without their energy. duration: seconds of its turns.
 
     limits: milliseconds by name (LIMITS). A request is good if it exceeds none; for ITL its mean is compared.
     """
     done = [record.metrics for record in records if record.metrics is not None]
     good = sum(record.ok and meets(record, limits) for record in records) if limits else None
     inputs, outputs = sum(one.prompt_tokens for one in done), sum(one.completion_tokens for one in done)
-    return {
-        "duration": duration,
-        "completed": len(done),
-        "failed": len(records) - len(done),
-        "total_input_tokens": inputs,
-        "total_output_tokens": outputs,
-        "request_throughput": _per_second(len(done), duration),
-        "request_goodput": None if good is None else _per_second(good, duration),
-        "output_throughput": _per_second(outputs, duration),
-        "total_token_throughput": _per_second(inputs + outputs, duration),
-        **spread("ttft", [one.ttft for one in done]),
-        **spread("tpot", [value for one in done if (value := tpot(one)) is not None]),
-        **spread("itl", [gap for record in records if record.ok for gap in record.itl]),
-        **spread("e2el", [one.total_time for one in done]),
-        **_handoff_figures(done),
-        "fallbacks": sum(record.fell_back for record in records),
-        "errors_by_kind": dict(Counter(record.error for record in records if record.error)),
-        "max_send_lag_ms": max((record.sent - record.due for record in records), default=0.0) * 1e3,
-    }
+    parts = [asdict(one.ttft_parts) for one in done]
+    return Figures(
+        duration=duration,
+        completed=len(done),
+        failed=len(records) - len(done),
+        total_input_tokens=inputs,
+        total_output_tokens=outputs,
+        request_throughput=_per_second(len(done), duration),
+        request_goodput=None if good is None else _per_second(good, duration),
+        output_throughput=_per_second(outputs, duration),
+        total_token_throughput=_per_second(inputs + outputs, duration),
+        ttft=spread([one.ttft for one in done]),
+        tpot=spread([value for one in done if (value := tpot(one)) is not None]),
+        itl=spread([gap for record in records if record.ok for gap in record.itl]),
+        e2el=spread([one.total_time for one in done]),
+        mean_ttft_parts_ms={name: _mean_ms([part[name] for part in parts]) for name in PART_NAMES},
+        mean_prefill_ms=_mean_ms([one.prefill_time for one in done]),
+        mean_hidden_transfer_ms=_mean_ms([one.hidden_transfer for one in done]),
+        mean_exposed_transfer_ms=_mean_ms([one.exposed_transfer for one in done]),
+        quantised_kv_requests=sum(one.kv_wire not in (None, AS_IS) for one in done),
+        total_kv_bytes=sum(one.kv_bytes for one in done),
+        decode_computed_tokens=sum(one.decode_computed_tokens for one in done),
+        fallbacks=sum(record.fell_back for record in records),
+        errors_by_kind=dict(Counter(record.error for record in records if record.error)),
+        max_send_lag_ms=max((record.sent - record.due for record in records), default=0.0) * 1e3,
+    )
 
 
-def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    """mean_, median_, std_ and percentile keys of seconds, in milliseconds. std is of the population."""
+def spread(values: Sequence[float]) -> Spread:
+    """The distribution of these seconds, in milliseconds."""
     if not values:
-        keys = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))
-        return {f"{key}_{name}_ms": None for key in keys}
-    figures = {
-        f"mean_{name}_ms": statistics.fmean(values) * 1e3,
-        f"median_{name}_ms": statistics.median(values) * 1e3,
-        f"std_{name}_ms": statistics.pstdev(values) * 1e3,
-    }
-    return {**figures, **{f"p{p}_{name}_ms": percentile(values, p) * 1e3 for p in PERCENTILES}}
+        return Spread()
+    return Spread(
+        statistics.fmean(values) * 1e3,
+        statistics.median(values) * 1e3,
+        statistics.pstdev(values) * 1e3,
+        *(percentile(values, p) * 1e3 for p in PERCENTILES),
+    )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -120,20 +185,6 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float], seed: int =
     )
     edge = (1 - _CONFIDENCE) / 2 * 100
     return Interval(value, percentile(drawn, edge), percentile(drawn, 100 - edge))
-
-
-def _handoff_figures(done: Sequence[Metrics]) -> dict[str, Any]:
-    """Means of the hand-off's costs. The parts add up to mean_ttft_ms."""
-    parts = [asdict(one.ttft_parts) for one in done]
-    return {
-        "mean_ttft_parts_ms": {name: _mean_ms([part[name] for part in parts]) for name in PART_NAMES},
-        "mean_prefill_ms": _mean_ms([one.prefill_time for one in done]),
-        "mean_hidden_transfer_ms": _mean_ms([one.hidden_transfer for one in done]),
-        "mean_exposed_transfer_ms": _mean_ms([one.exposed_transfer for one in done]),
-        "quantised_kv_requests": sum(one.kv_wire not in (None, AS_IS) for one in done),
-        "total_kv_bytes": sum(one.kv_bytes for one in done),
-        "decode_computed_tokens": sum(one.decode_computed_tokens for one in done),
-    }
 
 
 def _mean_ms(values: Sequence[float]) -> float | None:

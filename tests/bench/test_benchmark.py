@@ -153,7 +153,7 @@ async def test_a_simulated_fleet_says_what_it_played_and_this_machines_power_is_
         short = BenchSpec("m", prompt_tokens=(16,), output_tokens=(2,), requests=1, warmup=0, modes=("disaggregated",))
         result = await benchmark(fleet.fleet, short, RunMonitor(), TOKEN)
     assert asked == [[]] and result.simulated == {"m-prefill": "h200-sxm", "m-decode": "h200-sxm"}
-    assert result.to_json()["simulated"] and result.cells[0].figures["completed"] == 1
+    assert result.to_json()["simulated"] and result.cells[0].figures.completed == 1
 
 
 async def test_a_fleet_that_is_down_is_one_clear_error(fleet: Fleet) -> None:

@@ -121,7 +121,7 @@ def test_requests_that_fell_back_have_no_say() -> None:
         TurnResult(0, mode, warmup=False, began=0.0, ended=1.0, records=tuple(records)) for mode, records in turns
     ]
     cells = gather(plan((point(),)), turn_results, Power(), {})
-    assert cells[0].figures["fallbacks"] == 6
+    assert cells[0].figures.fallbacks == 6
     (found,) = judge(cells).headlines.values()
     assert found.decision == "undecided" and found.text.startswith("No verdict")
 

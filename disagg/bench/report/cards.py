@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from disagg.bench.report.charts import Axis, Bar, ChartLine, Dot, Mark, axis, bar_chart, line_chart
@@ -44,19 +44,20 @@ def by_length(cells: Sequence[Cell], metric: str, series: Sequence[Series]) -> s
 
 
 def _length_dot(cell: Cell, metric: str) -> Dot:
-    median, p90 = cell.figures[f"median_{metric}_ms"], cell.figures[f"p90_{metric}_ms"]
+    spread = cell.figures.ttft if metric == "ttft" else cell.figures.e2el
+    median, p90 = spread.median or 0.0, spread.p90
     tip = f"{cell.mode}, {cell.prompt_tokens:,} tokens: median {ms(median)}, p90 {ms(p90)}"
     return Dot(float(cell.prompt_tokens or 1), median, tip, high=p90)
 
 
 def waterfall(result: BenchResult, cells: Sequence[Cell]) -> str:
-    every = [cell.figures["mean_ttft_parts_ms"] for cell in cells]
+    every = [cell.figures.mean_ttft_parts_ms for cell in cells]
     names = [name for name in PART_NAMES if any(parts[name] for parts in every)]
     bars = []
     for cell in cells:
-        parts: Mapping[str, float] = cell.figures["mean_ttft_parts_ms"]
-        segments = [(name, max(0.0, parts[name]), f"{_word(name)}: {ms(parts[name])}") for name in names]
-        bars.append(Bar(_bar_label(result, cell), segments, ms(cell.figures["mean_ttft_ms"])))
+        parts = cell.figures.mean_ttft_parts_ms
+        segments = [(name, max(0.0, parts[name] or 0.0), f"{_word(name)}: {ms(parts[name])}") for name in names]
+        bars.append(Bar(_bar_label(result, cell), segments, ms(cell.figures.ttft.mean)))
     legend = _legend([(name, _word(name)) for name in names])
     return _card(
         "Where TTFT goes<small>disaggregated, means</small>",
@@ -69,9 +70,10 @@ def waterfall(result: BenchResult, cells: Sequence[Cell]) -> str:
 def transfer(result: BenchResult, cells: Sequence[Cell]) -> str:
     bars = []
     for cell in cells:
-        hidden, exposed = cell.figures["mean_hidden_transfer_ms"], cell.figures["mean_exposed_transfer_ms"]
+        figures = cell.figures
+        hidden, exposed = figures.mean_hidden_transfer_ms or 0.0, figures.mean_exposed_transfer_ms or 0.0
         share = f"{hidden / (hidden + exposed):.0%} hidden" if hidden + exposed > 0 else "–"
-        kv = cell.figures["total_kv_bytes"] / cell.figures["completed"] / 1e6
+        kv = cell.figures.total_kv_bytes / cell.figures.completed / 1e6
         tip = f"{kv:,.2f} MB of KV per request"
         segments = [
             ("hidden", hidden, f"hidden: {ms(hidden)}, {tip}"),
@@ -85,7 +87,7 @@ def transfer(result: BenchResult, cells: Sequence[Cell]) -> str:
 
 def tradeoffs(result: BenchResult) -> str:
     """One plot per prompt and output length that was measured at several loads; else one over prompt lengths."""
-    done = [cell for cell in result.cells if cell.figures["completed"]]
+    done = [cell for cell in result.cells if cell.figures.completed]
     groups: dict[tuple[int | None, int | None], list[Cell]] = {}
     for cell in done:
         groups.setdefault((cell.point.prompt_tokens, cell.point.output_tokens), []).append(cell)
@@ -114,7 +116,7 @@ def _tradeoff(name: str, cells: Sequence[Cell], label: Callable[[Cell], str]) ->
 
 
 def _tradeoff_dot(cell: Cell, label: str) -> Dot:
-    speed, latency = cell.figures["output_throughput"], cell.figures["median_e2el_ms"]
+    speed, latency = cell.figures.output_throughput, cell.figures.e2el.median or 0.0
     return Dot(speed, latency, f"{cell.mode}, {label}: {speed:,.1f} tok/s, median E2E {ms(latency)}", label=label)
 
 

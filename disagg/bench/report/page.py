@@ -71,7 +71,7 @@ def _notes(result: BenchResult) -> str:
         notes.append(("", f"Stopped: {result.stopped_early}."))
     if result.left_out:
         notes.append(("", f"{result.left_out} requests of the trace are over the model's context and were left out."))
-    if fallbacks := sum(cell.figures["fallbacks"] for cell in result.cells):
+    if fallbacks := sum(cell.figures.fallbacks for cell in result.cells):
         notes.append(("bad", f"{fallbacks} requests fell back: without a hand-off, they do not count in the verdict."))
     for (mode, kind, message), count in result.failures.most_common(10):
         notes.append(("bad", f"{count} × {mode} failed: {kind}: {message}"))
@@ -106,7 +106,7 @@ def _hosts(result: BenchResult) -> str:
 def _sections(result: BenchResult) -> list[str]:
     parts = []
     for where, cells in result.families.items():
-        done = [cell for cell in cells if cell.figures["completed"]]
+        done = [cell for cell in cells if cell.figures.completed]
         if not done:
             continue
         series = [one for one in result.verdict.series if one.where == where]
@@ -114,7 +114,7 @@ def _sections(result: BenchResult) -> list[str]:
         parts.append(
             f'<h2>Latency by prompt length<small>{escape(where)}</small></h2><div class="grid">{"".join(charts)}</div>'
         )
-    handed = [cell for cell in result.cells if cell.mode == "disaggregated" and cell.figures["completed"]]
+    handed = [cell for cell in result.cells if cell.mode == "disaggregated" and cell.figures.completed]
     if handed:
         cards = waterfall(result, handed) + transfer(result, handed)
         parts.append(f'<h2>What the hand-off costs</h2><div class="grid">{cards}</div>')

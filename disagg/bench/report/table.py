@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any
 
 from disagg.bench.report.units import ms
 from disagg.bench.result import BenchResult, Cell
+from disagg.bench.stats import Figures
 from disagg.bench.verdict import Series
 
-_TABLE_KEYS = {
-    "TTFT p50": "median_ttft_ms",
-    "TTFT p99": "p99_ttft_ms",
-    "TPOT p50": "median_tpot_ms",
-    "ITL p99": "p99_itl_ms",
-    "E2E p50": "median_e2el_ms",
-    "E2E p99": "p99_e2el_ms",
+_LATENCIES: Mapping[str, Callable[[Figures], float | None]] = {
+    "TTFT p50": lambda figures: figures.ttft.median,
+    "TTFT p99": lambda figures: figures.ttft.p99,
+    "TPOT p50": lambda figures: figures.tpot.median,
+    "ITL p99": lambda figures: figures.itl.p99,
+    "E2E p50": lambda figures: figures.e2el.median,
+    "E2E p99": lambda figures: figures.e2el.p99,
 }
 
 
@@ -24,11 +24,11 @@ def table(where: str, cells: Sequence[Cell], result: BenchResult) -> str:
     """All figures, a row per point and mode, without columns that would be empty."""
     series = {one.against: one for one in result.verdict.series if one.where == where and one.metric == "e2el"}
     columns = {
-        "done": [f"{cell.figures['completed']}/{cell.figures['completed'] + cell.figures['failed']}" for cell in cells],
-        **{head: [ms(cell.figures[key]) for cell in cells] for head, key in _TABLE_KEYS.items()},
-        "out tok/s": [f"{cell.figures['output_throughput']:,.1f}" for cell in cells],
-        "req/s": [f"{cell.figures['request_throughput']:,.2f}" for cell in cells],
-        "goodput": [f"{cell.figures['request_goodput']:,.2f}" if result.limits else "" for cell in cells],
+        "done": [f"{cell.figures.completed}/{cell.figures.completed + cell.figures.failed}" for cell in cells],
+        **{head: [ms(latency(cell.figures)) for cell in cells] for head, latency in _LATENCIES.items()},
+        "out tok/s": [f"{cell.figures.output_throughput:,.1f}" for cell in cells],
+        "req/s": [f"{cell.figures.request_throughput:,.2f}" for cell in cells],
+        "goodput": [f"{cell.figures.request_goodput:,.2f}" if result.limits else "" for cell in cells],
         "J/request": [_energy(cell.figures) for cell in cells],
         "speedup": [_against(series.get(cell.mode), cell) for cell in cells],
     }
@@ -47,9 +47,9 @@ def table(where: str, cells: Sequence[Cell], result: BenchResult) -> str:
     return f'<h2>All figures<small>{escape(where)}</small></h2><div class="card scroll">{figures}</div>'
 
 
-def _energy(figures: Mapping[str, Any]) -> str:
-    joules = figures["joules_per_request"]
-    return "–" if joules is None else f"{joules:,.1f} <small>{escape(figures['energy_source'])}</small>"
+def _energy(figures: Figures) -> str:
+    joules = figures.joules_per_request
+    return "–" if joules is None else f"{joules:,.1f} <small>{escape(figures.energy_source or '')}</small>"
 
 
 def _against(series: Series | None, cell: Cell) -> str:

@@ -120,7 +120,7 @@ def load(
     _show(result, as_json, files)
     if signalled:
         raise typer.Exit(128 + signalled)
-    if any(not cell.figures["completed"] for cell in result.cells):
+    if any(not cell.figures.completed for cell in result.cells):
         raise typer.Exit(1)
 
 

@@ -1,6 +1,6 @@
 """Decode with MLX and mlx-lm.
 
-engine    the DecodeEngine; loop: its thread, which owns the model and every array; commands: what others want done there
+engine    the DecodeEngine; loop: its thread, which owns the model and every array; commands: calls from other threads
 batching  the running batch; held: KV of finished requests; sampling: samplers and log-probabilities
 cache     received bytes -> mlx-lm caches
 load      checkpoint -> model; prepare: load, patch and check it; patches: corrections of what mlx-lm computes

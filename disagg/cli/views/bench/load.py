@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -18,7 +17,7 @@ from rich.text import Text
 from disagg.bench.load import RunMonitor
 from disagg.bench.plan import BenchPlan
 from disagg.bench.result import SIMULATED, BenchResult, Cell
-from disagg.bench.stats import PART_NAMES
+from disagg.bench.stats import PART_NAMES, Figures
 from disagg.bench.verdict import Series, SpeedupAtLength
 from disagg.cli.views.units import seconds, size
 
@@ -33,12 +32,12 @@ _HEADERS = {
     "network": "net-\nwork",
     "tokenise": "toke-\nnise",
 }
-_LATENCIES = {
-    "TTFT\np50": "median_ttft_ms",
-    "TTFT\np99": "p99_ttft_ms",
-    "TPOT\np50": "median_tpot_ms",
-    "ITL\np99": "p99_itl_ms",
-    "E2E\np50": "median_e2el_ms",
+_LATENCIES: Mapping[str, Callable[[Figures], float | None]] = {
+    "TTFT\np50": lambda figures: figures.ttft.median,
+    "TTFT\np99": lambda figures: figures.ttft.p99,
+    "TPOT\np50": lambda figures: figures.tpot.median,
+    "ITL\np99": lambda figures: figures.itl.p99,
+    "E2E\np50": lambda figures: figures.e2el.median,
 }
 NOTES = """\
 TTFT: sent → first token. E2E: sent → last token.
@@ -141,7 +140,7 @@ def _heading(result: BenchResult, text: str, rest: str = "") -> Text:
 
 def latency_table(cells: Sequence[Cell]) -> Table:
     """One row per prompt length and mode, without columns that would be empty."""
-    columns = {head: [_ms(cell.figures[key]) for cell in cells] for head, key in _LATENCIES.items()}
+    columns = {head: [_ms(latency(cell.figures)) for cell in cells] for head, latency in _LATENCIES.items()}
     columns = {head: values for head, values in columns.items() if any(value != "–" for value in values)}
     table = _table("prompt", "mode", "done", *columns, "out\ntok/s")
     for number, cell in enumerate(cells):
@@ -151,7 +150,7 @@ def latency_table(cells: Sequence[Cell]) -> Table:
             Text(cell.mode, MODE_STYLE[cell.mode]),
             _done(figures),
             *(values[number] for values in columns.values()),
-            f"{figures['output_throughput']:,.0f}" if figures["completed"] else "–",
+            f"{figures.output_throughput:,.0f}" if figures.completed else "–",
             end_section=cell is [other for other in cells if other.point == cell.point][-1],
         )
     return table
@@ -159,7 +158,7 @@ def latency_table(cells: Sequence[Cell]) -> Table:
 
 def goodput_table(cells: Sequence[Cell], limits: bool) -> Table | None:
     """Requests per second, goodput if limits are stated, energy if power is known; None without both."""
-    energy = any(cell.figures["joules_per_request"] is not None for cell in cells)
+    energy = any(cell.figures.joules_per_request is not None for cell in cells)
     if not limits and not energy:
         return None
     table = _table(
@@ -167,27 +166,27 @@ def goodput_table(cells: Sequence[Cell], limits: bool) -> Table | None:
     )
     for cell in cells:
         figures = cell.figures
-        joules = figures["joules_per_request"]
+        joules = figures.joules_per_request
         table.add_row(
             _length(cell) if cell is next(other for other in cells if other.point == cell.point) else "",
             Text(cell.mode, MODE_STYLE[cell.mode]),
-            f"{figures['request_throughput']:.2f}",
-            *([f"{figures['request_goodput']:.2f}"] if limits else []),
-            *(["–" if joules is None else f"{joules:,.1f}", figures["energy_source"] or "–"] if energy else []),
+            f"{figures.request_throughput:.2f}",
+            *([f"{figures.request_goodput:.2f}"] if limits else []),
+            *(["–" if joules is None else f"{joules:,.1f}", figures.energy_source or "–"] if energy else []),
         )
     return table
 
 
 def _where_ttft_went(result: BenchResult, family: Sequence[Cell]) -> list[RenderableType]:
-    cells = [cell for cell in family if cell.mode == "disaggregated" and cell.figures["completed"]]
+    cells = [cell for cell in family if cell.mode == "disaggregated" and cell.figures.completed]
     if not cells:
         return []
-    means = [cell.figures["mean_ttft_parts_ms"] for cell in cells]
+    means = [cell.figures.mean_ttft_parts_ms for cell in cells]
     names = [name for name in PART_NAMES if any(parts[name] for parts in means)]
     table = _table("prompt", "TTFT", *(_HEADERS.get(name, name) for name in names), "hid-\nden")
     for cell, parts in zip(cells, means, strict=True):
-        hidden = Text(_bare_ms(cell.figures["mean_hidden_transfer_ms"]), "dim")
-        ttft = _bare_ms(cell.figures["mean_ttft_ms"])
+        hidden = Text(_bare_ms(cell.figures.mean_hidden_transfer_ms), "dim")
+        ttft = _bare_ms(cell.figures.ttft.mean)
         table.add_row(_length(cell), ttft, *(_bare_ms(parts[name]) for name in names), hidden)
     title = _heading(result, "disaggregated: where TTFT went (mean ms; parts add up, hidden is not one)")
     return [title, table, *(_handed_over(cell) for cell in cells), Text()]
@@ -196,10 +195,10 @@ def _where_ttft_went(result: BenchResult, family: Sequence[Cell]) -> list[Render
 def _handed_over(cell: Cell) -> Text:
     """KV sent, and prompt tokens that the decode machine computed nevertheless: 1 for a full hand-off."""
     figures = cell.figures
-    moved = size(figures["total_kv_bytes"] / figures["completed"])
-    computed = figures["decode_computed_tokens"] / figures["completed"]
-    quantised = figures["quantised_kv_requests"]
-    form = f", int8 on the wire in {quantised} of {figures['completed']}" if quantised else ""
+    moved = size(figures.total_kv_bytes / figures.completed)
+    computed = figures.decode_computed_tokens / figures.completed
+    quantised = figures.quantised_kv_requests
+    form = f", int8 on the wire in {quantised} of {figures.completed}" if quantised else ""
     return Text(
         f"{_length(cell)} tokens: {moved} of KV per request{form}; decode computed {computed:,.3g} of them", "dim"
     )
@@ -236,7 +235,7 @@ def _notes(result: BenchResult) -> list[RenderableType]:
     if result.left_out:
         lines.append(f"{result.left_out} requests of the trace are over the model's context and were left out")
     for cell in result.cells:
-        if count := cell.figures["fallbacks"]:
+        if count := cell.figures.fallbacks:
             lines.append(f"{count} of {cell.point.label} fell back: without a hand-off, not in the verdict")
     for kind, count in result.warmup_errors.items():
         lines.append(f"{count} warm-up requests failed: {kind}")
@@ -260,7 +259,7 @@ def _verdict(result: BenchResult) -> RenderableType:
 
 
 def _footnote(result: BenchResult) -> Text:
-    energy = any(cell.figures["joules_per_request"] is not None for cell in result.cells)
+    energy = any(cell.figures.joules_per_request is not None for cell in result.cells)
     extra = [GOODPUT_NOTE] if result.limits else []
     return Text("\n".join([NOTES, *extra, *([ENERGY_NOTE] if energy else [])]), "dim")
 
@@ -277,15 +276,17 @@ def _length(cell: Cell) -> str:
     return "–" if length is None else f"{length:,}"
 
 
-def _done(figures: Mapping[str, Any]) -> Text:
-    total = figures["completed"] + figures["failed"]
-    return Text(f"{figures['completed']}/{total}", "red" if figures["failed"] else "")
+def _done(figures: Figures) -> Text:
+    total = figures.completed + figures.failed
+    return Text(f"{figures.completed}/{total}", "red" if figures.failed else "")
 
 
 def _ms(value: float | None) -> str:
     return "–" if value is None else seconds(value / 1e3)
 
 
-def _bare_ms(value: float) -> str:
-    """Milliseconds without the unit: 0.6, 42.0, 1,234."""
+def _bare_ms(value: float | None) -> str:
+    """Milliseconds without the unit: 0.6, 42.0, 1,234; "–" if they were not measured."""
+    if value is None:
+        return "–"
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"
