@@ -25,6 +25,7 @@ from tests.preloaded import ForkedServer, Preloaded
 
 TOKEN = "test-token-of-sixteen-or-more"
 START_S = 90.0
+VLLM_START_S = 240.0  # 35 CPU seconds, of which half are imports
 STOP_S = 30.0
 VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 """Of the environment with vLLM, which `make test` sets up."""
@@ -90,7 +91,7 @@ class RunningFleet:
 
     def wait_ready(self, host: Host) -> None:
         """Until the host's model is loaded; fails with its log where the process ends first."""
-        wait_until(lambda: self._ready(host), START_S, f"{host.name} to be ready")
+        wait_until(lambda: self._ready(host), VLLM_START_S if host.engine.name == "vllm" else START_S, f"{host.name} to be ready")
 
     def _ready(self, host: Host) -> bool:
         assert self.processes[host.name].poll() is None, f"{host.name} ended:\n{self.log(host.name)}"

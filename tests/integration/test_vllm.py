@@ -21,7 +21,7 @@ from tests.fleets import TOKEN, VLLM_PYTHON, RunningFleet, running, write_hosts
 
 pytestmark = [
     pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="no environment with vLLM: make .venv-vllm/.ready"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(420),
 ]
 
 ARCHITECTURES = {"llama": {"head_dim": 32}, "qwen3": {}, "qwen3_moe": {}, "gemma3_text": {}, "gpt_oss_yarn": {}}

@@ -1,0 +1,179 @@
+"""`.venv-vllm/bin/python -m tests.engines.vllm.program FOLDER...`: vLLM's KV against transformers', model by model.
+
+Each folder is a tiny checkpoint. Prints one JSON object per model: the largest difference of any key or value, as sent
+and received, and what is held after requests that were cancelled at random. Run in the environment with vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from disagg.config import EngineOptions
+from disagg.engines.base import SendingRun
+from disagg.engines.vllm.engine import VLLMEngine
+from disagg.errors import DisaggError
+from disagg.kv.fingerprint import token_hash
+from disagg.kv.receive import KVServer
+from disagg.kv.receive.tickets import Expected, Tickets
+from disagg.kv.received import ReceivedKV
+from disagg.kv.wire.frames import Header
+from tests import tiny_models
+
+CONTEXT = 2048
+STEP_TOKENS = 96
+CANCELLED = 60
+PATIENCE_S = 60.0
+
+
+class Bench:
+    """One loaded engine, and the receiver that its KV is sent to."""
+
+    def __init__(self, folder: Path, ranks: int = 1) -> None:
+        options = EngineOptions(
+            "vllm",
+            dtype="float32",
+            device="cpu",
+            chunk_tokens=STEP_TOKENS,
+            threads=1,
+            kv_cache_memory_bytes=64 << 20,
+            enforce_eager=True,
+            tensor_parallel=ranks,
+        )
+        self.engine = VLLMEngine(folder, CONTEXT, options)
+        self.tickets = Tickets()
+        self.server = KVServer("127.0.0.1", 0, self.tickets)
+        self.server.__enter__()
+        self.reference = Reference(folder)
+
+    def begin(self, tokens: Sequence[int], start: int = 0, salt: str = "") -> tuple[SendingRun, queue.Queue[Any]]:
+        """Send the KV of tokens[:-1]. Returns the run, and where the KV arrives."""
+        info = self.engine.info
+        arrived: queue.Queue[Any] = queue.Queue()
+        count, digest = len(tokens) - 1, token_hash(tokens)
+        expected = Expected("r", info.layout, info.fingerprint, digest, count, start)
+        deadline = time.monotonic() + PATIENCE_S
+        slot = self.tickets.issue(expected, arrived.put, deadline=deadline)
+        header = Header(slot.ticket, "r", info.fingerprint, info.layout, digest, count, start)
+        to = (self.server.host, self.server.port)
+        run = self.engine.send(tokens[:-1], to, header, deadline=deadline, next_token=tokens[-1], salt=salt)
+        return run, arrived
+
+    def difference(self, prompts: Sequence[Sequence[int]], start: int = 0, salt: str = "") -> tuple[float, list[int]]:
+        """The largest difference over these prompts, computed together; and how many tokens of each were held."""
+        begun = [self.begin(tokens, start, salt) for tokens in prompts]
+        while not all(run.done for run, _ in begun):
+            next(run for run, _ in begun if not run.done).step()
+        worst = 0.0
+        for tokens, (run, arrived) in zip(prompts, begun, strict=True):
+            sent = run.sent()
+            kv = arrived.get(timeout=PATIENCE_S)
+            assert isinstance(kv, ReceivedKV), kv
+            assert sent.payload_bytes == self.engine.info.layout.nbytes(len(tokens) - 1, start)
+            assert run.timing.tokens == len(tokens) - 1 - run.held, run.timing
+            worst = max(worst, self.reference.difference(tokens[:-1], start, kv))
+            kv.release()
+            run.close()
+        return worst, [run.held for run, _ in begun]
+
+    def cancel_at_random(self, chance: random.Random) -> None:
+        """Prompts that are given up before, while and after they are computed."""
+        for _ in range(CANCELLED // 4):
+            begun = [self.begin(prompt(chance, chance.randrange(2, 400))) for _ in range(4)]
+            for _ in range(chance.randrange(6)):
+                if not all(run.done for run, _ in begun):
+                    next(run for run, _ in begun if not run.done).step()
+            for run, arrived in begun:
+                run.close()
+                outcome = arrived.get(timeout=PATIENCE_S)
+                if isinstance(outcome, ReceivedKV):
+                    outcome.release()
+
+    def held(self) -> dict[str, int]:
+        """What should be nothing once no request is left."""
+        scheduler = self.engine._vllm.engine_core.engine_core.scheduler
+        pool = scheduler.kv_cache_manager.block_pool
+        return {
+            "requests": len(scheduler.requests),
+            "orders": scheduler.connector.scheduler.prompts,
+            "blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
+            "reports": self.engine._reports.outstanding,
+            "tickets": self.tickets.outstanding,
+        }
+
+
+class Reference:
+    """The same model in transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def difference(self, tokens: Sequence[int], start: int, kv: ReceivedKV) -> float:
+        from transformers.cache_utils import DynamicCache
+
+        torch, cache = self._torch, DynamicCache()  # without a config it keeps every row, of sliding layers too
+        with torch.inference_mode():
+            self._model(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
+        worst = 0.0
+        for index, layer in enumerate(kv.layout.layers):
+            rows = layer.rows(len(tokens), start)
+            for planes, whole in (
+                (kv.keys[index], cache.layers[index].keys),
+                (kv.values[index], cache.layers[index].values),
+            ):
+                got = torch.frombuffer(memoryview(planes[0].tobytes()), dtype=torch.float32).reshape(
+                    layer.kv_heads, len(rows), -1
+                )
+                worst = max(worst, float((got - whole[0][:, rows.start : rows.stop]).abs().max()))
+        return worst
+
+
+def prompt(chance: random.Random, length: int) -> list[int]:
+    return [chance.randrange(8, tiny_models.VOCAB) for _ in range(length)]
+
+
+def examine(folder: Path) -> dict[str, Any]:
+    """All cases of one model."""
+    chance = random.Random(7)
+    bench = Bench(folder)
+    found: dict[str, Any] = {"model": folder.name, "backend": bench.engine.info.backend}
+    long = prompt(chance, 301)
+    cases: dict[str, Callable[[], tuple[float, list[int]]]] = {
+        "lengths": lambda: bench.difference([prompt(chance, n) for n in (2, 63, 65, 130, 257)]),
+        "chunks": lambda: bench.difference([long]),
+        "prefix": lambda: bench.difference([[*long[:280], *prompt(chance, 60)]]),
+        "whole prefix": lambda: bench.difference([long]),
+        "another salt": lambda: bench.difference([long], salt="another"),
+        "from a token on": lambda: bench.difference([prompt(chance, 301)], start=200),
+        "eight at once": lambda: bench.difference([prompt(chance, n) for n in range(90, 98)]),
+    }
+    for name, case in cases.items():
+        found[name] = case()
+    bench.cancel_at_random(chance)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(bench.held().values()) and time.monotonic() < deadline:
+        with suppress(DisaggError):
+            bench.engine.step()
+        time.sleep(0.05)
+    found["held"] = bench.held()
+    found["after"] = bench.difference([prompt(chance, 200)])
+    bench.server.close()
+    bench.engine.close()
+    return found
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        sys.stdout.write(json.dumps(examine(Path(name))) + "\n")
+        sys.stdout.flush()

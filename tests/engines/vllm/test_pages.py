@@ -1,0 +1,78 @@
+"""disagg/engines/vllm/pages.py: rows out of page tensors, in the two forms that vLLM has, and in no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from disagg.engines.vllm.pages import detect, read_columns, read_rows, require_shape
+from disagg.errors import ModelError
+from disagg.kv.layout import LayerLayout
+
+BLOCKS, HEADS, SIZE, DIM = 5, 2, 8, 4
+LAYER = LayerLayout("full", HEADS, DIM, DIM)
+Place = Callable[[torch.Tensor, int, int, torch.Tensor, torch.Tensor], None]
+
+
+def in_rows(pages: torch.Tensor, block: int, offset: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    pages[block, :, offset] = torch.cat([key, value], -1)
+
+
+def in_columns(pages: torch.Tensor, block: int, offset: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    halves = pages.view(BLOCKS, HEADS, SIZE * 2, DIM)
+    halves[:, :, :SIZE].view(BLOCKS, HEADS, DIM, SIZE)[block, :, :, offset] = key
+    halves[:, :, SIZE:][block, :, offset] = value
+
+
+def values_first(pages: torch.Tensor, block: int, offset: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    in_rows(pages, block, offset, value, key)
+
+
+def writer(pages: torch.Tensor, place: Place) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    def write(keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+        for key, value, slot in zip(keys, values, slots.tolist(), strict=True):
+            place(pages, slot // SIZE, slot % SIZE, key, value)
+
+    return write
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("place", "read"), [(in_rows, read_rows), (in_columns, read_columns)])
+def test_the_form_of_pages_is_found_by_writing_and_reading(place: Place, read: object, dtype: torch.dtype) -> None:
+    pages = torch.zeros(BLOCKS, HEADS, SIZE, 2 * DIM, dtype=dtype)
+    assert detect(pages, writer(pages, place), LAYER) is read
+    assert not pages.any()
+
+
+def test_pages_in_an_unknown_form_are_refused() -> None:
+    pages = torch.zeros(BLOCKS, HEADS, SIZE, 2 * DIM)
+    with pytest.raises(ModelError, match="holds its rows in an unknown order"):
+        detect(pages, writer(pages, values_first), LAYER)
+
+
+@pytest.mark.parametrize("place", [in_rows, in_columns])
+def test_rows_come_out_in_the_order_of_the_tokens_from_any_blocks(place: Place) -> None:
+    pages = torch.randn(BLOCKS, HEADS, SIZE, 2 * DIM)
+    read = detect(pages, writer(pages, place), LAYER)
+    keys, values = torch.randn(12, HEADS, DIM), torch.randn(12, HEADS, DIM)
+    blocks, offsets = torch.tensor([3] * 4 + [1] * 8), torch.arange(4, 16) % SIZE
+    writer(pages, place)(keys, values, blocks * SIZE + offsets)
+    got_keys, got_values = read(pages, blocks, offsets)
+    assert torch.equal(got_keys[0].transpose(0, 1), keys) and torch.equal(got_values[0].transpose(0, 1), values)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "words"),
+    [
+        ((2, BLOCKS, SIZE, HEADS, DIM), torch.float32, r"not \[blocks, 2, rows, 8\]"),
+        ((BLOCKS, HEADS, SIZE, DIM), torch.float32, r"not \[blocks, 2, rows, 8\]"),
+        ((BLOCKS, HEADS + 1, SIZE, 2 * DIM), torch.float32, r"not \[blocks, 2, rows, 8\]"),
+        ((BLOCKS, HEADS, SIZE, 2 * DIM), torch.float8_e4m3fn, "the model's layout has float32"),
+        ((BLOCKS, HEADS, SIZE, 2 * DIM), torch.bfloat16, "the model's layout has float32"),
+    ],
+)
+def test_pages_of_another_shape_or_type_are_refused(shape: tuple[int, ...], dtype: torch.dtype, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        require_shape("model.layers.0.attn", torch.zeros(shape, dtype=dtype), LAYER, HEADS, "float32")

@@ -1,0 +1,115 @@
+"""disagg/engines/vllm/rows.py: which rows each step of vLLM's scheduler adds, and where they lie."""
+
+from __future__ import annotations
+
+import pytest
+
+from disagg.engines.vllm.rows import PromptRows, Sharding, blocks_of, wanted
+from disagg.errors import ModelError
+from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.parts import Coverage
+
+FULL = LayerLayout("full", 2, 32, 32)
+SLIDING = LayerLayout("sliding", 2, 32, 32, window=64)
+
+Steps = list[tuple[int, int]]  # (tokens computed before, tokens scheduled)
+Rows = list[tuple[int, int]]
+
+
+def rows_of(tokens: int, steps: Steps) -> tuple[Rows, PromptRows]:
+    prompt = PromptRows(tokens)
+    found = [prompt.step(computed, scheduled) for computed, scheduled in steps]
+    return [(rows.start, rows.stop) for rows in found], prompt
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected", "held"),
+    [
+        ([(0, 300)], [(0, 300)], 0),
+        ([(0, 128), (128, 128), (256, 44)], [(0, 128), (128, 256), (256, 300)], 0),
+        ([(0, 100), (100, 1), (101, 199)], [(0, 100), (100, 101), (101, 300)], 0),
+    ],
+    ids=["one step", "chunks", "ragged chunks"],
+)
+def test_each_step_adds_its_rows_once(steps: Steps, expected: Rows, held: int) -> None:
+    rows, prompt = rows_of(300, steps)
+    assert (rows, prompt.held, prompt.complete) == (expected, held, True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected", "held"),
+    [([(128, 172)], [(0, 300)], 128), ([(256, 20), (276, 24)], [(0, 276), (276, 300)], 256)],
+    ids=["partial", "nearly all"],
+)
+def test_the_first_step_also_has_the_rows_of_a_cached_prefix(steps: Steps, expected: Rows, held: int) -> None:
+    rows, prompt = rows_of(300, steps)
+    assert (rows, prompt.held, prompt.complete) == (expected, held, True)
+
+
+def test_after_a_preemption_no_row_comes_twice() -> None:
+    rows, prompt = rows_of(300, [(0, 128), (128, 64), (0, 128), (128, 128), (256, 44)])
+    assert rows == [(0, 128), (128, 192), (192, 192), (192, 256), (256, 300)]
+    assert prompt.complete and prompt.held == 0
+
+
+def test_after_a_preemption_a_prefix_that_another_prompt_has_computed_meanwhile_is_sent_too() -> None:
+    rows, _ = rows_of(300, [(0, 100), (256, 44)])
+    assert rows == [(0, 100), (100, 300)]
+
+
+def test_tokens_of_the_answer_add_no_rows() -> None:
+    rows, prompt = rows_of(10, [(0, 12), (12, 1)])
+    assert rows == [(0, 10), (10, 10)]
+    assert prompt.complete
+
+
+@pytest.mark.parametrize(
+    ("layer", "rows", "start", "expected"),
+    [
+        (FULL, range(128), 0, range(128)),
+        (FULL, range(128), 100, range(100, 128)),
+        (FULL, range(96), 100, range(100, 100)),
+        (SLIDING, range(128), 0, range(236, 236)),
+        (SLIDING, range(128, 256), 0, range(236, 256)),
+        (SLIDING, range(256, 300), 0, range(256, 300)),
+        (SLIDING, range(128, 256), 290, range(290, 290)),
+        (SLIDING, range(256, 300), 290, range(290, 300)),
+    ],
+)
+def test_a_layer_gets_the_rows_that_it_keeps_and_the_decode_host_lacks(
+    layer: LayerLayout, rows: range, start: int, expected: range
+) -> None:
+    assert wanted(layer, rows, 300, start) == expected
+
+
+def test_a_sliding_layer_keeps_all_of_a_prompt_shorter_than_its_window() -> None:
+    assert wanted(SLIDING, range(40), 40, 0) == range(40)
+
+
+def test_rows_lie_in_the_blocks_of_the_table() -> None:
+    assert blocks_of(range(126, 130), [7, 3], 128) == [7, 7, 3, 3]
+    assert blocks_of(range(260, 262), [0, 0, 9], 128) == [9, 9]
+
+
+@pytest.mark.parametrize(("rows", "table"), [(range(120, 130), [0, 3]), (range(250, 260), [1, 3])])
+def test_a_row_whose_block_was_given_up_is_refused(rows: range, table: list[int]) -> None:
+    with pytest.raises(ModelError, match=f"block of row {120 if table[0] == 0 else 256}"):
+        blocks_of(rows, table, 128)
+
+
+@pytest.mark.parametrize(("ranks", "heads", "parts"), [(1, 8, 1), (2, 8, 2), (8, 8, 8), (4, 2, 2), (8, 1, 1)])
+def test_the_parts_of_all_ranks_are_the_layout_exactly_once(ranks: int, heads: int, parts: int) -> None:
+    layout = Layout((LayerLayout("full", heads, 4, 4), LayerLayout("sliding", heads, 4, 4, window=8)), "float32")
+    sharding = Sharding.of(layout, ranks)
+    sent = [part for rank in range(ranks) if (part := sharding.part(rank)) is not None]
+    assert len(sent) == sharding.parts == parts
+    coverage = Coverage(layout)
+    for part in sent:
+        coverage.add(part)
+    coverage.require_complete()
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(3, 8), (2, 3), (3, 2)])
+def test_ranks_that_do_not_divide_the_heads_are_refused(ranks: int, heads: int) -> None:
+    with pytest.raises(ModelError, match=f"tensor_parallel = {ranks} does not divide the model's {heads} KV heads"):
+        Sharding.of(Layout((LayerLayout("full", heads, 4, 4),), "float32"), ranks)

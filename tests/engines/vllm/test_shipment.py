@@ -1,0 +1,144 @@
+"""disagg/engines/vllm/shipment.py and reports.py: a worker sends one prompt's KV, the engine learns how it ended."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from disagg.api.delivery import KVOrder, KVReport, ReportHello
+from disagg.api.requests import KVAddress
+from disagg.engines.vllm.reports import Awaited, Reports
+from disagg.engines.vllm.runs import combined
+from disagg.engines.vllm.shipment import Shipment
+from disagg.errors import Cancelled, DisaggError, PeerLost, TicketRefused
+from disagg.kv.parts import WHOLE, Part
+from disagg.kv.receive.tickets import Slot
+from disagg.kv.received import ReceivedKV
+from tests.kv.kv_parts import PATIENCE_S, Cache, Receiver, header_for, mixed_layout, start_receiver, until
+from tests.values import of_type
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = start_receiver()
+    yield receiver
+    receiver.server.close()
+
+
+@pytest.fixture
+def reports() -> Iterator[Reports]:
+    before = set(threading.enumerate())
+    reports = Reports()
+    yield reports
+    reports.close()
+    until(lambda: not {t for t in threading.enumerate() if t.name.startswith("kv-")} - before)
+
+
+def order(receiver: Receiver, reports: Reports, slot: Slot, awaited: Awaited) -> KVOrder:
+    return KVOrder(
+        id=awaited.id,
+        report=reports.address,
+        deliver=KVAddress(receiver.server.host, receiver.server.port),
+        ticket=slot.ticket,
+        request_id="r1",
+        next_token=0,
+        deadline_s=PATIENCE_S,
+    )
+
+
+def send(shipment: Shipment, cache: Cache, part: Part = WHOLE) -> None:
+    for block in cache.blocks(part=part):
+        shipment.send(block)
+    shipment.computed(1.5, held=3)
+
+
+def test_the_engine_learns_what_a_transfer_took(receiver: Receiver, reports: Reports) -> None:
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    send(Shipment(order(receiver, reports, slot, awaited), header_for(slot)), cache)
+    (report,) = awaited.done.result(PATIENCE_S)
+    kv = of_type(receiver.result(slot), ReceivedKV)
+    assert cache.matches(kv)
+    kv.release()
+    assert (report.kv_bytes, report.compute_s, report.held) == (cache.layout.nbytes(9), 1.5, 3)
+    reports.drop(awaited)
+    assert reports.outstanding == 0
+
+
+def test_a_transfer_of_two_workers_is_done_when_both_have_reported(receiver: Receiver, reports: Reports) -> None:
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    halves = (Part(heads=(0, 1)), Part(heads=(1, 3), states=False))
+    shipments = [
+        Shipment(order(receiver, reports, slot, awaited), header_for(slot, part=part, parts=2)) for part in halves
+    ]
+    send(shipments[0], cache, halves[0])
+    assert not awaited.done.done()
+    send(shipments[1], cache, halves[1])
+    sent = combined(awaited.done.result(PATIENCE_S))
+    of_type(receiver.result(slot), ReceivedKV).release()
+    assert sent.payload_bytes == cache.layout.nbytes(9)
+
+
+def test_a_refused_transfer_is_reported_with_the_decode_hosts_reason(receiver: Receiver, reports: Reports) -> None:
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    header = replace(header_for(slot), ticket="another ticket")
+    send(Shipment(order(receiver, reports, slot, awaited), header), cache)
+    with pytest.raises(TicketRefused):
+        awaited.done.result(PATIENCE_S)
+
+
+def test_a_prompt_that_the_engine_drops_is_given_up_on_every_worker(receiver: Receiver, reports: Reports) -> None:
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    Shipment(order(receiver, reports, slot, awaited), header_for(slot))
+    until(lambda: bool(awaited.connections) and slot.state == "claimed")
+    reports.drop(awaited)
+    assert isinstance(receiver.result(slot), DisaggError)
+    until(receiver.settled)
+
+
+def test_a_prompt_that_vllm_drops_is_given_up(receiver: Receiver, reports: Reports) -> None:
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    shipment = Shipment(order(receiver, reports, slot, awaited), header_for(slot))
+    until(lambda: slot.state == "claimed")
+    shipment.abort()
+    with pytest.raises(Cancelled):
+        awaited.done.result(PATIENCE_S)
+    assert isinstance(receiver.result(slot), DisaggError)
+
+
+def test_a_worker_that_dies_fails_its_prompt_at_once(reports: Reports) -> None:
+    awaited = reports.expect("an id of sixteen")
+    with socket.create_connection((reports.address.host, reports.address.port)) as worker:
+        worker.sendall(ReportHello(awaited.id, 2).to_bytes() + b"\n")
+        until(lambda: bool(awaited.connections))
+    with pytest.raises(PeerLost, match="a worker of vLLM ended while it sent KV"):
+        awaited.done.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("said", [b"{}\n", b"not JSON\n", b'{"id": "of nobody", "parts": 1}\n', b"x" * (1 << 17)])
+def test_who_does_not_know_an_order_is_disconnected(reports: Reports, said: bytes) -> None:
+    with socket.create_connection((reports.address.host, reports.address.port), timeout=PATIENCE_S) as stranger:
+        try:
+            stranger.sendall(said)
+            assert stranger.recv(1) == b""
+        except ConnectionError:
+            pass
+
+
+def test_a_report_in_pieces_is_one_report(reports: Reports) -> None:
+    awaited = reports.expect("an id of sixteen")
+    line = ReportHello(awaited.id, 1).to_bytes() + b"\n" + KVReport(kv_bytes=7).to_bytes() + b"\n"
+    with socket.create_connection((reports.address.host, reports.address.port)) as worker:
+        for at in range(0, len(line), 5):
+            worker.sendall(line[at : at + 5])
+            time.sleep(0)
+        assert [report.kv_bytes for report in awaited.done.result(PATIENCE_S)] == [7]
