@@ -91,7 +91,8 @@ class RunningFleet:
 
     def wait_ready(self, host: Host) -> None:
         """Until the host's model is loaded; fails with its log where the process ends first."""
-        wait_until(lambda: self._ready(host), VLLM_START_S if host.engine.name == "vllm" else START_S, f"{host.name} to be ready")
+        limit = VLLM_START_S if host.engine.name == "vllm" else START_S
+        wait_until(lambda: self._ready(host), limit, f"{host.name} to be ready")
 
     def _ready(self, host: Host) -> bool:
         assert self.processes[host.name].poll() is None, f"{host.name} ended:\n{self.log(host.name)}"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from disagg.config import EngineOptions
 from disagg.engines.base import SendingRun
@@ -31,6 +31,14 @@ CONTEXT = 2048
 STEP_TOKENS = 96
 CANCELLED = 60
 PATIENCE_S = 60.0
+
+
+class Begun(NamedTuple):
+    """A prompt that is computed: its run, where its KV arrives, and its ticket."""
+
+    run: SendingRun
+    arrived: queue.Queue[Any]
+    ticket: str
 
 
 class Bench:
@@ -53,8 +61,8 @@ class Bench:
         self.server.__enter__()
         self.reference = Reference(folder)
 
-    def begin(self, tokens: Sequence[int], start: int = 0, salt: str = "") -> tuple[SendingRun, queue.Queue[Any]]:
-        """Send the KV of tokens[:-1]. Returns the run, and where the KV arrives."""
+    def begin(self, tokens: Sequence[int], start: int = 0, salt: str = "") -> Begun:
+        """Send the KV of tokens[:-1]."""
         info = self.engine.info
         arrived: queue.Queue[Any] = queue.Queue()
         count, digest = len(tokens) - 1, token_hash(tokens)
@@ -64,15 +72,15 @@ class Bench:
         header = Header(slot.ticket, "r", info.fingerprint, info.layout, digest, count, start)
         to = (self.server.host, self.server.port)
         run = self.engine.send(tokens[:-1], to, header, deadline=deadline, next_token=tokens[-1], salt=salt)
-        return run, arrived
+        return Begun(run, arrived, slot.ticket)
 
     def difference(self, prompts: Sequence[Sequence[int]], start: int = 0, salt: str = "") -> tuple[float, list[int]]:
         """The largest difference over these prompts, computed together; and how many tokens of each were held."""
         begun = [self.begin(tokens, start, salt) for tokens in prompts]
-        while not all(run.done for run, _ in begun):
-            next(run for run, _ in begun if not run.done).step()
+        while not all(one.run.done for one in begun):
+            next(one.run for one in begun if not one.run.done).step()
         worst = 0.0
-        for tokens, (run, arrived) in zip(prompts, begun, strict=True):
+        for tokens, (run, arrived, _) in zip(prompts, begun, strict=True):
             sent = run.sent()
             kv = arrived.get(timeout=PATIENCE_S)
             assert isinstance(kv, ReceivedKV), kv
@@ -81,17 +89,18 @@ class Bench:
             worst = max(worst, self.reference.difference(tokens[:-1], start, kv))
             kv.release()
             run.close()
-        return worst, [run.held for run, _ in begun]
+        return worst, [one.run.held for one in begun]
 
     def cancel_at_random(self, chance: random.Random) -> None:
         """Prompts that are given up before, while and after they are computed."""
         for _ in range(CANCELLED // 4):
             begun = [self.begin(prompt(chance, chance.randrange(2, 400))) for _ in range(4)]
             for _ in range(chance.randrange(6)):
-                if not all(run.done for run, _ in begun):
-                    next(run for run, _ in begun if not run.done).step()
-            for run, arrived in begun:
+                if not all(one.run.done for one in begun):
+                    next(one.run for one in begun if not one.run.done).step()
+            for run, arrived, ticket in begun:
                 run.close()
+                self.tickets.revoke(ticket)
                 outcome = arrived.get(timeout=PATIENCE_S)
                 if isinstance(outcome, ReceivedKV):
                     outcome.release()
@@ -160,6 +169,7 @@ def examine(folder: Path) -> dict[str, Any]:
     }
     for name, case in cases.items():
         found[name] = case()
+        sys.stderr.write(f"{folder.name} {name} {found[name]}\n")
     bench.cancel_at_random(chance)
     deadline = time.monotonic() + PATIENCE_S
     while any(bench.held().values()) and time.monotonic() < deadline:
