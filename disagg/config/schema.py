@@ -45,7 +45,7 @@ class EngineOptions:
     dtype: DType = "bfloat16"
     device: str = "auto"  # auto | cpu; transformers: cuda | cuda:N | mps; vllm: cuda; mlx: gpu
     attention: str | None = None  # transformers: attn_implementation
-    quantization: str | None = None  # transformers: int8 | int4
+    quantization: str | None = None  # transformers: int8 | int4, or mxfp4: the checkpoint's own, kept
     chunk_tokens: int = 2048  # tokens per prefill chunk; vllm: per step, of all its prompts
     threads: int | None = None  # CPU compute threads
     kv_wire: KVWire = (

@@ -9,6 +9,8 @@ decode      generating an answer: seconds per step of a batch
 link        sending KV during prefill: the hidden and the exposed part
 plan        a hand-off against each machine alone: crossover, link needed, throughput
 capacity    all of that for one model on one pair of machines
+memory      what a server takes: weights as its engine holds them, KV, workspace
+published   checkpoints on the hub whose size is known before a host has them
 sizing      which shape and which machine a name in hosts.toml or on the command line means
 
 Pure: no framework, no network, no clock.

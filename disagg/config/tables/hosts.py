@@ -261,7 +261,7 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
         **_COMMON_OPTIONS,
         **_PREFILL_OPTIONS,
         "attention": _attention,
-        "quantization": _one_of(("int8", "int4")),
+        "quantization": _one_of(("int8", "int4", "mxfp4")),
     },
     "vllm": {
         **_COMMON_OPTIONS,

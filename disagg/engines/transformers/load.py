@@ -58,14 +58,18 @@ def quantization(name: str | None) -> dict[str, Any]:
     quantization_config=None would override the checkpoint's own.
 
     Only linear layers are converted. Mixture-of-experts weights, one fused tensor per layer in transformers, are not:
-    serve such a model from a checkpoint that is already quantized, as gpt-oss is.
+    serve such a model from a checkpoint that is already quantized, as gpt-oss is. `mxfp4` keeps its weights as they
+    are, and is refused if transformers would dequantise them.
     """
     if name is None:
+        return {}
+    if name == "mxfp4":
+        _require_mxfp4()
         return {}
     try:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
     except ImportError as error:
-        raise ModelError(f"quantization {name!r} needs torchao", "pip install torchao") from error
+        raise ModelError(f"quantization {name!r} needs torchao", "pip install 'disagg[quantize]'") from error
     from transformers import TorchAoConfig
 
     if name == "int8":
@@ -73,7 +77,24 @@ def quantization(name: str | None) -> dict[str, Any]:
     if name == "int4":  # bfloat16 on CUDA; this packing uses PyTorch's own kernels, torchao's default another package
         packed = Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d")
         return {"quantization_config": TorchAoConfig(packed)}
-    raise ModelError(f"unknown quantization {name!r}", "use int8 or int4")
+    raise ModelError(f"unknown quantization {name!r}", "use int8, int4 or mxfp4")
+
+
+def _require_mxfp4() -> None:
+    """Raise ModelError if transformers would warn and dequantise MXFP4 to four times its size."""
+    from transformers.utils import is_kernels_available, is_triton_available
+
+    missing = {
+        "a CUDA device of compute capability 7.5 or newer": not torch.cuda.is_available()
+        or torch.cuda.get_device_capability() < (7, 5),
+        "triton 3.4 or newer": not is_triton_available("3.4.0"),
+        "the package kernels in a version that this transformers takes": not is_kernels_available(),
+    }
+    if lacking := [what for what, is_missing in missing.items() if is_missing]:
+        raise ModelError(
+            f"quantization 'mxfp4' needs {' and '.join(lacking)}: without it, transformers dequantises the weights",
+            "pip install 'disagg[prefill,quantize]' on a CUDA host, or the engine vllm",
+        )
 
 
 def weight_bytes(model: Any) -> int:

@@ -4,6 +4,7 @@ packages/     the Python environment that a host should have: requirements, vers
 models        where a host reads its model from
 release       the target state of a host, with the package's files and the hash that names them
 refusals      why a host cannot have a release
+fit           whether a model fits a host's memory
 steps         the types of a plan; scripts: the shell scripts that steps run
 plan          facts and target state -> steps
 lock          one deployment at a time per host

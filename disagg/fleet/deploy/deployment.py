@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from disagg.config import Fleet, Host
 from disagg.errors import DeployRefused, DisaggError, UsageError
+from disagg.fleet.deploy import fit
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import OnStep, apply, ignore
 from disagg.fleet.deploy.lock import locked
@@ -73,15 +74,21 @@ def planner(installation: Installation) -> Planner:
     """The planner of `disagg deploy`: towards the target state of this installation."""
 
     def make_plan(host: Host, facts: HostFacts) -> Plan:
-        reasons = refusals(host, facts)
+        found = _fit(installation.fleet, host, facts)
+        reasons = (*refusals(host, facts), *(fit.refusals(found) if found else ()))
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
             return planning.refused(host, *reasons, wanted)
         if reasons:
             return planning.refused(host, *reasons)
-        return planning.plan(wanted, facts)
+        made = planning.plan(wanted, facts)
+        return replace(made, notes=(*made.notes, *(fit.notes(found) if found else ())))
 
     return make_plan
+
+
+def _fit(fleet: Fleet, host: Host, facts: HostFacts) -> fit.Fit | None:
+    return None if host.gateway else fit.fit(host, fleet.models[host.model], facts.hardware, facts.os)
 
 
 def exit_code(reports: Sequence[DeployResult]) -> int:

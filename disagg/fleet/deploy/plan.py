@@ -22,6 +22,8 @@ from disagg.fleet.services import command, launchd, program, systemd
 
 _MODULES: Final = {
     "prefill": ("torch", "transformers"),
+    "quantize": ("torchao",),
+    "vllm": ("torch", "vllm"),
     "decode": ("mlx.core", "mlx_lm"),
     "gateway": ("starlette", "uvicorn"),
 }
@@ -32,7 +34,16 @@ def plan(desired: TargetState, facts: HostFacts) -> Plan:
     """The steps from the facts to the target state; none if the host is in it."""
     refused = tuple(no_room(desired, facts))
     steps = () if refused else tuple(_steps(desired, facts))
-    return Plan(desired.host.name, desired.hash, steps, refused, _needs(desired, facts), tuple(_notes(desired, facts)))
+    return Plan(
+        desired.host.name,
+        desired.hash,
+        steps,
+        refused,
+        _needs(desired, facts),
+        tuple(_notes(desired, facts)),
+        {name: one.version for name, one in desired.environment.packages.items()},
+        sum(one.nbytes for one in desired.environment.packages.values()),
+    )
 
 
 def refused(host: Host, *refusals: Refusal) -> Plan:
@@ -158,12 +169,21 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
     platform = {"MACOSX_DEPLOYMENT_TARGET": "14.0"} if facts.os == "Darwin" else {}
     yield Step(
         "environment",
-        f"build the Python {environment.version} environment {environment.hash} with {tool}",
+        f"build the Python {environment.version} environment {environment.hash} with {tool}{_download(environment)}",
         target,
         "environments[hash]",
         RunScript(ENVIRONMENT, argv, _BUILD_S, platform),
         "is the package index reachable there? [deploy] in hosts.toml takes index_url, find_links, wheels",
     )
+
+
+def _download(environment: Environment) -> str:
+    """How much that is, by the lock; of a vendor's own packages it is not known what they spare."""
+    packages = environment.packages
+    if not packages or environment.site_packages:
+        return ""
+    total = sum(one.nbytes for one in packages.values())
+    return f": disagg[{','.join(environment.extras)}], {len(packages)} packages, {total / 1e9:.2g} GB to download"
 
 
 def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
@@ -189,7 +209,7 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
 def _check(desired: TargetState, facts: HostFacts) -> Step:
     release = facts.paths.release(desired.hash)
     python = f"{facts.paths.environment(desired.environment.hash)}/bin/python"
-    modules = [module for role in desired.host.roles for module in _MODULES.get(role, ())]
+    modules = [module for extra in desired.environment.extras for module in _MODULES.get(extra, ())]
     action = RunScript(CHECK, (python, release, desired.host.name, program(desired.host), *modules))
     hint = f"install what is missing into its environment: {python} -m pip install ..."
     what = "check that the release loads in its environment"

@@ -12,7 +12,7 @@ from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services.base import is_plain
 
-_ENVIRONMENT_BYTES: Final = {"prefill": 9 << 30, "decode": 3 << 30, "gateway": 256 << 20}
+_ENVIRONMENT_BYTES: Final = {"prefill": 9 << 30, "vllm": 14 << 30, "decode": 3 << 30, "gateway": 256 << 20}
 """Disk that an environment needs while it is built: torch with CUDA's libraries, mlx with transformers."""
 _RELEASE_BYTES: Final = 64 << 20
 
@@ -29,8 +29,8 @@ def no_room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
     need = _RELEASE_BYTES + sum(path.stat().st_size for path in _model_files(desired, facts))
     if not facts.environments.get(desired.environment.hash):
         wheels = sum(wheel.path.stat().st_size for wheel in desired.environment.wheels)
-        own = desired.environment.site_packages
-        need += wheels + (1 << 30 if own else max(_ENVIRONMENT_BYTES.get(role, 0) for role in desired.host.roles))
+        build = max(_ENVIRONMENT_BYTES.get(extra, 0) for extra in desired.environment.extras)
+        need += wheels + (1 << 30 if desired.environment.site_packages else build)
     if need > facts.disk_free:
         yield Refusal(
             f"{facts.home} has {_gib(facts.disk_free)} free, and this needs about {_gib(need)}",
@@ -59,6 +59,8 @@ def _engine(host: Host, facts: HostFacts) -> Iterator[Refusal]:
         yield Refusal("MLX needs a Mac with Apple silicon, and this one has an Intel processor", "decode elsewhere")
     if host.engine.name == "mlx" and not mac and device == "gpu":
         yield Refusal("MLX reaches no GPU on Linux", f'{line}: "cpu", or decode on a Mac')
+    if host.engine.name == "vllm" and mac:
+        yield Refusal("vLLM runs on Linux", "prefill on a machine with an NVIDIA GPU")
     if device.startswith("cuda") and mac:
         yield Refusal("macOS has no CUDA", f'{line}: "mps" or "cpu", or prefill on a machine with an NVIDIA GPU')
     if device == "mps" and not mac:

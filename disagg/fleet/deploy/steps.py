@@ -69,6 +69,8 @@ class Plan:
     """The steps on one host; nothing to do if there are neither steps nor refusals.
 
     release: the hash of the release that is current afterwards. needs: the command its server needs to run it.
+    packages: name -> version of what its environment has, empty without a lock for its platform. package_bytes: of
+    their wheels.
     """
 
     host: str
@@ -77,6 +79,8 @@ class Plan:
     refusals: tuple[Refusal, ...] = ()
     needs: ServiceAction = ""
     notes: tuple[str, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    package_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -86,4 +90,6 @@ class Plan:
             "refusals": [{"cause": refusal.cause, "hint": refusal.hint} for refusal in self.refusals],
             "needs": self.needs,
             "notes": list(self.notes),
+            "packages": dict(self.packages),
+            "package_bytes": self.package_bytes,
         }

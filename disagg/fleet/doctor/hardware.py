@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from disagg.config import Model
+from disagg.fleet.deploy.fit import Fit, fit, notes, refusals
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.nvidia import GPU
@@ -15,8 +17,6 @@ OLDEST_DRIVER: Final = 580
 _LITTLE_DISK: Final = 10 << 30
 _MAC_SHARE: Final = 0.75
 """The approximate share of its memory that a Mac wires for the GPU if iogpu.wired_limit_mb is 0."""
-_QUANTIZED: Final = {"int8": 0.5, "int4": 0.25}
-"""Share of a 16-bit checkpoint's size, if it is quantized while loading."""
 
 
 def disk(readings: HostReadings) -> Iterator[Finding]:
@@ -30,54 +30,38 @@ def disk(readings: HostReadings) -> Iterator[Finding]:
         yield warning("disk", f"{text} in {facts.home}", du) if facts.disk_free < _LITTLE_DISK else ok("disk", text)
 
 
-def memory(readings: HostReadings) -> Iterator[Finding]:
-    """System memory compared with model and KV. A card with memory of its own is checked in `gpu`."""
+def memory(readings: HostReadings, model: Model | None) -> Iterator[Finding]:
+    """System memory compared with model, KV and workspace. A card with memory of its own is checked in `gpu`."""
     total = readings.facts.hardware.memory
     if total is None:
         yield note("memory", "the amount of memory is unknown")
         return
-    separate = any(gpu.memory for gpu in readings.facts.hardware.gpus) and readings.host.engine.device.startswith(
-        ("cuda", "auto")
-    )
-    needed = None if separate else _needed(readings)
-    if needed is None or needed <= total:
-        yield ok("memory", size(total))
-        return
-    yield _too_large("memory", readings, f"the machine has {size(total)}", total)
+    found = _fit(readings, model)
+    findings = [] if found is None or found.own else [*_fitting("memory", found)]
+    yield from findings or [ok("memory", size(total))]
 
 
-def _needed(readings: HostReadings) -> int | None:
-    """Bytes that the model and its KV take; None if the model is not there."""
-    weights = _weights(readings)
-    if weights is None:
+def _fit(readings: HostReadings, model: Model | None) -> Fit | None:
+    """None if the model is not there: what is known before that, `disagg plan` compares."""
+    held = readings.model
+    if model is None or held is None or not held.complete:
         return None
-    return weights + (readings.host.engine.max_kv_bytes if "decode" in readings.host.roles else 0)
+    facts = readings.facts
+    return fit(readings.host, model, facts.hardware, facts.os, config=held.config, nbytes=held.bytes)
 
 
-def _weights(readings: HostReadings) -> int | None:
-    if readings.model is None or not readings.model.complete:
-        return None
-    return int(readings.model.bytes * _QUANTIZED.get(readings.host.engine.quantization or "", 1.0))
+def _fitting(check: str, found: Fit) -> Iterator[Finding]:
+    deploy = f"; then: disagg deploy --host {found.host.name}"
+    for refusal in refusals(found):
+        yield fault(check, refusal.cause, refusal.hint + deploy)
+    for text in notes(found):
+        cause, _, hint = text.rpartition(": ")
+        yield warning(check, cause, hint + deploy)
 
 
-def _too_large(check: str, readings: HostReadings, limit: str, room: int) -> Finding:
-    weights, host = _weights(readings) or 0, readings.host
-    if weights > room:
-        return fault(
-            check, f"{host.model} takes {size(weights)}, and {limit}", "serve a smaller or quantized model there"
-        )
-    kv = host.engine.max_kv_bytes
-    room_for_kv = max(1 << 30, (room - weights) * 9 // 10 >> 30 << 30)
-    return warning(
-        check,
-        f"{host.model} takes {size(weights)} and max_kv_bytes is {size(kv)}, but {limit}",
-        f"max_kv_bytes = {room_for_kv} in [hosts.{host.name}.engine]; then: disagg deploy --host {host.name}",
-    )
-
-
-def gpu(readings: HostReadings) -> Iterator[Finding]:
+def gpu(readings: HostReadings, model: Model | None) -> Iterator[Finding]:
     device, hardware, name = readings.host.engine.device, readings.facts.hardware, readings.host.name
-    if readings.facts.os != "Linux" or readings.host.engine.name != "transformers" or device == "cpu":
+    if readings.facts.os != "Linux" or readings.host.engine.name not in ("transformers", "vllm") or device == "cpu":
         return
     install = f'disagg ssh {name} -- "sudo apt install nvidia-driver-{OLDEST_DRIVER}-open"; then restart the machine'
     if not hardware.smi:
@@ -95,12 +79,11 @@ def gpu(readings: HostReadings) -> Iterator[Finding]:
         reload = "restart the machine; if it stays: " + install.partition(";")[0]
         yield fault("gpu", f"nvidia-smi: {hardware.smi_failed or 'finds no card'}", reload)
         return
-    healthy = True
-    for card in hardware.gpus:
-        for finding in _card(readings, card, install):
-            healthy = False
-            yield finding
-    if healthy:
+    found = _fit(readings, model)
+    findings = [finding for card in hardware.gpus for finding in _card(readings, card, install)]
+    findings += _fitting("gpu", found) if found is not None and found.own else ()
+    yield from findings
+    if not findings:
         shared = "" if hardware.gpus[0].memory is not None else ", shared memory"
         yield ok("gpu", f"{hardware.gpus[0].name}, driver {hardware.gpus[0].driver}{shared}")
 
@@ -119,11 +102,9 @@ def _card(readings: HostReadings, card: GPU, install: str) -> Iterator[Finding]:
             f"{card.name}: {card.ecc_errors} uncorrected memory errors since it started",
             f"disagg ssh {readings.host.name} -- nvidia-smi -q -d ECC,ROW_REMAPPER; restart, replace it if they return",
         )
-    if card.memory is not None and (_weights(readings) or 0) > card.memory:
-        yield _too_large("gpu", readings, f"{card.name} has {size(card.memory)}", card.memory)
 
 
-def wired_limit(readings: HostReadings) -> Iterator[Finding]:
+def wired_limit(readings: HostReadings, model: Model | None) -> Iterator[Finding]:
     """The part of a Mac's memory that its GPU may wire, compared with model and KV."""
     limit, host, facts = readings.facts.hardware.wired_limit, readings.host, readings.facts
     if facts.os != "Darwin" or host.engine.device == "cpu" or limit is None:
@@ -136,13 +117,12 @@ def wired_limit(readings: HostReadings) -> Iterator[Finding]:
     memory = facts.hardware.memory or 0
     room = limit << 20 if limit else int(memory * _MAC_SHARE)
     text = f"{size(room)}" + ("" if limit else " (macOS' own)")
-    needed = _needed(readings)
-    if needed is None or needed <= room or not room:
-        yield ok("wired limit", text)
-        return
+    found = _fit(readings, model)
+    needed = 0 if found is None else found.need.total
     fitting = (needed + (4 << 30)) >> 20
-    if fitting << 20 > memory * 0.95:
-        yield _too_large("wired limit", readings, f"the GPU may wire {text} of {size(memory)}", int(memory * 0.95))
+    # A limit that makes it fit may not exist: `memory` reports that.
+    if needed <= room or not room or fitting << 20 > memory * 0.95:
+        yield ok("wired limit", text)
         return
     yield warning(
         "wired limit",

@@ -218,7 +218,7 @@ def test_a_list_of_host_tables_is_refused(expect_fault: Expect) -> None:
             SPARK_ENGINE,
             SPARK_ENGINE + '\nquantization = «"int9"»',
             '"int9" is not a value for quantization',
-            'one of "int8", "int4"; did you mean "int8"?',
+            'one of "int8", "int4", "mxfp4"; did you mean "int8"?',
         ),
         (
             SPARK_ENGINE,

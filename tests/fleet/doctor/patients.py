@@ -13,19 +13,13 @@ from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.sources import RequiredModel
 from disagg.nvidia import GPU
+from tests.planning.published_configs import QWEN
 from tests.testbed.bed import HOSTS_TOML
 
 FLEET = load(HOSTS_TOML)
 TOKEN = "a-token-for-tests-only"
 RELEASE, ENVIRONMENT = "a" * 16, "e" * 16
-CONFIG = {
-    "model_type": "qwen3_moe",
-    "vocab_size": 151936,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-}
+CONFIG = QWEN
 DIGESTS = {"tokenizer": "aa", "chat template": "bb"}
 
 

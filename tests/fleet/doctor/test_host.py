@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from disagg.config import EngineOptions
 from disagg.errors import FleetError
 from disagg.fleet.doctor.host import findings
 from disagg.fleet.facts.hardware import HardwareFacts, parse_hardware
@@ -13,7 +14,8 @@ from disagg.fleet.facts.probe import ProbeOutput
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.sources import RequiredModel
 from disagg.nvidia import GPU
-from tests.fleet.doctor.patients import FLEET, RELEASE, TOKEN, mac, spark, status
+from tests.fleet.doctor.patients import CONFIG, FLEET, RELEASE, TOKEN, mac, spark, status
+from tests.planning.published_configs import QWEN_FP8
 
 GIB = 1 << 30
 
@@ -100,13 +102,29 @@ def test_a_model_larger_than_unified_memory_is_a_fault() -> None:
     big = replace(seen, model=replace(seen.model, bytes=130 * GIB))
     check, level, text, _ = only(big)
     assert (check, level) == ("memory", "fault")
-    assert text == "qwen3-coder:30b takes 130 GiB, and the machine has 119 GiB"
+    assert text == (
+        "qwen3-coder:30b needs 134 GiB: weights 130 GiB (as stored), KV 3 GiB, workspace 1.19 GiB; "
+        "the machine of 119 GiB has room for 115 GiB"
+    )
 
 
-def test_a_model_that_is_quantized_while_it_loads_takes_half() -> None:
-    seen = spark()
-    assert seen.host.engine.quantization == "int8"
-    assert ill(replace(seen, model=replace(seen.model, bytes=130 * GIB))) == []
+def test_only_linear_layers_count_as_quantized_while_a_model_loads() -> None:
+    dense = {name: value for name, value in CONFIG.items() if "expert" not in name}
+    dense |= {"model_type": "qwen3", "intermediate_size": 12 * 768, "tie_word_embeddings": True}
+    seen = spark(host={"engine": EngineOptions("transformers", device="cuda", quantization="int8")})
+    mixture, plain = (replace(seen, model=replace(seen.model, bytes=150 * GIB, config=c)) for c in (CONFIG, dense))
+    assert only(mixture)[:2] == ("memory", "fault")
+    assert ill(plain) == []
+
+
+def test_a_kv_cache_that_vllm_cannot_take_at_start_is_a_fault_with_the_value_that_fits() -> None:
+    seen = spark(host={"engine": EngineOptions("vllm", device="cuda", kv_cache_memory_bytes=96 * GIB)})
+    fp8 = replace(seen, model=replace(seen.model, bytes=29 * GIB, config=QWEN_FP8))
+    check, level, text, hint = only(fp8)
+    assert (check, level) == ("memory", "fault") and "weights 29 GiB (FP8), KV 96 GiB" in text
+    assert hint == (
+        f"kv_cache_memory_bytes = {80 * GIB} in [hosts.dgx-spark-1.engine]; then: disagg deploy --host dgx-spark-1"
+    )
 
 
 def test_gb10_without_gpu_memory_is_well_and_said_to_share_its_memory() -> None:
@@ -117,7 +135,7 @@ def test_gb10_without_gpu_memory_is_well_and_said_to_share_its_memory() -> None:
 def test_a_model_larger_than_the_cards_own_memory_is_a_fault() -> None:
     seen = spark(hardware={"gpus": (GPU("RTX 4090", "580.1", 24 * GIB),)})
     check, level, text, _ = only(seen)
-    assert (check, level) == ("gpu", "fault") and "RTX 4090 has 24 GiB" in text
+    assert (check, level) == ("gpu", "fault") and "RTX 4090 has room for 24 GiB" in text
 
 
 # GPU
@@ -144,7 +162,7 @@ def test_a_driver_that_is_too_old_is_a_fault() -> None:
 
 
 def test_memory_errors_of_a_card_are_a_fault() -> None:
-    check, level, text, _ = only(spark(hardware={"gpus": (GPU("L40S", "580.1", 46 * GIB, ecc_errors=3),)}))
+    check, level, text, _ = only(spark(hardware={"gpus": (GPU("H200", "580.1", 141 * GIB, ecc_errors=3),)}))
     assert (check, level) == ("gpu", "fault") and "3 uncorrected memory errors" in text
 
 
@@ -160,9 +178,9 @@ def test_a_model_over_the_wired_limit_is_a_warning_with_both_ways_to_raise_it() 
     seen = mac(hardware={"memory": 128 * GIB, "wired_limit": 49152})
     check, level, text, hint = only(seen)
     assert (check, level) == ("wired limit", "warning")
-    assert text == "the GPU may wire 48 GiB, and qwen3-coder:30b with max_kv_bytes takes 64 GiB"
-    assert "wired_limit_mb = 69632 in [hosts.mac-studio-2]" in hint
-    assert "disagg ssh mac-studio-2 -- sudo sysctl iogpu.wired_limit_mb=69632" in hint
+    assert text == "the GPU may wire 48 GiB, and qwen3-coder:30b with max_kv_bytes takes 65.2 GiB"
+    assert "wired_limit_mb = 70848 in [hosts.mac-studio-2]" in hint
+    assert "disagg ssh mac-studio-2 -- sudo sysctl iogpu.wired_limit_mb=70848" in hint
 
 
 def test_zero_means_three_quarters_of_memory() -> None:
@@ -180,8 +198,9 @@ def test_a_limit_that_was_not_set_after_the_reboot_is_named_with_its_daemon() ->
 def test_a_model_that_no_limit_makes_fit_needs_a_smaller_kv_cache() -> None:
     seen = mac(hardware={"memory": 64 * GIB})
     seen = replace(seen, model=replace(seen.model, bytes=40 * GIB))
-    text = next(one for one in ill(seen) if one[0] == "wired limit")
-    assert "max_kv_bytes = " in text[3]
+    (trouble,) = ill(seen)
+    assert trouble[:2] == ("memory", "warning")
+    assert trouble[3].startswith(f"max_kv_bytes = {18 * GIB} in [hosts.mac-studio-2.engine]")
 
 
 # model, service, token, server

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from disagg.config import Deploy, Host
 from disagg.fleet.deploy.packages import requirements
+from disagg.fleet.deploy.packages.locks import Locked, locked_packages
 from disagg.fleet.deploy.packages.requirements import PackageRequirements
 from disagg.fleet.deploy.packages.wheels import Wheel, choose_wheels, host_tags
 from disagg.fleet.deploy.steps import Refusal
@@ -24,7 +25,8 @@ _UV_VERSION: Final = "3.12"  # what uv downloads if the host has no new enough P
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python environment. python: None if uv is to download one. uv: path of uv, "" if pip installs."""
+    """A Python environment. constraints: the locked versions. python: None if uv is to download one. uv: path of uv,
+    "" if pip installs. extras: of disagg."""
 
     requirements: tuple[str, ...]
     constraints: str
@@ -34,6 +36,7 @@ class Environment:
     platform: tuple[str, str]
     options: tuple[str, ...]
     wheels: tuple[Wheel, ...] = ()
+    extras: tuple[str, ...] = ()
 
     @property
     def version(self) -> str:
@@ -52,6 +55,12 @@ class Environment:
             [(wheel.path.name, wheel.path.stat().st_size) for wheel in self.wheels],
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    @property
+    def packages(self) -> dict[str, Locked]:
+        """What is installed, by name. Empty without a lock of its own: constraints.txt also has what others need."""
+        packages = locked_packages(self.constraints)
+        return packages if any(one.nbytes for one in packages.values()) else {}
 
     @property
     def files(self) -> dict[str, bytes | Path]:
@@ -75,11 +84,13 @@ def _environment(
     host: Host, deploy: Deploy, facts: HostFacts, python: Python | None, needed: PackageRequirements
 ) -> Environment | Refusal:
     target = requirements.marker_environment(facts, python)
-    lines = requirements.requirements(requirements.extras(host), needed.declared, target)
+    extras = requirements.extras(host)
+    lines = requirements.requirements(extras, needed.declared, target)
+    path, locked = needed.lock(extras, facts)
     options = list(_options(deploy))
     wheels: tuple[Wheel, ...] = ()
     if deploy.wheels is not None:
-        found = _wheels(deploy.wheels, host, facts, python, lines=lines, locked=needed.locked)
+        found = _wheels(deploy.wheels, facts, python, lines=lines, locked=locked, source=(path, extras))
         if isinstance(found, Refusal):
             return found
         wheels = found
@@ -88,7 +99,7 @@ def _environment(
             options.append("--no-index")
     uv = facts.uv if deploy.installer != "pip" and not host.site_packages else ""
     return Environment(
-        lines, needed.locked, python, uv, host.site_packages, (facts.os, facts.arch), tuple(options), tuple(wheels)
+        lines, locked, python, uv, host.site_packages, (facts.os, facts.arch), tuple(options), tuple(wheels), extras
     )
 
 
@@ -104,8 +115,15 @@ def _options(deploy: Deploy) -> Sequence[str]:
 
 
 def _wheels(
-    folder: Path, host: Host, facts: HostFacts, python: Python | None, *, lines: Sequence[str], locked: str
+    folder: Path,
+    facts: HostFacts,
+    python: Python | None,
+    *,
+    lines: Sequence[str],
+    locked: str,
+    source: tuple[str, tuple[str, ...]],
 ) -> tuple[Wheel, ...] | Refusal:
+    """The wheels that the host needs. source: the lock's path below disagg/fleet, and the extras, for the hint."""
     assumed = python or Python("", (*_PREFERRED[0], 0))
     target = requirements.marker_environment(facts, assumed)
     found, missing = choose_wheels(folder, lines, requirements.pins(locked), target, host_tags(facts, assumed))
@@ -116,7 +134,7 @@ def _wheels(
     return Refusal(
         f"{folder} has no wheel of {shown} for {what}",
         "on a machine of that kind, in a checkout of this disagg: pip download -d wheels "
-        f"-c disagg/fleet/constraints.txt '.[{','.join(requirements.extras(host))}]'; copy them to {folder}",
+        f"-c disagg/fleet/{source[0]} '.[{','.join(source[1])}]'; copy them to {folder}",
     )
 
 

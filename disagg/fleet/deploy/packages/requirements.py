@@ -1,18 +1,18 @@
-"""The packages of a host's Python environment: requirements of its roles, for its platform, at locked versions."""
+"""The packages of a host's Python environment: requirements of its engine, for its platform, at locked versions."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from disagg.config import Host
 from disagg.errors import FleetError
+from disagg.fleet.deploy.packages.locks import committed_locks, lock_name, locked_packages
 from disagg.fleet.facts.host import HostFacts, Python
 
 CONSTRAINTS: Final = Path(__file__).parents[2] / "constraints.txt"
@@ -21,20 +21,30 @@ _EXTRAS: Final = ("prefill", "decode", "gateway")
 
 @dataclass(frozen=True, slots=True)
 class PackageRequirements:
-    """Requirements of disagg. declared: lines with their markers. locked: versions, one `name==version` a line."""
+    """Requirements of disagg. declared: lines with their markers. locked: versions, one `name==version` a line. locks:
+    by name, of the environments that have locked versions of their own."""
 
     declared: tuple[str, ...]
     locked: str
+    locks: Mapping[str, str] = field(default_factory=dict)
+
+    def lock(self, extras: Sequence[str], facts: HostFacts) -> tuple[str, str]:
+        """Path below disagg/fleet and text of the lock for these extras on a host."""
+        name = lock_name(extras, facts)
+        return (f"locks/{name}.txt", self.locks[name]) if name in self.locks else (CONSTRAINTS.name, self.locked)
 
 
 def installed_requirements() -> PackageRequirements:
     """Requirements of this installation."""
-    return PackageRequirements(declared(), locked())
+    return PackageRequirements(declared(), locked(), committed_locks())
 
 
 def extras(host: Host) -> tuple[str, ...]:
-    """The extras of disagg for the host's roles."""
-    return tuple(extra for extra in _EXTRAS if extra in host.roles)
+    """The extras of disagg for the host's engine; a simulated one has those of its role."""
+    if host.engine.name == "vllm":
+        return ("vllm",)
+    by_role = tuple(extra for extra in _EXTRAS if extra in host.roles)
+    return (*by_role, "quantize") if host.engine.quantization is not None else by_role
 
 
 def declared() -> tuple[str, ...]:
@@ -83,9 +93,4 @@ def marker_environment(facts: HostFacts, python: Python | None) -> dict[str, str
 
 def pins(constraints: str) -> dict[str, str]:
     """Canonical name -> version, from the lines that pin one."""
-    versions: dict[str, str] = {}
-    for line in constraints.splitlines():
-        name, pinned, version = line.partition("==")
-        if pinned and not line.startswith("#"):
-            versions[canonicalize_name(name.strip())] = version.strip()
-    return versions
+    return {name: one.version for name, one in locked_packages(constraints).items()}

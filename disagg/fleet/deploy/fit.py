@@ -1,0 +1,158 @@
+"""Whether a model fits a host's memory: weights as its engine holds them, KV, workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from disagg.config import Host, Model
+from disagg.errors import ModelError
+from disagg.fleet.deploy.steps import Refusal
+from disagg.fleet.facts.hardware import HardwareFacts
+from disagg.planning.devices import DEVICES
+from disagg.planning.memory import Checkpoint, Need, Serving, checkpoint, need
+from disagg.planning.published import stored
+
+_SYSTEM_BYTES: Final = 4 << 30
+"""Memory that the system and the server itself take, where the GPU shares it: assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a model needs on a host, and the room there is. machine: what has this room, for messages. own: whether it
+    is a card's own memory, and not the system's."""
+
+    host: Host
+    need: Need
+    room: int
+    machine: str
+    own: bool
+
+    @property
+    def needed(self) -> str:
+        """`needs 38.1 GiB: weights 29.6 GiB (FP8), KV 3 GiB, workspace 5.5 GiB`."""
+        parts = (
+            f"weights {_size(self.need.weights)} ({self.need.held}), KV {_size(self.need.kv)}, "
+            f"workspace {_size(self.need.workspace)}"
+        )
+        return f"{self.host.model} needs {_size(self.need.total)}: {parts}"
+
+
+def fit(
+    host: Host,
+    model: Model,
+    hardware: HardwareFacts,
+    os: str,
+    *,
+    config: Mapping[str, Any] | None = None,
+    nbytes: int | None = None,
+) -> Fit | None:
+    """What a host needs for its model, and has. config, nbytes: config.json and the size of the files that it holds;
+    without them, what is known of the source. None if either side is unknown."""
+    if host.simulated:
+        return None
+    device = _device(host, hardware, os)
+    serving, room = _serving(host, model, device), _room(host, hardware, device)
+    known = _checkpoint(config, model.name, nbytes) if config else stored(model.sources[host.engine.name])
+    if room is None or (known is None and nbytes is None):
+        return None
+    return Fit(host, Need(nbytes or 0, serving.kv_bytes, 0, 0) if known is None else need(known, serving), *room)
+
+
+def _checkpoint(config: Mapping[str, Any], name: str, nbytes: int | None) -> Checkpoint | None:
+    """None for an architecture whose size cannot be computed: then the size of the files has to do."""
+    try:
+        return checkpoint(config, name, nbytes)
+    except (KeyError, TypeError, ValueError, AttributeError, ModelError):
+        return None
+
+
+def refusals(found: Fit) -> Iterator[Refusal]:
+    """Why the model cannot be served there, and what to change."""
+    host, needed = found.host, found.need
+    table = f"[hosts.{host.name}.engine]"
+    if host.engine.name == "vllm" and host.engine.kv_cache_memory_bytes < needed.one_request:
+        yield Refusal(
+            f"kv_cache_memory_bytes of {host.name} is {_size(host.engine.kv_cache_memory_bytes)}, and one request of "
+            f"the whole context takes {_size(needed.one_request)}",
+            f"kv_cache_memory_bytes = {_up(needed.one_request)} in {table}, or a smaller context of the model",
+        )
+    # vLLM takes its KV cache when it starts; the other engines take what requests need, up to their limit.
+    must = needed.total if host.engine.name == "vllm" else needed.least
+    if must > found.room:
+        yield Refusal(f"{found.needed}; {found.machine} has room for {_size(found.room)}", _hint(found, table))
+
+
+def notes(found: Fit) -> Iterator[str]:
+    """What fits only as long as the KV stays below the limit of hosts.toml."""
+    if found.host.engine.name != "vllm" and found.need.least <= found.room < found.need.total:
+        key = "max_kv_bytes" if "decode" in found.host.roles else "max_held_bytes"
+        yield (
+            f"{found.needed}; {found.machine} has room for {_size(found.room)}: {key} = {_kv_that_fits(found)} in "
+            f"[hosts.{found.host.name}.engine]"
+        )
+
+
+def _serving(host: Host, model: Model, device: str) -> Serving:
+    engine = host.engine
+    kv = {"mlx": engine.max_kv_bytes, "vllm": engine.kv_cache_memory_bytes, "transformers": engine.max_held_bytes}
+    return Serving(
+        engine.name,
+        device,
+        engine.dtype,
+        model.context,
+        engine.chunk_tokens,
+        kv.get(engine.name, 0),
+        engine.quantization,
+        engine.attention,
+    )
+
+
+def _device(host: Host, hardware: HardwareFacts, os: str) -> str:
+    """What computes: "cuda", "gpu" (Apple's) or "cpu"."""
+    name = host.engine.device
+    if name != "auto":
+        return "gpu" if name == "mps" else name.partition(":")[0]
+    return "gpu" if os == "Darwin" else "cuda" if hardware.gpus and host.engine.name != "mlx" else "cpu"
+
+
+def _room(host: Host, hardware: HardwareFacts, device: str) -> tuple[int, str, bool] | None:
+    """Bytes for the model, what has them, and whether they are a card's own."""
+    card = next((gpu for gpu in hardware.gpus if gpu.memory), None)
+    if device == "cuda" and card is not None and card.memory is not None:
+        return card.memory, card.name, True
+    if hardware.memory is not None:
+        return hardware.memory - _SYSTEM_BYTES, f"the machine of {_size(hardware.memory)}", False
+    if host.hardware is None:
+        return None
+    device_model = DEVICES[host.hardware]
+    nbytes = int(device_model.memory_gb * 1e9)
+    return nbytes - _SYSTEM_BYTES, f"{device_model.title} of {_size(nbytes)}", False
+
+
+def _hint(found: Fit, table: str) -> str:
+    host, needed = found.host, found.need
+    if needed.weights + needed.workspace + needed.one_request <= found.room:
+        return f"kv_cache_memory_bytes = {_kv_that_fits(found)} in {table}"
+    if "dequantised" in needed.held:
+        with_transformers = '; with transformers on CUDA: quantization = "mxfp4"' if "MXFP4" in needed.held else ""
+        return f'name = "vllm" in {table} holds the weights as stored{with_transformers}'
+    if host.engine.name == "transformers" and host.engine.quantization != "mxfp4":
+        return f'name = "vllm" in {table} and a `vllm` source with FP8 or MXFP4 weights; or a larger machine'
+    return "a checkpoint with fewer bits per weight, a smaller model, or a larger machine"
+
+
+def _kv_that_fits(found: Fit) -> int:
+    """Bytes of KV beside weights and workspace, in whole GiB where there is one."""
+    left = found.room - found.need.weights - found.need.workspace
+    return left >> 30 << 30 if left >= 1 << 30 else max(found.need.one_request, left)
+
+
+def _up(nbytes: int) -> int:
+    """The next whole GiB."""
+    return -(-nbytes >> 30) << 30
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.3g} GiB" if nbytes >= 1 << 30 else f"{nbytes >> 20} MiB"

@@ -1,0 +1,160 @@
+"""How much memory a server takes: weights as its engine holds them, KV, and workspace. Pure.
+
+Weights follow from the model's config.json. Workspace is an estimate: what it counts is stated beside each figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, get_args
+
+from disagg.planning.checkpoint import from_config
+from disagg.planning.kv import ITEMSIZE
+from disagg.planning.shapes import ModelShape
+
+Packing = Literal["none", "fp8", "mxfp4", "mlx", "other"]
+Weights = Literal["as stored", "dequantised", "int8", "int4"]
+
+_TITLES: Final[Mapping[Packing, str]] = {"fp8": "FP8", "mxfp4": "MXFP4", "mlx": "quantized for MLX", "other": "packed"}
+_ONLY_LINEAR: Final[Mapping[str, float]] = {"int8": 8.0, "int4": 4.25}
+"""torchao's bits per parameter of linear layers; int4 has a scale and a zero point for 128 weights."""
+_CUDA_BYTES: Final = 1 << 30
+"""CUDA's context, kernels and cuBLAS' workspace: assumed."""
+_VLLM_BYTES: Final = 4 << 30
+"""vLLM's CUDA graphs, compiled kernels and its buffers for sampling: assumed."""
+_MLX_BYTES: Final = 1 << 30
+"""What mlx keeps of freed memory (`engines/mlx/batching`)."""
+_LIVE_ACTIVATIONS: Final = 8
+"""Tensors of [chunk, widest] that live at the same time within a layer: assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model as it is stored. shape: with the stored bits per parameter. sinks: its attention has sinks, which
+    transformers computes with eager attention. nbytes: of the weight files, None if they are not at hand."""
+
+    shape: ModelShape
+    packing: Packing
+    sinks: bool = False
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a host serves a model. engine: as in hosts.toml. device: "cuda", "mps", "gpu" or "cpu". kv_bytes: the KV that
+    hosts.toml allows it. context: tokens of the longest request."""
+
+    engine: str
+    device: str
+    dtype: str
+    context: int
+    chunk_tokens: int
+    kv_bytes: int
+    quantization: str | None = None
+    attention: str | None = None
+    tensor_parallel: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of memory. one_request: KV of one request of the whole context. held: the form of the weights."""
+
+    weights: int
+    kv: int
+    workspace: int
+    one_request: int
+    held: str = "as stored"
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.workspace
+
+    @property
+    def least(self) -> int:
+        """What it takes to serve one request of the whole context."""
+        return self.weights + self.one_request + self.workspace
+
+
+def checkpoint(config: Mapping[str, Any], name: str, nbytes: int | None = None) -> Checkpoint:
+    """What a config.json describes. Raises as `from_config`."""
+    return Checkpoint(from_config(config, name), packing(config), config.get("model_type") == "gpt_oss", nbytes)
+
+
+def packing(config: Mapping[str, Any]) -> Packing:
+    """How a checkpoint packs its weights, by its config.json."""
+    if config.get("quantization"):
+        return "mlx"
+    method = (config.get("quantization_config") or {}).get("quant_method", "none")
+    return next((known for known in get_args(Packing) if known == method), "other")
+
+
+def need(stored: Checkpoint, serving: Serving) -> Need:
+    """The memory that one host takes to serve a checkpoint."""
+    how = weights(stored.packing, serving)
+    shape = held(stored.shape, how, serving.dtype)
+    one_request = stored.shape.kv.nbytes(serving.context, serving.dtype)
+    scale = stored.nbytes / stored.shape.weight_bytes if stored.nbytes else 1.0
+    ranks = serving.tensor_parallel
+    return Need(
+        int(shape.weight_bytes * scale / ranks),
+        max(one_request, serving.kv_bytes * ranks) // ranks,
+        workspace(stored, serving),
+        one_request // ranks,
+        _title(stored.packing, how, serving.dtype),
+    )
+
+
+def weights(packing: Packing, serving: Serving) -> Weights:
+    """The form in which an engine holds the weights of a checkpoint.
+
+    transformers dequantises MXFP4 unless hosts.toml states `quantization = "mxfp4"`, and FP8 without a CUDA device.
+    """
+    if serving.engine != "transformers":
+        return "as stored"
+    if packing == "none" and serving.quantization in _ONLY_LINEAR:
+        return "int8" if serving.quantization == "int8" else "int4"
+    if packing == "mxfp4" and serving.quantization != "mxfp4":
+        return "dequantised"
+    if packing == "fp8" and serving.device != "cuda":
+        return "dequantised"
+    return "as stored"
+
+
+def held(shape: ModelShape, how: Weights, dtype: str) -> ModelShape:
+    """The shape with the bits per parameter that are held in memory.
+
+    torchao converts linear layers only: embeddings, output head and the fused experts of a mixture keep `dtype`.
+    """
+    plain = 8.0 * ITEMSIZE[dtype]
+    if how == "dequantised":
+        return replace(shape, weight_bits=plain, expert_bits=plain, head_bits=plain)
+    if how in _ONLY_LINEAR:
+        return replace(shape, weight_bits=_ONLY_LINEAR[how], expert_bits=plain, head_bits=plain)
+    return shape
+
+
+def workspace(stored: Checkpoint, serving: Serving) -> int:
+    """Estimated bytes for activations of one chunk and for the framework, on one device."""
+    shape = stored.shape
+    item = ITEMSIZE[serving.dtype]
+    widest = max(shape.hidden, shape.feed_forward, shape.experts_per_token * shape.expert_width)
+    chunk = min(serving.chunk_tokens, serving.context)
+    nbytes = _LIVE_ACTIVATIONS * chunk * widest * item
+    if serving.engine == "transformers" and (serving.attention or ("eager" if stored.sinks else "")) == "eager":
+        # Scores of every head, in the model's dtype and once more in float32 for the softmax.
+        nbytes += chunk * serving.context * shape.heads * (item + 4)
+    if serving.engine == "mlx":
+        return nbytes + _MLX_BYTES
+    if serving.device != "cuda":
+        return nbytes
+    return nbytes + _CUDA_BYTES + (_VLLM_BYTES if serving.engine == "vllm" else 0)
+
+
+def _title(packing: Packing, how: Weights, dtype: str) -> str:
+    """The form of the weights in words: `FP8`, `MXFP4 dequantised to bfloat16`, `bfloat16`."""
+    if how == "dequantised":
+        return f"{_TITLES[packing]} dequantised to {dtype}"
+    if how in _ONLY_LINEAR:
+        return f"{how}, experts and embeddings {dtype}"
+    return _TITLES.get(packing, "as stored")

@@ -1,0 +1,116 @@
+"""What `disagg plan` refuses because the host's memory cannot hold it, before anything is downloaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from disagg.config import EngineName, EngineOptions, Host, Model
+from disagg.fleet.deploy.deployment import planner
+from disagg.fleet.deploy.fit import Fit, fit, notes, refusals
+from disagg.fleet.facts.hardware import HardwareFacts
+from disagg.nvidia import GPU
+from tests.fleet.facts.fixture_facts import facts, fleet, here, spark, studio
+
+GIB = 1 << 30
+SPARK = HardwareFacts(memory=119 * GIB, gpus=(GPU("NVIDIA GB10", "580.1"),))
+GPT_OSS: dict[EngineName, str] = {
+    "vllm": "openai/gpt-oss-120b",
+    "transformers": "openai/gpt-oss-120b",
+    "mlx": "mlx-community/gpt-oss-120b-MXFP4-Q8",
+}
+QWEN: dict[EngineName, str] = {
+    "vllm": "Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8",
+    "transformers": "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+    "mlx": "mlx-community/Qwen3-Coder-30B-A3B-Instruct-8bit",
+}
+
+
+def fitted(
+    sources: dict[EngineName, str], hardware: HardwareFacts, context: int = 8192, os: str = "Linux", **options: Any
+) -> Fit:
+    engine = EngineOptions(**{"device": "cuda", **options})
+    base = studio() if engine.name == "mlx" else spark()
+    found = fit(replace(base, model="m", engine=engine), Model("m", sources, context), hardware, os)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sources", "options", "context"),
+    [
+        (GPT_OSS, {"name": "vllm"}, 8192),
+        (QWEN, {"name": "vllm", "kv_cache_memory_bytes": 32 * GIB}, 32768),
+        (GPT_OSS, {"name": "transformers", "quantization": "mxfp4", "chunk_tokens": 1024}, 8192),
+        (QWEN, {"name": "transformers"}, 32768),
+    ],
+)
+def test_what_fits_a_dgx_spark_is_not_refused(
+    sources: dict[EngineName, str], options: dict[str, Any], context: int
+) -> None:
+    found = fitted(sources, SPARK, context, **options)
+    assert [*refusals(found), *notes(found)] == []
+
+
+def test_gpt_oss_that_transformers_would_dequantise_is_refused_with_both_ways_out() -> None:
+    (refusal,) = refusals(fitted(GPT_OSS, SPARK, name="transformers", chunk_tokens=1024))
+    assert refusal.cause == (
+        "m needs 224 GiB: weights 218 GiB (MXFP4 dequantised to bfloat16), KV 2 GiB, workspace 4.18 GiB; "
+        "the machine of 119 GiB has room for 115 GiB"
+    )
+    assert refusal.hint == (
+        'name = "vllm" in [hosts.dgx-spark-1.engine] holds the weights as stored; '
+        'with transformers on CUDA: quantization = "mxfp4"'
+    )
+
+
+def test_a_kv_cache_beyond_the_memory_is_refused_with_the_value_that_fits() -> None:
+    (refusal,) = refusals(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=64 * GIB))
+    assert refusal.hint == f"kv_cache_memory_bytes = {48 * GIB} in [hosts.dgx-spark-1.engine]"
+    assert [*refusals(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=48 * GIB))] == []
+
+
+def test_a_kv_cache_that_holds_no_whole_request_is_refused_as_vllm_would() -> None:
+    (refusal,) = refusals(fitted(QWEN, SPARK, 32768, name="vllm", kv_cache_memory_bytes=GIB))
+    assert "one request of the whole context takes 3 GiB" in refusal.cause
+    assert refusal.hint.startswith(f"kv_cache_memory_bytes = {3 * GIB} in [hosts.dgx-spark-1.engine]")
+
+
+def test_a_card_with_memory_of_its_own_is_what_counts_and_not_the_machines() -> None:
+    card = replace(SPARK, gpus=(GPU("RTX 5090", "580.1", 32 * GIB),))
+    found = fitted(QWEN, card, 32768, name="vllm")
+    assert found.own
+    (refusal,) = refusals(found)
+    assert "RTX 5090 has room for 32 GiB" in refusal.cause and "fewer bits per weight" in refusal.hint
+
+
+def test_a_machine_that_was_not_read_has_the_memory_of_its_kind() -> None:
+    host = spark(model="m", engine=EngineOptions("transformers", device="cuda"), hardware="dgx-spark")
+    found = fit(host, Model("m", GPT_OSS, 8192), HardwareFacts(), "Linux")
+    assert found is not None and found.machine == "DGX Spark (GB10) of 119 GiB"
+    assert fit(replace(host, hardware=None), Model("m", GPT_OSS, 8192), HardwareFacts(), "Linux") is None
+
+
+def test_a_mac_that_holds_less_kv_than_hosts_toml_allows_is_noted() -> None:
+    mac = HardwareFacts(memory=64 * GIB)
+    found = fitted(QWEN, mac, 32768, "Darwin", name="mlx", device="gpu", max_kv_bytes=32 * GIB)
+    assert [*refusals(found)] == []
+    (note,) = notes(found)
+    assert "KV 32 GiB" in note and note.endswith(f"max_kv_bytes = {28 * GIB} in [hosts.mac-studio-1.engine]")
+
+
+def test_a_model_of_unknown_size_and_a_simulated_one_are_not_judged() -> None:
+    assert fit(spark(), Model("m", {"transformers": "owner/other"}, 4096), SPARK, "Linux") is None
+    simulated: Host = spark(engine=EngineOptions("simulated"), hardware="dgx-spark")
+    assert fit(simulated, Model("m", {"simulated": "shape:gpt-oss-120b"}, 4096), SPARK, "Linux") is None
+
+
+def test_disagg_plan_refuses_a_host_whose_memory_is_too_small() -> None:
+    of = fleet(spark(engine=EngineOptions("transformers", device="cuda")))
+    of = replace(of, models={"qwen": Model("qwen", {"transformers": "openai/gpt-oss-120b"}, 4096)})
+    found = replace(facts("spark_bare"), hardware=SPARK)
+    plan = planner(here(of))(of.hosts["dgx-spark-1"], found)
+    assert [refusal.cause.partition(":")[0] for refusal in plan.refusals] == ["qwen needs 224 GiB"]
+    assert plan.steps == ()

@@ -1,0 +1,106 @@
+"""How much memory the shipped fleet's models take, by engine and by the form of their weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from disagg.planning.memory import Checkpoint, Serving, checkpoint, need, packing
+from disagg.planning.published import PUBLISHED, stored
+from tests.planning.published_configs import GPT_OSS, GPT_OSS_MLX, QWEN, QWEN_FP8, QWEN_MLX
+
+CUDA = Serving("transformers", "cuda", "bfloat16", 8192, 1024, 0)
+GB = 1e9
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "weights", "held"),
+    [
+        (QWEN, {}, 61.1, "as stored"),
+        (QWEN, {"quantization": "int8"}, 60.1, "int8, experts and embeddings bfloat16"),
+        (QWEN, {"quantization": "int4"}, 59.7, "int4, experts and embeddings bfloat16"),
+        (QWEN_FP8, {}, 31.2, "FP8"),
+        (QWEN_FP8, {"device": "cpu"}, 61.1, "FP8 dequantised to bfloat16"),
+        (QWEN_FP8, {"engine": "vllm"}, 31.2, "FP8"),
+        (QWEN_MLX, {"engine": "mlx", "device": "gpu"}, 32.4, "quantized for MLX"),
+        (GPT_OSS, {}, 233.6, "MXFP4 dequantised to bfloat16"),
+        (GPT_OSS, {"quantization": "mxfp4"}, 65.2, "MXFP4"),
+        (GPT_OSS, {"engine": "vllm"}, 65.2, "MXFP4"),
+        (GPT_OSS_MLX, {"engine": "mlx", "device": "gpu"}, 63.2, "quantized for MLX"),
+    ],
+)
+def test_weights_take_what_their_form_in_this_engine_takes(
+    config: dict[str, Any], changes: dict[str, Any], weights: float, held: str
+) -> None:
+    found = need(checkpoint(config, "m"), replace(CUDA, **changes))
+    assert found.weights / GB == pytest.approx(weights, abs=0.1)
+    assert found.held == held
+
+
+def test_the_size_of_the_files_corrects_what_the_config_says() -> None:
+    whole = checkpoint(GPT_OSS, "m", nbytes=65_300_000_000)
+    assert need(whole, replace(CUDA, engine="vllm")).weights == pytest.approx(65.3 * GB)
+    assert need(whole, CUDA).weights / need(replace(whole, nbytes=None), CUDA).weights == pytest.approx(1.0, abs=0.01)
+
+
+def test_attention_sinks_make_transformers_compute_all_scores_of_a_chunk() -> None:
+    eager, other = need(checkpoint(GPT_OSS, "m"), CUDA), need(checkpoint(GPT_OSS, "m"), replace(CUDA, attention="flex"))
+    assert eager.workspace - other.workspace == 1024 * 8192 * 64 * (2 + 4)
+    wide = need(checkpoint(GPT_OSS, "m"), replace(CUDA, chunk_tokens=2048))
+    assert wide.workspace - other.workspace > 2 * (eager.workspace - other.workspace)
+
+
+def test_kv_is_what_hosts_toml_allows_and_at_least_one_whole_request() -> None:
+    found = need(checkpoint(QWEN, "m"), replace(CUDA, context=32768, kv_bytes=1 << 30))
+    assert (found.one_request, found.kv) == (3 << 30, 3 << 30)
+    assert need(checkpoint(QWEN, "m"), replace(CUDA, context=32768, kv_bytes=32 << 30)).kv == 32 << 30
+    assert found.total == found.least == found.weights + (3 << 30) + found.workspace
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (QWEN, "none"),
+        (QWEN_FP8, "fp8"),
+        (GPT_OSS, "mxfp4"),
+        (GPT_OSS_MLX, "mlx"),
+        (QWEN | {"quantization_config": {"quant_method": "gptq"}}, "other"),
+    ],
+)
+def test_how_a_checkpoint_packs_its_weights_is_read_from_its_config(config: dict[str, Any], expected: str) -> None:
+    assert packing(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "config"),
+    [
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", QWEN),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8", QWEN_FP8),
+        ("mlx-community/Qwen3-Coder-30B-A3B-Instruct-8bit", QWEN_MLX),
+        ("openai/gpt-oss-120b", GPT_OSS),
+        ("mlx-community/gpt-oss-120b-MXFP4-Q8", GPT_OSS_MLX),
+    ],
+)
+def test_what_is_known_before_a_download_is_what_the_published_config_says(source: str, config: dict[str, Any]) -> None:
+    known, read = PUBLISHED[source], checkpoint(config, "m")
+    plain = {"name": "", "hub_ids": (), "context": 0, "head_bits": None}
+    assert replace(known.shape, **plain) == replace(read.shape, **plain)  # type: ignore[arg-type]
+    assert known.shape.table_bits == read.shape.table_bits
+    assert (known.packing, known.sinks) == (read.packing, read.sinks)
+
+
+def test_a_source_that_is_neither_here_nor_known_has_no_size(tmp_path: Any) -> None:
+    assert stored("owner/unknown") is None
+    assert stored(str(tmp_path)) is None
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    assert stored(str(tmp_path)) is None, "an architecture whose size cannot be computed"
+
+
+def test_a_config_in_a_folder_of_this_machine_is_read(tmp_path: Any) -> None:
+    import json
+
+    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
+    found = stored(str(tmp_path))
+    assert isinstance(found, Checkpoint) and (found.packing, found.sinks) == ("mxfp4", True)
