@@ -29,13 +29,18 @@ _KNOWN_MODELS: Final[Mapping[str, Mapping[str, Any]]] = {  # as in the shipped h
     "qwen3-coder:30b": {
         "context": 32768,
         "sources": {
+            "vllm": "Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8",
             "transformers": "Qwen/Qwen3-Coder-30B-A3B-Instruct",
             "mlx": "mlx-community/Qwen3-Coder-30B-A3B-Instruct-8bit",
         },
     },
     "gpt-oss:120b": {
         "context": 8192,
-        "sources": {"transformers": "openai/gpt-oss-120b", "mlx": "mlx-community/gpt-oss-120b-MXFP4-Q8"},
+        "sources": {
+            "vllm": "openai/gpt-oss-120b",
+            "transformers": "openai/gpt-oss-120b",
+            "mlx": "mlx-community/gpt-oss-120b-MXFP4-Q8",
+        },
     },
 }
 

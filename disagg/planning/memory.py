@@ -43,7 +43,8 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class Serving:
     """How a host serves a model. engine: as in hosts.toml. device: "cuda", "mps", "gpu" or "cpu". kv_bytes: the KV that
-    hosts.toml allows it. context: tokens of the longest request."""
+    hosts.toml allows it. context: tokens of the longest request. tensor_parallel: devices with memory of their own
+    that share weights and KV heads; kv_bytes and all results are of one of them."""
 
     engine: str
     device: str
@@ -98,7 +99,7 @@ def need(stored: Checkpoint, serving: Serving) -> Need:
     ranks = serving.tensor_parallel
     return Need(
         int(shape.weight_bytes * scale / ranks),
-        max(one_request, serving.kv_bytes * ranks) // ranks,
+        max(one_request // ranks, serving.kv_bytes),
         workspace(stored, serving),
         one_request // ranks,
         _title(stored.packing, how, serving.dtype),

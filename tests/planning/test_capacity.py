@@ -21,7 +21,7 @@ def test_each_model_is_assessed_on_the_machines_that_serve_it() -> None:
     found = list(setups(load(SHIPPED), ["qwen3-coder:30b", "gpt-oss:120b"], LINK, None, None))
     pairs = [(name, setup.prefill_device.name, setup.decode_device.name) for name, setup, _ in found]
     assert pairs == [("qwen3-coder:30b", "dgx-spark", "m4-max"), ("gpt-oss:120b", "dgx-spark", "m3-ultra")]
-    assert [(setup.chunk_tokens, context) for _, setup, context in found] == [(2048, 32768), (1024, 8192)]
+    assert [(setup.chunk_tokens, context) for _, setup, context in found] == [(2048, 32768), (2048, 8192)]
 
 
 def test_machines_of_one_kind_are_assessed_once(tmp_path: Path) -> None:

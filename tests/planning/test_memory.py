@@ -59,6 +59,13 @@ def test_kv_is_what_hosts_toml_allows_and_at_least_one_whole_request() -> None:
     assert found.total == found.least == found.weights + (3 << 30) + found.workspace
 
 
+def test_ranks_with_memory_of_their_own_share_weights_and_kv_heads() -> None:
+    one = replace(CUDA, engine="vllm", context=32768, kv_bytes=1 << 30)
+    alone, shared = (need(checkpoint(QWEN_FP8, "m"), replace(one, tensor_parallel=n)) for n in (1, 2))
+    assert (shared.weights, shared.one_request) == (alone.weights // 2, alone.one_request // 2)
+    assert shared.workspace == alone.workspace
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

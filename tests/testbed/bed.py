@@ -146,7 +146,8 @@ class Bed:
         text = re.sub(r'service = "(systemd|launchd)"', 'service = "process"', text)
         text = re.sub(r'dtype = "bfloat16"', 'dtype = "float32"', text)
         text = re.sub(r'device = "(cuda|gpu)"', 'device = "cpu"\nthreads = 1', text)
-        text = re.sub(r'quantization = "int8".*\n', "", text)
+        text = text.replace('name = "vllm"', 'name = "transformers"')
+        text = re.sub(r"^(# )?(kv_cache_memory_bytes|enforce_eager) = .*\n", "", text, flags=re.MULTILINE)
         text = re.sub(r"max_kv_bytes = .*", "max_kv_bytes = 1_073_741_824", text)
         text = text.replace("context = 32768", "context = 8192")
         if not self.real:

@@ -53,10 +53,11 @@ def fit(
     if host.simulated:
         return None
     device = _device(host, hardware, os)
-    serving, room = _serving(host, model, device), _room(host, hardware, device)
+    room = _room(host, hardware, device)
     known = _checkpoint(config, model.name, nbytes) if config else stored(model.sources[host.engine.name])
     if room is None or (known is None and nbytes is None):
         return None
+    serving = _serving(host, model, device, own=room[-1])
     return Fit(host, Need(nbytes or 0, serving.kv_bytes, 0, 0) if known is None else need(known, serving), *room)
 
 
@@ -94,9 +95,11 @@ def notes(found: Fit) -> Iterator[str]:
         )
 
 
-def _serving(host: Host, model: Model, device: str) -> Serving:
+def _serving(host: Host, model: Model, device: str, own: bool) -> Serving:
+    """own: whether each rank has memory of its own; else the machine's has to hold what all of them take."""
     engine = host.engine
-    kv = {"mlx": engine.max_kv_bytes, "vllm": engine.kv_cache_memory_bytes, "transformers": engine.max_held_bytes}
+    paged = engine.kv_cache_memory_bytes * (1 if own else engine.tensor_parallel)
+    kv = {"mlx": engine.max_kv_bytes, "vllm": paged, "transformers": engine.max_held_bytes}
     return Serving(
         engine.name,
         device,
@@ -106,6 +109,7 @@ def _serving(host: Host, model: Model, device: str) -> Serving:
         kv.get(engine.name, 0),
         engine.quantization,
         engine.attention,
+        engine.tensor_parallel if own else 1,
     )
 
 

@@ -86,6 +86,13 @@ def test_a_card_with_memory_of_its_own_is_what_counts_and_not_the_machines() -> 
     assert "RTX 5090 has room for 32 GiB" in refusal.cause and "fewer bits per weight" in refusal.hint
 
 
+def test_two_cards_hold_what_one_cannot() -> None:
+    cards = replace(SPARK, gpus=(GPU("RTX 5090", "580.1", 32 * GIB),) * 2)
+    assert [*refusals(fitted(QWEN, cards, 32768, name="vllm", tensor_parallel=2))] == []
+    shared = fitted(QWEN, SPARK, 32768, name="vllm", tensor_parallel=2)
+    assert shared.need.kv == 16 * GIB, "each rank takes its 8 GiB from the same memory"
+
+
 def test_a_machine_that_was_not_read_has_the_memory_of_its_kind() -> None:
     host = spark(model="m", engine=EngineOptions("transformers", device="cuda"), hardware="dgx-spark")
     found = fit(host, Model("m", GPT_OSS, 8192), HardwareFacts(), "Linux")

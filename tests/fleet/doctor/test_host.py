@@ -98,7 +98,7 @@ def test_a_home_that_cannot_be_written_to_is_a_fault() -> None:
 
 
 def test_a_model_larger_than_unified_memory_is_a_fault() -> None:
-    seen = spark(host={"engine": replace(spark().host.engine, quantization=None)})
+    seen = spark(host={"engine": EngineOptions("transformers", device="cuda")})
     big = replace(seen, model=replace(seen.model, bytes=130 * GIB))
     check, level, text, _ = only(big)
     assert (check, level) == ("memory", "fault")

@@ -69,6 +69,15 @@ def test_frameworks_come_with_cuda_for_both_kinds_of_linux_and_with_metal_for_ma
     assert "mlx-metal" in locked_packages(committed_locks()["decode-macosx-arm64"])
 
 
+def test_the_locked_vllm_is_one_that_the_connector_is_written_for() -> None:
+    from disagg.engines.vllm.load import VERSIONS, version_fits
+
+    (declared,) = (one for one in required(("vllm",), "linux-aarch64") if one.name == "vllm")
+    low, high = (".".join(map(str, version)) for version in VERSIONS)
+    assert set(str(declared.specifier).split(",")) == {f">={low}", f"<{high}"}
+    assert version_fits(locked_packages(committed_locks()["vllm-linux-aarch64"])["vllm"].version)
+
+
 def test_transformers_can_use_the_locked_kernels_so_that_mxfp4_stays_packed() -> None:
     packages = locked_packages(committed_locks()["prefill-quantize-linux-aarch64"])
     assert {"torchao", "kernels", "transformers"} <= packages.keys()
