@@ -9,6 +9,7 @@ import pytest
 
 from disagg.api.requests import Tool
 from disagg.engines.model.format import ToolFormat
+from disagg.servers.output import calls
 from disagg.servers.output.marked import Marked, Marks
 from tests.servers.output.texts import Texts, cuts, run
 
@@ -95,3 +96,11 @@ def test_every_call_has_an_id_of_its_own() -> None:
     one = Marked(Texts([HERMES + HERMES]), Marks(None, form("json_tools")), TOOLS)
     ids = [part.call.id for part in one.push(0) if part.call]
     assert len(ids) == len(set(ids)) == 2 and all(id.startswith("call_") for id in ids)
+
+
+def test_a_call_beyond_the_limit_stays_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = len(HERMES) - len("<tool_call></tool_call>")
+    for limit, kinds in ((inside, ["call"]), (inside - 1, ["text"])):
+        monkeypatch.setattr(calls, "MAX_CALL_CHARS", limit)
+        found = run(Marked(Texts([HERMES]), Marks(None, form("json_tools")), TOOLS), range(1))
+        assert [part.kind for part in found] == kinds
