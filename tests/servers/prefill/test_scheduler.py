@@ -94,20 +94,20 @@ def test_a_cpu_computes_shorter_chunks_while_others_come(alone: bool, tokens_s: 
 
 
 @pytest.mark.parametrize(
-    ("others", "latest", "alone"),
+    ("arrived", "others", "latest", "alone"),
     [
-        ([], 10.0, True),
-        ([5.0], 10.0, False),
-        ([], 19.5, False),
-        ([], 18.5, True),
-        ([], 9.9, True),
+        (10.0, [], 10.0, True),
+        (10.0, [5.0], 10.0, False),
+        (10.0, [], 19.5, False),
+        (10.0, [], 18.5, True),
+        (19.6, [], 19.5, True),
     ],
     ids=["the only one", "another waits", "another came lately", "another came long ago", "none came since"],
 )
 def test_a_prompt_has_the_thread_to_itself_if_no_other_waits_or_came_lately(
-    others: list[float], latest: float, alone: bool
+    arrived: float, others: list[float], latest: float, alone: bool
 ) -> None:
-    assert is_alone(10.0, others, latest, now=20.0, policy=POLICY) is alone
+    assert is_alone(arrived, others, latest, now=20.0, policy=POLICY) is alone
 
 
 class Run:
