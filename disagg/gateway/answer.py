@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from disagg.errors import Cancelled, DisaggError
 from disagg.gateway.dialects.base import Dialect, Head
-from disagg.gateway.dialects.events import Event, Finished, Piece
+from disagg.gateway.dialects.events import Event, Finished, Piece, uncounted
 from disagg.gateway.dialects.problems import INTERNAL, Problem, problem_of
 from disagg.gateway.exchange import STOPPED, Exchange
 from disagg.inference.types import Completion, Stage
@@ -39,9 +39,13 @@ class Outcome:
         if isinstance(event, Finished):
             self.completions[event.choice] = event.completion
             self._prompt(event.choice, event.completion.metrics.prompt_tokens)
+            self._add(uncounted(event.completion, len(event.completion.tokens)))
         else:
-            self.tokens += len(event.tokens)
-            self._charge(len(event.tokens))
+            self._add(len(event.tokens))
+
+    def _add(self, tokens: int) -> None:
+        self.tokens += tokens
+        self._charge(tokens)
 
     def staged(self, choice: int, stage: Stage) -> None:
         """An answer has come to this stage."""

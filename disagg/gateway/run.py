@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
 from disagg.errors import ServerUnavailable, Unauthorized
-from disagg.gateway.dialects.events import Event, Finished, Piece
+from disagg.gateway.dialects.events import Event, Finished, Piece, uncounted
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.observe.observers import Life
 from disagg.inference.client import AsyncClient
@@ -66,10 +66,13 @@ async def prompt_tokens(client: AsyncClient, request: GatewayRequest) -> int:
 
 
 async def _answer(choice: int, stream: AsyncStream, life: Life) -> AsyncGenerator[Event, None]:
+    tokens = 0
     async for chunk in stream:
         if not chunk.note:  # notes are among the completion's warnings, too
+            tokens += len(chunk.tokens)
             life.generated(choice, len(chunk.tokens))
             yield Piece(choice, chunk.text, chunk.tokens, chunk.reasoning, chunk.tool_calls)
+    life.generated(choice, uncounted(stream.completion, tokens))
     life.completed(choice, stream.completion)
     await life.settle()
     yield Finished(choice, stream.completion)

@@ -174,7 +174,7 @@ def _engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
     for role in roles:
         if name not in (suitable := ENGINES_FOR.get(role, ENGINES)):
             hint = f'{role} needs name = "{suitable[0]}"'
-            raise table.fault_at_value("name", f'the engine "{name}" cannot {role}', hint)
+            raise table.fault_at_value("name", f'the engine "{name}" cannot {_DOES.get(role, role)}', hint)
     known = _ENGINE_OPTIONS[name]
     others = {
         key: f'this is an option of the engine "{other}"'
@@ -278,6 +278,7 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
     },
     "openai": OPENAI_OPTIONS,
 }
+_DOES: Final = {"whole": "answer whole requests"}
 _TWO_HOSTS: Final = "describe the machine as two hosts with the same address and different ports"
 _GATEWAY_KEYS: Final = frozenset(
     {"address", "roles", "port", "connector", "service", "python", "site_packages", "user", "ssh_port", "key"}

@@ -34,6 +34,12 @@ class Finished:
 Event = Piece | Finished
 
 
+def uncounted(completion: Completion, tokens: int) -> int:
+    """Tokens of the answer that came without being told apart: those of a whole-request host, which counts them at the
+    end. tokens: that came by themselves."""
+    return max(0, completion.metrics.completion_tokens - tokens) if completion.metrics.method == "whole" else 0
+
+
 class Usage(NamedTuple):
     """Tokens of all answers to one request. A prompt that is answered several times counts once. cached_tokens: of the
     prompts, whose KV the decode hosts had from earlier requests. reasoning_tokens: of the answers."""

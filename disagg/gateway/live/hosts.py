@@ -19,8 +19,8 @@ _STATES: Final[Mapping[str, tuple[HostState, str, str]]] = {
 
 
 def live_hosts(fleet: Fleet, view: FleetView, now: float) -> tuple[LiveHost, ...]:
-    """The hosts that run a model, in the order of hosts.toml. now: time.monotonic()."""
-    return tuple(_live(host, view.of(host.name), now) for host in fleet.engine_hosts)
+    """The hosts that requests may use, in the order of hosts.toml. now: time.monotonic()."""
+    return tuple(_live(host, view.of(host.name), now) for host in fleet.answering_hosts)
 
 
 def _live(host: Host, seen: HostView, now: float) -> LiveHost:
@@ -48,12 +48,13 @@ def _live(host: Host, seen: HostView, now: float) -> LiveHost:
 
 def _state(host: Host, seen: HostView, now: float) -> tuple[HostState, str, str]:
     if seen.reachable == "down":
-        return "down", f"it does not answer at {host.url}", f"disagg start --host {host.name}"
+        hint = "start that server: disagg does not manage it" if host.whole else f"disagg start --host {host.name}"
+        return "down", f"it does not answer at {host.url}", hint
     if seen.reachable == "unknown":
         return "unknown", "it was not asked yet", ""
     if seen.load is not None and seen.load.status in _STATES:
         state, reason, hint = _STATES[seen.load.status]
         return state, reason, hint.format(name=host.name)
     if obstacle := seen.obstacle(now):
-        return "failing", obstacle, f"disagg logs --host {host.name}"
+        return "failing", obstacle, f"disagg {'status' if host.whole else f'logs --host {host.name}'}"
     return "up", "", ""

@@ -20,6 +20,7 @@ from disagg.errors import (
     Overloaded,
     PeerLost,
     ServerNotRunning,
+    ServerRefused,
     ServerSilent,
     ServerUnavailable,
     UnknownModel,
@@ -258,3 +259,44 @@ def test_a_request_that_is_too_large_for_every_decode_host_fails_as_such() -> No
     assert not any(failure.final for failure in failures)
     with pytest.raises(KVMemoryExceeded):
         after(which, DEFAULT_POLICY, failures)
+
+
+def with_whole(decode: str, *, begun: bool = False, alone: Alone | None = None) -> Route:
+    return replace(route(decode, "p1" if decode else "", alone), whole=(host("w1"), host("w2")), begun=begun)
+
+
+def test_whole_hosts_come_after_every_decode_host_and_before_a_prefill_host_alone() -> None:
+    assert [row(attempt) for attempt in attempts(with_whole("d1"), RetryPolicy())][-3:] == [
+        "whole - w1",
+        "whole - w2",
+        "prefill-alone p1 -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "begun", "left"),
+    [
+        (DOWN, False, ["whole - w1", "whole - w2", "prefill-alone p1 -"]),
+        (DOWN, True, ["prefill-alone p1 -"]),
+        (BUSY, False, []),
+    ],
+)
+def test_a_whole_host_is_asked_if_the_decode_host_failed_and_nothing_of_the_answer_has_come(
+    error: DisaggError, begun: bool, left: Sequence[str]
+) -> None:
+    routed = with_whole("d1")
+    failed = Failure(Attempt("disaggregated", host("d1"), host("p1")), "decode", error, begun)
+    assert [row(attempt) for attempt in remaining(routed, RetryPolicy(), [failed])] == left
+
+
+def test_no_host_goes_on_after_what_a_whole_host_has_sent() -> None:
+    attempt = Attempt("whole", host("w1"), None)
+    assert Failure(attempt, "decode", DOWN, begun=True).final
+    assert not Failure(attempt, "decode", DOWN, begun=False).final
+
+
+def test_a_host_that_refuses_this_client_is_not_waited_for() -> None:
+    routed = replace(with_whole("", alone="whole"), whole=(host("w1"),))
+    failed = Failure(Attempt("whole", host("w1"), None), "decode", ServerRefused("bad key"))
+    with pytest.raises(ServerRefused):
+        after(routed, RetryPolicy(), [failed])
