@@ -86,7 +86,7 @@ async def test_speeds_are_measured_and_decide_where_later_prompts_are_computed(s
     load = service.load_figures()
     assert present(load.prefill_tokens_s) > 0 and present(load.decode_tokens_s) > 0
     first, *_ = await answered(service, replace(DECODE, prefill=SLOW, cache_salt="nothing is held"))
-    assert "39 tokens: " in of_type(first, LocalEvent).reason
+    assert "39 tokens left to compute: " in of_type(first, LocalEvent).reason
 
 
 async def test_without_an_offer_of_a_prefill_host_the_kv_is_waited_for(service: DecodeService) -> None:
