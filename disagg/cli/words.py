@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _EXAMPLE = 'disagg generate -m NAME "text to continue"'
 
 
-class Question(NamedTuple):
+class ParsedWords(NamedTuple):
     """What the arguments mean. `prompt`: None if it is read from a file, "-" if from stdin."""
 
     models: list[str]
     prompt: str | None
 
 
-def parse_words(fleet: Fleet, words: Sequence[str], named: Sequence[str], *, has_file: bool) -> Question:
+def parse_words(fleet: Fleet, words: Sequence[str], named: Sequence[str], *, has_file: bool) -> ParsedWords:
     """The models and the prompt of `disagg generate [-m NAME]... [MODEL] [PROMPT]`.
 
     Without -m, the first argument is the model if a prompt follows, by argument, --file or a pipe. Raises UsageError
@@ -45,7 +45,7 @@ def parse_words(fleet: Fleet, words: Sequence[str], named: Sequence[str], *, has
     if not rest and not has_file and not piped:
         raise UsageError("there is no prompt", f"{_EXAMPLE}, or pipe it in, or -f FILE")
     prompt = rest[0] if rest else None if has_file else "-"
-    return Question(choose_models(fleet, named), prompt)
+    return ParsedWords(choose_models(fleet, named), prompt)
 
 
 def is_model(fleet: Fleet, word: str) -> bool:
