@@ -181,6 +181,7 @@ async def _answered(client: AsyncClient, request: Request) -> Request:
 async def _outcome(client: AsyncClient, request: Request) -> Outcome:
     ids: list[int] = []
     times: list[float] = []
+    notes: list[str] = []
     outcome = Outcome("hung", time.monotonic(), 0.0)
     try:
         async with asyncio.timeout(HANG_S):
@@ -190,12 +191,16 @@ async def _outcome(client: AsyncClient, request: Request) -> Outcome:
                 async for chunk in stream:
                     ids += [token.id for token in chunk.tokens]
                     times.append(chunk.arrived)
+                    notes += [chunk.note] if chunk.note else []
         outcome.notes = stream.completion.warnings
         outcome.name = "exact, with a note" if outcome.notes else "exact"
     except TimeoutError:
         outcome.error = "no end within its timeout"
     except DisaggError as error:
-        outcome.name, outcome.error = "error with a host left", f"{error.code()}: {error}"
+        outcome.name, outcome.error = (
+            "error with a host left",
+            f"{error.code()} after {len(ids)} tokens and {notes}: {error}",
+        )
     except Exception as error:  # noqa: BLE001 - it is what this run looks for
         outcome.name, outcome.error = "not a DisaggError", repr(error)
     outcome.ended = time.monotonic()
