@@ -25,13 +25,15 @@ _SCHEMAS: Final = "#/components/schemas/{name}"
 @dataclass(frozen=True, slots=True)
 class AnswerSpec:
     """One answer of a route. bodies: the types that its body may have, any that msgspec knows; none if it has no stated
-    shape. events: instead of a body, types of server-sent events by their names, "" for events without one.
+    shape. events: of an answer that is streamed, the types of server-sent events by their names; "" for those without
+    one, unnamed for more of these. An answer with bodies and events is either, as the request asks.
     headers: that it always has, with what they mean."""
 
     description: str
     bodies: tuple[Any, ...] = ()
     media: str = JSON
     events: Mapping[str, type[Contract]] = field(default_factory=dict)
+    unnamed: tuple[type[Contract], ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -96,7 +98,7 @@ def _types(route: Operation) -> Iterator[Any]:
     """Every type that the route names."""
     yield from (kind for kind in (route.body, *route.query.values()) if kind is not None)
     for answer in route.answers.values():
-        yield from (*answer.bodies, *answer.events.values())
+        yield from (*answer.bodies, *answer.events.values(), *answer.unnamed)
 
 
 def _operation(route: Operation, known: Mapping[Any, Any]) -> dict[str, Any]:
@@ -121,12 +123,15 @@ def _response(answer: AnswerSpec, known: Mapping[Any, Any]) -> dict[str, Any]:
             name: {"description": meaning, "required": True, "schema": {"type": "string"}}
             for name, meaning in answer.headers.items()
         }
-    if answer.events:
-        items = [_event(name, known[kind]) for name, kind in answer.events.items()]
-        response["content"] = {EVENTS: {"itemSchema": {"oneOf": items}}}
-    elif answer.bodies:
+    content: dict[str, Any] = {}
+    if answer.bodies:
         schemas = [known[kind] for kind in answer.bodies]
-        response["content"] = {answer.media: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
+        content[answer.media] = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
+    if answer.events or answer.unnamed:
+        named = [*answer.events.items(), *(("", kind) for kind in answer.unnamed)]
+        content[EVENTS] = {"itemSchema": {"oneOf": [_event(name, known[kind]) for name, kind in named]}}
+    if content:
+        response["content"] = content
     return response
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from disagg.api import openapi
 from disagg.api.base import Contract
 from disagg.api.gateway.history import HistoryAnswer
-from disagg.api.gateway.parallel import ParallelAnswer, ParallelBody
+from disagg.api.gateway.parallel import ParallelAnswer, ParallelBody, ParallelChunk, ParallelEnd, ParallelResult
 from disagg.api.openapi import AnswerSpec, Operation
 from disagg.api.status import Liveness
 from disagg.gateway.dialects.anthropic import dialect as anthropic
@@ -126,7 +126,8 @@ def _post(path: str, summary: str, body: type[Contract], error: type[Contract]) 
 
 def _of_parallel(answers: Mapping[int, AnswerSpec]) -> dict[int, AnswerSpec]:
     """What fails with a status of the whole body; all else has its status in the result of its request."""
-    whole = AnswerSpec("The results, in the order of the requests; streamed, their events.", (ParallelAnswer,))
+    events = (ParallelChunk, ParallelResult, ParallelEnd)
+    whole = AnswerSpec("The results, or what happens to each request.", (ParallelAnswer,), unnamed=events)
     return {200: whole, **{status: answers[status] for status in (400, 401, 413, 500, 503)}}
 
 

@@ -76,6 +76,14 @@ def test_the_events_of_a_stream_are_stated_by_name_and_by_the_type_of_their_data
     assert named["properties"]["data"]["contentSchema"] == {"$ref": "#/components/schemas/Wish"}
 
 
+def test_an_answer_may_be_a_body_or_a_stream_as_the_request_asks() -> None:
+    either = AnswerSpec("Either.", (Wish,), unnamed=(Wish, Wish))
+    document = openapi.document("wishes", "1", "a key", [Operation("GET", "/wishes", "Wishes.", {200: either})])
+    content = document["paths"]["/wishes"]["get"]["responses"]["200"]["content"]
+    assert set(content) == {"application/json", "text/event-stream"}
+    assert len(content["text/event-stream"]["itemSchema"]["oneOf"]) == 2
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_every_reference_of_a_servers_document_resolves(role: Role) -> None:
     document = json.loads(json.dumps(server_document(role)))

@@ -257,3 +257,17 @@ def test_what_needs_memory_of_earlier_responses_is_refused_by_name(client: opena
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="tiny", input="x", previous_response_id="resp_1")
     assert caught.value.param == "previous_response_id"
+
+
+def test_several_requests_together_have_the_answers_of_each_alone(client: openai.OpenAI, gateway: str) -> None:
+    chat = {"model": "tiny", "messages": CHAT, "max_tokens": 6, "temperature": 0}
+    text = {"model": "tiny", "prompt": "x = ", "max_tokens": 6, "temperature": 0}
+    alone = [
+        client.chat.completions.create(**chat).choices[0].message.content,
+        client.completions.create(**text).choices[0].text,
+    ]
+    with httpx.Client(base_url=gateway, timeout=60, trust_env=False) as http:
+        together = http.post("/v1/parallel", json={"requests": [chat, text]}).json()
+    first, second = (one["body"]["choices"][0] for one in together["results"])
+    assert [first["message"]["content"], second["text"]] == alone
+    assert together["disagg"]["complete"] == 2 and together["disagg"]["wall"] > 0

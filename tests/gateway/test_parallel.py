@@ -170,6 +170,19 @@ async def test_a_caller_that_disconnects_ends_all_requests(stream: bool) -> None
     assert b"disagg_requests_cancelled_total" in watch.metrics()
 
 
+async def test_every_request_is_in_the_history_and_the_metrics_as_if_it_had_been_sent_alone() -> None:
+    client = ByModel(m=("x ",), other=(ServerUnavailable("gone"),))
+    watch = GatewayWatch(client)  # type: ignore[arg-type]
+    async with fake_client.http(fake_client.app(client, watch=watch)) as http:
+        await http.post(PATH, json={"requests": [CHAT, TEXT]}, headers={"X-Request-Id": "mine"})
+    last = watch.board.state((), time.monotonic()).last
+    assert {(one.request_id, one.api, one.model, one.state) for one in last} == {
+        ("mine.0", "chat", "m", "ok"),
+        ("mine.1", "completions", "other", "failed"),
+    }
+    assert b'vllm:request_success_total{finished_reason="stop",model_name="m"} 1.0' in watch.metrics()
+
+
 async def test_a_request_that_is_complete_is_no_longer_running_while_others_are() -> None:
     client = ByModel(m=("x",), other=("y ", 60.0))
     watch = GatewayWatch(client)  # type: ignore[arg-type]
