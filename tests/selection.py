@@ -31,6 +31,7 @@ SLOW_PATHS = {
     "engines/model/test_rope.py",
     "engines/model/test_text.py",
     "engines/test_adjust.py",
+    "engines/vllm/test_kv.py",
     "engines/vllm/test_pages.py",
     "engines/test_constraint.py",
     "engines/staging",

@@ -156,7 +156,7 @@ def examine(folder: Path) -> dict[str, Any]:
     """All cases of one model."""
     chance = random.Random(7)
     bench = Bench(folder)
-    found: dict[str, Any] = {"model": folder.name, "backend": bench.engine.info.backend}
+    found: dict[str, Any] = {"model": folder.name, "worst": {}, "prefix tokens": {}}
     long = prompt(chance, 301)
     cases: dict[str, Callable[[], tuple[float, list[int]]]] = {
         "lengths": lambda: bench.difference([prompt(chance, n) for n in (2, 63, 65, 130, 257)]),
@@ -168,8 +168,9 @@ def examine(folder: Path) -> dict[str, Any]:
         "eight at once": lambda: bench.difference([prompt(chance, n) for n in range(90, 98)]),
     }
     for name, case in cases.items():
-        found[name] = case()
-        sys.stderr.write(f"{folder.name} {name} {found[name]}\n")
+        worst, held = case()
+        found["worst"][name] = worst
+        found["prefix tokens"][name] = max(held)
     bench.cancel_at_random(chance)
     deadline = time.monotonic() + PATIENCE_S
     while any(bench.held().values()) and time.monotonic() < deadline:
@@ -177,7 +178,7 @@ def examine(folder: Path) -> dict[str, Any]:
             bench.engine.step()
         time.sleep(0.05)
     found["held"] = bench.held()
-    found["after"] = bench.difference([prompt(chance, 200)])
+    found["worst"]["after them"], _ = bench.difference([prompt(chance, 200)])
     bench.server.close()
     bench.engine.close()
     return found

@@ -1,0 +1,43 @@
+"""vLLM's KV equals transformers', in an environment with vLLM: see `program`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import tiny_models
+from tests.fleets import VLLM_PYTHON
+
+pytestmark = [
+    pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="no environment with vLLM: make .venv-vllm/.ready"),
+    pytest.mark.timeout(420),
+]
+
+ROOT = Path(__file__).parents[3]
+LARGEST = 1e-3
+"""Of keys and values of a size of 1 to 100, in float32."""
+NOTHING_HELD = dict.fromkeys(("requests", "orders", "blocks", "reports", "tickets"), 0)
+
+
+ARCHITECTURES = ("gemma3_text", "qwen3_moe")
+
+
+def test_the_kv_is_that_of_transformers_and_cancelled_prompts_leave_nothing(tmp_path: Path) -> None:
+    """Prompts shorter and longer than the window, in chunks, with cached prefixes, eight at once."""
+    folders = [str(tiny_models.make(name, tmp_path / name)) for name in ARCHITECTURES]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [str(VLLM_PYTHON), "-m", "tests.engines.vllm.program", *folders]
+    answer = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=400
+    )
+    assert answer.returncode == 0, answer.stderr[-4000:]
+    models = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
+    assert [found["model"] for found in models] == list(ARCHITECTURES)
+    for found in models:
+        assert {case: worst for case, worst in found["worst"].items() if worst > LARGEST} == {}, found
+        assert {case for case, tokens in found["prefix tokens"].items() if tokens} == {"prefix", "whole prefix"}
+        assert found["held"] == NOTHING_HELD
