@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
     `reference`'s. Of several ranks each has the same modules; the first one is asked, for its share of the heads."""
     ranks = engine.vllm_config.parallel_config.tensor_parallel_size
     found: list[LayerProfile] = engine.collective_rpc(layer_profiles, args=(ranks,))[0]
+    require_norms(engine.collective_rpc(norm_epsilons)[0], getattr(engine.model_config.hf_config, "rms_norm_eps", None))
     return replace(
         reference,
         source="vllm",
@@ -22,6 +24,22 @@ def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
         vocab_size=int(engine.model_config.get_vocab_size()),
         layers=tuple(found),
     )
+
+
+def require_norms(found: Sequence[float], stated: float | None) -> None:
+    """Raise ModelError if layers normalise with another epsilon than the checkpoint states: vLLM's gpt-oss has 1e-5,
+    whatever config.json has."""
+    if stated is not None and (other := [one for one in found if one != stated]):
+        raise ModelError(
+            f"vLLM normalises this model with an epsilon of {other[0]:g}, its config.json has {stated:g}",
+            "use the engine transformers for this checkpoint",
+        )
+
+
+def norm_epsilons(worker: Any) -> list[float]:
+    """The epsilons of the norms before the layers. Called in a worker."""
+    norms = [module for name, module in worker.get_model().named_modules() if name.endswith(".input_layernorm")]
+    return sorted({float(norm.variance_epsilon) for norm in norms if hasattr(norm, "variance_epsilon")})
 
 
 def weight_bytes(engine: Any) -> int:
