@@ -61,6 +61,8 @@ def fleet(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     """Deployed and started. Afterwards nothing is left: an environment with torch is large."""
     machines.need_links()
     folder = tmp_path_factory.mktemp("operator")
+    for name in (PREFILL, DECODE):
+        leave_compiling_to_imports(machines.hosts[name].home)
     with package_index(machines) as index, machines.entered():
         made = Operator(machines, folder / "hosts.toml", folder)
         made.config.write_text(hosts_toml(machines, index.url))
@@ -70,6 +72,13 @@ def fleet(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         yield made
         made.run("uninstall", "--yes", "--models")
         assert not any((machines.hosts[name].home / ".disagg").exists() for name in (PREFILL, DECODE))
+
+
+def leave_compiling_to_imports(home: Path) -> None:
+    """pip would compile every module of torch and transformers: minutes, of which the servers need seconds."""
+    settings = home / ".config/pip/pip.conf"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text("[install]\ncompile = no\n")
 
 
 def hosts_toml(bed: Bed, index: str) -> str:
