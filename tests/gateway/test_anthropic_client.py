@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from tests.fleets import RunningFleet
+
+if TYPE_CHECKING:  # 4 s, which only the process that runs these tests spends
+    import anthropic
 
 ASKED: dict[str, Any] = {
     "model": "tiny",
@@ -30,6 +32,8 @@ TOOL: dict[str, Any] = {
 
 @pytest.fixture
 def client(gateway: str) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=gateway, api_key="unused", max_retries=0) as client:
         yield client
 
@@ -61,6 +65,8 @@ def test_a_tool_that_must_be_called_is_called(client: anthropic.Anthropic) -> No
 
 
 def test_errors_are_the_client_s_own(client: anthropic.Anthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError, match="claude"):
         client.messages.create(**{**ASKED, "model": "claude"})
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from tests.fleets import RunningFleet, wait_until
+
+if TYPE_CHECKING:  # 2 s, which only the process that runs these tests spends
+    import openai
 
 CHAT: list[Any] = [{"role": "system", "content": "be short"}, {"role": "user", "content": "def add(a, b):"}]
 
 
 @pytest.fixture
 def client(gateway: str) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{gateway}/v1", api_key="unused", max_retries=0) as client:
         yield client
 
@@ -123,12 +127,16 @@ def test_an_alias_is_a_name_of_the_model_and_the_list_has_its_context(client: op
 
 
 def test_an_unknown_model_is_a_404_with_openai_s_code(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-5", messages=CHAT)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 def test_a_request_over_the_context_has_openai_s_code_also_if_it_is_streamed(client: openai.OpenAI) -> None:
+    import openai
+
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             client.completions.create(model="tiny", prompt=[9] * 4000, max_tokens=500, stream=stream)
@@ -136,6 +144,8 @@ def test_a_request_over_the_context_has_openai_s_code_also_if_it_is_streamed(cli
 
 
 def test_a_field_that_cannot_be_honoured_is_refused_by_name(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=CHAT, modalities=["text", "audio"])
     assert caught.value.param == "modalities"
@@ -193,6 +203,8 @@ def test_a_tool_that_must_be_called_is_called_with_arguments_that_fit(client: op
 
 
 def test_a_schema_that_is_none_and_tools_that_the_model_does_not_know_are_refused(client: openai.OpenAI) -> None:
+    import openai
+
     wrong: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}
     with pytest.raises(openai.BadRequestError, match=r"json_schema: .*objekt"):
         client.chat.completions.create(model="tiny", messages=CHAT, response_format=wrong)
@@ -254,6 +266,8 @@ def test_a_response_calls_tools_and_its_items_can_be_sent_back(client: openai.Op
 
 
 def test_what_needs_memory_of_earlier_responses_is_refused_by_name(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="tiny", input="x", previous_response_id="resp_1")
     assert caught.value.param == "previous_response_id"

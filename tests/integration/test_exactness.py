@@ -19,7 +19,7 @@ import pytest
 
 from disagg.config import load
 from disagg.engines.model import checkpoint
-from disagg.inference.client import AsyncClient
+from disagg.inference.client import AsyncClient, Client
 from disagg.inference.types import Completion
 from disagg.kv.blocks import KVBlock
 from disagg.kv.fingerprint import token_hash
@@ -60,37 +60,49 @@ def computed_prompt_tokens(fleet: RunningFleet) -> int:
     return int(fleet.status("m-decode")["counters"]["computed_prompt_tokens"])
 
 
-def test_every_length_gives_the_tokens_of_each_engine_alone(fleet: RunningFleet) -> None:
+@pytest.fixture(scope="module")
+def handed_over(fleet: RunningFleet) -> dict[int, Completion]:
+    """The answer to each length, one request after the other."""
     with fleet.client() as client:
-        for length in LENGTHS:
-            tokens = prompt(length)
-            before = computed_prompt_tokens(fleet)
-            handed_over = client.generate("m", tokens=tokens, cache_salt=f"handed over {length}", **ANSWER)
-            assert computed_prompt_tokens(fleet) - before == 1
-            # Of a prompt of one token nothing is handed over: the decode host computes the last token in any case.
-            assert handed_over.metrics.method == ("disaggregated" if length > 1 else "local")
+        return {length: handed_over_alone(fleet, client, length) for length in LENGTHS}
+
+
+def handed_over_alone(fleet: RunningFleet, client: Client, length: int) -> Completion:
+    before = computed_prompt_tokens(fleet)
+    answer = client.generate("m", tokens=prompt(length), cache_salt=f"handed over {length}", **ANSWER)
+    assert computed_prompt_tokens(fleet) - before == 1
+    # Of a prompt of one token nothing is handed over: the decode host computes the last token in any case.
+    assert answer.metrics.method == ("disaggregated" if length > 1 else "local")
+    assert len(set(ids(answer))) > 12
+    return answer
+
+
+def test_every_length_gives_the_tokens_of_each_engine_alone(
+    fleet: RunningFleet, handed_over: dict[int, Completion]
+) -> None:
+    with fleet.client() as client:
+        for length, answer in handed_over.items():
             for engine in ("prefill", "decode"):
-                alone = client.generate("m", tokens=tokens, alone=engine, cache_salt=f"{engine} {length}", **ANSWER)
-                assert ids(handed_over) == ids(alone), f"{length} tokens against {engine} alone"
-            assert len(set(ids(handed_over))) > 12
+                salt = f"{engine} {length}"
+                alone = client.generate("m", tokens=prompt(length), alone=engine, cache_salt=salt, **ANSWER)
+                assert ids(answer) == ids(alone), f"{length} tokens against {engine} alone"
 
 
-async def test_concurrent_requests_join_the_running_batch_without_disturbing_it(fleet: RunningFleet) -> None:
+async def test_concurrent_requests_join_the_running_batch_without_disturbing_it(
+    fleet: RunningFleet, handed_over: dict[int, Completion]
+) -> None:
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
-        single = [ids(await client.generate("m", tokens=prompt(n), cache_salt=f"{n}", **ANSWER)) for n in LENGTHS]
         before = await asyncio.to_thread(computed_prompt_tokens, fleet)
         together = await asyncio.gather(
             *(client.generate("m", tokens=prompt(n), cache_salt=f"together {n}", **ANSWER) for n in LENGTHS)
         )
-    assert [ids(answer) for answer in together] == single
+    assert [ids(answer) for answer in together] == [ids(answer) for answer in handed_over.values()]
     assert computed_prompt_tokens(fleet) - before == len(LENGTHS)
 
 
-def test_wrong_kv_changes_the_answer(fleet: RunningFleet) -> None:
+def test_wrong_kv_changes_the_answer(fleet: RunningFleet, handed_over: dict[int, Completion]) -> None:
     """The control: noise of the right shape under the right ticket must not give the right tokens."""
-    tokens = prompt(200)
-    with fleet.client() as client:
-        right = ids(client.generate("m", tokens=tokens, **ANSWER))
+    tokens, right = prompt(200), ids(handed_over[200])
     body = {"model": "m", "tokens": tokens, "sampling": SAMPLING, "cache_salt": "noise"}
     with fleet.http("m-decode") as http, http.stream("POST", "/decode", json=body) as answer:
         lines = answer.iter_lines()
