@@ -4,7 +4,8 @@ BIN := $(VENV)/bin
 VLLM := .venv-vllm
 PYTHON ?= python3
 
-# Four processes, also on two cores: slow tests mostly wait for a server or a host. Fast ones do so less.
+# Three processes, also on two cores: slow tests wait for servers and hosts now and then. Each process more costs a
+# minute of CPU time: it imports every test, both frameworks and the clients, and has servers and checkpoints of its own.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 FAST_PROCESSES := $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 4)))
 BY_FILE := --dist loadfile --no-loadscope-reorder
@@ -19,7 +20,7 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready $(VLLM)/.ready
 	tests/testbed/requirements.sh
-	$(BIN)/python -m pytest --numprocesses 4 $(BY_FILE)
+	$(BIN)/python -m pytest --numprocesses 3 $(BY_FILE)
 
 # Units only: no servers, no hosts behind SSH, no engines.
 test-fast: $(VENV)/.ready

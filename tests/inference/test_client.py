@@ -82,7 +82,7 @@ async def test_no_kv_byte_passes_through_the_client(tiny_fleet: RunningFleet, mo
 def test_the_parts_of_ttft_are_never_negative_and_explain_it(tiny_fleet: RunningFleet) -> None:
     prompt = [9 + i % 600 for i in range(3500)]
     with tiny_fleet.client() as client:
-        runs = [client.generate("tiny", tokens=prompt, max_tokens=2, cache_salt=f"{n}").metrics for n in range(60)]
+        runs = [client.generate("tiny", tokens=prompt, max_tokens=2, cache_salt=f"{n}").metrics for n in range(24)]
     for run in runs:
         assert min(asdict(run.ttft_parts).values()) >= 0
         assert run.ttft_parts.total == pytest.approx(run.ttft)
