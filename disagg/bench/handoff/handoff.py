@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from disagg.bench.handoff.transport import ROUND_TIMEOUT_S, STEP_TIMEOUT_S, RandomKV, ReceiverOffer
-from disagg.engines.mlx import cache as mlx_cache
 from disagg.engines.simulated import synthetic_kv
 from disagg.engines.simulated.synthetic_kv import SyntheticKV
 from disagg.kv.arena import Arenas
@@ -50,6 +49,8 @@ class HandoffReceiver:
     """See transport.Receiver."""
 
     def __init__(self, shape: RandomKV, host: str) -> None:
+        from disagg.engines.mlx import cache as mlx_cache  # the sending host need not have mlx
+
         self._shape = shape
         # The memory of one transfer is kept for the next, as on a decode host.
         self._tickets = Tickets(Arenas(mlx_cache.allocate, keep_bytes=2 * shape.nbytes))
