@@ -334,3 +334,9 @@ def test_log_probabilities_name_tokens_by_their_text_and_bytes() -> None:
     (found,) = json.loads(written.split(b"data: ")[2])["choices"][0]["logprobs"]["content"]
     assert (found["token"], found["bytes"]) == (" a", [32, 97])
     assert [(one["token"], one["bytes"]) for one in found["top_logprobs"]] == [(" a", [32, 97]), ("\ufffd", [195])]
+
+
+def test_a_forced_call_is_a_single_one_as_langchain_asks_for_it() -> None:
+    forced = chat(tools=[TOOL], tool_choice="required")
+    assert chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False) == forced
+    assert forced.options["must_call"]

@@ -43,7 +43,7 @@ class ChatCompletions:
     keep_alive: ClassVar = openai.KEEP_ALIVE
 
     def read(self, body: Mapping[str, Any]) -> GatewayRequest:
-        fields = openai.read(ChatBody, body, openai.OF_CHATS)
+        fields = openai.read(ChatBody, _without_single_call(body), openai.OF_CHATS)
         longest = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         options = fields.options(longest)
         if fields.logprobs:
@@ -165,3 +165,12 @@ def _message(completion: Completion) -> dict[str, Any]:
 def _reasoning(text: str) -> dict[str, str]:
     """Under both names that clients read."""
     return {"reasoning": text, "reasoning_content": text}
+
+
+def _without_single_call(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """parallel_tool_calls = false is honoured if a call is forced: a forced answer is one call. LangChain sends both
+    for structured output."""
+    forced = body.get("tool_choice") == "required" or isinstance(body.get("tool_choice"), dict)
+    if forced and body.get("parallel_tool_calls") is False:
+        return {name: value for name, value in body.items() if name != "parallel_tool_calls"}
+    return body
