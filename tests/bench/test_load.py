@@ -139,8 +139,9 @@ async def test_when_the_prefill_host_dies_midway_every_request_is_still_accounte
     by_mode = {mode: [r for turn in turn_results if turn.mode == mode for r in turn.records] for mode in made.modes}
     assert all(len(records) == 6 for records in by_mode.values())
     assert [record.fell_back for record in by_mode["disaggregated"]] == [False] * 3 + [True] * 3
-    assert [record.error for record in by_mode["prefill-alone"]] == [""] * 3 + ["ServerUnavailable"] * 3
-    assert monitor.failures == {"ServerUnavailable": 3}
+    errors = [record.error for record in by_mode["prefill-alone"]]
+    assert errors[:3] == [""] * 3 and set(errors[3:]) <= {"ServerUnavailable", "ServerNotRunning"}, errors
+    assert sum(monitor.failures.values()) == 3
 
 
 class Answering:

@@ -16,8 +16,11 @@ from tests.fleets import wait_until
 
 ECHO = """
 import sys, threading, time
-threading.Thread(target=lambda: [print(line, end="", flush=True) for line in sys.stdin], daemon=True).start()
-while True: print("first", flush=True); time.sleep(0.01)
+def put(line):  # in one call: print writes the end of a line by itself, and the other thread's line may come before it
+    sys.stdout.write(line)
+    sys.stdout.flush()
+threading.Thread(target=lambda: [put(line) for line in sys.stdin], daemon=True).start()
+while True: put("first\\n"); time.sleep(0.01)
 """
 PACKAGE = Path(disagg.__file__).parent
 

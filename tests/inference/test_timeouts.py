@@ -68,6 +68,9 @@ def test_the_timeouts_of_a_request() -> None:
         "lease": 10.0,
         "slow_transfer": 1.0,
         "blame": 0.2,
+        "whole_connect": 5.0,
+        "whole_first": 300.0,
+        "whole_silence": 30.0,
     }
 
 
