@@ -44,7 +44,7 @@ from disagg.http import requests
 from disagg.inference.client import AsyncClient
 from disagg.version import VERSION
 
-MAX_REQUESTS = 512  # at a time; more would only wait for the hosts
+MAX_ANSWERS = 512  # at a time; more would only wait for the hosts
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -124,7 +124,7 @@ class Gateway:
         self._access = access
         self._observers = observers
         self._limits = Limits()
-        self._running = 0
+        self._running = 0  # answers that were asked for
         self._body_limit = requests.body_limit(max(model.context for model in client.fleet.models.values()))
 
     def post(self, dialect: Dialect) -> Handler:
@@ -177,15 +177,16 @@ class Gateway:
     def _begin(self, key: Key | None, dialect: Dialect, head: Head) -> Running:
         """Accept a request that has been admitted."""
         model = self._client.fleet.model(head.model).name
-        self._running += 1
-        life = self._observers.accept(head, dialect.name, model, key.name if key else None)
+        self._running += head.request.choices
+        name, key_id = (key.name, key.id) if key else (None, None)
+        life = self._observers.accept(head, dialect.name, model, name, key_id)
 
         def charge(tokens: int) -> None:
             if key is not None:
                 self._limits.spend(key, tokens, time.monotonic())
 
         def ended(outcome: Outcome) -> None:
-            self._running -= 1
+            self._running -= head.request.choices
             life.ended(outcome.error, cancelled=outcome.cancelled)
             _log(dialect, head, key, outcome)
 
@@ -200,8 +201,7 @@ class Gateway:
             try:
                 key = self._access.key(request)
                 asked = dialect.read(await self._body(request))
-                require_model(self._client.fleet, key, asked.model)
-                tokens = await prompt_tokens(self._client, asked)
+                tokens = await prompt_tokens(self._client, self._admitted(key, asked))
             except DisaggError as error:
                 problem = problem_of(error)
                 return json_response(dialect.error(problem), problem.status, problem.headers)
@@ -227,8 +227,8 @@ class Gateway:
         """The request, if this key may make it now. Clients with different keys share no held KV: whether a prompt is
         answered early would tell one what the other has asked."""
         require_model(self._client.fleet, key, asked.model)
-        if self._running >= MAX_REQUESTS:
-            raise Overloaded(f"the gateway already runs {MAX_REQUESTS} requests", "try again in a moment")
+        if self._running + asked.choices > MAX_ANSWERS:
+            raise Overloaded(f"the gateway computes at most {MAX_ANSWERS} answers at a time", "try again in a moment")
         if key is None:
             return asked
         self._limits.admit(key, asked.choices, time.monotonic())

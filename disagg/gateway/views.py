@@ -50,10 +50,10 @@ def routes(fleet: Fleet, access: Access, watch: GatewayWatch) -> list[Route]:
 
 def _page(path: Path, wanted: Filter, key: Key | None, stopped: str | None) -> bytes:
     """The body of an answer to GET /api/history. A caller sees the texts of its own key's requests."""
-    own = key.name if key else None
+    own = (key.name, key.id) if key else (None, None)
 
     def shown(entry: HistoryEntry) -> HistoryEntry:
-        return entry if entry.key == own else without_texts(entry)
+        return entry if (entry.key, entry.key_id) == own else without_texts(entry)
 
     return HistoryAnswer(read(path, wanted, shown, MAX_ANSWER), stopped).to_bytes()
 

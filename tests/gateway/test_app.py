@@ -132,7 +132,7 @@ async def test_several_answers_to_a_prompt_are_asked_for_once_the_first_has_begu
 
 
 async def test_requests_over_the_bound_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_REQUESTS", 1)
+    monkeypatch.setattr(app, "MAX_ANSWERS", 1)
     client = FakeClient("text ", 0.2)
     async with fake_client.http(fake_client.app(client)) as http:
         first = asyncio.ensure_future(http.post("/v1/chat/completions", json=CHAT))
@@ -142,6 +142,18 @@ async def test_requests_over_the_bound_are_refused_at_once(monkeypatch: pytest.M
         assert (await first).status_code == 200
         assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
     assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+
+
+async def test_each_answer_of_a_request_counts_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MAX_ANSWERS", 3)
+    client = FakeClient("text ")
+    async with fake_client.http(fake_client.app(client)) as http:
+        several = [(await http.post("/v1/chat/completions", json={**CHAT, "n": n})).status_code for n in (4, 3, 3, 2)]
+    assert several == [429, 200, 200, 200], "their places are given back"
+    together = {"requests": [{**CHAT, "n": 2}, {**CHAT, "n": 2}, CHAT]}
+    async with fake_client.http(fake_client.app(client)) as http:
+        results = (await http.post("/v1/parallel", json=together)).json()["results"]
+    assert [one["status"] for one in results] == [200, 429, 200]
 
 
 async def test_a_key_opens_its_models_within_its_limits_until_it_is_revoked(tmp_path: Path) -> None:

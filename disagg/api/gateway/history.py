@@ -32,9 +32,9 @@ class HistoryEntry(Contract, frozen=True, kw_only=True):
     complete, and one more if it failed or was cancelled.
 
     Times in seconds, speeds in tokens per second, those that are not known are None. id: counts up. time: when the
-    request began, seconds since 1970. api: the dialect. key: the name of the caller's key. choice: number of the
-    answer. reason: why these hosts and this method were tried. ttft_parts: see Metrics. prompt, answer: only if the
-    gateway keeps texts.
+    request began, seconds since 1970. api: the dialect. key, key_id: name and id of the caller's key; the name
+    may have been that of another key, which is revoked. choice: number of the answer. reason: why these hosts and this
+    method were tried. ttft_parts: see Metrics. prompt, answer: only if the gateway keeps texts.
     """
 
     time: float
@@ -45,6 +45,7 @@ class HistoryEntry(Contract, frozen=True, kw_only=True):
     total_time: float
     id: int = 0
     key: str | None = None
+    key_id: str | None = None
     choice: int = 0
     method: str | None = None
     prefill_server: str | None = None

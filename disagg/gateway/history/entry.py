@@ -19,6 +19,7 @@ class _Head(TypedDict):
     api: str
     model: str
     key: str | None
+    key_id: str | None
 
 
 def of_completion(event: Completed) -> HistoryEntry:
@@ -87,6 +88,7 @@ def _head(request: Accepted) -> _Head:
         "api": request.api,
         "model": request.model,
         "key": request.key,
+        "key_id": request.key_id,
     }
 
 

@@ -13,9 +13,9 @@ State = Literal["ok", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request has begun. number: unique in this gateway. api: the dialect. key: the name of the caller's key, None
-    without keys. at: seconds since 1970; began: the same moment by time.monotonic(). prompts: their texts, None if
-    they are not kept."""
+    """A request has begun. number: unique in this gateway. api: the dialect. key, key_id: name and id of the caller's
+    key, None without keys. at: seconds since 1970; began: the same moment by time.monotonic(). prompts: their texts,
+    None if they are not kept."""
 
     number: int
     request_id: str
@@ -26,6 +26,7 @@ class Accepted:
     at: float
     began: float
     prompts: tuple[str, ...] | None = None
+    key_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

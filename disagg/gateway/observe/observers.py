@@ -45,8 +45,8 @@ class Observers:
         self._numbers = itertools.count(1)
         self._failed: set[int] = set()
 
-    def accept(self, head: Head, api: str, model: str, key: str | None) -> Life:
-        """A request begins. model: its canonical name. key: the name of the caller's key."""
+    def accept(self, head: Head, api: str, model: str, key: str | None, key_id: str | None = None) -> Life:
+        """A request begins. model: its canonical name. key, key_id: name and id of the caller's key."""
         prompts = tuple(_text(prompt) for prompt in head.request.prompts) if self._keep_text else None
         request = Accepted(
             next(self._numbers),
@@ -58,6 +58,7 @@ class Observers:
             head.created,
             time.monotonic(),
             prompts,
+            key_id,
         )
         self.tell(request)
         return Life(self, request)

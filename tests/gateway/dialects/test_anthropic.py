@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from disagg.api.requests import ToolCall
 from disagg.errors import ContextLengthExceeded, Overloaded, RequestError, ServerUnavailable, Unauthorized
+from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.anthropic.dialect import HARMLESS, Messages
 from disagg.gateway.dialects.anthropic.writer import SIGNATURE
 from disagg.gateway.dialects.base import Head
@@ -294,6 +296,16 @@ async def test_tokens_are_counted_of_the_prompt_that_would_be_answered() -> None
     assert (counted.status_code, counted.json()) == (200, {"input_tokens": 42})
     of_prompt = ("model", "messages", "tools", "chat_template_kwargs")
     assert [client.asked[0][name] for name in of_prompt] == [client.asked[1][name] for name in of_prompt]
+
+
+async def test_counting_tokens_is_a_request_of_the_key(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    key = {"x-api-key": file.add("editor", models=["m"], requests_per_minute=2)}
+    asked = {"model": "m", "messages": MESSAGES}
+    async with fake_client.http(fake_client.app(FakeClient(), file.path), **key) as http:
+        other = await http.post("/v1/messages/count_tokens", json={**asked, "model": "other"})
+        counted = [await http.post("/v1/messages/count_tokens", json=asked) for _ in range(3)]
+    assert [one.status_code for one in (other, *counted)] == [403, 200, 200, 429]
 
 
 @pytest.mark.parametrize(

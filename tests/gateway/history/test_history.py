@@ -181,10 +181,10 @@ def test_the_oldest_entries_are_removed_if_they_take_too_many_bytes(tmp_path: Pa
     assert 10 <= len(left) <= 20 and left == [59.0 - number for number in range(len(left))]
 
 
-async def listed(recorder: Recorder, tmp_path: Path, name: str | None, query: str = "") -> list[dict[str, Any]]:
-    """The entries that the key of this name is answered with."""
+async def listed(recorder: Recorder, tmp_path: Path, secret: str | None, query: str = "") -> list[dict[str, Any]]:
+    """The entries that this key is answered with."""
     file, client = KeyFile(tmp_path / "keys.json"), FakeClient()
-    headers = {"authorization": f"Bearer {file.add(name)}"} if name else {}
+    headers = {"authorization": f"Bearer {secret}"} if secret else {}
     watch = GatewayWatch(cast(AsyncClient, client), recorder)
     async with fake_client.http(fake_client.app(client, file.path, watch), **headers) as http:
         return cast("list[dict[str, Any]]", (await http.get(f"/api/history{query}")).json()["entries"])
@@ -192,16 +192,27 @@ async def listed(recorder: Recorder, tmp_path: Path, name: str | None, query: st
 
 @pytest.mark.parametrize(
     ("name", "texts"),
-    [("editor", [None, "of editor", None]), ("chat", ["of chat", None, None]), (None, [None, None, "of nobody"])],
+    [
+        ("editor", [None, "of editor", None, None]),
+        ("chat", ["of chat", None, None, None]),
+        (None, [None, None, None, "of nobody"]),
+    ],
 )
 async def test_a_key_sees_the_texts_of_its_own_requests_only(
     recorder: Recorder, tmp_path: Path, name: str | None, texts: list[str | None]
 ) -> None:
-    for key in (None, "editor", "chat"):
+    file, secrets = KeyFile(tmp_path / "keys.json"), dict[str | None, str]()
+    if name:
+        file.add("editor")
+        file.revoke("editor")  # the name is then given to somebody else
+        secrets = {key: file.add(key) for key in ("editor", "chat")}
+    ids = [(one.name, one.id) for one in file.read()] or [("editor", "1"), ("editor", "2"), ("chat", "3")]
+    for key, key_id in [(None, None), *ids]:
         text = f"of {key or 'nobody'}"
-        recorder.notice(Completed(replace(REQUEST, key=key, prompts=(text,)), 0, completion(text), STAGE))
+        request = replace(REQUEST, key=key, key_id=key_id, prompts=(text,))
+        recorder.notice(Completed(request, 0, completion(text), STAGE))
     await recorder.settle()
-    found = await listed(recorder, tmp_path, name)
+    found = await listed(recorder, tmp_path, secrets.get(name))
     assert [one["prompt"] for one in found] == [one["answer"] for one in found] == texts
 
 
