@@ -43,11 +43,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 _MAX_CLIPPED_CHARS = 64
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +294,13 @@ class LoginRefused(HostUnreachable):
     """The host's sshd accepts none of this user's keys."""
 
 
+def printable(text: str) -> str:
+    """Text of elsewhere without control characters, which could drive the terminal; newlines and tabs stay."""
+    return _CONTROL.sub("\ufffd", text)
+
+
 def clipped(value: object) -> str:
-    """Text from a peer for a message, at most 64 characters: an unauthenticated peer must not fill the log."""
-    text = str(value)
+    """Text from a peer for a message, printable and at most 64 characters: an unauthenticated peer must not fill the
+    log."""
+    text = printable(str(value))
     return text if len(text) <= _MAX_CLIPPED_CHARS else text[: _MAX_CLIPPED_CHARS - 1] + "…"

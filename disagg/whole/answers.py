@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from disagg.api.base import InvalidValue
 from disagg.api.requests import MAX_CALLS
+from disagg.errors import printable
 
 MAX_MODELS: Final = 10_000
 
@@ -121,10 +122,10 @@ def models(data: bytes) -> tuple[str, ...]:
 
 def described(error: Any) -> str:
     """The message of an error that a server sent: `{"message": ...}`, `{"error": ...}`, `{"detail": ...}` or a text;
-    empty if there is none."""
+    printable, empty if there is none."""
     while isinstance(error, dict):
         error = next((error[name] for name in ("message", "error", "detail") if error.get(name)), "")
-    return " ".join(error.split()) if isinstance(error, str) else ""
+    return printable(" ".join(error.split())) if isinstance(error, str) else ""
 
 
 def error_in(content: bytes) -> str | None:
@@ -140,6 +141,6 @@ def _read(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise InvalidValue(str(error).replace("`", "")) from None
+        raise InvalidValue(printable(str(error).replace("`", ""))) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidValue(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}") from None

@@ -18,7 +18,16 @@ from http import HTTPStatus
 from typing import Final
 
 from disagg.config import Host
-from disagg.errors import ContextLengthExceeded, DisaggError, Overloaded, RequestError, ServerRefused, ServerUnavailable
+from disagg.errors import (
+    ContextLengthExceeded,
+    DisaggError,
+    Overloaded,
+    RequestError,
+    ServerRefused,
+    ServerUnavailable,
+    clipped,
+    printable,
+)
 from disagg.whole.answers import error_in
 
 LONGEST_WAIT_S: Final = 120
@@ -65,14 +74,14 @@ def error_of(reply: Reply, host: Host) -> DisaggError:
 def _refused(reply: Reply, host: Host) -> ServerRefused | None:
     status, message, headers = reply.status, reply.message, reply.headers
     if 300 <= status < 400:
-        target = headers.get("location", "another address")[:MAX_MESSAGE]
+        target = printable(headers.get("location", "another address")[:MAX_MESSAGE])
         return ServerRefused(
             f"{_where(host)} redirects to {target}", f"correct engine.url of {host.name} in hosts.toml"
         )
     if status in _REFUSES_KEY:
         return ServerRefused(f"{_where(host)} refuses its key: HTTP {status}{_stated(message)}", _key_hint(host))
     if message is None:
-        return not_openai(host, f"HTTP {status}, {headers.get('content-type', 'no content type')[:64]}")
+        return not_openai(host, f"HTTP {status}, {clipped(headers.get('content-type', 'no content type'))}")
     if status == HTTPStatus.NOT_FOUND:
         return ServerRefused(f"{host.name} has no model {host.engine.model!r}{_stated(message)}", _model_hint(host))
     return None
@@ -92,7 +101,7 @@ def unknown_model(host: Host, names: tuple[str, ...]) -> ServerRefused | None:
     if not names or wanted in names or f"{wanted}:latest" in names:
         return None
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    known = ", ".join(name[:MAX_MESSAGE] for name in names[:_NAMED])
+    known = ", ".join(printable(name[:MAX_MESSAGE]) for name in names[:_NAMED])
     return ServerRefused(f"{host.name} has no model {wanted!r}: it has {known}{more}", _model_hint(host))
 
 

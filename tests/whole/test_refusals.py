@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.errors import Overloaded
+from disagg.errors import Overloaded, clipped
 from disagg.whole.refusals import Reply, error_of, unknown_model
 
 HOST = Host("mini", "h", ("whole",), "m", EngineOptions("openai", url="http://h/v1", model="llama"), 80)
@@ -43,3 +45,26 @@ def test_a_model_that_is_missing_is_named_with_those_that_are_there() -> None:
     found = unknown_model(HOST, ("a", "b"))
     assert found is not None and found.message == "mini has no model 'llama': it has a, b"
     assert unknown_model(HOST, ("llama:latest",)) is None and unknown_model(HOST, ()) is None
+
+
+ESCAPES = "\u001b]0;x\u0007\u001b[2J"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(500, {}, json.dumps({"error": {"message": f"{ESCAPES}no"}}).encode()),
+        Reply(400, {}, json.dumps({"detail": f"{ESCAPES}no"}).encode()),
+        Reply(302, {"location": f"/{ESCAPES}no"}, b""),
+        Reply(404, {"content-type": f"{ESCAPES}no"}, b"<p>"),
+    ],
+)
+def test_no_text_of_such_a_host_can_drive_the_terminal(reply: Reply) -> None:
+    message = error_of(reply, HOST).message
+    assert "no" in message and message.isprintable()
+
+
+def test_no_name_of_a_model_and_no_reason_to_end_can_drive_the_terminal() -> None:
+    found = unknown_model(HOST, (f"{ESCAPES}a",))
+    assert found is not None and found.message.endswith("[2Ja") and found.message.isprintable()
+    assert clipped(ESCAPES).isprintable()

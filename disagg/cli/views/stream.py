@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import termios
 from collections.abc import Iterator, Sequence
@@ -19,20 +18,15 @@ from rich.text import Text
 
 from disagg.cli.common.context import stderr
 from disagg.cli.views.units import counted, speed
+from disagg.errors import printable
 from disagg.inference.several import ModelAnswer, Watcher
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIDE_BY_SIDE: Final = 50  # columns of a panel
 _LIVE_LINES: Final = 24
 _FRAMES_PER_S: Final = 12
 _LOCAL_MODES: Final = 3  # the index in the attributes of termios
 # While a frame is drawn, the thread that reads the sockets waits at most this long for the interpreter, not 5 ms.
 _SWITCH_INTERVAL_S: Final = 0.0005
-
-
-def printable(text: str) -> str:
-    """Model output without control characters, which could drive the terminal; newlines and tabs stay."""
-    return _CONTROL.sub("\ufffd", text)
 
 
 class AnswersView(Watcher):

@@ -20,10 +20,10 @@ from disagg.cli.views.fleet.logs import LogView
 from disagg.cli.views.fleet.models import inventories_view, removed_view
 from disagg.cli.views.fleet.progress import HostProgress, failures_view, results_table
 from disagg.cli.views.metrics import footnote, metrics_view, model_panel, ttft_view
-from disagg.cli.views.stream import LiveView, final_view, printable
+from disagg.cli.views.stream import LiveView, final_view
 from disagg.config import EngineOptions, Host
 from disagg.demo.comparison import Comparison
-from disagg.errors import DisaggError, PortInUse, StartFailed
+from disagg.errors import DisaggError, PortInUse, StartFailed, printable
 from disagg.fleet.lifecycle.base import ServerResult
 from disagg.fleet.lifecycle.logs import LogLine
 from disagg.fleet.lifecycle.status.host_status import HostStatus

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from disagg.cli.views.errors import error_views
 from disagg.cli.views.fleet.together import host_options
-from disagg.cli.views.stream import printable
 from disagg.cli.views.units import counted, seconds, size
+from disagg.errors import printable
 from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from disagg.cli.views.stream import printable
+from disagg.errors import printable
 from disagg.fleet.lifecycle.loglines import entry
 from disagg.fleet.lifecycle.logs import LogLine
 

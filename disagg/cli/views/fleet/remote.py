@@ -8,7 +8,7 @@ from threading import Lock
 from rich.console import Console
 from rich.text import Text
 
-from disagg.cli.views.stream import printable
+from disagg.errors import printable
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 
