@@ -24,9 +24,10 @@ from disagg.cli.common.sampling import (
     Temperature,
     TopK,
     TopP,
+    for_command_line,
 )
 from disagg.cli.words import parse_words, read_prompt
-from disagg.errors import Cancelled, DisaggError, RequestError, UsageError
+from disagg.errors import Cancelled, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,7 +229,7 @@ def _finish(view: AnswersView, answers: Sequence[ModelAnswer], as_json: bool) ->
 
 def _raise_errors(answers: Sequence[ModelAnswer]) -> None:
     """Print the errors of several models and exit with the first one's code; raise that of a single model."""
-    failed = [(answer.model, _for_command_line(answer.error)) for answer in answers if answer.error is not None]
+    failed = [(answer.model, for_command_line(answer.error)) for answer in answers if answer.error is not None]
     if failed and len(answers) == 1:
         raise failed[0][1]
     for model, error in failed:
@@ -236,12 +237,3 @@ def _raise_errors(answers: Sequence[ModelAnswer]) -> None:
         print_error(error)
     if failed:
         raise typer.Exit(failed[0][1].exit_code)
-
-
-def _for_command_line(error: DisaggError) -> DisaggError:
-    """The same error, naming the option instead of the field of the request: `--top-p: ...` for `top_p: ...`."""
-    field = error.message.removeprefix("sampling.").partition(":")[0].partition("[")[0]
-    if not isinstance(error, RequestError) or field not in {*Sampling.__struct_fields__, "timeout", "deadline_s"}:
-        return error
-    option = "timeout" if field == "deadline_s" else field.replace("_", "-")
-    return type(error)(f"--{option}:{error.message.partition(':')[2]}", error.hint)

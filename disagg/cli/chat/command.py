@@ -12,13 +12,24 @@ from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
 from disagg.api.sampling import Sampling
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import settings, stderr, stdout
-from disagg.cli.common.sampling import MaxTokens, MinP, RepetitionPenalty, Seed, Stop, Temperature, TopK, TopP
+from disagg.cli.common.sampling import (
+    MaxTokens,
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    for_command_line,
+)
 from disagg.cli.words import choose_models, read_prompt
-from disagg.errors import UsageError
+from disagg.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
     from disagg.cli.chat.session import Session
     from disagg.config import Fleet
+    from disagg.inference.client import AsyncClient
 
 _DEFAULTS = Sampling()
 _MAX_TOKENS = 4096
@@ -91,6 +102,7 @@ def _run(fleet: Fleet, model: str, system: str, options: dict[str, Any], message
 
     async def run() -> None:
         async with AsyncClient(fleet) as client:
+            _require_valid(client, model, options)
             await client.connect(model)
             view = ChatView(stdout(), stderr(), plain=plain)
             session = Session(client, Conversation(model, system), options, view)
@@ -100,6 +112,14 @@ def _run(fleet: Fleet, model: str, system: str, options: dict[str, Any], message
                 await session.answer(message)
 
     asyncio.run(run())
+
+
+def _require_valid(client: AsyncClient, model: str, options: dict[str, Any]) -> None:
+    """Raise RequestError, which names the option, before the first message rather than after it."""
+    try:
+        client.explain(model, messages=[{"role": "user", "content": ""}], **options)
+    except RequestError as error:
+        raise for_command_line(error) from None
 
 
 async def _talk(session: Session, fleet: Fleet) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from prompt_toolkit.history import History
+
+from disagg.cli.chat.private import replace_private
 
 KEPT: Final = 1000  # lines; the file has at most twice as many
 MAX_LINE: Final = 16 << 10  # characters; a longer one is not kept
@@ -28,20 +31,20 @@ class Recall(History):
         except OSError:
             return ()
         if len(lines) > 2 * KEPT:
-            self._write("".join(f"{line}\n" for line in lines[-KEPT:]), os.O_TRUNC)
+            with suppress(OSError):
+                replace_private(self._path, "".join(f"{line}\n" for line in lines[-KEPT:]).encode())
         return [text for line in reversed(lines[-KEPT:]) if (text := _text(line))]
 
     def store_string(self, string: str) -> None:
         if len(string) <= MAX_LINE:
-            self._write(json.dumps(string) + "\n", os.O_APPEND)
+            with suppress(OSError):
+                self._append(json.dumps(string) + "\n")
 
-    def _write(self, text: str, how: int) -> None:
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | how, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
-                file.write(text)
-        except OSError:
-            return
+    def _append(self, text: str) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with open(os.open(self._path, how, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(text)
 
 
 def _text(line: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
+import stat
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +15,7 @@ import msgspec
 from disagg.api.base import InvalidValue
 from disagg.cli.chat.commands import Command, message_of, parse
 from disagg.cli.chat.conversation import Conversation
+from disagg.cli.chat.private import replace_private
 from disagg.errors import ContextLengthExceeded, DisaggError, UsageError
 
 if TYPE_CHECKING:
@@ -169,8 +170,7 @@ def _write(path: Path, conversation: Conversation) -> None:
     """Raises UsageError if the file cannot be written."""
     text = msgspec.json.format(conversation.to_bytes(), indent=2)
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123
-            file.write(text + b"\n")
+        replace_private(path, text + b"\n")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
@@ -178,7 +178,10 @@ def _write(path: Path, conversation: Conversation) -> None:
 def _read(path: Path) -> Conversation:
     """Raises UsageError if the file cannot be read or is no conversation."""
     try:
-        if path.stat().st_size > MAX_FILE:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{path} is not a regular file")
+        if found.st_size > MAX_FILE:
             raise UsageError(f"{path} is over {MAX_FILE >> 20} MiB")
         return Conversation.from_bytes(path.read_bytes())
     except OSError as error:

@@ -19,10 +19,10 @@ from rich.text import Text
 from disagg.cli.chat.commands import COMMANDS
 from disagg.cli.chat.conversation import Conversation
 from disagg.cli.views.metrics import footnote, model_panel
-from disagg.cli.views.stream import no_echo_of_control_characters, printable
+from disagg.cli.views.stream import no_echo_of_control_characters
 from disagg.cli.views.units import counted, seconds, speed
 from disagg.config import Model
-from disagg.errors import DisaggError
+from disagg.errors import DisaggError, printable
 from disagg.inference.metrics import Metrics
 from disagg.inference.types import Chunk, Completion
 
@@ -76,7 +76,8 @@ def _keep_line_breaks(token: Token) -> None:
 
 
 class Shown:
-    """Shows one answer while it arrives: this one as it is, what the model thinks and notes apart."""
+    """Shows one answer while it arrives: this one as it is, what the model thinks and notes apart. Control characters
+    reach files and pipes, but no terminal."""
 
     def __init__(self, notes: Console) -> None:
         self._notes = notes
@@ -90,7 +91,7 @@ class Shown:
         if chunk.reasoning:
             self.thought(printable(chunk.reasoning))
         if chunk.text:
-            self.text(printable(chunk.text))
+            self.text(chunk.text)
 
     def thought(self, text: str) -> None:
         self._thinks = True
@@ -101,7 +102,7 @@ class Shown:
             self._thinks = False
             self._notes.print("\n")
         self._line_open = not text.endswith("\n")
-        sys.stdout.write(text)
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -129,7 +130,7 @@ class ShownMarkdown(Shown):
 
     def text(self, text: str) -> None:
         self._end_thoughts()
-        self._rest += text
+        self._rest += printable(text)
         if "\n" in text and (whole := whole_blocks(self._rest)):
             done, self._rest = self._rest[:whole], self._rest[whole:]
             self._block(done)

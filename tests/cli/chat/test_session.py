@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import io
 import os
@@ -159,6 +160,30 @@ async def test_a_conversation_is_saved_privately_and_loaded(tmp_path: Path) -> N
     session, screen = await talk(client, f"/load {path}", "again")
     assert [turn.message for turn in session.conversation.turns] == ["hello", "again"]
     assert "1 turn with qwen" in screen
+
+
+async def test_a_save_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "talk.json"
+    path.write_text("earlier")
+    path.chmod(0o644)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        _, screen = await talk(Answers(), f"/save {path}")
+    assert "No space left" in " ".join(screen.split()) and path.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [path]
+    await talk(Answers(), f"/save {path}")
+    assert '"qwen"' in path.read_text() and path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    _, screen = await talk(Answers(), f"/save {path}", f"/load {path}")
+    assert " ".join(screen.split()).count("not a regular file") == 2 and path.is_fifo()
 
 
 async def test_a_file_that_is_no_conversation_changes_nothing(tmp_path: Path) -> None:

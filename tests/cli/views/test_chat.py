@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
@@ -70,6 +71,15 @@ def test_reasoning_precedes_the_answer() -> None:
 def test_a_plain_answer_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     shown("def f():\n    # *x*", plain=True)
     assert capsys.readouterr().out == "def f():\n    # *x*\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_control_characters_reach_files_and_no_terminal(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    shown("a\r\n\x1b[31mb\n", plain=True)
+    assert capsys.readouterr().out == ("a\ufffd\n\ufffd[31mb\n" if terminal else "a\r\n\x1b[31mb\n")
 
 
 def test_links_show_where_they_lead() -> None:
