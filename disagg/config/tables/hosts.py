@@ -51,7 +51,18 @@ def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
             _claim_ports(hosts[name], table, ports)
     if not hosts:
         raise tables.document.fault_at_value(tables.path, "no host is defined", "add [hosts.dgx-spark-1]")
+    _keys_reach_gateways(tables, hosts)
     return hosts
+
+
+def _keys_reach_gateways(tables: Table, hosts: Mapping[str, Host]) -> None:
+    """A service manager starts a deployed gateway without the variables of anyone's shell."""
+    gateway = next((host.name for host in hosts.values() if host.gateway and not host.local), None)
+    for name, table in tables.tables("[hosts.dgx-spark-1]"):
+        if gateway is not None and hosts[name].engine.key_variable:
+            raise table.table("engine", 'engine = {name = "openai"}').fault_at_key(
+                "key_variable", f"the gateway {gateway} has no such variable", "name a file on its machine: key_file"
+            )
 
 
 def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:

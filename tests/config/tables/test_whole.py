@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ def test_a_whole_host_needs_a_url_only_and_its_model_no_source(tmp_path: Path) -
     assert (host.engine.model, host.whole, fleet.engine_hosts, fleet.answering_hosts) == ("m", True, [], [host])
     copy = written(fleet, tmp_path)
     assert copy.hosts == fleet.hosts and served_digest(copy, host) == served_digest(fleet, host)
+
+
+@pytest.mark.parametrize(("connector", "refused"), [("ssh", True), ("local", False)])
+def test_a_deployed_gateway_has_no_variable_with_the_key(tmp_path: Path, connector: str, refused: bool) -> None:
+    path = tmp_path / "hosts.toml"
+    gateway = f'[hosts.gate]\nroles = ["gateway"]\naddress = "10.0.0.1"\nport = 8080\nconnector = "{connector}"\n'
+    engine = 'engine = {name = "openai", url = "http://10.0.0.9:11434/v1", key_variable = "OTHER_KEY"}\n'
+    path.write_text(f"{HEAD}{HOST}{engine}{gateway}")
+    with pytest.raises(ConfigError, match="gate has no such variable") if refused else nullcontext():
+        assert load(path).hosts["mini"].engine.key_variable == "OTHER_KEY"
 
 
 def test_commands_that_need_its_machine_name_it(tmp_path: Path) -> None:
