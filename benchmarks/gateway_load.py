@@ -1,11 +1,12 @@
 """Many streams through one gateway, and what becomes of them if it is killed.
 
-    python -m benchmarks.gateway_load [--streams 200] [--seconds 60] [--kill]
+    python -m benchmarks.gateway_load [--streams 200] [--seconds 180] [--kill]
 
 The demo fleet and a gateway as servers of this machine. Every stream asks again as soon as its answer has ended, at
 temperature 0, for a prompt whose answer is known from one request alone. With --kill, the gateway is killed (SIGKILL)
 and started again. One JSON object; the exit code is 1 if an answer was wrong, an answer was cut and looked complete,
-the history lacks a complete answer, or without --kill anything failed.
+the history lacks a complete answer, or without --kill anything failed. `memory_holds` tells whether no server's memory
+grew by more than MEMORY_BOUND in the last half of the run; the exit code does not depend on it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import json
 import os
 import signal
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -38,6 +40,7 @@ from disagg.token import GATEWAY_FOLDER_VARIABLE
 
 START_S: Final = 180.0
 SETTLED_S: Final = 10.0  # after which memory should stay as it is, and between two looks at it
+MEMORY_BOUND: Final = 0.02  # growth of a server's memory in the last half of a run, as a share
 AGAIN_S: Final = 0.2  # after a refusal
 TIMEOUT_S: Final = 120.0
 PORT: Final = 18090
@@ -186,6 +189,16 @@ def resident(fleet: Fleet, state: State) -> dict[str, float]:
     return {name: round(psutil.Process(pid).memory_info().rss / 2**20, 1) for name, pid in pids.items()}
 
 
+def growth(looks: Sequence[float | None]) -> float | None:
+    """By which share memory grew in the last half of these looks, on the line that fits them best; None for fewer than
+    three."""
+    values = [look for look in looks[len(looks) // 2 :] if look is not None]
+    if len(values) < 3:
+        return None
+    line = statistics.linear_regression(range(len(values)), values)
+    return round(line.slope * (len(values) - 1) / line.intercept, 4)
+
+
 async def measure(fleet: Fleet, state: State, options: argparse.Namespace) -> tuple[Tally, list[dict[str, float]]]:
     """The tally, and the memory of the servers once the load has settled, every SETTLED_S and at the end."""
     url, until, memory = fleet.hosts["gateway"].url, asyncio.Event(), list[dict[str, float]]()
@@ -210,7 +223,7 @@ async def measure(fleet: Fleet, state: State, options: argparse.Namespace) -> tu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--kill", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="disagg-load-") as name, running(Path(name)) as (fleet, state):
@@ -218,13 +231,18 @@ def main() -> None:
         tally, memory = asyncio.run(measure(fleet, state, options))
         seconds = time.monotonic() - began
         missing = missing_from_history(fleet, tally.finished)
+    looks = {name: [look.get(name) for look in memory] for name in memory[0]}
+    growths = {name: growth(values) for name, values in looks.items()}
     result = {
         "streams": options.streams,
         "seconds": round(seconds, 1),
         "ends": dict(tally.ends),
         "wrong": len(tally.wrong),
         "missing_from_history": len(missing),
-        "memory_mib": {name: [look.get(name) for look in memory] for name in memory[0]},
+        "memory_mib": looks,
+        "memory_growth": growths,
+        "memory_bound": MEMORY_BOUND,
+        "memory_holds": all(share is not None and share <= MEMORY_BOUND for share in growths.values()),
     }
     print(json.dumps(result, indent=2))
     allowed = set(End) - {End.CUT} if options.kill else {End.COMPLETE}
