@@ -25,8 +25,8 @@ from disagg.inference.hosts.view import UNKNOWN, FleetView
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Chunk, Completion, Stage, Watch
 
-Step = str | Exception | float
-"""What a fake answer does next: one token of text, an error, or so many seconds of nothing."""
+Step = str | Exception | float | asyncio.Barrier
+"""What a fake answer does next: one token of text, an error, so many seconds of nothing, or waiting at a barrier."""
 
 
 def completion(text: str, *, prompt_tokens: int = 5, held_tokens: int = 0, **fields: Any) -> Completion:
@@ -80,6 +80,8 @@ class FakeStream:
                 raise step
             if isinstance(step, str):
                 yield Chunk(step, tokens_of(step))
+            elif isinstance(step, asyncio.Barrier):
+                await step.wait()
             else:
                 await asyncio.sleep(step)
 

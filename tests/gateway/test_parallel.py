@@ -73,7 +73,9 @@ async def test_each_request_is_answered_as_if_it_had_been_sent_alone() -> None:
 
 
 async def test_requests_run_at_the_same_time_and_their_figures_say_what_that_was_worth() -> None:
-    results = await post(ByModel(m=(0.05, "x"), other=(0.05, "x")), CHAT, TEXT)
+    both = asyncio.Barrier(2)  # each answer goes on once the other has begun
+    async with asyncio.timeout(30):
+        results = await post(ByModel(m=(both, "x"), other=(both, "x")), CHAT, TEXT)
     figures = ParallelFigures.from_json(results["disagg"])
     assert figures == ParallelFigures.of([one["seconds"] for one in results["results"]])
     assert figures.complete == 2 and figures.wall < figures.sequential_sum
@@ -148,7 +150,7 @@ async def test_every_request_counts_for_its_key_and_needs_its_model(tmp_path: Pa
 
 
 async def test_every_request_counts_for_the_bound_of_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(app, "MAX_ANSWERS", 2)
     client = FakeClient("x ")
     assert [one["status"] for one in (await post(client, CHAT, CHAT, CHAT))["results"]] == [200, 200, 429]
     application = fake_client.app(client)

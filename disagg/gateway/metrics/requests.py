@@ -111,8 +111,9 @@ class RequestMetrics:
     def _observe(self, model: str, metrics: Metrics) -> None:
         self._ttft.labels(model).observe(metrics.ttft)
         self._e2e.labels(model).observe(metrics.total_time)
-        self._queue.labels(model).observe(metrics.ttft_parts.queue)
-        self._prefill.labels(model).observe(metrics.prefill_time)
+        if metrics.method != "whole":  # such a host states neither
+            self._queue.labels(model).observe(metrics.ttft_parts.queue)
+            self._prefill.labels(model).observe(metrics.prefill_time)
         self._decode.labels(model).observe(metrics.decode_time)
         self._prompts.labels(model).observe(metrics.prompt_tokens)
         self._answers.labels(model).observe(metrics.completion_tokens)

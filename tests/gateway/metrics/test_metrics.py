@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -76,6 +77,20 @@ async def test_the_figures_need_a_key_once_there_is_one(tmp_path: Path) -> None:
     file.add("prometheus")
     async with fake_client.http(fake_client.app(FakeClient(), file.path)) as http:
         assert (await http.get("/metrics")).status_code == 401
+
+
+def test_a_whole_request_host_adds_nothing_to_the_times_that_it_does_not_state() -> None:
+    registry = CollectorRegistry()
+    observers = Observers([RequestMetrics(registry)])
+    request = GatewayRequest(model="m", prompts=({"prompt": "x"},), n=2)
+    life = observers.accept(Head(request, "r", 0.0), "openai-chat", "m", None)
+    life.completed(0, completion("one"))
+    whole = completion("one")
+    life.completed(1, replace(whole, metrics=replace(whole.metrics, method="whole")))
+    found = samples(generate_latest(registry).decode())
+    counts = {name: found[f"vllm:{name}_seconds_count"] for name in ("request_prefill_time", "request_queue_time")}
+    assert counts == {"request_prefill_time": 1, "request_queue_time": 1}
+    assert found["vllm:e2e_request_latency_seconds_count"] == 2
 
 
 def test_a_cancelled_request_with_one_complete_answer_counts_both() -> None:
