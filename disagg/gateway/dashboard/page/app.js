@@ -336,7 +336,7 @@ async function ask(model, abort) {
       if (chunk.usage) tokens = chunk.usage.completion_tokens;
       const [choice] = chunk.choices;
       if (!choice) continue;
-      figures = choice.disagg ?? chunk.disagg ?? figures;
+      figures = choice.disagg ?? figures;
       answer.append(choice.delta?.content ?? "");
       answer.scrollTop = answer.scrollHeight;
       if (note.textContent === "waiting" && choice.delta?.content) note.textContent = "generating";
@@ -345,7 +345,7 @@ async function ask(model, abort) {
     const route = figures ? [figures.prefill_server, figures.decode_server].filter(Boolean).join(" → ") : "";
     const time = (performance.now() - began) / 1000;
     note.textContent = [
-      figures && `first token ${seconds(figures.ttft?.total ?? figures.ttft)}`, `${tokens} tokens`, `total ${seconds(time)}`, route,
+      figures && `first token ${seconds(figures.ttft)}`, `${tokens} tokens`, `total ${seconds(time)}`, route,
       ...(figures?.warnings ?? []),
     ].filter(Boolean).join(", ");
     return { tokens, time };
