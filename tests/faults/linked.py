@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import Popen
 from typing import Final
@@ -36,18 +36,28 @@ class LinkedFleet(FaultFleet):
 
     hub: Popen[bytes]
     clocks: Mapping[str, Clock]
+    mending: list[threading.Timer] = field(default_factory=list)
 
     def cut_link(self, name: str, seconds: float | None = None) -> None:
         """Take the host's cable out, for so long or until the fleet is healed."""
         self._link(name, "down")
         if seconds is not None:
-            threading.Timer(seconds, self._link, (name, "up")).start()
+            self.mending.append(threading.Timer(seconds, self._link, (name, "up")))
+            self.mending[-1].start()
 
     def heal(self) -> None:
+        self.cancel_timers()
         for name in self.servers:
             self._link(name, "up")
             self.clocks[name].jump(0)
         FaultFleet.heal(self)
+
+    def cancel_timers(self) -> None:
+        """So that no cable is put back in a later fault, or after the fleet's end."""
+        while self.mending:
+            timer = self.mending.pop()
+            timer.cancel()
+            timer.join()
 
     def sent_to(self, name: str) -> int:
         """Bytes that have crossed the cable to the host."""
@@ -125,6 +135,7 @@ def running(
         servers = {name: RunningFleet(load(path), folder, places) for name in hosts}
         fleet = LinkedFleet(path, servers, {}, {}, hub=hub, clocks=clock)
         stack.callback(fleets.stop_all, servers)
+        stack.callback(fleet.cancel_timers)
         for name, server in servers.items():
             server.start(fleet.host(name))
         for name, server in servers.items():

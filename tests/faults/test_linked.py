@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.faults import linked
 from tests.faults.cells import REPRESENTATIVE_LINKED, cells
+from tests.faults.linked import LinkedFleet
 from tests.faults.matrix import SAMPLINGS, Matrix, undisturbed
 from tests.faults.report import line
 from tests.testbed import network
@@ -30,3 +33,15 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
 def test_a_request_ends_as_the_matrix_states_it_on_real_links(matrix: Matrix, number: int, name: str) -> None:
     result = matrix.run(CELLS[name], list(SAMPLINGS)[number % 2])
     assert result.problems == [], line(result)
+
+
+def test_a_cut_of_some_seconds_does_not_end_in_a_later_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, ...]] = []
+    monkeypatch.setattr(network, "in_network", lambda hub, *command: done.append(command))
+    fleet = LinkedFleet(Path("hosts.toml"), {}, {}, {}, hub=None, clocks={})  # type: ignore[arg-type]
+    before = threading.active_count()
+    fleet.cut_link("decode-1", 60.0)
+    assert threading.active_count() == before + 1
+    fleet.heal()
+    assert threading.active_count() == before
+    assert done == [("ip", "link", "set", "decode-1", "down")]
