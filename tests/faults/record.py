@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ Row = tuple[Cell, str]
 
 
 class Results:
-    """Results by row. The first line of the file names the commit: those of another one are not gone on with."""
+    """Results by row. The first line of the file names the commit and its uncommitted changes: those of other code are
+    not gone on with."""
 
     def __init__(self, path: Path, *, resume: bool, commit: str | None = None) -> None:
         self._path = path
@@ -53,4 +55,11 @@ def _read(lines: list[str]) -> Iterator[Result]:
 
 
 def current_commit() -> str:
-    return subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    """HEAD, and what differs from it."""
+    state = [_git("rev-parse", "HEAD"), _git("status", "--porcelain"), _git("diff", "HEAD")]
+    commit, changes = state[0].strip(), "".join(state[1:])
+    return f"{commit}+{hashlib.sha256(changes.encode()).hexdigest()[:12]}" if changes else commit
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout
