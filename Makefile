@@ -18,7 +18,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.ready
 	$(BIN)/disagg demo
 
-test: $(VENV)/.ready $(VLLM)/.ready
+test: $(VENV)/.ready
+	-$(MAKE) $(VLLM)/.ready || { echo "vLLM's CPU build could not be installed: its tests are skipped"; false; }
 	tests/testbed/requirements.sh
 	$(BIN)/python -m pytest --numprocesses 3 $(BY_FILE)
 

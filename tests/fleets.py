@@ -29,6 +29,7 @@ VLLM_START_S = 240.0  # 35 CPU seconds, of which half are imports
 STOP_S = 30.0
 VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 """Of the environment with vLLM, which `make test` sets up."""
+HAS_VLLM = (VLLM_PYTHON.parents[1] / ".ready").exists()
 
 
 @dataclass(frozen=True, slots=True)

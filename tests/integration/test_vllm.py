@@ -17,10 +17,10 @@ from disagg.config import EngineOptions
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from tests import tiny_models
-from tests.fleets import TOKEN, VLLM_PYTHON, RunningFleet, running, write_hosts
+from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, write_hosts
 
 pytestmark = [
-    pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="no environment with vLLM: make .venv-vllm/.ready"),
+    pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
     pytest.mark.timeout(420),
 ]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests import tiny_models
-from tests.fleets import VLLM_PYTHON
+from tests.fleets import HAS_VLLM, VLLM_PYTHON
 
 pytestmark = [
-    pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="no environment with vLLM: make .venv-vllm/.ready"),
+    pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
     pytest.mark.timeout(420),
 ]
 
