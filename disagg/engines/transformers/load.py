@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def load_model(path: Path, options: EngineOptions, device: torch.device) -> Any:
     """The model in `path` on `device`, ready for inference. ModelError if a weight is not in the checkpoint."""
     disable_progress_bar()  # the output goes to a log
     try:
+        if options.quantization == "mxfp4":
+            require_mxfp4_weights(path)
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=getattr(torch, options.dtype),
@@ -78,6 +81,17 @@ def quantization(name: str | None) -> dict[str, Any]:
         packed = Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d")
         return {"quantization_config": TorchAoConfig(packed)}
     raise ModelError(f"unknown quantization {name!r}", "use int8, int4 or mxfp4")
+
+
+def require_mxfp4_weights(path: Path) -> None:
+    """Raise ModelError unless the checkpoint states that its weights are MXFP4: the option converts none."""
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    method = (config.get("quantization_config") or {}).get("quant_method", "none")
+    if method != "mxfp4":
+        raise ModelError(
+            f"{path}: quantization 'mxfp4' keeps MXFP4 weights as they are, and quant_method here is {method}",
+            "leave quantization out, or use a checkpoint in MXFP4",
+        )
 
 
 def _require_mxfp4() -> None:

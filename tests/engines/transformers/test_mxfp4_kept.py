@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers.utils
 
-from disagg.engines.transformers.load import quantization
+from disagg.engines.transformers.load import quantization, require_mxfp4_weights
 from disagg.errors import ModelError
 
 
@@ -27,3 +29,12 @@ def test_where_transformers_keeps_mxfp4_it_loads_the_checkpoint_as_it_is(monkeyp
     monkeypatch.setattr(transformers.utils, "is_triton_available", lambda version: True)
     monkeypatch.setattr(transformers.utils, "is_kernels_available", lambda: True)
     assert quantization("mxfp4") == {}
+
+
+@pytest.mark.parametrize("config", ["{}", '{"quantization_config": {"quant_method": "fp8"}}'])
+def test_a_checkpoint_that_is_not_mxfp4_is_refused(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ModelError, match="quantization 'mxfp4' keeps MXFP4 weights as they are, and quant_method here"):
+        require_mxfp4_weights(tmp_path)
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "mxfp4"}}')
+    require_mxfp4_weights(tmp_path)
