@@ -31,7 +31,7 @@ from disagg.api.delivery import ORDER_FIELD, KVOrder
 from disagg.engines.model import checkpoint
 from disagg.engines.staging.emit import RowEmitter
 from disagg.engines.vllm import pages as page_forms
-from disagg.engines.vllm.rows import PromptRows, Sharding, blocks_of, wanted
+from disagg.engines.vllm.rows import PromptRows, Sharding, wanted
 from disagg.engines.vllm.shipment import Shipment
 from disagg.errors import DisaggError, ModelError
 from disagg.kv.fingerprint import token_hash
@@ -172,6 +172,7 @@ class WorkerSide:
         self._config = config
         self._groups = {name: (n, group.kv_cache_spec) for n, group in enumerate(groups) for name in group.layer_names}
         self._reads: dict[str, page_forms.Read] = {}
+        self._places = page_forms.Places()
         self._sending: dict[str, _Sending] = {}
         self._pieces: list[Piece] = []
         self._began = 0.0
@@ -205,6 +206,7 @@ class WorkerSide:
     def begin(self, orders: StepOrders) -> None:
         """A step begins: the shipments of its new prompts are opened, those of dropped ones end."""
         self._began = time.monotonic()
+        self._places.clear()
         for id in orders.dropped:
             if (sending := self._sending.pop(id, None)) is not None:
                 sending.shipment.abort()
@@ -270,9 +272,7 @@ class WorkerSide:
         if not rows:
             return
         group, spec = self._groups[name]
-        size = spec.block_size
-        blocks = torch.tensor(blocks_of(rows, piece.tables[group], size), device=tensor.device)
-        offsets = torch.arange(rows.start, rows.stop, device=tensor.device) % size
+        blocks, offsets = self._places.of((piece.id, group), rows, piece.tables[group], spec.block_size, tensor.device)
         keys, values = self._reads[name](tensor, blocks, offsets)
         sending.send(index, rows.start, keys, values)
 

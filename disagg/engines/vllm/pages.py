@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from disagg.engines.vllm.rows import places
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout
 
@@ -36,6 +37,31 @@ def read_columns(pages: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tenso
     keys = halves[:, :, :size].view(count, heads, dim, size).transpose(2, 3)[blocks, :, offsets]
     values = halves[:, :, size:][blocks, :, offsets]
     return keys[None].transpose(1, 2).contiguous(), values[None].transpose(1, 2).contiguous()
+
+
+class Places:
+    """Blocks and offsets of rows, on a device. Layers of a group that keep the same rows of a prompt share them: one
+    copy per step, for which the computing stream does not wait."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[str, int], range], torch.Tensor] = {}
+
+    def clear(self) -> None:
+        """Another step begins: its tables may differ."""
+        self._known = {}
+
+    def of(
+        self, prompt: tuple[str, int], rows: range, table: Sequence[int], block_size: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of `rows` of a prompt: its request and the group of layers, whose table is given. Raises as `rows.places`."""
+        key = prompt, rows
+        if key not in self._known:
+            found = torch.from_numpy(places(rows, table, block_size))
+            if device.type == "cuda":
+                found = found.pin_memory()
+            self._known[key] = found.to(device, non_blocking=True)
+        blocks, offsets = self._known[key]
+        return blocks, offsets
 
 
 FORMS: Sequence[Read] = (read_rows, read_columns)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.parts import Part
@@ -47,13 +50,15 @@ def wanted(layer: LayerLayout, rows: range, tokens: int, start: int) -> range:
     return range(first, max(first, min(rows.stop, kept.stop)))
 
 
-def blocks_of(rows: range, table: Sequence[int], block_size: int) -> list[int]:
-    """The block of every one of `rows`. ModelError if one lies in a block that the request does not have."""
-    blocks = [table[row // block_size] if row // block_size < len(table) else NULL_BLOCK for row in rows]
-    if NULL_BLOCK in blocks:
-        row = rows[blocks.index(NULL_BLOCK)]
+def places(rows: range, table: Sequence[int], block_size: int) -> npt.NDArray[np.int64]:
+    """[2, rows]: the block of every one of `rows`, and its place in that. ModelError if one lies in a block that the
+    request does not have."""
+    numbers, offsets = np.divmod(np.arange(rows.start, rows.stop), block_size)
+    blocks = np.array([*table, NULL_BLOCK])[np.minimum(numbers, len(table))]
+    if len(gone := np.flatnonzero(blocks == NULL_BLOCK)):
+        row = rows[int(gone[0])]
         raise ModelError(f"vLLM gave up the block of row {row} before it was read", "report this with vLLM's version")
-    return blocks
+    return np.stack([blocks, offsets])
 
 
 @dataclass(frozen=True, slots=True)

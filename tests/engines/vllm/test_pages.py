@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from disagg.engines.vllm.pages import detect, read_columns, read_rows, require_shape
+from disagg.engines.vllm.pages import Places, detect, read_columns, read_rows, require_shape
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout
 
@@ -76,3 +76,15 @@ def test_rows_come_out_in_the_order_of_the_tokens_from_any_blocks(place: Place) 
 def test_pages_of_another_shape_or_type_are_refused(shape: tuple[int, ...], dtype: torch.dtype, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         require_shape("model.layers.0.attn", torch.zeros(shape, dtype=dtype), LAYER, HEADS, "float32")
+
+
+def test_layers_that_keep_the_same_rows_share_their_places_within_a_step() -> None:
+    places, cpu, table = Places(), torch.device("cpu"), [3, 1]
+    first = places.of(("a", 0), range(4, 12), table, SIZE, cpu)
+    assert [one.tolist() for one in first] == [[3] * 4 + [1] * 4, [4, 5, 6, 7, 0, 1, 2, 3]]
+    again = places.of(("a", 0), range(4, 12), table, SIZE, cpu)
+    assert [one.data_ptr() for one in again] == [one.data_ptr() for one in first]
+    for id, group, rows in (("b", 0, range(4, 12)), ("a", 1, range(4, 12)), ("a", 0, range(5, 12))):
+        assert places.of((id, group), rows, [2, 4], SIZE, cpu)[0][0] == 2
+    places.clear()
+    assert places.of(("a", 0), range(4, 12), [4, 2], SIZE, cpu)[0].tolist() == [4] * 4 + [2] * 4
