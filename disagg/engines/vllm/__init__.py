@@ -2,7 +2,7 @@
 
 engine     the PrefillEngine: vLLM in this process; its tensor-parallel workers, if any, in processes of their own
 load       options of hosts.toml -> vLLM's arguments, and every reason to refuse them
-connector  the KV connector that vLLM loads, also in a stock `vllm serve`: orders in, rows out
+connector  the KV connector that vLLM loads: orders in, rows out
 rows       which rows a step of the scheduler adds, and in which blocks they lie; pure
 pages      rows in vLLM's page tensors, and the self-test of how they are read
 shipment   one prompt's KV on its way from one worker to the decode host

@@ -15,6 +15,9 @@ CONNECTOR = "DisaggConnector"
 CONNECTOR_MODULE = "disagg.engines.vllm.connector"
 MAX_RUNNING = 64
 """Requests in one step. More of them fill no larger a step."""
+LONG_SHARE = 4
+"""A prompt that is not alone gets this part of a step's tokens at most: vLLM serves prompts in order of arrival, and a
+long one would take whole steps until its end."""
 
 # vLLM runs its scheduler in this process, tells nobody of its use, and logs warnings only.
 ENVIRONMENT = {
@@ -62,11 +65,13 @@ def version_fits(version: str) -> bool:
 
 def arguments(path: Path, context: int, options: EngineOptions) -> dict[str, Any]:
     """vLLM's EngineArgs."""
+    step = max(options.chunk_tokens, MAX_RUNNING)
     return {
         "model": str(path),
         "dtype": options.dtype,
         "max_model_len": context,
-        "max_num_batched_tokens": max(options.chunk_tokens, MAX_RUNNING),
+        "max_num_batched_tokens": step,
+        "long_prefill_token_threshold": min(step // LONG_SHARE, context),
         "max_num_seqs": MAX_RUNNING,
         "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
         "enforce_eager": options.enforce_eager,
@@ -87,17 +92,28 @@ def make(path: Path, context: int, options: EngineOptions) -> Any:
     """vLLM's LLMEngine with the connector. ModelError if vLLM cannot make it."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
     transfer = KVTransferConfig(
         kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_producer"
     )
+    require_device(options.device, current_platform.device_type)
     try:
         return LLMEngine.from_engine_args(EngineArgs(**arguments(path, context, options), kv_transfer_config=transfer))
     except ModelError:
         raise
     except Exception as error:  # vLLM raises whatever went wrong in it, at the latest as a RuntimeError
         raise ModelError(f"{path}: vLLM cannot serve it: {_reason(error)}", _hint(str(error))) from error
+
+
+def require_device(wanted: str, built_for: str) -> None:
+    """ModelError unless this build of vLLM computes on `wanted`. "auto": on whatever it does."""
+    if wanted not in ("auto", built_for):
+        raise ModelError(
+            f"device {wanted!r} cannot be used: this build of vLLM computes on {built_for or 'no device'}",
+            f"install vLLM's build for {wanted}, or set device to auto",
+        )
 
 
 def _reason(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +15,26 @@ def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
     """The profile of the model in vLLM's LLMEngine. Tokenizer and context, which vLLM does not change, are
     `reference`'s. Of several ranks each has the same modules; the first one is asked, for its share of the heads."""
     ranks = engine.vllm_config.parallel_config.tensor_parallel_size
-    found: list[LayerProfile] = engine.collective_rpc(layer_profiles, args=(ranks,))[0]
+    found: list[LayerProfile] = engine.collective_rpc(layer_profiles)[0]
     require_norms(engine.collective_rpc(norm_epsilons)[0], getattr(engine.model_config.hf_config, "rms_norm_eps", None))
     return replace(
         reference,
         source="vllm",
         architecture=str(engine.model_config.hf_config.model_type),
         vocab_size=int(engine.model_config.get_vocab_size()),
-        layers=tuple(found),
+        layers=tuple(of_all_ranks(found, ranks, reference)),
     )
+
+
+def of_all_ranks(layers: Sequence[LayerProfile], ranks: int, reference: ModelProfile) -> Iterator[LayerProfile]:
+    """The layers of one of `ranks` ranks with the heads of all. With more ranks than the model has heads, each has one,
+    and some the same: then there are as many as in `reference`, which no rank can tell."""
+    expected = [layer.layout.kv_heads for layer in reference.layers]
+    for index, layer in enumerate(layers):
+        own = layer.layout.kv_heads
+        replicated = own == 1 and index < len(expected) and expected[index] < ranks
+        heads = expected[index] if replicated else own * ranks
+        yield replace(layer, layout=replace(layer.layout, kv_heads=heads))
 
 
 def require_norms(found: Sequence[float], stated: float | None) -> None:
@@ -53,8 +64,8 @@ def rank_weight_bytes(worker: Any) -> int:
     return sum(int(tensor.nbytes) for tensor in tensors.values())
 
 
-def layer_profiles(worker: Any, ranks: int) -> list[LayerProfile]:
-    """Every layer as this worker's modules compute it. Called in a worker."""
+def layer_profiles(worker: Any) -> list[LayerProfile]:
+    """Every layer as this worker's modules compute it, with its own heads. Called in a worker."""
     from vllm.model_executor.layers.attention import Attention
 
     model = worker.get_model()
@@ -62,14 +73,14 @@ def layer_profiles(worker: Any, ranks: int) -> list[LayerProfile]:
     found = []
     for name, module in modules.items():
         if isinstance(module, Attention):
-            found.append(LayerProfile(_layout(module, ranks), _rope(modules.get(name.rpartition(".")[0]))))
+            found.append(LayerProfile(_layout(module), _rope(modules.get(name.rpartition(".")[0]))))
     return found
 
 
-def _layout(module: Any, ranks: int) -> LayerLayout:
+def _layout(module: Any) -> LayerLayout:
     window = getattr(module, "sliding_window", None)
     kind = "full" if window is None else "sliding"
-    heads, dim = int(module.num_kv_heads) * ranks, int(module.head_size)
+    heads, dim = int(module.num_kv_heads), int(module.head_size)
     return LayerLayout(kind, heads, dim, int(getattr(module, "head_size_v", dim)), window=window)  # type: ignore[arg-type]
 
 

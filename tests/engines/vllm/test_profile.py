@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from disagg.engines.vllm.load import version_fits
-from disagg.engines.vllm.profile import require_norms
+from disagg.config import EngineOptions
+from disagg.engines.model.profile import LayerProfile, ModelProfile
+from disagg.engines.vllm.load import arguments, require_device, version_fits
+from disagg.engines.vllm.profile import of_all_ranks, require_norms
 from disagg.errors import ModelError
+from disagg.kv.layout import LayerLayout
 
 
 def test_an_epsilon_that_config_json_does_not_have_is_refused() -> None:
@@ -23,3 +28,29 @@ def test_an_epsilon_that_config_json_does_not_have_is_refused() -> None:
 )
 def test_only_versions_that_the_connector_is_written_for_are_used(version: str, fits: bool) -> None:
     assert version_fits(version) is fits
+
+
+@pytest.mark.parametrize(
+    ("own", "ranks", "model", "found"),
+    [(2, 4, 8, 8), (8, 1, 8, 8), (1, 4, 4, 4), (1, 4, 2, 2), (1, 8, 1, 1), (1, 2, 8, 2), (2, 4, 2, 8)],
+)
+def test_ranks_that_share_a_head_have_it_counted_once(own: int, ranks: int, model: int, found: int) -> None:
+    def layer(heads: int) -> LayerProfile:
+        return LayerProfile(LayerLayout("full", heads, 4, 4), None)
+
+    reference = ModelProfile("checkpoint", "llama", 9, 99, (layer(model),), "", "", "", frozenset())
+    assert [one.layout.kv_heads for one in of_all_ranks([layer(own)], ranks, reference)] == [found]
+
+
+@pytest.mark.parametrize(("wanted", "built_for"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "")])
+def test_a_device_that_this_build_of_vllm_does_not_compute_on_is_refused(wanted: str, built_for: str) -> None:
+    require_device("auto", built_for)
+    require_device(wanted, wanted)
+    with pytest.raises(ModelError, match=f"device '{wanted}' cannot be used: this build of vLLM computes on"):
+        require_device(wanted, built_for)
+
+
+@pytest.mark.parametrize(("chunk", "context", "longest"), [(2048, 32768, 512), (96, 2048, 24), (8192, 1024, 1024)])
+def test_a_long_prompt_beside_others_gets_a_quarter_of_a_step(chunk: int, context: int, longest: int) -> None:
+    made = arguments(Path("m"), context, EngineOptions("vllm", chunk_tokens=chunk))
+    assert (made["max_num_batched_tokens"], made["long_prefill_token_threshold"]) == (chunk, longest)
