@@ -62,6 +62,12 @@ class EngineOptions:
     key_file: str | None = None  # openai: absolute, or below ~ of the machine that asks
     key_variable: str | None = None  # openai: of the environment; one of the two, or none
 
+    @property
+    def prompts_kv_bytes(self) -> int:
+        """KV of the prompts that a prefill host computes or sends at a time: with vLLM as much as its paged caches hold
+        on all ranks, for it would preempt prompts beyond."""
+        return self.kv_cache_memory_bytes * self.tensor_parallel if self.name == "vllm" else self.max_kv_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Host:

@@ -44,7 +44,7 @@ class Checkpoint:
 class Serving:
     """How a host serves a model. engine: as in hosts.toml. device: "cuda", "mps", "gpu" or "cpu". kv_bytes: the KV that
     hosts.toml allows it. context: tokens of the longest request. tensor_parallel: devices with memory of their own
-    that share weights and KV heads; kv_bytes and all results are of one of them."""
+    that share weights and KV heads; kv_bytes and all results are of one of them. to_send_bytes: see Need."""
 
     engine: str
     device: str
@@ -55,21 +55,24 @@ class Serving:
     quantization: str | None = None
     attention: str | None = None
     tensor_parallel: int = 1
+    to_send_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of memory. one_request: KV of one request of the whole context. held: the form of the weights."""
+    """Bytes of memory. one_request: KV of one request of the whole context. held: the form of the weights. to_send: the
+    most KV that has been copied out of a paged cache and waits to be sent, if it takes the same memory."""
 
     weights: int
     kv: int
     workspace: int
     one_request: int
     held: str = "as stored"
+    to_send: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.workspace
+        return self.weights + self.kv + self.to_send + self.workspace
 
     @property
     def least(self) -> int:
@@ -103,6 +106,7 @@ def need(stored: Checkpoint, serving: Serving) -> Need:
         workspace(stored, serving),
         one_request // ranks,
         _title(stored.packing, how, serving.dtype),
+        serving.to_send_bytes,
     )
 
 

@@ -75,7 +75,8 @@ def planner(installation: Installation) -> Planner:
 
     def make_plan(host: Host, facts: HostFacts) -> Plan:
         found = _fit(installation.fleet, host, facts)
-        reasons = (*refusals(host, facts), *(fit.refusals(found) if found else ()))
+        cards = fit.too_few_cards(host, facts.hardware, facts.os)
+        reasons = (*refusals(host, facts), *cards, *(fit.refusals(found) if found else ()))
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
             return planning.refused(host, *reasons, wanted)

@@ -11,7 +11,7 @@ from disagg.errors import ModelError
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.hardware import HardwareFacts
 from disagg.planning.devices import DEVICES
-from disagg.planning.memory import Checkpoint, Need, Serving, checkpoint, need
+from disagg.planning.memory import Checkpoint, Need, Packing, Serving, checkpoint, need
 from disagg.planning.published import stored
 
 _SYSTEM_BYTES: Final = 4 << 30
@@ -21,20 +21,22 @@ _SYSTEM_BYTES: Final = 4 << 30
 @dataclass(frozen=True, slots=True)
 class Fit:
     """What a model needs on a host, and the room there is. machine: what has this room, for messages. own: whether it
-    is a card's own memory, and not the system's."""
+    is a card's own memory, and not the system's. packing: of the stored weights, if it is known."""
 
     host: Host
     need: Need
     room: int
     machine: str
     own: bool
+    packing: Packing | None = None
 
     @property
     def needed(self) -> str:
         """`needs 38.1 GiB: weights 29.6 GiB (FP8), KV 3 GiB, workspace 5.5 GiB`."""
+        to_send = f"KV to send {_size(self.need.to_send)}, " if self.need.to_send else ""
         parts = (
             f"weights {_size(self.need.weights)} ({self.need.held}), KV {_size(self.need.kv)}, "
-            f"workspace {_size(self.need.workspace)}"
+            f"{to_send}workspace {_size(self.need.workspace)}"
         )
         return f"{self.host.model} needs {_size(self.need.total)}: {parts}"
 
@@ -58,7 +60,9 @@ def fit(
     if room is None or (known is None and nbytes is None):
         return None
     serving = _serving(host, model, device, own=room[-1])
-    return Fit(host, Need(nbytes or 0, serving.kv_bytes, 0, 0) if known is None else need(known, serving), *room)
+    if known is None:
+        return Fit(host, Need(nbytes or 0, serving.kv_bytes, 0, 0, to_send=serving.to_send_bytes), *room)
+    return Fit(host, need(known, serving), *room, packing=known.packing)
 
 
 def _checkpoint(config: Mapping[str, Any], name: str, nbytes: int | None) -> Checkpoint | None:
@@ -73,6 +77,11 @@ def refusals(found: Fit) -> Iterator[Refusal]:
     """Why the model cannot be served there, and what to change."""
     host, needed = found.host, found.need
     table = f"[hosts.{host.name}.engine]"
+    if host.engine.quantization == "mxfp4" and found.packing not in ("mxfp4", None):
+        yield Refusal(
+            f'quantization = "mxfp4" keeps MXFP4 weights as they are, and those of {host.model} are not MXFP4',
+            f"take it out of {table}, or name an MXFP4 checkpoint as the source",
+        )
     if host.engine.name == "vllm" and host.engine.kv_cache_memory_bytes < needed.one_request:
         yield Refusal(
             f"kv_cache_memory_bytes of {host.name} is {_size(host.engine.kv_cache_memory_bytes)}, and one request of "
@@ -83,6 +92,16 @@ def refusals(found: Fit) -> Iterator[Refusal]:
     must = needed.total if host.engine.name == "vllm" else needed.least
     if must > found.room:
         yield Refusal(f"{found.needed}; {found.machine} has room for {_size(found.room)}", _hint(found, table))
+
+
+def too_few_cards(host: Host, hardware: HardwareFacts, os: str) -> Iterator[Refusal]:
+    """A Refusal if there are fewer cards than ranks, which vLLM finds out after the deploy."""
+    ranks, cards = host.engine.tensor_parallel, len(hardware.gpus)
+    if 0 < cards < ranks and _device(host, hardware, os) == "cuda":
+        yield Refusal(
+            f"tensor_parallel of {host.name} is {ranks}, and the machine has {cards} GPU{'s' if cards > 1 else ''}",
+            f"tensor_parallel = {cards} in [hosts.{host.name}.engine]: each rank takes a GPU of its own",
+        )
 
 
 def notes(found: Fit) -> Iterator[str]:
@@ -96,9 +115,10 @@ def notes(found: Fit) -> Iterator[str]:
 
 
 def _serving(host: Host, model: Model, device: str, own: bool) -> Serving:
-    """own: whether each rank has memory of its own; else the machine's has to hold what all of them take."""
+    """own: whether each rank has memory of its own; else the machine's has to hold what all of them take, and the KV
+    that waits to be sent."""
     engine = host.engine
-    paged = engine.kv_cache_memory_bytes * (1 if own else engine.tensor_parallel)
+    paged = engine.kv_cache_memory_bytes if own else engine.prompts_kv_bytes
     kv = {"mlx": engine.max_kv_bytes, "vllm": paged, "transformers": engine.max_held_bytes}
     return Serving(
         engine.name,
@@ -110,6 +130,7 @@ def _serving(host: Host, model: Model, device: str, own: bool) -> Serving:
         engine.quantization,
         engine.attention,
         engine.tensor_parallel if own else 1,
+        engine.prompts_kv_bytes if engine.name == "vllm" and not own else 0,
     )
 
 
@@ -137,7 +158,7 @@ def _room(host: Host, hardware: HardwareFacts, device: str) -> tuple[int, str, b
 
 def _hint(found: Fit, table: str) -> str:
     host, needed = found.host, found.need
-    if needed.weights + needed.workspace + needed.one_request <= found.room:
+    if _kv_that_fits(found) >= needed.one_request:
         return f"kv_cache_memory_bytes = {_kv_that_fits(found)} in {table}"
     if "dequantised" in needed.held:
         with_transformers = '; with transformers on CUDA: quantization = "mxfp4"' if "MXFP4" in needed.held else ""
@@ -148,9 +169,11 @@ def _hint(found: Fit, table: str) -> str:
 
 
 def _kv_that_fits(found: Fit) -> int:
-    """Bytes of KV beside weights and workspace, in whole GiB where there is one."""
+    """Bytes of KV beside weights and workspace, in whole GiB if there is one. With KV to send, for each rank."""
     left = found.room - found.need.weights - found.need.workspace
-    return left >> 30 << 30 if left >= 1 << 30 else max(found.need.one_request, left)
+    if found.need.to_send:
+        left //= 2 * found.host.engine.tensor_parallel
+    return left >> 30 << 30 if left >= 1 << 30 else left
 
 
 def _up(nbytes: int) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from disagg.config import Model
-from disagg.fleet.deploy.fit import Fit, fit, notes, refusals
+from disagg.config import Host, Model
+from disagg.fleet.deploy.fit import Fit, fit, notes, refusals, too_few_cards
+from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.doctor.gather import HostReadings
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.nvidia import GPU
@@ -51,12 +52,19 @@ def _fit(readings: HostReadings, model: Model | None) -> Fit | None:
 
 
 def _fitting(check: str, found: Fit) -> Iterator[Finding]:
-    deploy = f"; then: disagg deploy --host {found.host.name}"
-    for refusal in refusals(found):
-        yield fault(check, refusal.cause, refusal.hint + deploy)
+    yield from _faults(check, found.host, refusals(found))
     for text in notes(found):
         cause, _, hint = text.rpartition(": ")
-        yield warning(check, cause, hint + deploy)
+        yield warning(check, cause, hint + _deploy(found.host))
+
+
+def _faults(check: str, host: Host, refused: Iterable[Refusal]) -> Iterator[Finding]:
+    for refusal in refused:
+        yield fault(check, refusal.cause, refusal.hint + _deploy(host))
+
+
+def _deploy(host: Host) -> str:
+    return f"; then: disagg deploy --host {host.name}"
 
 
 def gpu(readings: HostReadings, model: Model | None) -> Iterator[Finding]:
@@ -81,6 +89,7 @@ def gpu(readings: HostReadings, model: Model | None) -> Iterator[Finding]:
         return
     found = _fit(readings, model)
     findings = [finding for card in hardware.gpus for finding in _card(readings, card, install)]
+    findings += _faults("gpu", readings.host, too_few_cards(readings.host, hardware, readings.facts.os))
     findings += _fitting("gpu", found) if found is not None and found.own else ()
     yield from findings
     if not findings:

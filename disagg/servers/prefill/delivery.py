@@ -137,7 +137,7 @@ class EngineDelivery(Delivery):
         return self._run.sent()
 
     def queued_bytes(self) -> int:
-        """0: the engine holds back what it computes by the memory of all its prompts."""
+        """0: what waits is with the engine's workers. `Policy.kv_bytes` bounds it, for all started prompts together."""
         return 0
 
     def end(self) -> None:

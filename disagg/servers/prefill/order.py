@@ -17,8 +17,9 @@ State = Literal["waiting", "started", "computed"]
 class Policy:
     """What `order` and `chunk` go by.
 
-    started: prompts whose KV is in memory, being computed or sent; started_to: of these, for one decode host. Their KV
-    stays within kv_bytes, and that for one decode host within half of it; a prompt that is alone may exceed both.
+    started: prompts whose KV is in memory, being computed or sent; started_to: of these, for one decode host, so that
+    one which takes nothing leaves room for others. Their KV stays within kv_bytes, and that for one decode host within
+    half of it; a prompt that is alone may exceed both. So no more than kv_bytes waits to be sent.
     ageing: seconds of computing that each second of waiting is worth, so that a prompt of 1 s comes before any that
     arrives 4 s after it. queue_tokens: the most prompt tokens that wait to be computed. behind_bytes: a prompt with
     more KV waiting to be sent is not computed further until then.

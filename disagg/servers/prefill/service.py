@@ -45,7 +45,7 @@ class PrefillService(Service[PromptEngine]):
 
     def __init__(self, fleet: Fleet, host: Host, make_engine: Callable[[], PromptEngine]) -> None:
         context = fleet.models[host.model].context
-        policy = Policy(host.engine.chunk_tokens, host.engine.max_kv_bytes, QUEUE_CONTEXTS * context)
+        policy = Policy(host.engine.chunk_tokens, host.engine.prompts_kv_bytes, QUEUE_CONTEXTS * context)
         super().__init__(fleet, host, Admission(policy.started, host.queue_size))
         self._make_engine = make_engine
         self._scheduler = Scheduler(policy, self.progress.beat)

@@ -9,7 +9,7 @@ import pytest
 
 from disagg.config import EngineName, EngineOptions, Host, Model
 from disagg.fleet.deploy.deployment import planner
-from disagg.fleet.deploy.fit import Fit, fit, notes, refusals
+from disagg.fleet.deploy.fit import Fit, fit, notes, refusals, too_few_cards
 from disagg.fleet.facts.hardware import HardwareFacts
 from disagg.nvidia import GPU
 from tests.fleet.facts.fixture_facts import facts, fleet, here, spark, studio
@@ -68,8 +68,9 @@ def test_gpt_oss_that_transformers_would_dequantise_is_refused_with_both_ways_ou
 
 def test_a_kv_cache_beyond_the_memory_is_refused_with_the_value_that_fits() -> None:
     (refusal,) = refusals(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=64 * GIB))
-    assert refusal.hint == f"kv_cache_memory_bytes = {48 * GIB} in [hosts.dgx-spark-1.engine]"
-    assert [*refusals(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=48 * GIB))] == []
+    assert "KV 64 GiB, KV to send 64 GiB, workspace" in refusal.cause
+    assert refusal.hint == f"kv_cache_memory_bytes = {24 * GIB} in [hosts.dgx-spark-1.engine]"
+    assert [*refusals(fitted(GPT_OSS, SPARK, name="vllm", kv_cache_memory_bytes=24 * GIB))] == []
 
 
 def test_a_kv_cache_that_holds_no_whole_request_is_refused_as_vllm_would() -> None:
@@ -91,6 +92,35 @@ def test_two_cards_hold_what_one_cannot() -> None:
     assert [*refusals(fitted(QWEN, cards, 32768, name="vllm", tensor_parallel=2))] == []
     shared = fitted(QWEN, SPARK, 32768, name="vllm", tensor_parallel=2)
     assert shared.need.kv == 16 * GIB, "each rank takes its 8 GiB from the same memory"
+    assert shared.need.to_send == 16 * GIB, "and so does what waits to be sent"
+
+
+@pytest.mark.parametrize(
+    ("cards", "ranks", "device", "causes"),
+    [
+        (1, 2, "cuda", ["tensor_parallel of dgx-spark-1 is 2, and the machine has 1 GPU"]),
+        (2, 4, "auto", ["tensor_parallel of dgx-spark-1 is 4, and the machine has 2 GPUs"]),
+        (2, 2, "cuda", []),
+        (1, 2, "cpu", []),
+        (0, 2, "cuda", []),
+    ],
+)
+def test_more_ranks_than_cards_are_refused(cards: int, ranks: int, device: str, causes: list[str]) -> None:
+    host = spark(engine=EngineOptions("vllm", device=device, tensor_parallel=ranks))
+    hardware = replace(SPARK, gpus=SPARK.gpus * cards)
+    assert [refusal.cause for refusal in too_few_cards(host, hardware, "Linux")] == causes
+
+
+def test_disagg_plan_refuses_more_ranks_than_cards_for_a_model_of_unknown_size_too() -> None:
+    of = fleet(spark(engine=EngineOptions("vllm", device="cuda", tensor_parallel=2)))
+    of = replace(of, models={"qwen": Model("qwen", {"vllm": "owner/unknown"}, 4096)})
+    plan = planner(here(of))(of.hosts["dgx-spark-1"], replace(facts("spark_bare"), hardware=SPARK))
+    assert "tensor_parallel of dgx-spark-1 is 2" in plan.refusals[0].cause
+
+
+def test_mxfp4_of_a_checkpoint_that_has_none_is_refused() -> None:
+    (refusal,) = refusals(fitted(QWEN, SPARK, 32768, name="transformers", quantization="mxfp4"))
+    assert refusal.cause == 'quantization = "mxfp4" keeps MXFP4 weights as they are, and those of m are not MXFP4'
 
 
 def test_a_machine_that_was_not_read_has_the_memory_of_its_kind() -> None:

@@ -13,13 +13,14 @@ from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.sources import RequiredModel
 from disagg.nvidia import GPU
-from tests.planning.published_configs import QWEN
+from tests.planning.published_configs import QWEN, QWEN_FP8
 from tests.testbed.bed import HOSTS_TOML
 
 FLEET = load(HOSTS_TOML)
 TOKEN = "a-token-for-tests-only"
 RELEASE, ENVIRONMENT = "a" * 16, "e" * 16
 CONFIG = QWEN
+FP8_SOURCE = "Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8"
 DIGESTS = {"tokenizer": "aa", "chat template": "bb"}
 
 
@@ -51,9 +52,7 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
         token_mode="-rw-------",
         serving=Serving(4711, RELEASE, True),
     )
-    held = StoredModel(
-        "Qwen/Qwen3-Coder-30B-A3B-Instruct", "complete", 61 << 30, "/f", "/r", "a1" * 20, config=CONFIG, digests=DIGESTS
-    )
+    held = StoredModel(FP8_SOURCE, "complete", 30 << 30, "/f", "/r", "a1" * 20, config=QWEN_FP8, digests=DIGESTS)
     seen = HostReadings(
         host, facts, Clock(0.004, 0.02), 0.012, "/usr/bin/python3", RequiredModel(host, held.source), held
     )

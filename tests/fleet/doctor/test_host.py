@@ -103,7 +103,7 @@ def test_a_model_larger_than_unified_memory_is_a_fault() -> None:
     check, level, text, _ = only(big)
     assert (check, level) == ("memory", "fault")
     assert text == (
-        "qwen3-coder:30b needs 134 GiB: weights 130 GiB (as stored), KV 3 GiB, workspace 1.19 GiB; "
+        "qwen3-coder:30b needs 134 GiB: weights 130 GiB (FP8), KV 3 GiB, workspace 1.19 GiB; "
         "the machine of 119 GiB has room for 115 GiB"
     )
 
@@ -123,7 +123,7 @@ def test_a_kv_cache_that_vllm_cannot_take_at_start_is_a_fault_with_the_value_tha
     check, level, text, hint = only(fp8)
     assert (check, level) == ("memory", "fault") and "weights 29 GiB (FP8), KV 96 GiB" in text
     assert hint == (
-        f"kv_cache_memory_bytes = {80 * GIB} in [hosts.dgx-spark-1.engine]; then: disagg deploy --host dgx-spark-1"
+        f"kv_cache_memory_bytes = {40 * GIB} in [hosts.dgx-spark-1.engine]; then: disagg deploy --host dgx-spark-1"
     )
 
 
@@ -169,6 +169,14 @@ def test_memory_errors_of_a_card_are_a_fault() -> None:
 def test_a_prefill_host_on_the_cpu_needs_no_card() -> None:
     seen = spark(host={"engine": replace(spark().host.engine, device="cpu")}, hardware={"smi": "", "gpus": ()})
     assert ill(seen) == []
+
+
+def test_more_ranks_than_cards_are_a_fault() -> None:
+    seen = spark(host={"engine": EngineOptions("vllm", device="cuda", tensor_parallel=2)})
+    faults = [one for one in ill(seen) if one[0] == "gpu"]
+    assert [(level, text) for _, level, text, _ in faults] == [
+        ("fault", "tensor_parallel of dgx-spark-1 is 2, and the machine has 1 GPU")
+    ]
 
 
 # wired limit

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 from disagg.api.events import DoneEvent, Event, ShippedEvent, TokensEvent
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
 from disagg.api.sampling import Sampling
-from disagg.config import load
+from disagg.config import EngineOptions, load
 from disagg.engines.base import PrefillRun
 from disagg.errors import DeadlineExceeded, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
@@ -242,3 +242,21 @@ async def test_a_draining_host_refuses_what_has_not_begun_and_finishes_the_rest(
 
 async def collect(service: PrefillService, body: GenerateBody) -> list[Event]:
     return [event async for event in service._generate(body, "r")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "limit"),
+    [
+        (EngineOptions("vllm", kv_cache_memory_bytes=32 << 30), 32 << 30),
+        (EngineOptions("vllm", kv_cache_memory_bytes=32 << 30, tensor_parallel=2), 64 << 30),
+        (EngineOptions("simulated", max_kv_bytes=5 << 30), 5 << 30),
+        (EngineOptions("transformers"), 8 << 30),
+    ],
+)
+async def test_the_kv_of_started_prompts_is_bounded_by_what_the_engine_holds(
+    tmp_path: Path, engine: EngineOptions, limit: int
+) -> None:
+    fleet = load(write_simulated(tmp_path))
+    service = PrefillService(fleet, replace(fleet.hosts["m-prefill"], engine=engine), lambda: pytest.fail("not loaded"))
+    assert service.kv_limit == limit
+    await service.close()
