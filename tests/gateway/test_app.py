@@ -12,6 +12,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Send
 
 from disagg.errors import (
+    CapabilityMissing,
     ContextLengthExceeded,
     DeadlineExceeded,
     HandoffError,
@@ -61,6 +62,7 @@ async def test_a_bug_in_the_middle_of_a_stream_is_an_error_event_too(caplog: pyt
         (Overloaded("busy"), 429, "rate_limit_exceeded", {"retry-after": "1"}),
         (ServerUnavailable("none up"), 503, "no_host_available", {"retry-after": "5", "x-should-retry": "false"}),
         (Unauthorized("the fleet's token"), 503, "no_host_available", {"x-should-retry": "false"}),
+        (CapabilityMissing("no token ids"), 400, "not_supported", {}),
         (DeadlineExceeded("late"), 504, "timeout", {"x-should-retry": "false"}),
         (HandoffError("cut"), 500, "internal_error", {"x-should-retry": "false"}),
     ],

@@ -73,3 +73,22 @@ async def test_a_refused_key_is_no_host_for_the_client_and_is_not_tried_again() 
         answer = await asking.post("/v1/chat/completions", json=CHAT)
     assert answer.status_code == 503
     assert "refuses its key" in answer.json()["error"]["message"]
+
+
+async def test_log_probabilities_are_those_of_the_text_also_after_reasoning() -> None:
+    first = said("ok", reasoning="I think.")
+    first["choices"][0]["logprobs"] = {"content": [{"token": "ok", "logprob": -0.1}]}
+    last, usage = ended("stop", 1, 3)
+    usage["usage"]["completion_tokens_details"] = {"reasoning_tokens": 2}
+    body = {"model": "m", "input": "hi", "include": ["message.output_text.logprobs"]}
+    async with gateway(Script([first, last, usage])) as (asking, _):
+        answer = (await asking.post("/v1/responses", json=body)).json()
+    (message,) = (item for item in answer["output"] if item["type"] == "message")
+    assert [one["token"] for one in message["content"][0]["logprobs"]] == ["ok"]
+    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+
+
+async def test_tokens_that_cannot_be_counted_are_no_failure_of_the_gateway() -> None:
+    async with gateway(Script()) as (asking, _):
+        answer = await asking.post("/v1/messages/count_tokens", json=CHAT)
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"

@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 from disagg.errors import (
     BodyTooLarge,
+    CapabilityMissing,
     ContextLengthExceeded,
     DeadlineExceeded,
     DisaggError,
@@ -45,6 +46,7 @@ _TABLE: Mapping[type[DisaggError], tuple[int, str, str | None]] = {
     ContextLengthExceeded: (400, "invalid_request_error", "context_length_exceeded"),
     BodyTooLarge: (413, "invalid_request_error", None),
     RequestError: (400, "invalid_request_error", None),
+    CapabilityMissing: (400, "invalid_request_error", "not_supported"),
     Overloaded: (429, "rate_limit_error", "rate_limit_exceeded"),
     ServerUnavailable: (503, "server_error", "no_host_available"),
     DeadlineExceeded: (504, "server_error", "timeout"),

@@ -61,7 +61,8 @@ class ResponseWriter:
 
     def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
         (done,) = completions
-        tokens = done.tokens[done.reasoning_tokens :]
+        # Tokens of a decode host begin with those of the reasoning; a whole-request host states those of the text only.
+        tokens = done.tokens if done.metrics.method == "whole" else done.tokens[done.reasoning_tokens :]
         self.piece(Piece(0, done.text, tokens, done.reasoning, done.tool_calls))
         self.finished(Finished(0, done))
         return self._response("incomplete" if done.finish_reason == "length" else "completed", done)
