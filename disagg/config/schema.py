@@ -214,6 +214,8 @@ class Fleet:
             and (served is None or host.model == served)
             and not (managed and host.whole)
         ]
+        if managed and not hosts and self.hosts and all(host.whole for host in self.hosts.values()):
+            raise UsageError(f"every host of {self.path} is a whole-request host: disagg manages none of them")
         if not hosts:
             raise UsageError(
                 f"no host of {self.path} fits these options",

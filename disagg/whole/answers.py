@@ -14,6 +14,8 @@ from disagg.api.requests import MAX_CALLS
 from disagg.errors import printable
 
 MAX_MODELS: Final = 10_000
+MAX_REPLY_BYTES: Final = 4 << 20
+"""Of an answer that is not streamed, and of one piece of one that is."""
 
 Text = Annotated[str, Meta(max_length=1 << 20)]
 Word = Annotated[str, Meta(max_length=256)]

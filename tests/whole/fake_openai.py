@@ -6,7 +6,7 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,10 @@ def openai_server(script: Script) -> Iterator[int]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # the client has had enough
+                super().handle()
 
         def do_GET(self) -> None:
             self._asked({})

@@ -111,7 +111,7 @@ def examine(
         for one in machines.values():
             stack.callback(one.close)
         statuses = stack.enter_context(ThreadPoolExecutor(1)).submit(_statuses, fleet, state, everyone)
-        on_step(f"{len(involved)} hosts")
+        on_step(f"{len(everyone)} hosts")
         outcomes = each(involved, lambda host: examine_host(fleet, host, machines[host.name], _peers(fleet, host)))
         readings = {outcome.host.name: outcome.value for outcome in outcomes if outcome.value is not None}
         links = _links(pairs, readings, machines, bounds, on_step)
@@ -173,7 +173,10 @@ def _host(
 
 def _whole(host: Host, status: HostStatus) -> HostFindings:
     """A whole-request host is not examined beyond its answer: its machine is not disagg's."""
-    return HostFindings(host, (ok("server", status.url),) if status.ok else (fault("server", status.why, status.hint),))
+    if status.ok:
+        return HostFindings(host, (ok("server", status.url),))
+    error = HostUnreachable(status.why, status.hint) if status.state == "unreachable" else None
+    return HostFindings(host, (fault("server", status.why, status.hint),), error)
 
 
 def _pair(

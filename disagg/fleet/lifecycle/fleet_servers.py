@@ -86,7 +86,7 @@ class FleetServers:
         """
         hosts, others = self._selected(names)
         other_fleets = self.state.others() if everything and any(host.local for host in hosts) else []
-        own = self._stop_own(hosts, names, everything) if hosts else []
+        own = self._stop_own(hosts, names, everything) if hosts or not names else []
         return [*own, *others] + [result for state in other_fleets for result in stop_other_fleet(state, self.grace_s)]
 
     def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], everything: bool) -> list[ServerResult]:
@@ -139,7 +139,7 @@ class FleetServers:
         """Create or check the token before any server is touched."""
         if any(host.local for host in hosts):
             self.state.prepare(self.fleet)
-        elif not self.state.has_token():
+        elif hosts and not self.state.has_token():
             raise ConfigError(
                 f"there is no fleet token in {self.state.token_file}",
                 "disagg deploy makes one; on a second machine, copy the file of the first",

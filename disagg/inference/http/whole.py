@@ -16,12 +16,11 @@ from disagg.config import Host
 from disagg.errors import ProtocolError, ServerSilent, ServerUnavailable
 from disagg.inference.http.connections import Connections, HostRequest, SentRequest
 from disagg.inference.policy import Timeouts
-from disagg.whole.answers import models
+from disagg.whole.answers import MAX_REPLY_BYTES, models
 from disagg.whole.key import key_of
 from disagg.whole.questions import MODELS, Question
 from disagg.whole.refusals import Reply, error_of, not_openai, unknown_model
 
-MAX_REPLY_BYTES: Final = 4 << 20  # an answer that is not streamed, and one piece of one that is
 END: Final = b"[DONE]"
 
 

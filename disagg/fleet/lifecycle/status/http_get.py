@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_MAX_BODY_BYTES = 1 << 20
+MAX_BODY = 1 << 20
+"""Bytes, of a server of disagg."""
 
 
 class ReplyTimeout(TimeoutError):
@@ -18,11 +19,12 @@ class ReplyTimeout(TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole HTTP answer. headers: with names in lower case. content: empty if it is over a MiB."""
+    """A whole HTTP answer. headers: with names in lower case. too_long: content is empty, for it is over the bound."""
 
     status: int
     headers: Mapping[str, str]
     content: bytes
+    too_long: bool = False
 
 
 def get(address: str, port: int, path: str, token: str | None, timeout_s: float) -> tuple[int, dict[str, Any] | None]:
@@ -35,20 +37,24 @@ def get(address: str, port: int, path: str, token: str | None, timeout_s: float)
     return reply.status, _json_object(reply.content)
 
 
-def fetch(connection: http.client.HTTPConnection, path: str, token: str | None, timeout_s: float) -> Reply:
+def fetch(
+    connection: http.client.HTTPConnection, path: str, token: str | None, timeout_s: float, max_bytes: int = MAX_BODY
+) -> Reply:
     """The answer to a GET on a new connection, which is closed; raises as `get`."""
     deadline = time.monotonic() + timeout_s
     try:
         connection.connect()
         try:
-            return _exchange(connection, path, token, deadline)
+            return _exchange(connection, path, token, deadline, max_bytes)
         except TimeoutError as error:
             raise ReplyTimeout(str(error)) from error
     finally:
         connection.close()
 
 
-def _exchange(connection: http.client.HTTPConnection, path: str, token: str | None, deadline: float) -> Reply:
+def _exchange(
+    connection: http.client.HTTPConnection, path: str, token: str | None, deadline: float, max_bytes: int
+) -> Reply:
     _set_timeout(connection, deadline)
     connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
     with connection.getresponse() as response:
@@ -60,8 +66,8 @@ def _exchange(connection: http.client.HTTPConnection, path: str, token: str | No
             body += part
             if not part:
                 return Reply(response.status, headers, body)
-            if len(body) > _MAX_BODY_BYTES:
-                return Reply(response.status, headers, b"")
+            if len(body) > max_bytes:
+                return Reply(response.status, headers, b"", too_long=True)
 
 
 def _set_timeout(connection: http.client.HTTPConnection, deadline: float) -> None:

@@ -13,7 +13,7 @@ from disagg.config import Host
 from disagg.errors import ConfigError, DisaggError
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.status.http_get import fetch
-from disagg.whole.answers import models
+from disagg.whole.answers import MAX_REPLY_BYTES, models
 from disagg.whole.key import key_of
 from disagg.whole.questions import MODELS
 from disagg.whole.refusals import Reply, error_of, not_openai, unknown_model
@@ -22,7 +22,8 @@ from disagg.whole.refusals import Reply, error_of, not_openai, unknown_model
 def poll_whole(host: Host, blank: HostStatus, timeout_s: float) -> HostStatus:
     """The host's state. Raises OSError if it does not answer, other than for want of TLS."""
     try:
-        reply = fetch(_connection(host, timeout_s), f"{urlsplit(host.url).path}{MODELS}", key_of(host), timeout_s)
+        path = f"{urlsplit(host.url).path}{MODELS}"
+        reply = fetch(_connection(host, timeout_s), path, key_of(host), timeout_s, MAX_REPLY_BYTES)
     except ConfigError as error:
         return _failed(blank, error)
     except ssl.SSLError as error:
@@ -30,6 +31,9 @@ def poll_whole(host: Host, blank: HostStatus, timeout_s: float) -> HostStatus:
         return replace(blank, state="failed", why=f"no TLS connection: {reason}", hint="correct its URL in hosts.toml")
     except http.client.HTTPException as error:
         return replace(_failed(blank, not_openai(host, type(error).__name__)), state="foreign")
+    if reply.too_long:
+        why = f"HTTP {reply.status}, over {MAX_REPLY_BYTES} bytes"
+        return replace(_failed(blank, not_openai(host, why)), state="foreign")
     return judged(blank, host, Reply(reply.status, reply.headers, reply.content))
 
 
