@@ -96,7 +96,9 @@ class AsyncClient:
 
     def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
         self.fleet = fleet if isinstance(fleet, Fleet) else load(find_hosts_file(Path(fleet) if fleet else None))
-        self._driver = execute.Driver(Connections(token if token is not None else fleet_token(self.fleet)))
+        if token is None:  # whole-request hosts never get it
+            token = fleet_token(self.fleet) if self.fleet.engine_hosts else ""
+        self._driver = execute.Driver(Connections(token))
         self._process = os.getpid()
         self._next_start = random.getrandbits(32)
 

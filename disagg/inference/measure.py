@@ -32,6 +32,11 @@ class Trace:
     last_token: float = 0.0
     resumed_tokens: int = 0
 
+    def ended(self, now: float) -> None:
+        """The answer is complete. One without tokens begins and ends now."""
+        self.first_token = self.first_token or now
+        self.last_token = self.last_token or now
+
 
 def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) -> Metrics:
     """The request's figures. `shipped`: the prefill host's figures of a hand-off, None if there are none.

@@ -27,6 +27,8 @@ _UNLESS_DEFAULT: Final = (
     "ignore_eos",
 )
 """top_k, min_p, repetition_penalty and ignore_eos are not OpenAI's: only some servers take them."""
+BYTES_PER_TOKEN: Final = 3
+"""A low guess, for a prompt that is counted elsewhere."""
 _ANY_OBJECT: Final = {"type": "object"}
 
 
@@ -41,14 +43,14 @@ class Question:
         return msgspec.json.encode(self.body)
 
 
-def question(body: GenerateBody, model: str) -> Question:
-    """The question for a request. model: its name on that host.
+def question(body: GenerateBody, model: str, context: int) -> Question:
+    """The question for a request. model: its name on that host. context: of the model, in tokens.
 
     Raises CapabilityMissing for what OpenAI's API cannot state. cache_salt and hold_prompt are not passed on.
     """
     if body.tokens is not None or body.answer_tokens:
         raise CapabilityMissing("a whole-request host takes text, not token ids", "send a prompt or messages")
-    common = {"model": model, "stream": True, "stream_options": {"include_usage": True}, **_sampling(body.sampling)}
+    common = {"model": model, "stream": True, "stream_options": {"include_usage": True}, **_sampling(body, context)}
     if body.messages is None:
         if body.sampling.logprobs is not None:
             common["logprobs"] = body.sampling.logprobs
@@ -59,8 +61,9 @@ def question(body: GenerateBody, model: str) -> Question:
     return Question(CHAT, {**common, "messages": messages, **_schema(body), **_tools(body), **_template(body)})
 
 
-def _sampling(sampling: Sampling) -> dict[str, Any]:
-    fields: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
+def _sampling(body: GenerateBody, context: int) -> dict[str, Any]:
+    sampling = body.sampling
+    fields: dict[str, Any] = {"temperature": sampling.temperature, **_longest(body, context)}
     given = {name: getattr(sampling, name) for name in _UNLESS_DEFAULT}
     fields |= {name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}
     if sampling.seed is not None:
@@ -72,19 +75,45 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
     return fields
 
 
+def _longest(body: GenerateBody, context: int) -> dict[str, Any]:
+    """The bound of the answer; with fit_context what the context leaves, and none if that is unknown: many servers
+    refuse a bound that does not fit."""
+    longest = body.sampling.max_tokens
+    if not body.sampling.fit_context:
+        return {"max_tokens": longest}
+    room = context - len(msgspec.json.encode((body.prompt, body.messages, body.tools))) // BYTES_PER_TOKEN
+    return {"max_tokens": min(longest, room)} if room > 0 else {}
+
+
 def _schema(body: GenerateBody) -> dict[str, Any]:
     if body.json_schema is None:
         return {}
     if body.json_schema == _ANY_OBJECT:
         return {"response_format": {"type": "json_object"}}
-    schema = {"name": "answer", "schema": body.json_schema, "strict": True}
+    schema = {"name": "answer", "schema": body.json_schema, "strict": _closed(body.json_schema)}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _closed(schema: Any) -> bool:
+    """Whether OpenAI takes the schema as a strict one: each object states all its fields and requires them."""
+    if isinstance(schema, list):
+        return all(map(_closed, schema))
+    if not isinstance(schema, Mapping):
+        return True
+    fields = schema.get("properties", {})
+    if schema.get("type") == "object" or fields:
+        required = schema.get("required", ())
+        if schema.get("additionalProperties") is not False or any(name not in required for name in fields):
+            return False
+    return all(map(_closed, schema.values()))
 
 
 def _tools(body: GenerateBody) -> dict[str, Any]:
     if not body.tools:
         return {}
     fields: dict[str, Any] = {"tools": [tool.for_template() for tool in body.tools]}
+    if body.must_call:
+        fields["parallel_tool_calls"] = False  # a forced answer is one call, as on a decode host
     if len(body.must_call) == 1:
         fields["tool_choice"] = {"type": "function", "function": {"name": body.must_call[0]}}
     elif body.must_call and set(body.must_call) == {tool.name for tool in body.tools}:

@@ -67,8 +67,8 @@ class Answer:
         self.usage = one.usage or self.usage
         choice = one.choices[0] if one.choices else Choice()
         text, reasoning = self._texts(choice)
+        calls = tuple(self._finished_calls()) if choice.finish_reason and not self.finish else ()
         self.finish = choice.finish_reason or self.finish
-        calls = tuple(self._finished_calls()) if choice.finish_reason else ()
         tokens = tuple(_tokens(choice.logprobs)) if choice.logprobs else ()
         if not (text or reasoning or calls or tokens):
             return None

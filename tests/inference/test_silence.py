@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncGenerator
 
@@ -12,6 +13,7 @@ from disagg.api.events import Event
 from disagg.errors import DisaggError, Overloaded
 from disagg.inference.attempts.answer import FALLBACK_WARNING
 from disagg.inference.client import AsyncClient
+from disagg.inference.http.connections import HostRequest
 from disagg.inference.policy import Timeouts
 from tests.inference.scripted import Body, scripted, silent, slot, tokens, waiting, whole
 
@@ -104,3 +106,24 @@ async def test_a_busy_prefill_host_is_waited_for_and_nothing_is_recomputed() -> 
                 notes.append(chunk.note)
     assert notes == ["waiting: p1 is busy: the queue is full"]
     assert {path for path, _ in hosts["d1"].asked} == {"/decode"}
+
+
+async def test_a_request_that_waits_keeps_nothing_of_its_refused_attempts() -> None:
+    """The body of each is the whole prompt."""
+    kept: list[int] = []
+
+    async def refuses(body: Body) -> Events:
+        kept.append(sum(isinstance(one, HostRequest) and one.path == "/generate" for one in gc.get_objects()))
+        if len(kept) < 4:
+            yield Overloaded("the queue is full")
+            return
+        async for event in whole(body):
+            yield event
+
+    async with scripted(d1={"generate": refuses}) as (fleet, _), AsyncClient(fleet, token="t") as client:
+        gc.disable()
+        try:
+            await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode")
+        finally:
+            gc.enable()
+    assert kept == [1, 1, 1, 1]

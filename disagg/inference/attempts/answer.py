@@ -108,7 +108,10 @@ class ArrivingAnswer:
             self.reasoning.append(event.reasoning)
             self.tool_calls.extend(event.tool_calls)
             self.deliver(Chunk(event.text, event.tokens, now, reasoning=event.reasoning, tool_calls=event.tool_calls))
-        return event if isinstance(event, DoneEvent) else None
+        if not isinstance(event, DoneEvent):
+            return None
+        self.trace.ended(time.monotonic())
+        return event
 
     def note(self, text: str) -> None:
         """Tell the caller something about the request, on the stream and among the warnings."""

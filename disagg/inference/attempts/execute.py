@@ -19,7 +19,7 @@ from disagg.errors import DeadlineExceeded, DisaggError
 from disagg.inference.attempts import whole
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
 from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform
-from disagg.inference.attempts.retry import Attempt, Failure, Pause, after, remaining, route_of
+from disagg.inference.attempts.retry import Attempt, Failure, Pause, after, forget_frames, remaining, route_of
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
 from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
 from disagg.inference.hosts.heartbeat import Heartbeat
@@ -29,6 +29,7 @@ from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 from disagg.inference.types import Completion, Stage, Watch, unwatched
+from disagg.whole.questions import question
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class _Run:
         self.last_look = True
         self.waiting.error = pause.error
         hosts = self.request.candidates
-        await self.driver.refresher.read((*hosts.decode, *hosts.prefill), self.request.policy.timeouts.silence)
+        await self.driver.refresher.read(hosts.all, self.request.policy.timeouts.silence)
         self.waiting.error = None
 
     async def _try(self, attempt: Attempt, ranked: Ranking, failures: list[Failure]) -> AttemptOutcome | None:
@@ -178,6 +179,7 @@ class _Run:
         self.driver.http.require_open()  # closing the client under a request looks like a lost connection
         if failure.final:
             raise failure.error
+        forget_frames(failure.error)
         failures.append(failure)
         return None
 
@@ -185,7 +187,9 @@ class _Run:
         timeouts = self.request.policy.timeouts
         left = self.request.called + self.request.body.deadline_s - time.monotonic()
         if attempt.method == "whole":
-            return await whole.perform(self.driver.http, attempt.answering, self.request.body, self.answer, timeouts)
+            host, body = attempt.answering, self.request.body
+            asked = question(body, host.engine.model or body.model, self.request.candidates.context)
+            return await whole.perform(self.driver.http, host, asked, self.answer, timeouts)
         body = self.answer.body(self.request.body, max(0.001, left), timeouts.lease)
         if attempt.method == "disaggregated":
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host

@@ -149,15 +149,29 @@ class Failure:
         return host
 
 
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error that is kept, and of its causes: their frames hold all that the attempt had, such
+    as its prompt."""
+    errors: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while errors:
+        one = errors.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            errors += (one.__cause__, one.__context__)
+
+
 @dataclass(frozen=True, slots=True)
 class Pause:
     """Wait, then look at the fleet again. reason: what is waited for. limited: by `Timeouts.none_up`, else by the
-    deadline only. error: to raise if the time is over."""
+    deadline only. error: to raise if the time is over. detail: more of the reason, which may differ at every look."""
 
     seconds: float
     reason: str
     limited: bool
     error: DisaggError
+    detail: str = ""
 
 
 def attempts(route: Route, policy: RetryPolicy) -> Iterator[Attempt]:
@@ -229,7 +243,7 @@ def after(route: Route, policy: RetryPolicy, failures: Sequence[Failure], earlie
     if busy:
         error = Overloaded(f"every host was busy until the request's deadline: {_messages(busy)}", "try again later")
         seconds = min(float(failure.error.retry_after_s) for failure in busy if isinstance(failure.error, Overloaded))
-        return Pause(seconds, f"{busy[0].host.name} is busy: {busy[0].error.message}", False, error)
+        return Pause(seconds, f"{busy[0].host.name} is busy", False, error, busy[0].error.message)
     if waits := route.decode_waits or route.prefill_waits:
         return Pause(LOOK_AGAIN_S, waits, False, error)
     if policy.on_kv_failure == "fail" and route.decode and not undelivered and not route.prefill:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg.errors import DisaggError
 from disagg.inference.attempts.retry import Pause
@@ -31,7 +31,8 @@ class RetryBudget:
 
 @dataclass(slots=True)
 class Waiting:
-    """One request's waits. error: to raise if its deadline passes meanwhile; None while it does not wait."""
+    """One request's waits; each reason is noted once. error: to raise if its deadline passes meanwhile; None while it
+    does not wait."""
 
     timeouts: Timeouts
     note: Callable[[str], None]
@@ -39,6 +40,7 @@ class Waiting:
     _limited: bool = False
     _began: float = 0.0
     _ended: float = 0.0
+    _noted: set[str] = field(default_factory=set)
 
     async def wait(self, pause: Pause, seconds: float) -> bool:
         """Wait `seconds`. False, at once, if no host has been up for too long."""
@@ -50,8 +52,13 @@ class Waiting:
         self.error = pause.error
         if now + seconds >= (stated_at := self._began + self.timeouts.note):
             await asyncio.sleep(max(0.0, stated_at - now))
-            self.note(f"waiting: {pause.reason}")
+            self._state(pause)
         await asyncio.sleep(max(0.0, now + seconds - time.monotonic()))
         self._ended = time.monotonic()
         self.error = None
         return True
+
+    def _state(self, pause: Pause) -> None:
+        if pause.reason not in self._noted:
+            self._noted.add(pause.reason)
+            self.note(f"waiting: {pause.reason}" + (f": {pause.detail}" if pause.detail else ""))

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from disagg.api.requests import GenerateBody
 from disagg.config import Host
 from disagg.inference.attempts.answer import ArrivingAnswer, AttemptOutcome
 from disagg.inference.http import whole
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import Timeouts
-from disagg.whole.questions import question
+from disagg.whole.questions import Question
 from disagg.whole.stream import Answer
 
 
 async def perform(
-    http: Connections, host: Host, body: GenerateBody, answer: ArrivingAnswer, timeouts: Timeouts
+    http: Connections, host: Host, question: Question, answer: ArrivingAnswer, timeouts: Timeouts
 ) -> AttemptOutcome:
-    """The whole answer. Raises the host's error, and CapabilityMissing for what OpenAI's API cannot state."""
-    asked = whole.Asked(host, question(body, host.engine.model or body.model), timeouts)
+    """The whole answer. Raises the host's error."""
+    asked = whole.Asked(host, question, timeouts)
     arriving = Answer(host.name)
     async with whole.pieces(http, asked) as pieces:
         answer.trace.requested = asked.written
@@ -29,4 +28,5 @@ async def perform(
                     asked.begun = True
                     answer.take(event)
     done = arriving.done()
+    answer.take(done)
     return AttemptOutcome(done, warnings=tuple(arriving.warnings))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 
 from disagg.api.status import Load
 from disagg.config import Host
-from disagg.errors import DisaggError, RequestError
+from disagg.errors import ConfigError, DisaggError, RequestError, ServerRefused
 from disagg.inference.hosts.background import Background
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http import calls, whole
@@ -70,28 +71,24 @@ class Refresher:
             await asyncio.wait(asking)
 
     def due(self, now: float) -> list[Host]:
-        """The hosts in use, those first that were not asked for the longest time."""
-        used = {
-            host.name: host
-            for use in self._uses.values()
-            if use.requests or now - use.last < IDLE_S
-            for host in use.hosts
-        }
+        """The hosts in use whose interval is over, those first that were not asked for the longest time. Half an
+        INTERVAL_S is no reason to leave one to the next look."""
         stale = [
             host
-            for name, host in used.items()
-            if name not in self._asking and now - self._asked.get(name, 0.0) >= _interval_s(host) / 2
+            for name, host in self._used(now).items()
+            if name not in self._asking and now - self._asked.get(name, -inf) >= _interval_s(host) - INTERVAL_S / 2
         ]
         return sorted(stale, key=lambda host: self._asked.get(host.name, 0.0))[:PER_INTERVAL]
 
+    def _used(self, now: float) -> dict[str, Host]:
+        """By name: the hosts that some request uses, or did until lately."""
+        uses = [use for use in self._uses.values() if use.requests or now - use.last < IDLE_S]
+        return {host.name: host for use in uses for host in use.hosts}
+
     async def _run(self) -> None:
         await asyncio.sleep(FIRST_S)
-        idle_since = time.monotonic()
-        while time.monotonic() - idle_since < IDLE_S:
-            began = time.monotonic()
-            if hosts := self.due(began):
-                idle_since = began
-                await self.read(hosts)
+        while self._used(began := time.monotonic()):
+            await self.read(self.due(began))
             await asyncio.sleep(max(0.0, began + INTERVAL_S - time.monotonic()))
 
     def _ask_once(self, host: Host) -> asyncio.Task[None]:
@@ -124,8 +121,9 @@ class Refresher:
 
     async def _load(self, host: Host) -> Load | None:
         """The host's load; None if it answers without: a whole-request host, or one of another version."""
-        if host.whole:  # whatever it answers: a request finds out why it is refused
-            await whole.get(self._http, host, MODELS, PATIENCE_S)
+        if host.whole:  # whatever it answers, and if its key cannot be read: a request finds out why it is refused
+            with suppress(ConfigError, ServerRefused):
+                await whole.get(self._http, host, MODELS, PATIENCE_S)
             return None
         try:
             body = await calls.get(self._http, host, "/load", timeout=PATIENCE_S)

@@ -29,13 +29,15 @@ FULL = 0.95  # of kv_limit: a new request waits for another's end
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The hosts that serve a model, by role. A request that one host is to run alone has hosts of that role only."""
+    """The hosts that serve a model, by role. A request that one host is to run alone has hosts of that role only.
+    context: of the model, in tokens."""
 
     model: str
     decode: tuple[Host, ...]
     prefill: tuple[Host, ...]
     alone: Alone | None = None
     whole: tuple[Host, ...] = ()
+    context: int = 0
 
     @property
     def all(self) -> tuple[Host, ...]:
@@ -109,7 +111,8 @@ def candidates(fleet: Fleet, model: str, alone: Alone | None = None) -> Candidat
 
     Raises UnknownModel, and ServerUnavailable if no host of the model has the role that must answer.
     """
-    name = fleet.model(model).name
+    served = fleet.model(model)
+    name = served.name
     roles: tuple[Role, ...] = ("decode", "prefill", "whole")
     by_role = {role: tuple(fleet.serving(name, role)) for role in roles}
     if alone is None and by_role["whole"] and not by_role["decode"]:
@@ -117,7 +120,7 @@ def candidates(fleet: Fleet, model: str, alone: Alone | None = None) -> Candidat
     if not by_role[alone or "decode"]:
         raise ServerUnavailable(f"no {alone or 'decode'} host serves {name}", "add one to hosts.toml")
     chosen = {role: hosts if alone in (None, role) else () for role, hosts in by_role.items()}
-    return Candidates(name, chosen["decode"], chosen["prefill"], alone, chosen["whole"])
+    return Candidates(name, chosen["decode"], chosen["prefill"], alone, chosen["whole"], served.context)
 
 
 def rank(view: FleetView, request: RouteRequest, now: float, start: int) -> Ranking:

@@ -147,8 +147,8 @@ def test_a_loading_decode_host_is_waited_for_before_a_prefill_host_answers_alone
 @pytest.mark.parametrize(
     ("which", "outcomes", "expected"),
     [
-        (route("d1", "p1"), [("prefill", BUSY)], "p1 is busy: full; until the deadline"),
-        (route("d1", "p1"), [("decode", BUSY)], "d1 is busy: full; until the deadline"),
+        (route("d1", "p1"), [("prefill", BUSY)], "p1 is busy (full); until the deadline"),
+        (route("d1", "p1"), [("decode", BUSY)], "d1 is busy (full); until the deadline"),
         (route("", "", waits="decode"), [], "d9 is loading; until the deadline"),
         (route("d1", "", waits="prefill"), [], "p9 is loading; until the deadline"),
         (route("", ""), [], "no decode host of m is up; for a while"),
@@ -169,7 +169,8 @@ def test_what_is_waited_for_when_no_attempt_is_left(
     rows, failures = performed(which, outcomes)
     assert rows[-1] == "none"
     pause = after(which, RetryPolicy(), failures)
-    assert f"{pause.reason}; {'for a while' if pause.limited else 'until the deadline'}" == expected
+    reason = f"{pause.reason} ({pause.detail})" if pause.detail else pause.reason
+    assert f"{reason}; {'for a while' if pause.limited else 'until the deadline'}" == expected
 
 
 def test_a_busy_host_is_asked_again_when_it_said() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import (
     CapabilityMissing,
+    ConfigError,
     ContextLengthExceeded,
     DisaggError,
     RequestError,
@@ -16,7 +20,10 @@ from disagg.errors import (
     ServerRefused,
     ServerUnavailable,
 )
-from disagg.inference.client import Client
+from disagg.inference.client import AsyncClient, Client
+from disagg.inference.hosts import refresh
+from disagg.inference.hosts.view import UNKNOWN
+from tests.inference.scripted import FixedHost
 from tests.whole.fake_openai import MODEL_THERE, Script, ended, openai_server, said, whole_host, with_whole
 
 CHAT = [{"role": "user", "content": "hello"}]
@@ -142,3 +149,63 @@ def test_alone_whole_asks_the_whole_host_though_a_decode_host_is_up() -> None:
     with Client(with_whole(fleet(decode), whole_host("m", 10)), token="t") as asking:
         ranking = asking.explain("m", "hi", alone="whole")
     assert [choice.host.name for choice in ranking.whole] == ["ollama"] and ranking.decode == ()
+
+
+def test_an_answer_without_a_token_has_the_times_of_its_end() -> None:
+    with openai_server(Script([said(""), *ended("stop", 7, 0)])) as port, client(whole_host("m", port)) as asking:
+        answer = asking.generate("m", messages=CHAT)
+    metrics = answer.metrics
+    assert answer.text == "" and 0 < metrics.ttft == metrics.total_time < 600 and metrics.decode_time == 0
+    assert min(asdict(metrics.ttft_parts).values()) >= 0
+
+
+def test_a_fleet_of_whole_hosts_only_needs_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    decode = Host("mac", "127.0.0.1", ("decode",), "m", EngineOptions("mlx"), 9)
+    with openai_server(Script([said("ok"), *ended()])) as port:
+        alone = fleet(whole_host("m", port))
+        with Client(alone) as asking:
+            assert asking.generate("m", messages=CHAT).text == "ok"
+        with pytest.raises(ConfigError, match="its token file"):
+            Client(replace(alone, hosts={**alone.hosts, "mac": decode}))
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize(
+    ("response", "options"),
+    [
+        (b"HTTP/1.1 200 X\r\n\r\n{}", {"key_file": "/nowhere/key"}),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", {}),
+    ],
+    ids=["a key that cannot be read", "another kind of server"],
+)
+async def test_a_host_that_a_request_finds_out_about_is_not_down(response: bytes, options: dict[str, str]) -> None:
+    async with FixedHost(response).listening() as port:
+        host = whole_host("m", port, **options)
+        async with AsyncClient(fleet(host), token="t") as asking:
+            with asking.watching():
+                await asyncio.sleep(3 * refresh.WHOLE_INTERVAL_S)
+            assert asking.view.of(host.name).reachable == "up"
+            with pytest.raises(DisaggError, match=r"cannot read the key|does not answer as an OpenAI"):
+                await asking.generate("m", "hi")
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_host_is_asked_for_its_models_as_often_as_is_stated() -> None:
+    host = FixedHost(b"HTTP/1.1 200 X\r\nContent-Length: 2\r\n\r\n{}")
+    async with host.listening() as port, AsyncClient(fleet(whole_host("m", port)), token="t") as asking:
+        with asking.watching():
+            await asyncio.sleep(6 * refresh.WHOLE_INTERVAL_S)
+    assert 6 <= len(host.received) <= 7
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_request_asks_the_host_itself_before_it_fails_because_it_seems_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces = "".join(f"data: {json.dumps(one)}\n\n" for one in [said("ok"), *ended()])
+    answers = FixedHost(f"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\n\r\n{pieces}".encode())
+    async with answers.listening() as port, AsyncClient(fleet(whole_host("m", port)), token="t") as asking:
+        monkeypatch.setattr(asking._driver.refresher, "due", lambda _: [])  # the view is out of date
+        asking.view.hosts["ollama"] = UNKNOWN.missed().missed()
+        assert (await asking.generate("m", messages=CHAT)).text == "ok"

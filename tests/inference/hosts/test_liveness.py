@@ -198,3 +198,12 @@ async def test_the_hosts_of_every_role_that_requests_use_are_asked() -> None:
         with refresher.using([D]), refresher.using([E]):
             assert {host.name for host in refresher.due(time.monotonic())} == {"d", "e"}
         await refresher.stop()
+
+
+async def test_a_reason_whose_figures_change_is_stated_once() -> None:
+    notes: list[str] = []
+    waiting = Waiting(Timeouts(note=0.0), notes.append)
+    for tokens in (512, 8123):
+        pause = Pause(0.0, "p1 is busy", False, Overloaded(""), f"{tokens} prompt tokens wait to be computed")
+        await waiting.wait(pause, 0.0)
+    assert notes == ["waiting: p1 is busy: 512 prompt tokens wait to be computed"]

@@ -1,0 +1,67 @@
+"""What a whole-request host is asked, as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from disagg.api.requests import ChatMessage, GenerateBody, Tool
+from disagg.api.sampling import Sampling
+from disagg.whole.questions import question
+
+CHAT = (ChatMessage("user", "x" * 300),)
+F, G = (Tool(name, "", {"type": "object"}) for name in "fg")
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return dict(question(GenerateBody(model="m", messages=CHAT, **fields), "there", 1000).body)
+
+
+@pytest.mark.parametrize(
+    ("fit", "given", "least", "most"),
+    [
+        (True, 4096, 800, 900),  # a prompt of 300 bytes and its JSON
+        (True, 7, 7, 7),
+        (False, 4096, 4096, 4096),
+    ],
+)
+def test_a_bound_that_may_be_lowered_fits_the_context(fit: bool, given: int, least: int, most: int) -> None:
+    assert least <= asked(sampling=Sampling(max_tokens=given, fit_context=fit))["max_tokens"] <= most
+
+
+def test_a_prompt_that_may_fill_the_context_is_sent_without_a_bound() -> None:
+    body = GenerateBody(model="m", prompt="x" * 9000, sampling=Sampling(max_tokens=9, fit_context=True))
+    assert "max_tokens" not in question(body, "there", 1000).body
+
+
+@pytest.mark.parametrize(
+    ("must_call", "fields"),
+    [
+        ((), {}),
+        (("f",), {"tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False}),
+        (("f", "g"), {"tool_choice": "required", "parallel_tool_calls": False}),
+    ],
+)
+def test_a_forced_answer_is_one_call(must_call: tuple[str, ...], fields: dict[str, Any]) -> None:
+    body = asked(tools=(F, G), must_call=must_call)
+    assert {name: body[name] for name in ("tool_choice", "parallel_tool_calls") if name in body} == fields
+
+
+TEXT = {"type": "string"}
+CLOSED = {"type": "object", "properties": {"a": TEXT}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "strict"),
+    [
+        (TEXT, True),
+        (CLOSED, True),
+        ({"type": "array", "items": CLOSED}, True),
+        ({**CLOSED, "required": []}, False),
+        ({**CLOSED, "additionalProperties": True}, False),
+        ({"anyOf": [CLOSED, {"type": "object"}]}, False),
+    ],
+)
+def test_a_schema_is_strict_if_openai_would_take_it_as_one(schema: dict[str, Any], strict: bool) -> None:
+    assert asked(json_schema=schema)["response_format"]["json_schema"]["strict"] is strict
