@@ -3,9 +3,12 @@
 engine     the PrefillEngine: vLLM in this process; its tensor-parallel workers, if any, in processes of their own
 load       options of hosts.toml -> vLLM's arguments, and every reason to refuse them
 connector  the KV connector that vLLM loads: orders in, rows out
+scheduler  its side beside the scheduler: which rows each step adds to which prompt; pure
+worker     its side in every worker: rows out of the pages, into shipments
 rows       which rows a step of the scheduler adds, and in which blocks they lie; pure
 pages      rows in vLLM's page tensors, and the self-test of how they are read
 shipment   one prompt's KV on its way from one worker to the decode host
+runs       the prompts and answers that are computed, as the server's scheduler sees them
 reports    what the workers report, in the process of the engine
 profile    what the loaded model computes, measured
 """

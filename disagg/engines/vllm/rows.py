@@ -43,6 +43,15 @@ class PromptRows:
         return self.sent >= self.tokens
 
 
+@dataclass(frozen=True, slots=True)
+class StepShare:
+    """One request in the newest step: tokens computed before and after it. share: of the step's tokens, its own."""
+
+    before: int
+    after: int
+    share: float
+
+
 def wanted(layer: LayerLayout, rows: range, tokens: int, start: int) -> range:
     """Those of `rows` that the layer keeps after `tokens` tokens and that lie at or after `start`."""
     kept = layer.rows(tokens, start)

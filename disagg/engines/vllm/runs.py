@@ -13,24 +13,12 @@ from disagg.api.events import FinishReason
 from disagg.api.sampling import Sampling
 from disagg.engines.base import PrefillTiming, Token
 from disagg.engines.vllm.reports import Awaited, Reports
+from disagg.engines.vllm.rows import StepShare
 from disagg.errors import Cancelled, DisaggError, PeerLost
 from disagg.kv.send import SentKV, Transfer
 from disagg.kv.wire.frames import Header
 
 REPORT_S = 5.0  # after a transfer's deadline
-
-
-class Share(Protocol):
-    """One request in one step: tokens computed before and after it. share: of the step's tokens, its own."""
-
-    @property
-    def before(self) -> int: ...
-
-    @property
-    def after(self) -> int: ...
-
-    @property
-    def share(self) -> float: ...
 
 
 class Engine(Protocol):
@@ -84,7 +72,7 @@ class Run:
         """See PrefillRun."""
         self._engine.drop(self)
 
-    def note(self, began: float, ended: float, share: Share) -> None:
+    def note(self, began: float, ended: float, share: StepShare) -> None:
         """A step that had this prompt has ended."""
         if self._held is None:
             self._held, self._started = min(share.before, self._tokens), began

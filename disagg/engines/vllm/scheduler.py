@@ -1,0 +1,113 @@
+"""The scheduler's side of the connector: which rows each step of vLLM's scheduler adds to which prompt. Imports no
+framework, so that it is tested without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from disagg import logs
+from disagg.api.base import InvalidValue
+from disagg.api.delivery import ORDER_FIELD, KVOrder
+from disagg.engines.vllm.rows import PromptRows, StepShare
+from disagg.kv.fingerprint import token_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A prompt at its first step. token_hash: of the prompt and the token after it."""
+
+    order: KVOrder
+    tokens: int
+    token_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step adds to one prompt. share: of the step's tokens, this prompt's. last: no more rows follow."""
+
+    id: str
+    rows: range
+    tables: tuple[list[int], ...]  # per group of layers
+    share: float
+    held: int
+    last: bool
+    begun: Begun | None = None
+
+
+@dataclass
+class StepOrders:
+    """What this side passes to the workers with one step."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+
+
+class _Prompt:
+    """A request of the scheduler's side that carries an order."""
+
+    def __init__(self, request: Any, order: KVOrder) -> None:
+        self.request, self.order = request, order
+        self.rows = PromptRows(request.num_prompt_tokens)
+        self.begun = False
+
+    def begin(self) -> Begun | None:
+        if self.begun:
+            return None
+        self.begun = True
+        return Begun(self.order, self.rows.tokens, token_hash([*self.request.prompt_token_ids, self.order.next_token]))
+
+
+class SchedulerSide:
+    """Turns the scheduler's steps into pieces. `shares`: the newest step, by the id that vLLM gave the request."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, _Prompt] = {}
+        self._dropped: list[str] = []
+        self.shares: dict[str, StepShare] = {}
+
+    @property
+    def prompts(self) -> int:
+        """Requests with an order that are not finished."""
+        return len(self._prompts)
+
+    def add(self, request: Any) -> None:
+        """A request was given blocks. An order that cannot be read is ignored, and the log says so."""
+        params = request.kv_transfer_params or {}
+        if ORDER_FIELD not in params or request.request_id in self._prompts:
+            return
+        try:
+            order = KVOrder.from_json(params[ORDER_FIELD])
+        except InvalidValue as error:
+            logs.log.error("kv_order_refused", extra={"fields": {"message": str(error)}})
+            return
+        self._prompts[request.request_id] = _Prompt(request, order)
+
+    def step(self, output: Any) -> StepOrders:
+        """The pieces of the step that the scheduler has planned."""
+        computed = {one.req_id: one.num_computed_tokens for one in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        total = max(1, output.total_num_scheduled_tokens)
+        self.shares = {}
+        orders = StepOrders(dropped=self._dropped)
+        self._dropped = []
+        for id, scheduled in output.num_scheduled_tokens.items():
+            self.shares[id] = StepShare(computed[id], computed[id] + scheduled, scheduled / total)
+            prompt = self._prompts.get(id)
+            if prompt is not None and not prompt.rows.complete:
+                orders.pieces.append(self._piece(id, prompt, output))
+        return orders
+
+    def _piece(self, id: str, prompt: _Prompt, output: Any) -> Piece:
+        share = self.shares[id]
+        rows = prompt.rows.step(share.before, share.after - share.before)
+        tables = output.kv_connector_block_state.get_block_ids(id)
+        return Piece(id, rows, tables, share.share, prompt.rows.held or 0, prompt.rows.complete, prompt.begin())
+
+    def finished(self, id: str) -> None:
+        """A request ended in any way. One whose rows are not complete was dropped."""
+        prompt = self._prompts.pop(id, None)
+        if prompt is not None and prompt.begun and not prompt.rows.complete:
+            self._dropped.append(id)

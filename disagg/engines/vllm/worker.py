@@ -1,0 +1,155 @@
+"""A worker's side of the connector: reads the rows of each step from the pages and sends them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from disagg.engines.model import checkpoint
+from disagg.engines.staging.emit import RowEmitter
+from disagg.engines.vllm import pages as page_forms
+from disagg.engines.vllm.rows import Sharding, wanted
+from disagg.engines.vllm.scheduler import Begun, Piece, StepOrders
+from disagg.engines.vllm.shipment import Shipment
+from disagg.errors import DisaggError, ModelError
+from disagg.kv.layout import Layout
+from disagg.kv.wire.frames import Header
+
+
+@dataclass(slots=True)
+class _Sending:
+    """One prompt in a worker. send: takes the rows of one layer; see RowEmitter."""
+
+    shipment: Shipment
+    send: RowEmitter
+    begun: Begun
+    seconds: float = 0.0
+
+
+class WorkerSide:
+    """Reads the rows of each piece from the pages, and sends those of this rank's heads."""
+
+    def __init__(self, config: Any, groups: Any, rank: int) -> None:
+        """config: a VllmConfig. groups: of layers that share a table of blocks."""
+        path = checkpoint.resolve(config.model_config.model)
+        reference = checkpoint.reference_profile(path, config.model_config.max_model_len)
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        self._layout: Layout = checkpoint.layout(reference, dtype)
+        self._fingerprint = checkpoint.fingerprint(reference)
+        self._sharding = Sharding.of(self._layout, config.parallel_config.tensor_parallel_size)
+        self._part = self._sharding.part(rank)
+        self._config = config
+        self._groups = {name: (n, group.kv_cache_spec) for n, group in enumerate(groups) for name in group.layer_names}
+        self._reads: dict[str, page_forms.Read] = {}
+        self._places = page_forms.Places()
+        self._sending: dict[str, _Sending] = {}
+        self._pieces: list[Piece] = []
+        self._began = 0.0
+        self.on_layer: Callable[[], None] = lambda: None
+
+    def register(self, caches: dict[str, torch.Tensor]) -> None:
+        """Check every layer's pages, and find out how they hold rows. ModelError if a layer cannot be read."""
+        layers = {layer_index(name) for name in caches}
+        if layers != set(range(len(self._layout.layers))):
+            raise ModelError(
+                f"vLLM has KV caches for layers {sorted(layers)} of a model with {len(self._layout.layers)}",
+                "use a model of plain attention layers, and pipeline_parallel_size 1",
+            )
+        heads = max(1, self._sharding.heads // self._sharding.ranks)
+        modules = self._config.compilation_config.static_forward_context
+        for name, tensor in caches.items():
+            layer, module = self._layout.layers[layer_index(name)], modules[name]
+            page_forms.require_shape(name, tensor, layer, heads, self._layout.dtype)
+
+            def write(
+                keys: torch.Tensor,
+                values: torch.Tensor,
+                slots: torch.Tensor,
+                tensor: Any = tensor,
+                module: Any = module,
+            ) -> None:
+                module.impl.do_kv_cache_update(module, keys, values, tensor, slots)
+
+            self._reads[name] = page_forms.detect(tensor, write, layer)
+
+    def begin(self, orders: StepOrders) -> None:
+        """A step begins: the shipments of its new prompts are opened, those of dropped ones end."""
+        self._began = time.monotonic()
+        self._places.clear()
+        for id in orders.dropped:
+            if (sending := self._sending.pop(id, None)) is not None:
+                sending.shipment.abort()
+        self._pieces = orders.pieces if self._part is not None else []
+        for piece in self._pieces:
+            if piece.begun is not None:
+                self._sending[piece.id] = self._open(piece.begun)
+
+    def save(self, name: str, tensor: torch.Tensor) -> None:
+        """A layer has run: send what this step has added to it."""
+        self.on_layer()
+        for piece in self._pieces:
+            sending = self._sending.get(piece.id)
+            if sending is not None:
+                try:
+                    self._send(sending, piece, name, tensor)
+                except DisaggError as error:
+                    sending.shipment.fail(error)
+
+    def end(self) -> None:
+        """The step has ended."""
+        seconds = time.monotonic() - self._began
+        for piece in self._pieces:
+            sending = self._sending.get(piece.id)
+            if sending is not None:
+                sending.seconds += piece.share * seconds
+                if piece.last:
+                    sending.shipment.computed(sending.seconds, piece.held)
+                    del self._sending[piece.id]
+        self._pieces = []
+
+    def close(self) -> None:
+        """Give up what is not sent."""
+        for sending in self._sending.values():
+            sending.shipment.abort()
+        self._sending = {}
+
+    def _open(self, begun: Begun) -> _Sending:
+        order, part = begun.order, self._part
+        assert part is not None
+        header = Header(
+            ticket=order.ticket,
+            request_id=order.request_id,
+            fingerprint=self._fingerprint,
+            layout=self._layout,
+            token_hash=begun.token_hash,
+            tokens=begun.tokens,
+            start=order.start,
+            wire=order.wire,
+            part=part,
+            parts=self._sharding.parts,
+        )
+        shipment = Shipment(order, header)
+        device = torch.device(self._config.device_config.device_type)
+        emitter = RowEmitter(
+            self._layout, begun.tokens, device, shipment.send, wire=order.wire, start=order.start, copied=True
+        )
+        return _Sending(shipment, emitter, begun)
+
+    def _send(self, sending: _Sending, piece: Piece, name: str, tensor: torch.Tensor) -> None:
+        index = layer_index(name)
+        rows = wanted(self._layout.layers[index], piece.rows, sending.begun.tokens, sending.shipment.start)
+        if not rows:
+            return
+        group, spec = self._groups[name]
+        blocks, offsets = self._places.of((piece.id, group), rows, piece.tables[group], spec.block_size, tensor.device)
+        keys, values = self._reads[name](tensor, blocks, offsets)
+        sending.send(index, rows.start, keys, values)
+
+
+def layer_index(name: str) -> int:
+    """3 for "model.layers.3.self_attn.attn"."""
+    return next(int(part) for part in name.split(".") if part.isdecimal())
