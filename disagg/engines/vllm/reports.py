@@ -6,21 +6,26 @@ import contextlib
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
+from disagg import logs
 from disagg.api.base import InvalidValue
 from disagg.api.delivery import MAX_LINE_BYTES, KVReport, ReportHello
 from disagg.api.requests import KVAddress
 from disagg.errors import DisaggError, PeerLost
 
 POLL_S = 0.5
+HELLO_S = 5.0  # for a worker's first line
+PAUSE_S = 0.5  # after a connection that could not be accepted
 
 
 @dataclass(slots=True, eq=False)
 class Awaited:
-    """The reports of one prompt. done: all of them, one per part, or the first error."""
+    """The reports of one prompt. done: all of them, one per part, or the first error. Whichever thread comes second
+    changes nothing."""
 
     id: str
     done: Future[Sequence[KVReport]] = field(default_factory=Future)
@@ -31,18 +36,20 @@ class Awaited:
         self.reports.append(report)
         if report.error is not None:
             self.fail(DisaggError.from_json(dict(report.error)))
-        elif len(self.reports) == parts and not self.done.done():
-            self.done.set_result(tuple(self.reports))
+        elif len(self.reports) == parts:
+            with contextlib.suppress(InvalidStateError):
+                self.done.set_result(tuple(self.reports))
 
     def fail(self, error: DisaggError) -> None:
-        if not self.done.done():
+        with contextlib.suppress(InvalidStateError):
             self.done.set_exception(error)
 
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """One worker's connection: the bytes read so far, and what it announced."""
+    """One worker's connection: when it came, the bytes read so far, and what it announced."""
 
+    since: float
     read: bytes = b""
     awaited: Awaited | None = None
     parts: int = 0
@@ -52,10 +59,13 @@ class _Line:
 class Reports:
     """Listens for reports on one thread. `expect` and `drop` may be called on any.
 
-    A worker whose connection ends before its report has died: its prompt fails with PeerLost at once.
+    A worker whose connection ends before its report has died: its prompt fails with PeerLost at once. hello_s: for a
+    worker's first line. pause_s: without listening, after a connection that could not be accepted.
     """
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", *, hello_s: float = HELLO_S, pause_s: float = PAUSE_S) -> None:
+        self._hello_s, self._pause_s = hello_s, pause_s
+        self._listen_from: float | None = None  # while it does not listen
         self._listener = socket.create_server((host, 0), backlog=256)
         self._listener.setblocking(False)
         self.address = KVAddress(host, int(self._listener.getsockname()[1]))
@@ -98,18 +108,51 @@ class Reports:
             for key, _ in self._selector.select(POLL_S):
                 if key.data is None:
                     self._accept()
-                elif isinstance(key.fileobj, socket.socket):
-                    self._read(key.fileobj, key.data)
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
+                else:
+                    self._serve(key)
+            self._sweep(time.monotonic())
+        for sock, _ in self._lines():
+            sock.close()
         self._selector.close()
+        self._listener.close()
+
+    def _lines(self) -> list[tuple[socket.socket, _Line]]:
+        return [
+            (key.fileobj, key.data)
+            for key in list(self._selector.get_map().values())
+            if isinstance(key.fileobj, socket.socket) and key.data is not None
+        ]
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             sock, _ = self._listener.accept()
-            sock.setblocking(False)
-            self._selector.register(sock, selectors.EVENT_READ, _Line())
+        except (BlockingIOError, ConnectionAbortedError):  # it has gone
+            return
+        except OSError as error:  # out of descriptors: the worker stays in the backlog
+            logs.log.error("kv_report_refused", extra={"fields": {"message": str(error)}})
+            self._selector.unregister(self._listener)
+            self._listen_from = time.monotonic() + self._pause_s
+            return
+        sock.setblocking(False)
+        self._selector.register(sock, selectors.EVENT_READ, _Line(time.monotonic()))
+
+    def _sweep(self, now: float) -> None:
+        """Listen again after a pause, and end connections without a hello."""
+        if self._listen_from is not None and now >= self._listen_from:
+            self._listen_from = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+        for sock, line in self._lines():
+            if line.awaited is None and now >= line.since + self._hello_s:
+                self._end(sock, line)
+
+    def _serve(self, key: selectors.SelectorKey) -> None:
+        """Read from one connection. A defect ends it, and not the thread."""
+        assert isinstance(key.fileobj, socket.socket)
+        try:
+            self._read(key.fileobj, key.data)
+        except Exception:  # noqa: BLE001 - no prompt's end would be seen any more
+            logs.log.exception("kv_report_failed")
+            self._end(key.fileobj, key.data)
 
     def _read(self, sock: socket.socket, line: _Line) -> None:
         try:
@@ -131,8 +174,8 @@ class Reports:
     def _take(self, sock: socket.socket, line: _Line, text: bytes) -> None:
         """One line: a hello, then a report. InvalidValue if it is neither, or of no prompt that is awaited."""
         if line.awaited is not None:
-            line.reported = True
             line.awaited.add(KVReport.from_bytes(text), line.parts)
+            line.reported = True
             return
         hello = ReportHello.from_bytes(text)
         with self._lock:
