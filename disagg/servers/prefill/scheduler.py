@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -216,12 +216,13 @@ class Scheduler:
         if not job.run.done:
             self._steps += 1
             job.stepped = self._steps
-            before, began = job.run.remaining, time.monotonic()
+            stepped = self._started() if self.policy.together else [job]
+            before, began = _ahead(stepped), time.monotonic()
             with self._changed:
                 others = [other.arrived for other in self._jobs if other is not job and other.state != "computed"]
                 alone = is_alone(job.arrived, others, self._latest, began, self.policy)
             job.run.step(chunk(alone, job.tokens_s or self._tokens_s or 0.0, self.policy))
-            self._rate(job, before - job.run.remaining, time.monotonic() - began)
+            self._rate(job, before - _ahead(stepped), time.monotonic() - began)
         for done in self._started() if self.policy.together else (job,):
             if done.run is not None and done.run.done:
                 self._settle(done, done.run)
@@ -256,6 +257,11 @@ class Scheduler:
         except Exception:  # noqa: BLE001 - as above
             logs.log.exception("engine_failed_while_closing")
         _settle(job, error)
+
+
+def _ahead(jobs: Sequence[PromptJob]) -> int:
+    """Tokens that these jobs have not computed, held ones among them: some engines find those in the first step."""
+    return sum(job.run.remaining + job.run.held for job in jobs if job.run is not None)
 
 
 def _settle(job: PromptJob, error: DisaggError) -> None:

@@ -183,6 +183,37 @@ def test_a_short_prompt_is_computed_between_two_chunks_of_a_long_one() -> None:
         assert scheduler.kv_bytes == 0
 
 
+class TogetherRun(Run):
+    """One of several that share each step, which finds `prefix` tokens of this one held."""
+
+    everyone: list[TogetherRun]
+    prefix = 0
+
+    def step(self, max_tokens: int | None = None) -> None:
+        for run in self.everyone:
+            run.held = run.prefix
+            run.remaining = 0
+
+
+def test_the_speed_of_a_step_of_several_prompts_is_of_all_tokens_that_it_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rated: list[int] = []
+    runs = [TogetherRun(name, 256, []) for name in "abcd"]
+    runs[3].prefix = 200
+    with scheduling(replace(POLICY, together=True)) as scheduler:
+        monkeypatch.setattr(scheduler, "_rate", lambda job, tokens, seconds: rated.append(tokens))
+        jobs = [job(run) for run in runs]
+        for run in runs:
+            run.everyone = runs
+        with scheduler._changed:  # so that all are there before the first step
+            for one in jobs:
+                scheduler.submit(one)
+        for one in jobs:
+            one.computed.result(PATIENCE_S)
+    assert rated == [3 * 256 + 56]
+
+
 @pytest.mark.parametrize("bug", [RuntimeError("bug"), ValueError("temperature"), MemoryError(), PeerLost("gone")])
 @pytest.mark.parametrize("opening", [True, False])
 def test_a_failure_ends_its_own_prompt_and_no_other(bug: Exception, opening: bool) -> None:
