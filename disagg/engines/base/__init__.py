@@ -7,6 +7,7 @@ values    what both state about themselves and their tokens
 
 from disagg.engines.base.decode import DecodeEngine, DecodeRequest, DecodeTiming, HeldKV, Listener
 from disagg.engines.base.prefill import (
+    ONE_TOKEN,
     PrefillEngine,
     PrefillRun,
     PrefillTiming,
@@ -17,6 +18,7 @@ from disagg.engines.base.prefill import (
 from disagg.engines.base.values import EngineInfo, Token
 
 __all__ = [
+    "ONE_TOKEN",
     "DecodeEngine",
     "DecodeRequest",
     "DecodeTiming",

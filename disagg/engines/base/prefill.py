@@ -74,6 +74,7 @@ def _ignore() -> None:
 
 
 ONE_TOKEN = Sampling(max_tokens=1)
+"""What a prompt needs room for at least."""
 
 
 class PromptEngine(ABC):
@@ -83,7 +84,8 @@ class PromptEngine(ABC):
     info: EngineInfo
     tokenizer: PromptTokenizer
     on_beat: Callable[[], None] = staticmethod(_ignore)
-    """Called whenever a piece of work is finished: each layer of each chunk."""
+    """Called whenever a piece of work is finished: each layer of each chunk, as far as layers are computed in this
+    process."""
     together: bool = False
     """Whether a step of one run is a step of all that are open."""
 

@@ -16,9 +16,8 @@ from disagg import logs
 from disagg.api.events import DoneEvent, Event, ShippedEvent
 from disagg.api.names import WireForm
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
-from disagg.api.sampling import Sampling
 from disagg.config import Fleet, Host
-from disagg.engines.base import DecodeTiming, PrefillRun, PrefillTiming, PromptEngine, Token
+from disagg.engines.base import ONE_TOKEN, DecodeTiming, PrefillRun, PrefillTiming, PromptEngine, Token
 from disagg.engines.model import preflight
 from disagg.errors import RequestError
 from disagg.kv.fingerprint import token_hash
@@ -34,7 +33,6 @@ from disagg.servers.request import ActiveRequest, Phase
 from disagg.servers.service import Service, ServiceCall
 from disagg.servers.threads import on_daemon_thread
 
-ONE_TOKEN = Sampling(max_tokens=1)  # what a prompt needs room for at least
 QUEUE_CONTEXTS = 16  # the most prompt tokens that may wait, in contexts of the model
 
 
