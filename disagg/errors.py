@@ -15,7 +15,7 @@
     ├── DeadlineExceeded             exit 1, HTTP 504
     ├── ModelError                   exit 3            a model cannot be loaded or served
     │   └── PreflightRefused         exit 3            transformers and mlx-lm disagree about it
-    ├── CapabilityMissing            exit 3            the host lacks a package that the request needs
+    ├── CapabilityMissing            exit 3            the host lacks what the request needs
     ├── HandoffError                 exit 1, HTTP 502  a KV transfer failed
     │   ├── TicketRefused            exit 1            unknown, used or expired
     │   ├── LayoutMismatch           exit 1            names the field
@@ -185,7 +185,8 @@ class PreflightRefused(ModelError):
 
 
 class CapabilityMissing(DisaggError):
-    """The host lacks a package that this request needs. It serves others, and another host may serve this one."""
+    """The host lacks a package or an ability that this request needs. It serves others, and another host may serve this
+    one."""
 
     exit_code = 3
 

@@ -48,6 +48,8 @@ class VLLMEngine(SendingEngine):
         self._running: dict[str, Run] = {}  # by the id that vLLM was given; it makes another one of it, `run.id`
         self._reports = Reports()
         self._failure: ModelError | None = None
+        if options.tensor_parallel == 1:  # the only worker is in this process
+            load.worker_connector().worker.on_layer = self._beat
         from disagg.engines.vllm.profile import measure, weight_bytes
 
         actual = measure(self._vllm, reference)
@@ -95,9 +97,12 @@ class VLLMEngine(SendingEngine):
             deadline_s=max(0.001, deadline - time.monotonic()),
         )
         run = PromptRun(self, len(tokens), awaited, self._reports, deadline)
-        self._add(
-            run, tokens, parameters(Sampling(max_tokens=1, ignore_eos=True), {ORDER_FIELD: order.to_json()}), salt
-        )
+        try:
+            sampling = Sampling(max_tokens=1, ignore_eos=True)
+            self._add(run, tokens, parameters(sampling, {ORDER_FIELD: order}), salt)
+        except BaseException:
+            self._reports.drop(awaited)
+            raise
         return run
 
     def start_answer(
@@ -111,12 +116,10 @@ class VLLMEngine(SendingEngine):
         constraint: Constraint | None = None,
     ) -> PrefillRun:
         """See PromptEngine. Draws are vLLM's own: with a seed they are repeatable here, and differ from other
-        engines'. RequestError for what vLLM's sampling does not have."""
-        left = sampling.max_tokens - answered
+        engines'. RequestError or CapabilityMissing for what vLLM's sampling does not have."""
         run = AnswerRun(self, len(tokens), emit, sampling)
-        self._add(
-            run, tokens, parameters(sampling, max_tokens=left, eos_ids=self.info.eos_ids, constraint=constraint), salt
-        )
+        wanted = parameters(sampling, answered=answered, eos_ids=self.info.eos_ids, constraint=constraint)
+        self._add(run, tokens, wanted, salt)
         return run
 
     def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
@@ -154,6 +157,9 @@ class VLLMEngine(SendingEngine):
         """See PromptEngine."""
         self._reports.close()
         self._vllm.engine_core.shutdown()
+
+    def _beat(self) -> None:
+        self.on_beat()
 
     def _add(self, run: Run, tokens: Sequence[int], params: Any, salt: str) -> None:
         if self._failure is not None:

@@ -83,7 +83,6 @@ def arguments(path: Path, context: int, options: EngineOptions) -> dict[str, Any
         "generation_config": "vllm",
         "skip_tokenizer_init": True,
         "max_logprobs": -1,
-        "disable_custom_all_reduce": False,
         "trust_remote_code": False,
     }
 
@@ -114,6 +113,13 @@ def require_device(wanted: str, built_for: str) -> None:
             f"device {wanted!r} cannot be used: this build of vLLM computes on {built_for or 'no device'}",
             f"install vLLM's build for {wanted}, or set device to auto",
         )
+
+
+def worker_connector() -> Any:
+    """The worker's side of the connector, if the worker is in this process: a DisaggConnector."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group()
 
 
 def _reason(error: BaseException) -> str:

@@ -82,7 +82,7 @@ class Run:
             self._compute_s += share.share * (ended - began)
 
     def take(self, output: Any, began: float, ended: float) -> None:
-        """What vLLM has for this request after a step."""
+        """What vLLM has for this request after a step. Does not raise: the step is also that of others."""
         self.finished = bool(output.finished)
 
 
@@ -101,6 +101,12 @@ class PromptRun(Run):
         done = self._awaited.done
         return self.finished or (done.done() and done.exception() is not None)
 
+    def take(self, output: Any, began: float, ended: float) -> None:
+        """See Run. Of a prompt that vLLM gave up before its first step no worker reports anything."""
+        super().take(output, began, ended)
+        if (error := _refusal(output.outputs[0].finish_reason)) is not None:
+            self._awaited.fail(error)
+
     def sent(self) -> SentKV:
         """See SendingRun."""
         try:
@@ -113,9 +119,11 @@ class PromptRun(Run):
         """See PrefillRun. Workers that still send give the transfer up."""
         if not self._closed:
             self._closed = True
-            super().close()
-            self._reports.drop(self._awaited)
-            self._awaited.fail(Cancelled("the request was cancelled before its KV was sent"))
+            try:
+                super().close()
+            finally:  # whoever waits is told first: ended connections of workers are a failure, too
+                self._awaited.fail(Cancelled("the request was cancelled before its KV was sent"))
+                self._reports.drop(self._awaited)
 
 
 def combined(reports: Sequence[KVReport]) -> SentKV:
@@ -161,6 +169,12 @@ class AnswerRun(Run):
         self._emit = emit
         self._top = sampling.logprobs or 0
         self._timing: PrefillTiming | None = None
+        self._failure: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        """See PrefillRun. Not if it has failed: its next step then raises why."""
+        return self.finished and self._failure is None
 
     @property
     def remaining(self) -> int:
@@ -172,16 +186,36 @@ class AnswerRun(Run):
         """See PrefillRun."""
         return self._timing or super().timing
 
+    def step(self, max_tokens: int | None = None) -> None:
+        """See PrefillRun."""
+        if self._failure is not None:
+            raise self._failure
+        super().step(max_tokens)
+
     def take(self, output: Any, began: float, ended: float) -> None:
         """See Run."""
         super().take(output, began, ended)
         self._timing = self.timing if self._timing is None else self._timing.plus(began, ended)
-        answer = output.outputs[0]
-        if answer.finish_reason == "error":
-            raise DisaggError("vLLM ended the request with an error", "see the server's log")
+        if self._failure is not None:
+            return
+        try:
+            self._pass_on(output.outputs[0])
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this run's own
+            self._failure = error
+
+    def _pass_on(self, answer: Any) -> None:
+        if (error := _refusal(answer.finish_reason)) is not None:
+            raise error
         for index, (id, logprobs) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
             last = self.finished and index == len(answer.token_ids) - 1
             reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
             ranked = sorted(logprobs.items(), key=lambda one: -one[1].logprob)[: self._top]
             top = tuple((other, value.logprob) for other, value in ranked)
             self._emit(Token(id, logprobs[id].logprob, top, reason if last else None))
+
+
+def _refusal(reason: str | None) -> DisaggError | None:
+    """The error of a request that vLLM ended for this reason; None if it goes on, or is complete."""
+    if reason not in ("error", "abort"):
+        return None
+    return DisaggError(f"vLLM ended the request with {reason!r}", "see the server's log")

@@ -156,6 +156,8 @@ def examine(folder: Path) -> dict[str, Any]:
     """All cases of one model."""
     chance = random.Random(7)
     bench = Bench(folder)
+    beats: list[None] = []
+    bench.engine.on_beat = lambda: beats.append(None)
     found: dict[str, Any] = {"model": folder.name, "worst": {}, "prefix tokens": {}}
     long = prompt(chance, 301)
     cases: dict[str, Callable[[], tuple[float, list[int]]]] = {
@@ -178,6 +180,7 @@ def examine(folder: Path) -> dict[str, Any]:
             bench.engine.step()
         time.sleep(0.05)
     found["held"] = bench.held()
+    found["beats"] = len(beats)
     found["worst"]["after them"], _ = bench.difference([prompt(chance, 200)])
     bench.server.close()
     bench.engine.close()

@@ -41,3 +41,4 @@ def test_the_kv_is_that_of_transformers_and_cancelled_prompts_leave_nothing(tmp_
         assert {case: worst for case, worst in found["worst"].items() if worst > LARGEST} == {}, found
         assert {case for case, tokens in found["prefix tokens"].items() if tokens} == {"prefix", "whole prefix"}
         assert found["held"] == NOTHING_HELD
+        assert found["beats"] > 0, "of layers: a step itself does not beat here"

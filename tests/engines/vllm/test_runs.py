@@ -1,0 +1,138 @@
+"""disagg/engines/vllm/runs.py and engine.py: one request's failure is its own, whoever's turn the step was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from disagg.api.sampling import Sampling
+from disagg.engines.base import Token
+from disagg.engines.vllm.engine import VLLMEngine
+from disagg.engines.vllm.reports import Reports
+from disagg.engines.vllm.runs import AnswerRun, PromptRun
+from disagg.errors import Cancelled, DisaggError, ModelError, RequestError
+from disagg.kv.wire.frames import Header
+from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, mixed_layout
+
+
+@pytest.fixture
+def reports() -> Iterator[Reports]:
+    with closing(Reports()) as reports:
+        yield reports
+
+
+class FakeVLLM:
+    """A vLLM whose next step has these outputs, and which knows nobody's share of it."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Any] = []
+        self.aborted: list[str] = []
+        connector = SimpleNamespace(scheduler=SimpleNamespace(shares={}))
+        core = SimpleNamespace(scheduler=SimpleNamespace(connector=connector))
+        self.engine_core = SimpleNamespace(engine_core=core)
+
+    def add_request(self, name: str, prompt: Any, params: Any) -> str:
+        return name
+
+    def step(self) -> list[Any]:
+        return self.outputs
+
+    def abort_request(self, ids: list[str], *, internal: bool) -> None:
+        self.aborted += ids
+        self.outputs = []
+
+
+def engine_on(vllm: FakeVLLM, reports: Reports) -> VLLMEngine:
+    engine = VLLMEngine.__new__(VLLMEngine)
+    engine._vllm, engine._reports, engine._running, engine._failure = vllm, reports, {}, None
+    return engine
+
+
+def output(run: AnswerRun | PromptRun, reason: str | None, *ids: int) -> Any:
+    """What vLLM has for a request after a step."""
+    answer = SimpleNamespace(
+        finish_reason=reason, token_ids=ids, logprobs=[{id: SimpleNamespace(logprob=-1.0)} for id in ids]
+    )
+    return SimpleNamespace(request_id=run.name, finished=reason is not None, outputs=[answer])
+
+
+def answer_of(engine: VLLMEngine, emit: Any) -> AnswerRun:
+    run = AnswerRun(engine, 3, emit, Sampling())
+    engine._add(run, [1, 2, 3], None, "")
+    return run
+
+
+def test_an_answer_that_vllm_ends_with_an_error_raises_it_itself_and_the_others_get_their_tokens(
+    reports: Reports,
+) -> None:
+    vllm, emitted = FakeVLLM(), list[Token]()
+    engine = engine_on(vllm, reports)
+    failed, other = answer_of(engine, emitted.append), answer_of(engine, emitted.append)
+    vllm.outputs = [output(failed, "error"), output(other, "length", 7)]
+    other.step()
+    assert ([token.id for token in emitted], other.done, failed.done) == ([7], True, False)
+    with pytest.raises(DisaggError, match="vLLM ended the request with 'error'"):
+        failed.step()
+    failed.close()
+    assert vllm.aborted == []
+
+
+def test_an_answer_whose_listener_fails_raises_that_itself_and_is_aborted(reports: Reports) -> None:
+    vllm = FakeVLLM()
+    engine = engine_on(vllm, reports)
+
+    def emit(token: Token) -> None:
+        raise ValueError("a defect")
+
+    failed, other = answer_of(engine, emit), answer_of(engine, lambda token: None)
+    vllm.outputs = [output(failed, None, 7), output(other, None, 7)]
+    other.step()
+    with pytest.raises(ValueError, match="a defect"):
+        failed.step()
+    failed.close()
+    assert vllm.aborted == [failed.id]
+
+
+def test_a_prompt_that_vllm_gives_up_before_its_first_step_fails_at_once(reports: Reports) -> None:
+    vllm = FakeVLLM()
+    engine = engine_on(vllm, reports)
+    run = PromptRun(engine, 3, reports.expect("an id of sixteen"), reports, deadline=float("inf"))
+    engine._add(run, [1, 2, 3], None, "")
+    vllm.outputs = [output(run, "abort")]
+    run.step()
+    assert run.done
+    with pytest.raises(DisaggError, match="vLLM ended the request with 'abort'"):
+        run._awaited.done.result(0)
+
+
+def test_a_prompt_is_not_awaited_any_more_if_vllm_fails_while_it_is_closed(reports: Reports) -> None:
+    vllm = FakeVLLM()
+    engine = engine_on(vllm, reports)
+    run = PromptRun(engine, 3, reports.expect("an id of sixteen"), reports, deadline=0.0)
+    engine._add(run, [1, 2, 3], None, "")
+    engine._failure = None
+    vllm.step = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        run.close()
+    assert reports.outstanding == 0
+    with pytest.raises(Cancelled):
+        run._awaited.done.result(PATIENCE_S)
+    with pytest.raises(ModelError, match="vLLM has failed"):
+        engine.step()
+
+
+def test_an_order_that_vllm_refuses_is_not_awaited(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise RequestError("no such sampling")
+
+    monkeypatch.setattr("disagg.engines.vllm.engine.parameters", refuse)
+    header = Header("ticket", "r1", FINGERPRINT, mixed_layout(), "hash", 3, 0)
+    with pytest.raises(RequestError):
+        engine_on(FakeVLLM(), reports).send(
+            [1, 2, 3], ("127.0.0.1", 1), header, deadline=PATIENCE_S, next_token=4, salt=""
+        )
+    assert reports.outstanding == 0
