@@ -33,6 +33,7 @@ SLOW_PATHS = {
     "engines/test_adjust.py",
     "engines/vllm/test_kv.py",
     "engines/vllm/test_pages.py",
+    "engines/vllm/test_worker.py",
     "engines/test_constraint.py",
     "engines/staging",
     "engines/transformers",

@@ -1,6 +1,6 @@
 """KV that an inference engine sends by itself: what it is told with a prompt, and what it reports afterwards.
 
-KVOrder travels as `kv_transfer_params["disagg"]` of a request to vLLM, to a connector that may run in several worker
+A KVOrder travels as `kv_transfer_params["disagg"]` of a request to vLLM, to a connector that may run in several worker
 processes. Each worker that sends opens one connection to `report`, writes a ReportHello, and at the end a KVReport,
 each as one line of JSON. If either end closes that connection early, the other gives the prompt up.
 """
@@ -35,6 +35,10 @@ class KVOrder(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wire: WireForm = AS_IS
     deadline_s: Annotated[float, Meta(gt=0)]
 
+    def __repr__(self) -> str:
+        """Without its secrets: vLLM logs its requests if a step fails."""
+        return f"KVOrder({self.request_id!r}, to {self.deliver.host}:{self.deliver.port})"
+
 
 class ReportHello(Contract, frozen=True):
     """The first line of a worker. parts: how many workers send a part of this prompt's KV."""
@@ -46,14 +50,12 @@ class ReportHello(Contract, frozen=True):
 class KVReport(Contract, frozen=True, kw_only=True):
     """The last line of a worker: one acknowledged part, or the error that ended it.
 
-    hidden_s, exposed_s: seconds of sending before and after the last rows were computed. held: tokens whose KV the
-    engine had already. link_bytes_s: the link's rate, if the part was large enough to measure it.
+    hidden_s, exposed_s: seconds of sending before and after the last rows were computed. link_bytes_s: the link's rate,
+    if the part was large enough to measure it.
     """
 
     kv_bytes: int = 0
     hidden_s: float = 0.0
     exposed_s: float = 0.0
-    compute_s: float = 0.0
-    held: int = 0
     link_bytes_s: float | None = None
     error: dict[str, str] | None = None

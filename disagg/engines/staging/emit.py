@@ -1,11 +1,11 @@
-"""New rows of a transformers cache as KVBlocks in CPU memory.
+"""New rows of an engine's cache as KVBlocks in CPU memory.
 
 CPU: a full layer's block is a view of the cache. A sliding layer's cache is overwritten, so the few rows that the
 layout keeps are copied to other memory. CUDA: rows are copied to pinned memory on a separate stream while the next
 layer is computed, and the block's `wait` waits for that copy. MPS: rows are copied at once.
 
-Quantisation for the wire (see `kv.wire`) runs before the copy on CUDA (on the same stream) and MPS. On a CPU it runs in
-the block's `wait`, on the sender's thread: a prefill of 2048 tokens and 134 MB took 1.12 s, as without quantisation,
+Quantisation for the wire (see `kv.forms`) runs before the copy on CUDA (on the same stream) and MPS. On a CPU it runs
+in the block's `wait`, on the sender's thread: a prefill of 2048 tokens and 134 MB took 1.12 s, as without quantisation,
 and 1.21 s with quantisation on the computing thread.
 """
 
@@ -27,8 +27,8 @@ Stage = Callable[[torch.Tensor, torch.Tensor], tuple[Planes, Planes, Wait | None
 
 
 class RowEmitter:
-    """An `on_rows` for PreallocatedCache: emits the rows from `start` on that the layout keeps of `total` tokens.
-    copied: the rows that it is given are copies already, also those of sliding layers."""
+    """Takes each layer's new rows, and emits those from `start` on that the layout keeps of `total` tokens. copied: the
+    rows that it is given are copies already, also those of sliding layers."""
 
     def __init__(
         self,
@@ -46,17 +46,20 @@ class RowEmitter:
         self._emit = emit
         self._stage = _stage_for(device, wire)
 
+    def wanted(self, layer: int, rows: range) -> range:
+        """Those of `rows` that are emitted, if they are given."""
+        return range(min(max(rows.start, self._kept[layer].start), rows.stop), rows.stop)
+
     def __call__(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """keys, values: [1, kv_heads, new, dim], the rows from token `start` on."""
-        end = start + keys.shape[2]
-        first = max(start, self._kept[layer].start)
-        if first >= end:
+        rows = self.wanted(layer, range(start, start + keys.shape[2]))
+        if not rows:
             return
-        keys, values = keys[0, :, first - start :], values[0, :, first - start :]
+        keys, values = keys[0, :, rows.start - start :], values[0, :, rows.start - start :]
         if self._reused[layer]:  # copied on the computing stream: its next chunk may overtake a GPU's copy to the host
             keys, values = keys.clone(), values.clone()
         key_planes, value_planes, wait = self._stage(keys, values)
-        self._emit(KVBlock(layer, first, end, plane_views(key_planes), plane_views(value_planes), wait))
+        self._emit(KVBlock(layer, rows.start, rows.stop, plane_views(key_planes), plane_views(value_planes), wait))
 
 
 def plane_views(planes: Iterable[torch.Tensor]) -> list[memoryview]:

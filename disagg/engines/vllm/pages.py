@@ -88,7 +88,7 @@ def detect(pages: torch.Tensor, write: Write, layer: LayerLayout) -> Read:
     count, heads, size, _ = pages.shape
     rows = torch.arange((count - 2) * size + size - 3, (count - 2) * size + size + 3, device=pages.device)
     shape = (len(rows), heads, layer.key_dim)
-    # Small whole numbers: exact in every type, and no two rows, heads or places alike.
+    # Whole numbers below 251, exact in every type. 251 is a prime: rows, heads and places a power of two apart differ.
     known = torch.arange(2 * rows[:1].numel() * shape[0] * heads * layer.key_dim, device=pages.device) % 251
     keys, values = (part.reshape(shape).to(pages.dtype) for part in known.chunk(2))
     write(keys, values, rows)

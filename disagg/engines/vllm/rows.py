@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from disagg.errors import ModelError
-from disagg.kv.layout import LayerLayout, Layout
+from disagg.kv.layout import Layout
 from disagg.kv.parts import Part
 
 NULL_BLOCK = 0
@@ -21,18 +21,15 @@ NULL_BLOCK = 0
 
 @dataclass(slots=True)
 class PromptRows:
-    """What has been sent of one prompt. tokens: of the prompt. sent: rows before this one were sent, or never will be.
-    held: tokens that were not computed, None before the first step."""
+    """What has been sent of one prompt. tokens: of the prompt. sent: rows before this one were sent, or never will
+    be."""
 
     tokens: int
     sent: int = 0
-    held: int | None = None
 
     def step(self, computed: int, scheduled: int) -> range:
         """The rows that become available in a step which computes `scheduled` tokens after `computed` ones. The first
         step also has those of a cached prefix; after a preemption none comes twice."""
-        if self.held is None:
-            self.held = min(computed, self.tokens)
         rows = range(self.sent, max(self.sent, min(computed + scheduled, self.tokens)))
         self.sent = rows.stop
         return rows
@@ -50,13 +47,6 @@ class StepShare:
     before: int
     after: int
     share: float
-
-
-def wanted(layer: LayerLayout, rows: range, tokens: int, start: int) -> range:
-    """Those of `rows` that the layer keeps after `tokens` tokens and that lie at or after `start`."""
-    kept = layer.rows(tokens, start)
-    first = max(rows.start, kept.start)
-    return range(first, max(first, min(rows.stop, kept.stop)))
 
 
 def places(rows: range, table: Sequence[int], block_size: int) -> npt.NDArray[np.int64]:

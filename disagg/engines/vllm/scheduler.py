@@ -7,8 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from disagg import logs
-from disagg.api.base import InvalidValue
 from disagg.api.delivery import ORDER_FIELD, KVOrder
 from disagg.engines.vllm.rows import PromptRows, StepShare
 from disagg.kv.fingerprint import token_hash
@@ -25,13 +23,11 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step adds to one prompt. share: of the step's tokens, this prompt's. last: no more rows follow."""
+    """What one step adds to one prompt. last: no more rows follow."""
 
     id: str
     rows: range
     tables: tuple[list[int], ...]  # per group of layers
-    share: float
-    held: int
     last: bool
     begun: Begun | None = None
 
@@ -73,16 +69,10 @@ class SchedulerSide:
         return len(self._prompts)
 
     def add(self, request: Any) -> None:
-        """A request was given blocks. An order that cannot be read is ignored, and the log says so."""
-        params = request.kv_transfer_params or {}
-        if ORDER_FIELD not in params or request.request_id in self._prompts:
-            return
-        try:
-            order = KVOrder.from_json(params[ORDER_FIELD])
-        except InvalidValue as error:
-            logs.log.error("kv_order_refused", extra={"fields": {"message": str(error)}})
-            return
-        self._prompts[request.request_id] = _Prompt(request, order)
+        """A request was given blocks, perhaps not for the first time."""
+        order = (request.kv_transfer_params or {}).get(ORDER_FIELD)
+        if isinstance(order, KVOrder) and request.request_id not in self._prompts:
+            self._prompts[request.request_id] = _Prompt(request, order)
 
     def step(self, output: Any) -> StepOrders:
         """The pieces of the step that the scheduler has planned."""
@@ -104,7 +94,7 @@ class SchedulerSide:
         share = self.shares[id]
         rows = prompt.rows.step(share.before, share.after - share.before)
         tables = output.kv_connector_block_state.get_block_ids(id)
-        return Piece(id, rows, tables, share.share, prompt.rows.held or 0, prompt.rows.complete, prompt.begin())
+        return Piece(id, rows, tables, prompt.rows.complete, prompt.begin())
 
     def finished(self, id: str) -> None:
         """A request ended in any way. One whose rows are not complete was dropped."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 from disagg.engines.model import checkpoint
 from disagg.engines.staging.emit import RowEmitter
 from disagg.engines.vllm import pages as page_forms
-from disagg.engines.vllm.rows import Sharding, wanted
+from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.scheduler import Begun, Piece, StepOrders
-from disagg.engines.vllm.shipment import Shipment
-from disagg.errors import DisaggError, ModelError
+from disagg.engines.vllm.shipment import Shipment, report_failure
+from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.layout import Layout
 from disagg.kv.wire.frames import Header
 
@@ -26,8 +25,6 @@ class _Sending:
 
     shipment: Shipment
     send: RowEmitter
-    begun: Begun
-    seconds: float = 0.0
 
 
 class WorkerSide:
@@ -48,7 +45,6 @@ class WorkerSide:
         self._places = page_forms.Places()
         self._sending: dict[str, _Sending] = {}
         self._pieces: list[Piece] = []
-        self._began = 0.0
         self.on_layer: Callable[[], None] = lambda: None
 
     def register(self, caches: dict[str, torch.Tensor]) -> None:
@@ -78,37 +74,32 @@ class WorkerSide:
 
     def begin(self, orders: StepOrders) -> None:
         """A step begins: the shipments of its new prompts are opened, those of dropped ones end."""
-        self._began = time.monotonic()
         self._places.clear()
         for id in orders.dropped:
             if (sending := self._sending.pop(id, None)) is not None:
                 sending.shipment.abort()
         self._pieces = orders.pieces if self._part is not None else []
         for piece in self._pieces:
-            if piece.begun is not None:
-                self._sending[piece.id] = self._open(piece.begun)
+            if piece.begun is not None and (sending := self._open(piece.begun)) is not None:
+                self._sending[piece.id] = sending
 
     def save(self, name: str, tensor: torch.Tensor) -> None:
-        """A layer has run: send what this step has added to it."""
+        """A layer has run: send what this step has added to it. What fails here ends one prompt; raised into vLLM it
+        would end all."""
         self.on_layer()
         for piece in self._pieces:
             sending = self._sending.get(piece.id)
             if sending is not None:
                 try:
                     self._send(sending, piece, name, tensor)
-                except DisaggError as error:
-                    sending.shipment.fail(error)
+                except Exception as error:  # noqa: BLE001 - out of memory, for one
+                    sending.shipment.fail(_handoff_error(error))
 
     def end(self) -> None:
         """The step has ended."""
-        seconds = time.monotonic() - self._began
         for piece in self._pieces:
-            sending = self._sending.get(piece.id)
-            if sending is not None:
-                sending.seconds += piece.share * seconds
-                if piece.last:
-                    sending.shipment.computed(sending.seconds, piece.held)
-                    del self._sending[piece.id]
+            if piece.last and (sending := self._sending.pop(piece.id, None)) is not None:
+                sending.shipment.computed()
         self._pieces = []
 
     def close(self) -> None:
@@ -117,7 +108,8 @@ class WorkerSide:
             sending.shipment.abort()
         self._sending = {}
 
-    def _open(self, begun: Begun) -> _Sending:
+    def _open(self, begun: Begun) -> _Sending | None:
+        """None, and the engine is told, if nothing can be opened: no descriptors, threads or memory are left."""
         order, part = begun.order, self._part
         assert part is not None
         header = Header(
@@ -132,22 +124,36 @@ class WorkerSide:
             part=part,
             parts=self._sharding.parts,
         )
-        shipment = Shipment(order, header)
+        try:
+            shipment = Shipment(order, header)
+        except Exception as error:  # noqa: BLE001 - see `save`
+            report_failure(order, header.parts, _handoff_error(error))
+            return None
         device = torch.device(self._config.device_config.device_type)
-        emitter = RowEmitter(
-            self._layout, begun.tokens, device, shipment.send, wire=order.wire, start=order.start, copied=True
-        )
-        return _Sending(shipment, emitter, begun)
+        try:
+            emitter = RowEmitter(
+                self._layout, begun.tokens, device, shipment.send, wire=order.wire, start=order.start, copied=True
+            )
+        except Exception as error:  # noqa: BLE001 - as above
+            shipment.fail(_handoff_error(error))
+            return None
+        return _Sending(shipment, emitter)
 
     def _send(self, sending: _Sending, piece: Piece, name: str, tensor: torch.Tensor) -> None:
         index = layer_index(name)
-        rows = wanted(self._layout.layers[index], piece.rows, sending.begun.tokens, sending.shipment.start)
+        rows = sending.send.wanted(index, piece.rows)
         if not rows:
             return
         group, spec = self._groups[name]
         blocks, offsets = self._places.of((piece.id, group), rows, piece.tables[group], spec.block_size, tensor.device)
         keys, values = self._reads[name](tensor, blocks, offsets)
         sending.send(index, rows.start, keys, values)
+
+
+def _handoff_error(error: Exception) -> DisaggError:
+    if isinstance(error, DisaggError):
+        return error
+    return HandoffError(f"the KV could not be read or sent: {error!r}", "see the server's log")
 
 
 def layer_index(name: str) -> int:

@@ -44,6 +44,25 @@ def test_only_the_rows_that_the_layout_keeps_are_emitted() -> None:
     assert [b.wait for b in blocks] == [None] * 5
 
 
+@pytest.mark.parametrize(
+    ("layer", "rows", "start", "expected"),
+    [
+        (0, range(128), 0, range(128)),
+        (0, range(128), 100, range(100, 128)),
+        (0, range(96), 100, range(0)),
+        (1, range(128), 0, range(0)),
+        (1, range(128, 256), 0, range(236, 256)),
+        (1, range(256, 300), 0, range(256, 300)),
+        (1, range(128, 256), 290, range(0)),
+        (1, range(256, 300), 290, range(290, 300)),
+    ],
+)
+def test_rows_that_will_not_be_emitted_need_not_be_read(layer: int, rows: range, start: int, expected: range) -> None:
+    full, sliding = LayerLayout("full", 2, 32, 32), LayerLayout("sliding", 2, 32, 32, window=64)
+    emitter = RowEmitter(Layout((full, sliding), "float32"), 300, CPU, lambda block: None, start=start)
+    assert emitter.wanted(layer, rows) == expected  # ranges without a row are equal
+
+
 def test_rows_of_a_sliding_layer_survive_the_reuse_of_its_memory() -> None:
     blocks: list[KVBlock] = []
     keys, values = rows(4)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.engines.vllm.rows import PromptRows, Sharding, places, wanted
+from disagg.engines.vllm.rows import PromptRows, Sharding, places
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.parts import Coverage
-
-FULL = LayerLayout("full", 2, 32, 32)
-SLIDING = LayerLayout("sliding", 2, 32, 32, window=64)
 
 Steps = list[tuple[int, int]]  # (tokens computed before, tokens scheduled)
 Rows = list[tuple[int, int]]
@@ -23,33 +20,33 @@ def rows_of(tokens: int, steps: Steps) -> tuple[Rows, PromptRows]:
 
 
 @pytest.mark.parametrize(
-    ("steps", "expected", "held"),
+    ("steps", "expected"),
     [
-        ([(0, 300)], [(0, 300)], 0),
-        ([(0, 128), (128, 128), (256, 44)], [(0, 128), (128, 256), (256, 300)], 0),
-        ([(0, 100), (100, 1), (101, 199)], [(0, 100), (100, 101), (101, 300)], 0),
+        ([(0, 300)], [(0, 300)]),
+        ([(0, 128), (128, 128), (256, 44)], [(0, 128), (128, 256), (256, 300)]),
+        ([(0, 100), (100, 1), (101, 199)], [(0, 100), (100, 101), (101, 300)]),
     ],
     ids=["one step", "chunks", "ragged chunks"],
 )
-def test_each_step_adds_its_rows_once(steps: Steps, expected: Rows, held: int) -> None:
+def test_each_step_adds_its_rows_once(steps: Steps, expected: Rows) -> None:
     rows, prompt = rows_of(300, steps)
-    assert (rows, prompt.held, prompt.complete) == (expected, held, True)
+    assert (rows, prompt.complete) == (expected, True)
 
 
 @pytest.mark.parametrize(
-    ("steps", "expected", "held"),
-    [([(128, 172)], [(0, 300)], 128), ([(256, 20), (276, 24)], [(0, 276), (276, 300)], 256)],
+    ("steps", "expected"),
+    [([(128, 172)], [(0, 300)]), ([(256, 20), (276, 24)], [(0, 276), (276, 300)])],
     ids=["partial", "nearly all"],
 )
-def test_the_first_step_also_has_the_rows_of_a_cached_prefix(steps: Steps, expected: Rows, held: int) -> None:
+def test_the_first_step_also_has_the_rows_of_a_cached_prefix(steps: Steps, expected: Rows) -> None:
     rows, prompt = rows_of(300, steps)
-    assert (rows, prompt.held, prompt.complete) == (expected, held, True)
+    assert (rows, prompt.complete) == (expected, True)
 
 
 def test_after_a_preemption_no_row_comes_twice() -> None:
     rows, prompt = rows_of(300, [(0, 128), (128, 64), (0, 128), (128, 128), (256, 44)])
     assert rows == [(0, 128), (128, 192), (192, 192), (192, 256), (256, 300)]
-    assert prompt.complete and prompt.held == 0
+    assert prompt.complete
 
 
 def test_after_a_preemption_a_prefix_that_another_prompt_has_computed_meanwhile_is_sent_too() -> None:
@@ -61,29 +58,6 @@ def test_tokens_of_the_answer_add_no_rows() -> None:
     rows, prompt = rows_of(10, [(0, 12), (12, 1)])
     assert rows == [(0, 10), (10, 10)]
     assert prompt.complete
-
-
-@pytest.mark.parametrize(
-    ("layer", "rows", "start", "expected"),
-    [
-        (FULL, range(128), 0, range(128)),
-        (FULL, range(128), 100, range(100, 128)),
-        (FULL, range(96), 100, range(100, 100)),
-        (SLIDING, range(128), 0, range(236, 236)),
-        (SLIDING, range(128, 256), 0, range(236, 256)),
-        (SLIDING, range(256, 300), 0, range(256, 300)),
-        (SLIDING, range(128, 256), 290, range(290, 290)),
-        (SLIDING, range(256, 300), 290, range(290, 300)),
-    ],
-)
-def test_a_layer_gets_the_rows_that_it_keeps_and_the_decode_host_lacks(
-    layer: LayerLayout, rows: range, start: int, expected: range
-) -> None:
-    assert wanted(layer, rows, 300, start) == expected
-
-
-def test_a_sliding_layer_keeps_all_of_a_prompt_shorter_than_its_window() -> None:
-    assert wanted(SLIDING, range(40), 40, 0) == range(40)
 
 
 def test_rows_lie_in_the_blocks_of_the_table() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,12 @@ from disagg.api.delivery import KVOrder, KVReport, ReportHello
 from disagg.api.requests import KVAddress
 from disagg.engines.vllm.reports import Awaited, Reports
 from disagg.engines.vllm.runs import combined
-from disagg.engines.vllm.shipment import Shipment
-from disagg.errors import Cancelled, DisaggError, PeerLost, TicketRefused
+from disagg.engines.vllm.shipment import Shipment, report_failure
+from disagg.errors import Cancelled, DisaggError, HandoffError, ModelError, PeerLost, TicketRefused
 from disagg.kv.parts import WHOLE, Part
 from disagg.kv.receive.tickets import Slot
 from disagg.kv.received import ReceivedKV
+from disagg.kv.send import Transfer
 from tests.kv.kv_parts import PATIENCE_S, Cache, Receiver, header_for, mixed_layout, start_receiver, until
 from tests.values import of_type
 
@@ -54,7 +56,7 @@ def order(receiver: Receiver, reports: Reports, slot: Slot, awaited: Awaited) ->
 def send(shipment: Shipment, cache: Cache, part: Part = WHOLE) -> None:
     for block in cache.blocks(part=part):
         shipment.send(block)
-    shipment.computed(1.5, held=3)
+    shipment.computed()
 
 
 def test_the_engine_learns_what_a_transfer_took(receiver: Receiver, reports: Reports) -> None:
@@ -65,7 +67,7 @@ def test_the_engine_learns_what_a_transfer_took(receiver: Receiver, reports: Rep
     kv = of_type(receiver.result(slot), ReceivedKV)
     assert cache.matches(kv)
     kv.release()
-    assert (report.kv_bytes, report.compute_s, report.held) == (cache.layout.nbytes(9), 1.5, 3)
+    assert report.kv_bytes == cache.layout.nbytes(9)
     reports.drop(awaited)
     assert reports.outstanding == 0
 
@@ -113,6 +115,48 @@ def test_a_prompt_that_vllm_drops_is_given_up(receiver: Receiver, reports: Repor
     with pytest.raises(Cancelled):
         awaited.done.result(PATIENCE_S)
     assert isinstance(receiver.result(slot), DisaggError)
+
+
+def test_a_prompt_that_fails_in_every_layer_is_reported_with_its_first_failure(
+    receiver: Receiver, reports: Reports
+) -> None:
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    shipment = Shipment(order(receiver, reports, slot, awaited), header_for(slot))
+    for layer in range(48):
+        shipment.fail(ModelError(f"layer {layer} cannot be read"))
+    shipment.computed()
+    with pytest.raises(ModelError, match="layer 0"):
+        awaited.done.result(PATIENCE_S)
+    until(receiver.settled)
+
+
+def test_a_shipment_that_cannot_be_made_leaves_nothing_and_is_reported(
+    receiver: Receiver, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache.random(mixed_layout(), 9)
+    slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
+    wanted = order(receiver, reports, slot, awaited)
+    opened: list[Transfer] = []
+
+    def no_thread(*args: object, **options: object) -> threading.Thread:
+        raise RuntimeError("can't start new thread")
+
+    def transfer(*args: Any, **options: Any) -> Transfer:
+        opened.append(Transfer(*args, **options))
+        monkeypatch.setattr(threading, "Thread", no_thread)
+        return opened[0]
+
+    with monkeypatch.context():
+        monkeypatch.setattr("disagg.engines.vllm.shipment.Transfer", transfer)
+        with pytest.raises(RuntimeError, match="new thread"):
+            Shipment(wanted, header_for(slot))
+    monkeypatch.undo()
+    assert isinstance(opened[0].failed, Cancelled)
+    report_failure(wanted, 1, HandoffError("no threads are left"))
+    with pytest.raises(HandoffError, match="no threads are left"):
+        awaited.done.result(PATIENCE_S)
+    until(receiver.settled)
 
 
 def test_a_worker_that_dies_fails_its_prompt_at_once(reports: Reports) -> None:

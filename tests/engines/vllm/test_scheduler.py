@@ -1,0 +1,74 @@
+"""disagg/engines/vllm/scheduler.py: steps of vLLM's scheduler as orders to its workers."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+from disagg.api.delivery import ORDER_FIELD, KVOrder
+from disagg.api.requests import KVAddress
+from disagg.engines.vllm.rows import StepShare
+from disagg.engines.vllm.scheduler import Piece, SchedulerSide
+from disagg.kv.fingerprint import token_hash
+
+ORDER = KVOrder(
+    id="the secret of the order",
+    report=KVAddress("127.0.0.1", 1),
+    deliver=KVAddress("10.0.0.2", 9001),
+    ticket="the secret of the ticket",
+    request_id="r1",
+    next_token=9,
+    deadline_s=5.0,
+)
+
+
+def request(id: str, tokens: int, order: KVOrder | None) -> Any:
+    params = None if order is None else {ORDER_FIELD: order}
+    ids = list(range(tokens))
+    return SimpleNamespace(request_id=id, num_prompt_tokens=tokens, prompt_token_ids=ids, kv_transfer_params=params)
+
+
+def planned(new: dict[str, int], cached: dict[str, int], scheduled: dict[str, int]) -> Any:
+    """vLLM's SchedulerOutput. new, cached: tokens that are computed."""
+    return SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id=id, num_computed_tokens=n) for id, n in new.items()],
+        scheduled_cached_reqs=SimpleNamespace(req_ids=list(cached), num_computed_tokens=list(cached.values())),
+        num_scheduled_tokens=scheduled,
+        total_num_scheduled_tokens=sum(scheduled.values()),
+        kv_connector_block_state=SimpleNamespace(get_block_ids=lambda id: ([1, 2],)),
+    )
+
+
+def test_the_steps_of_a_prompt_are_pieces_until_its_rows_are_complete() -> None:
+    side = SchedulerSide()
+    side.add(request("a", 10, ORDER))
+    side.add(request("of another caller", 5, None))
+    (first,) = side.step(planned({"a": 0, "of another caller": 0}, {}, {"a": 6, "of another caller": 2})).pieces
+    assert first.begun is not None and first.begun.token_hash == token_hash([*range(10), 9])
+    assert (first.rows, first.last, first.tables) == (range(6), False, ([1, 2],))
+    assert side.shares["a"] == StepShare(0, 6, 0.75)
+    assert side.step(planned({}, {"a": 6}, {"a": 4})).pieces == [Piece("a", range(6, 10), ([1, 2],), last=True)]
+    assert side.step(planned({}, {"a": 10}, {"a": 1})).pieces == []
+    side.finished("a")
+    assert (side.prompts, side.step(planned({}, {}, {})).dropped) == (0, [])
+
+
+def test_the_workers_are_told_of_a_prompt_that_ends_before_its_rows_are_complete() -> None:
+    side = SchedulerSide()
+    side.add(request("a", 10, ORDER))
+    side.add(request("never computed", 10, ORDER))
+    side.step(planned({"a": 0}, {}, {"a": 6}))
+    side.finished("a")
+    side.finished("never computed")
+    assert [side.step(planned({}, {}, {})).dropped for _ in range(2)] == [["a"], []]
+
+
+def test_what_vllm_logs_of_a_step_has_no_secret_and_its_workers_get_it_whole() -> None:
+    side = SchedulerSide()
+    wanted = request("a", 10, ORDER)
+    side.add(wanted)
+    orders = side.step(planned({"a": 0}, {}, {"a": 6}))
+    assert "secret" not in repr((orders, orders.__dict__, wanted.kv_transfer_params))
+    (piece,) = pickle.loads(pickle.dumps(orders)).pieces
+    assert piece.begun.order == ORDER
