@@ -13,11 +13,11 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -40,6 +40,7 @@ from disagg.inference.stream import AsyncStream, Perform, Stream
 from disagg.inference.types import Completion, Watch, unwatched
 from disagg.token import fleet_token
 
+T = TypeVar("T")
 _OF_THE_BODY = ("cache_salt", "tools", "must_call", "json_schema", "chat_template_kwargs", "hold_prompt")
 _NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "local_prefill", *_OF_THE_BODY)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,47}")  # an attempt's own id follows; hosts take 64 characters
@@ -294,14 +295,20 @@ class Client:
 
     def generate_all(self, requests: Sequence[Mapping[str, Any]]) -> Together:
         """Send several requests at the same time; see AsyncClient.generate_all."""
-        self._async._require_usable()
-        running = self._portal.start_task_soon(self._async.generate_all, requests)
-        try:
-            together: Together = running.result()
-            return together
-        except BaseException:
-            running.cancel()
-            raise
+        return self._run(functools.partial(self._async.generate_all, requests))
+
+    def count_tokens(
+        self,
+        model: str,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tokens: Sequence[int] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> int:
+        """How many tokens the prompt of this request has; see AsyncClient.count_tokens."""
+        call = functools.partial(self._async.count_tokens, model, prompt, messages=messages, tokens=tokens, **options)
+        return self._run(call)
 
     def stream(
         self,
@@ -314,6 +321,17 @@ class Client:
     ) -> Stream:
         """Send the request; its answer can be read while it arrives. See AsyncClient.stream."""
         return Stream(self._portal, self._async._perform(model, prompt, messages, tokens, options))
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The call's result. Whatever interrupts the wait for it, such as Ctrl-C, cancels it."""
+        self._async._require_usable()
+        running = self._portal.start_task_soon(call)
+        try:
+            result: T = running.result()
+            return result
+        except BaseException:
+            running.cancel()
+            raise
 
     def close(self) -> None:
         """Close all connections and stop the event loop. In a forked child there is neither."""

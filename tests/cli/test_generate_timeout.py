@@ -42,7 +42,7 @@ def test_a_timeout_that_no_request_may_have_is_an_error_with_its_range(
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize(("option", "value"), [("timeout", "inf"), ("top-p", "2"), ("max-tokens", "0")])
+@pytest.mark.parametrize(("option", "value"), [("timeout", "inf"), ("timeout", "0"), ("temperature", "nan")])
 def test_chat_refuses_an_option_before_the_first_message(
     option: str,
     value: str,

@@ -175,6 +175,17 @@ def test_a_request_ends_at_its_timeout(tiny_fleet: RunningFleet) -> None:
         client.generate("tiny", PROMPT, max_tokens=1500, timeout=0.2)
 
 
+def test_a_prompt_s_tokens_are_counted_as_its_answer_counts_them(tiny_fleet: RunningFleet) -> None:
+    with tiny_fleet.client() as client:
+        assert (
+            client.count_tokens("tiny", PROMPT) == client.generate("tiny", PROMPT, max_tokens=1).metrics.prompt_tokens
+        )
+        with pytest.raises(RequestError, match="exactly one of prompt"):
+            client.count_tokens("tiny")
+    with pytest.raises(RequestError, match="this client is closed"):
+        client.count_tokens("tiny", PROMPT)
+
+
 def test_several_clients_in_one_process_do_not_disturb_each_other(tiny_fleet: RunningFleet) -> None:
     with Client(tiny_fleet.fleet, token=TOKEN) as one, Client(tiny_fleet.fleet, token=TOKEN) as two:
         assert one.generate("tiny", PROMPT, max_tokens=3).text == two.generate("tiny", PROMPT, max_tokens=3).text
