@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -117,12 +118,20 @@ def test_a_prompt_that_vllm_drops_is_given_up(receiver: Receiver, reports: Repor
     assert isinstance(receiver.result(slot), DisaggError)
 
 
+class LateShipment(Shipment):
+    """Finishes once its other thread has seen everything that has happened."""
+
+    def _finish(self) -> None:
+        until(lambda: self._woken.fileno() < 0 or not select.select([self._woken], [], [], 0)[0])
+        super()._finish()
+
+
 def test_a_prompt_that_fails_in_every_layer_is_reported_with_its_first_failure(
     receiver: Receiver, reports: Reports
 ) -> None:
     cache = Cache.random(mixed_layout(), 9)
     slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen")
-    shipment = Shipment(order(receiver, reports, slot, awaited), header_for(slot))
+    shipment = LateShipment(order(receiver, reports, slot, awaited), header_for(slot))
     for layer in range(48):
         shipment.fail(ModelError(f"layer {layer} cannot be read"))
     shipment.computed()
