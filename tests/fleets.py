@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from disagg.config import Fleet, Host, load
+from disagg.engines.vllm.load import ENVIRONMENT
 from disagg.inference.client import Client
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import preloaded
@@ -80,6 +81,9 @@ class RunningFleet:
             return
         if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"):
             self.processes[host.name] = preloaded_process().start(arguments, environment, log)
+            return
+        if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name == "vllm":
+            self.processes[host.name] = vllm_process().start(arguments, environment, log)
             return
         with log.open("ab") as output:
             self.processes[host.name] = subprocess.Popen(
@@ -171,6 +175,14 @@ def write_hosts(
 def preloaded_process() -> Preloaded:
     """The process that forks servers for all tests of this one."""
     process = Preloaded()
+    atexit.register(process.close)
+    return process
+
+
+@cache
+def vllm_process() -> Preloaded:
+    """The process that forks servers with vLLM."""
+    process = Preloaded({**ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}, str(VLLM_PYTHON), "vllm")
     atexit.register(process.close)
     return process
 

@@ -1,9 +1,9 @@
-"""Servers that are forked from a process with torch and transformers imported, which saves seconds of each start.
+"""Servers that are forked from a process with their frameworks imported, which saves seconds of each start.
 
-`python -m tests.preloaded` is that process. It reads requests and writes replies, one JSON object per line: {"argv",
-"env", "log", "network"} starts `python -m disagg.servers ARGV` and is answered with {"pid"}; {"pid"} is answered with
-{"code"}, null while that server runs. At the end of its input it kills what still runs. MLX is imported after the
-fork: it starts threads, and no thread survives a fork.
+`python -m tests.preloaded transformers` is that process, or `vllm` in the environment of that. It reads requests and
+writes replies, one JSON object per line: {"argv", "env", "log", "network"} starts `python -m disagg.servers ARGV` and
+is answered with {"pid"}; {"pid"} is answered with {"code"}, null while that server runs. At the end of its input it
+kills what still runs. MLX is imported after the fork: it starts threads, and no thread survives a fork.
 """
 
 from __future__ import annotations
@@ -26,25 +26,42 @@ from typing import Any
 
 _CLONE_NEWNET = 0x40000000
 AVAILABLE = sys.platform == "linux"
-_MODULES = (
-    "disagg.engines.transformers.engine",
-    "disagg.servers.run",
-    "disagg.servers.prefill.service",
-    # What transformers imports when it loads a model, torch._dynamo and sympy with it: 2 s of CPU time.
-    "transformers.modeling_layers",
-    "transformers.modeling_utils",
-    "transformers.masking_utils",
-    "transformers.tokenization_utils_tokenizers",
-)
+_SERVERS = ("disagg.servers.run", "disagg.servers.prefill.service")
+_MODULES = {
+    "transformers": (
+        "disagg.engines.transformers.engine",
+        *_SERVERS,
+        # What transformers imports when it loads a model, torch._dynamo and sympy with it: 2 s of CPU time.
+        "transformers.modeling_layers",
+        "transformers.modeling_utils",
+        "transformers.masking_utils",
+        "transformers.tokenization_utils_tokenizers",
+    ),
+    # 13 s of CPU time.
+    "vllm": (
+        "disagg.engines.vllm.engine",
+        "disagg.engines.vllm.connector",
+        "disagg.engines.vllm.profile",
+        *_SERVERS,
+        "vllm.v1.engine.llm_engine",
+        "vllm.v1.worker.cpu_worker",
+    ),
+}
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class Preloaded:
-    """The process with the frameworks. Its servers compute with one thread. variables: of its environment."""
+    """The process with the frameworks. Its servers compute with one thread. variables: of its environment. python: of
+    the environment with `framework`."""
 
-    def __init__(self, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        python: str = sys.executable,
+        framework: str = "transformers",
+    ) -> None:
         self._lock = threading.Lock()
-        command = [sys.executable, "-m", "tests.preloaded"]
+        command = [python, "-m", "tests.preloaded", framework]
         environment = {**os.environ, **_ONE_THREAD, **variables, "PYTHONPATH": str(Path(__file__).parents[1])}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
@@ -98,7 +115,7 @@ class ForkedServer:
 
 
 def main() -> None:
-    for module in _MODULES:
+    for module in _MODULES[sys.argv[1]]:
         importlib.import_module(module)
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"{threads} threads run, and a fork keeps one"
