@@ -31,7 +31,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3_text": {},
     "gpt_oss_yarn": {"rms_norm_eps": 1e-5},
 }
-"""And what their config.json has else: vLLM's CPU attention needs heads of 32; its gpt-oss, YaRN and an epsilon of 1e-5."""
+"""And what their config.json has else: vLLM's CPU attention needs heads of 32; its gpt-oss YaRN and 1e-5."""
 LENGTHS = (2, tiny_models.WINDOW - 1, tiny_models.WINDOW + 1, 129, 300)
 SAMPLING: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
 ANSWER: dict[str, Any] = {**SAMPLING, "local_prefill": False}

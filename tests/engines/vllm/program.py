@@ -1,14 +1,16 @@
-"""`.venv-vllm/bin/python -m tests.engines.vllm.program FOLDER...`: vLLM's KV against transformers', model by model.
+"""`.venv-vllm/bin/python -m tests.engines.vllm.program one|two FOLDER`: vLLM's KV against transformers'.
 
-Each folder is a tiny checkpoint. Prints one JSON object per model: the largest difference of any key or value, as sent
-and received, and what is held after requests that were cancelled at random. Run in the environment with vLLM.
+On so many ranks. The folder is a tiny checkpoint. Prints a JSON object: the largest difference of any key or value, as
+sent and received, and what is held after requests that were cancelled at random. Run in the environment with vLLM.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +20,9 @@ from typing import Any, NamedTuple
 
 from disagg.config import EngineOptions
 from disagg.engines.base import SendingRun
+from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.vllm.engine import VLLMEngine
+from disagg.engines.vllm.runs import PromptRun
 from disagg.errors import DisaggError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
@@ -91,6 +95,23 @@ class Bench:
             run.close()
         return worst, [one.run.held for one in begun]
 
+    def beside_a_longer_one(self, long: Sequence[int], short: Sequence[int]) -> tuple[float, list[int]]:
+        """As `difference`, of a short prompt that comes when a long one is computed, and ends before it."""
+        first = self.begin(long)
+        first.run.step()
+        found = self.difference([short])
+        assert not first.run.done, "the short prompt waited for all of the long one"
+        self.end(first)
+        return found
+
+    def end(self, begun: Begun) -> None:
+        """Give a prompt up, and what has arrived of it."""
+        begun.run.close()
+        self.tickets.revoke(begun.ticket)
+        outcome = begun.arrived.get(timeout=PATIENCE_S)
+        if isinstance(outcome, ReceivedKV):
+            outcome.release()
+
     def cancel_at_random(self, chance: random.Random) -> None:
         """Prompts that are given up before, while and after they are computed."""
         for _ in range(CANCELLED // 4):
@@ -98,12 +119,8 @@ class Bench:
             for _ in range(chance.randrange(6)):
                 if not all(one.run.done for one in begun):
                     next(one.run for one in begun if not one.run.done).step()
-            for run, arrived, ticket in begun:
-                run.close()
-                self.tickets.revoke(ticket)
-                outcome = arrived.get(timeout=PATIENCE_S)
-                if isinstance(outcome, ReceivedKV):
-                    outcome.release()
+            for one in begun:
+                self.end(one)
 
     def held(self) -> dict[str, int]:
         """What should be nothing once no request is left."""
@@ -148,6 +165,39 @@ class Reference:
         return worst
 
 
+def examine_ranks(folder: Path) -> dict[str, Any]:
+    """Two ranks: the same KV, each rank sends its own heads, and the death of one ends a prompt at once."""
+    chance = random.Random(8)
+    bench = Bench(folder, ranks=2)
+    worst, _ = bench.difference([prompt(chance, n) for n in (65, 257)])
+    begun = bench.begin(prompt(chance, 101))
+    assert isinstance(begun.run, PromptRun)
+    while not begun.run.done:
+        begun.run.step()
+    sent = [report.kv_bytes for report in begun.run._awaited.done.result(PATIENCE_S)]
+    bench.end(begun)
+    begun = bench.begin(prompt(chance, 1500))
+    begun.run.step()
+    workers = bench.engine._vllm.engine_core.engine_core.model_executor.workers
+    os.kill(workers[1].proc.pid, signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        begun.run.sent()
+        failure = "none"
+    except DisaggError as error:
+        failure = error.message
+    found = {
+        "model": folder.name,
+        "worst": {"two ranks": worst},
+        "whole": bench.engine.info.layout.nbytes(100),
+        "sent": sent,
+        "failure": failure,
+        "at once": time.monotonic() - began < PATIENCE_S / 2,
+    }
+    bench.server.close()
+    return found
+
+
 def prompt(chance: random.Random, length: int) -> list[int]:
     return [chance.randrange(8, tiny_models.VOCAB) for _ in range(length)]
 
@@ -167,6 +217,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "whole prefix": lambda: bench.difference([long]),
         "another salt": lambda: bench.difference([long], salt="another"),
         "from a token on": lambda: bench.difference([prompt(chance, 301)], start=200),
+        "beside a longer one": lambda: bench.beside_a_longer_one(prompt(chance, 1500), prompt(chance, 40)),
         "eight at once": lambda: bench.difference([prompt(chance, n) for n in range(90, 98)]),
     }
     for name, case in cases.items():
@@ -188,6 +239,7 @@ def examine(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        sys.stdout.write(json.dumps(examine(Path(name))) + "\n")
-        sys.stdout.flush()
+    check = {"one": examine, "two": examine_ranks}[sys.argv[1]]
+    sys.stdout.write(json.dumps(check(Path(sys.argv[2]))) + "\n")
+    sys.stdout.flush()
+    exit_without_cleanup(0)
