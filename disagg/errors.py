@@ -27,6 +27,7 @@
     │   ├── ServerNotRunning         exit 4            nothing listens on its port
     │   ├── ServerSilent             exit 4            it accepts connections and sends no answer, or is stuck
     │   └── ServerRefused            exit 4            a whole-request host: key, URL, certificate or model is wrong
+    │       └── RequestLoop          exit 4, HTTP 508  a whole-request host leads back to a gateway that asks it
     └── FleetError                   exit 1            a command on a host failed
         ├── PortInUse                exit 1            another process listens on a server's port
         ├── StartFailed              exit 1            a server exited while starting
@@ -240,6 +241,12 @@ class ServerSilent(ServerUnavailable):
 class ServerRefused(ServerUnavailable):
     """A whole-request host does not serve this client, and will not until hosts.toml or the key is corrected: it
     refuses the key, lacks the model, has no trusted certificate, or is another kind of server."""
+
+
+class RequestLoop(ServerRefused):
+    """A request came back to a gateway that had sent it on, or has passed through too many gateways."""
+
+    http_status = 508
 
 
 class FleetError(DisaggError):

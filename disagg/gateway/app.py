@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from disagg.api import openapi
 from disagg.errors import DisaggError, Overloaded, RequestError
-from disagg.gateway import models, views
+from disagg.gateway import hops, models, views
 from disagg.gateway.answer import AnswerResponse, Outcome, Running, json_response
 from disagg.gateway.calls import gateway_document
 from disagg.gateway.clients.access import Access, require_model
@@ -124,6 +124,7 @@ class Gateway:
         self._access = access
         self._observers = observers
         self._limits = Limits()
+        self._name = hops.new_name()
         self._running = 0  # answers that were asked for
         self._body_limit = requests.body_limit(max(model.context for model in client.fleet.models.values()))
 
@@ -134,12 +135,13 @@ class Gateway:
             arrived = time.time()
             try:
                 key = self._access.key(request)
+                via = hops.passed_on(request.headers.getlist("via"), self._name)
                 asked = self._admitted(key, dialect.read(await self._body(request)))
             except DisaggError as error:
                 problem = problem_of(error)
                 self._observers.refuse("", problem)
                 return json_response(dialect.error(problem), problem.status, problem.headers)
-            head = Head(asked, request.scope[REQUEST_ID_KEY], arrived)
+            head = Head(asked, request.scope[REQUEST_ID_KEY], arrived, via)
             return AnswerResponse(self._begin(key, dialect, head)) if asked.prompts else _unasked(dialect, head)
 
         return post
@@ -151,23 +153,24 @@ class Gateway:
             arrived = time.time()
             try:
                 key = self._access.key(request)
+                via = hops.passed_on(request.headers.getlist("via"), self._name)
                 asked = body.read(await self._body(request))
             except DisaggError as error:
                 problem = problem_of(error)
                 self._observers.refuse("", problem)
                 return respond(problem)
             request_id = request.scope[REQUEST_ID_KEY]
-            parts = [Part(item, self._item(key, item, request_id, arrived)) for item in asked.items]
+            parts = [Part(item, self._item(key, item, request_id, arrived, via)) for item in asked.items]
             return ParallelResponse(parts, request_id, arrived, stream=asked.stream)
 
         return parallel
 
-    def _item(self, key: Key | None, item: body.Item, request_id: str, arrived: float) -> Running | Problem:
+    def _item(self, key: Key | None, item: body.Item, request_id: str, arrived: float, via: str) -> Running | Problem:
         """The request of an item, which begins now; or why it does not."""
         try:
             if isinstance(item.request, DisaggError):
                 raise item.request
-            head = Head(self._admitted(key, item.request), body.item_id(request_id, item.index), arrived)
+            head = Head(self._admitted(key, item.request), body.item_id(request_id, item.index), arrived, via)
         except DisaggError as error:
             problem = problem_of(error)
             self._observers.refuse("", problem)
@@ -191,7 +194,7 @@ class Gateway:
             _log(dialect, head, key, outcome)
 
         outcome = Outcome(head.request.n, charge)
-        events = run(self._client, head.request, life, outcome.staged, head.request_id)
+        events = run(self._client, head, life, outcome.staged)
         return Running(dialect, head, events, outcome, ended)
 
     def count(self, dialect: Dialect) -> Handler:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
 from disagg.errors import ServerUnavailable, Unauthorized
+from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.events import Event, Finished, Piece, uncounted
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.observe.observers import Life
@@ -23,14 +24,13 @@ COUNT_S = 30.0
 WAITING_EVENTS = 64  # of several answers together; the streams hold what does not fit
 
 
-async def run(
-    client: AsyncClient, request: GatewayRequest, life: Life, staged: Staged, request_id: str = ""
-) -> AsyncGenerator[Event, None]:
+async def run(client: AsyncClient, head: Head, life: Life, staged: Staged) -> AsyncGenerator[Event, None]:
     """The events of all answers. Raises a DisaggError if one fails; closing the generator cancels all.
 
     life: is told what happens, and has recorded each answer before its end is yielded. staged: is called with the
-    number of an answer whenever that comes to another stage. request_id: its ids in the hosts' logs begin with it.
+    number of an answer whenever that comes to another stage.
     """
+    request, request_id = head.request, head.request_id[:MAX_ID]
 
     def watch(choice: int, stage: Stage) -> None:
         life.moved(choice, stage)
@@ -41,7 +41,8 @@ async def run(
 
             async def opened(choice: int) -> AsyncStream:
                 arguments = request.arguments(choice)
-                stream = client.stream(**arguments, watch=partial(watch, choice), request_id=request_id[:MAX_ID])
+                watched = partial(watch, choice)
+                stream = client.stream(**arguments, watch=watched, request_id=request_id, via=head.via)
                 return await stack.enter_async_context(stream)
 
             answers: list[AsyncGenerator[Event, None]] = []

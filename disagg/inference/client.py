@@ -172,14 +172,17 @@ class AsyncClient:
         tokens: Sequence[int] | None = None,
         watch: Watch = unwatched,
         request_id: str = "",
+        via: str = "",
         **options: Unpack[GenerateOptions],
     ) -> AsyncStream:
         """Send the request; its answer can be read while it arrives. Raises RequestError if it is not valid.
 
         watch: is called on the event loop whenever the request comes to another stage; it must not raise.
         request_id: the beginning of the request's ids in the hosts' logs, at most 47 of letters, digits and `._-`.
+        via: the Via header of whole requests, for programs that pass requests on.
         """
-        return AsyncStream(self._perform(model, prompt, messages, tokens, options, watch=watch, request_id=request_id))
+        sent = self._perform(model, prompt, messages, tokens, options, watch=watch, request_id=request_id, via=via)
+        return AsyncStream(sent)
 
     @property
     def view(self) -> FleetView:
@@ -203,11 +206,12 @@ class AsyncClient:
         *,
         watch: Watch = unwatched,
         request_id: str = "",
+        via: str = "",
     ) -> Perform:
         """The validated request, to be run by a stream."""
         if not _REQUEST_ID.fullmatch(request_id):
             raise RequestError(f"request_id: at most 47 of letters, digits and ._- (got {request_id!r})")
-        request = self._request(model, prompt, messages, tokens, options)
+        request = replace(self._request(model, prompt, messages, tokens, options), via=via)
         self._next_start = random.getrandbits(32)
         return functools.partial(execute.run, self._driver, request, watch=watch, request_id=request_id)
 

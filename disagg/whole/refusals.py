@@ -3,6 +3,7 @@
 400, 413, 422   the request is wrong              RequestError, or ContextLengthExceeded
 401, 403        the host refuses its key          ServerRefused
 404             no such model, or no such path    ServerRefused
+508             it leads back to its caller       RequestLoop
 429, 503        it is busy                        Overloaded
 502, 504        a proxy does not reach it         ServerUnavailable
 3xx             its URL has moved                 ServerRefused
@@ -23,6 +24,7 @@ from disagg.errors import (
     DisaggError,
     Overloaded,
     RequestError,
+    RequestLoop,
     ServerRefused,
     ServerUnavailable,
     clipped,
@@ -64,6 +66,9 @@ def error_of(reply: Reply, host: Host) -> DisaggError:
         return ContextLengthExceeded(text) if any(word in message.lower() for word in _CONTEXT) else RequestError(text)
     if status in _BUSY and (message is not None or "retry-after" in reply.headers):
         return _busy(reply, host)
+    if status == HTTPStatus.LOOP_DETECTED and message is not None:
+        hint = f"correct engine.url of {host.name} in hosts.toml"
+        return RequestLoop(f"{_where(host)} leads back to a gateway{_stated(message)}", hint)
     if status in _UNREACHED:
         return ServerUnavailable(f"{_where(host)} failed: HTTP {status}{_stated(message)}", "see its log")
     return _refused(reply, host) or DisaggError(

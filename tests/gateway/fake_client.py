@@ -102,7 +102,7 @@ class FakeClient:
     def watching(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def stream(self, *, watch: Watch, request_id: str, **arguments: Any) -> FakeStream:
+    def stream(self, *, watch: Watch, request_id: str, via: str, **arguments: Any) -> FakeStream:
         if arguments.get("top_p") == 2:
             raise RequestError("top_p: over 0, at most 1 (got 2)")
         self.asked.append(arguments)

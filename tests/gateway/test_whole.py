@@ -92,3 +92,23 @@ async def test_tokens_that_cannot_be_counted_are_no_failure_of_the_gateway() -> 
     async with gateway(Script()) as (asking, _):
         answer = await asking.post("/v1/messages/count_tokens", json=CHAT)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_request_that_comes_back_to_its_gateway_is_refused_at_once() -> None:
+    script = Script([said("Hello"), *ended("stop", 7, 5)])
+    async with gateway(script) as (asking, _):
+        await asking.post("/v1/chat/completions", json=CHAT, headers={"Via": "1.1 nginx"})
+        ((_, sent, _),) = script.asked
+        back = await asking.post("/v1/chat/completions", json=CHAT, headers={"Via": f"1.1 nginx, {sent['Via']}"})
+        several = await asking.post("/v1/parallel", json={"requests": [CHAT]}, headers={"Via": sent["Via"]})
+    assert len(script.asked) == 1
+    assert (back.status_code, back.json()["error"]["code"]) == (508, "request_loop")
+    assert several.status_code == 508 and "this gateway already" in several.json()["error"]["message"]
+
+
+async def test_each_gateway_on_the_way_of_a_loop_answers_with_the_same_error() -> None:
+    script = Script(status=508, content=b'{"error": {"message": "been here"}}')
+    async with gateway(script) as (asking, _):
+        answer = await asking.post("/v1/chat/completions", json=CHAT)
+    assert answer.status_code == 508 and "retry-after" not in answer.headers
+    assert "leads back to a gateway: been here (correct engine.url of ollama" in answer.json()["error"]["message"]

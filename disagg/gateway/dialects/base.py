@@ -16,11 +16,13 @@ from disagg.inference.types import Completion
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every part of one answer repeats. model: as the caller has named it. created: seconds since 1970."""
+    """What every part of one answer repeats. model: as the caller has named it. created: seconds since 1970. via: the
+    gateways that have passed the request on, this one included, as the Via header names them."""
 
     request: GatewayRequest
     request_id: str
     created: float
+    via: str = ""
 
     @property
     def model(self) -> str:

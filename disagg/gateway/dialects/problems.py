@@ -16,6 +16,7 @@ from disagg.errors import (
     ModelNotAllowed,
     Overloaded,
     RequestError,
+    RequestLoop,
     ServerUnavailable,
     Unauthorized,
     UnknownModel,
@@ -48,6 +49,7 @@ _TABLE: Mapping[type[DisaggError], tuple[int, str, str | None]] = {
     RequestError: (400, "invalid_request_error", None),
     CapabilityMissing: (400, "invalid_request_error", "not_supported"),
     Overloaded: (429, "rate_limit_error", "rate_limit_exceeded"),
+    RequestLoop: (508, "server_error", "request_loop"),
     ServerUnavailable: (503, "server_error", "no_host_available"),
     DeadlineExceeded: (504, "server_error", "timeout"),
     DisaggError: (500, "server_error", "internal_error"),
@@ -84,6 +86,6 @@ def _headers(error: DisaggError, status: int) -> dict[str, str]:
     if isinstance(error, Overloaded):
         return {"Retry-After": str(error.retry_after_s)}
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        retry = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, ServerUnavailable) else {}
+        retry = {"Retry-After": str(RETRY_AFTER_S)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
         return {**retry, "x-should-retry": "false"}
     return {}

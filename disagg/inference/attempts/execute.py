@@ -27,6 +27,7 @@ from disagg.inference.hosts.refresh import Refresher
 from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
+from disagg.inference.http.whole import Asked
 from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
 from disagg.inference.types import Completion, Stage, Watch, unwatched
 from disagg.whole.questions import question
@@ -54,13 +55,14 @@ class Driver:
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request to run. called: time.monotonic() when the caller asked for the answer. start: a random number for the
-    choice among equal hosts."""
+    choice among equal hosts. via: the Via header of whole requests, empty if they have none."""
 
     candidates: Candidates
     body: GenerateBody
     called: float
     policy: RetryPolicy = DEFAULT_POLICY
     start: int = field(default_factory=lambda: random.getrandbits(32))
+    via: str = ""
 
 
 def ranking(view: FleetView, request: GenerationRequest, prompt: RoutedPrompt, *, last_look: bool = False) -> Ranking:
@@ -189,7 +191,8 @@ class _Run:
         if attempt.method == "whole":
             host, body = attempt.answering, self.request.body
             asked = question(body, host.engine.model or body.model, self.request.candidates.context)
-            return await whole.perform(self.driver.http, host, asked, self.answer, timeouts)
+            call = Asked(host, asked, timeouts, self.request.via)
+            return await whole.perform(self.driver.http, call, self.answer)
         body = self.answer.body(self.request.body, max(0.001, left), timeouts.lease)
         if attempt.method == "disaggregated":
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host

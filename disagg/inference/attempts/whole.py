@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from disagg.config import Host
 from disagg.inference.attempts.answer import ArrivingAnswer, AttemptOutcome
 from disagg.inference.http import whole
 from disagg.inference.http.connections import Connections
-from disagg.inference.policy import Timeouts
-from disagg.whole.questions import Question
 from disagg.whole.stream import Answer
 
 
-async def perform(
-    http: Connections, host: Host, question: Question, answer: ArrivingAnswer, timeouts: Timeouts
-) -> AttemptOutcome:
+async def perform(http: Connections, asked: whole.Asked, answer: ArrivingAnswer) -> AttemptOutcome:
     """The whole answer. Raises the host's error."""
-    asked = whole.Asked(host, question, timeouts)
-    arriving = Answer(host.name)
+    arriving = Answer(asked.host.name)
     async with whole.pieces(http, asked) as pieces:
         answer.trace.requested = asked.written
         answer.enter("prefill")

@@ -30,7 +30,7 @@ Address = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class HostRequest:
     """A request to a host. id: for its lease and the logs; empty if it has none. key: of a whole-request host, empty
-    if it wants none; it never gets the fleet's token."""
+    if it wants none; it never gets the fleet's token. via: its Via header, empty if it has none."""
 
     host: Host
     method: Literal["GET", "POST"]
@@ -38,6 +38,7 @@ class HostRequest:
     body: bytes = b""
     id: str = ""
     key: str = field(default="", repr=False)
+    via: str = ""
 
 
 @dataclass(slots=True)
@@ -132,6 +133,8 @@ class Connections:
             headers.append(("Content-Type", "application/json"))
         if request.id:
             headers.append(("X-Request-Id", request.id))
+        if request.via:
+            headers.append(("Via", request.via))
         self._busy.add(connection)
         written = time.monotonic()
         try:

@@ -26,12 +26,14 @@ END: Final = b"[DONE]"
 
 @dataclass(slots=True)
 class Asked:
-    """A question to one host. written: time.monotonic() when it was about to be written to an open connection, 0 until
-    then. begun: set by the reader of the pieces once the answer has begun: servers may send an empty piece first."""
+    """A question to one host. via: its Via header, empty if it has none. written: time.monotonic() when it was about to
+    be written to an open connection, 0 until then. begun: set by the reader of the pieces once the answer has begun:
+    servers may send an empty piece first."""
 
     host: Host
     question: Question
     timeouts: Timeouts
+    via: str = ""
     written: float = 0.0
     begun: bool = False
 
@@ -54,7 +56,8 @@ async def pieces(http: Connections, asked: Asked) -> AsyncIterator[AsyncGenerato
     Raises the error of an answer that is not 200; a model that the host does not have is named with those it has.
     """
     host, timeouts = asked.host, asked.timeouts
-    request = HostRequest(host, "POST", _target(host, asked.question.path), asked.question.to_bytes(), key=key_of(host))
+    path, content = _target(host, asked.question.path), asked.question.to_bytes()
+    request = HostRequest(host, "POST", path, content, key=key_of(host), via=asked.via)
     with _failures(host):
         exchange = await http.send(request, timeouts.whole_connect)
     try:
