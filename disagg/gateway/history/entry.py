@@ -60,10 +60,11 @@ def without_texts(entry: HistoryEntry) -> HistoryEntry:
 
 
 def of_end(event: Ended) -> HistoryEntry | None:
-    """The entry of a request that failed or was cancelled; None if its answers are complete."""
+    """The entry of a request that failed or was cancelled; None if its answers are complete. One that was wrong
+    names no hosts: they have not failed."""
     if event.state == "ok":
         return None
-    stage, problem = event.stage, event.problem
+    stage, problem = None if event.refused else event.stage, event.problem
     return HistoryEntry(
         **_head(event.request),
         state=event.state,

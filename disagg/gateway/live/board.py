@@ -89,13 +89,10 @@ class _Model:
     last: HistoryEntry | None = None
 
     def count(self, entry: HistoryEntry, now: float) -> None:
-        if entry.state == "failed":
-            self.failed += 1
-        elif entry.state == "cancelled":
+        if entry.state == "cancelled":
             self.cancelled += 1
-        else:
+        elif entry.state == "ok":
             self.ok += 1
-            self.fallbacks += entry.method == "fallback"
             self.prompt_tokens += entry.prompt_tokens
             self.held_tokens += entry.held_tokens
             self.last = entry
@@ -130,6 +127,7 @@ class Board:
             self._completed(event)
         elif isinstance(event, Ended):
             self._running.pop(event.request.number, None)
+            self._models[event.request.model].failed += event.state == "failed" and not event.refused
             if (entry := of_end(event)) is not None:
                 self._remember(entry)
 
@@ -194,6 +192,7 @@ class Board:
         if (running := self._running.get(event.request.number)) is not None:
             running.done.add(event.choice)
             running.move(time.monotonic())
+        self._models[event.request.model].fallbacks += event.fell_back
         self._remember(of_completion(event))
 
     def _remember(self, entry: HistoryEntry) -> None:

@@ -78,7 +78,7 @@ class RequestMetrics:
         model, metrics = event.request.model, event.completion.metrics
         self._arrived.pop((event.request.number, event.choice), None)
         self._success.labels(model, event.completion.finish_reason).inc()
-        if metrics.method == "fallback":
+        if event.fell_back:
             reason = event.stage.reason if event.stage else "first choice"
             self._fallbacks.labels(model, KV_LOST if reason == "first choice" else reason).inc()
         self._count(model, metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Literal
 
 from disagg.gateway.dialects.problems import Problem
@@ -58,6 +59,12 @@ class Completed:
     completion: Completion
     stage: Stage | None
 
+    @property
+    def fell_back(self) -> bool:
+        """Whether the answer came about without its hand-off, or without a decode host."""
+        left = self.stage is not None and self.stage.reason == "no decode host is left"
+        return left or self.completion.metrics.method == "fallback"
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -70,6 +77,12 @@ class Ended:
     seconds: float
     tokens: int
     stage: Stage | None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the request itself is wrong: no host has failed."""
+        status = self.problem.status if self.problem else 0
+        return 400 <= status < 500 and status != HTTPStatus.TOO_MANY_REQUESTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 from disagg.api.gateway.live import LiveState
 from disagg.api.status import Load
 from disagg.config import EngineOptions, Fleet, Host, Model
-from disagg.errors import DisaggError, Overloaded, ServerUnavailable
+from disagg.errors import DisaggError, Overloaded, RequestError, ServerUnavailable
 from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.problems import problem_of
@@ -24,6 +24,7 @@ from disagg.gateway.live.board import Board
 from disagg.gateway.live.hosts import live_hosts
 from disagg.gateway.live.rates import Rate, Recent
 from disagg.gateway.observe.observers import Observers
+from disagg.inference.attempts.retry import Reason
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.types import Phase, Stage
 from tests.gateway import fake_client
@@ -171,6 +172,27 @@ def test_failed_and_cancelled_requests_are_counted_and_shown_last() -> None:
     seen = Seen()
     seen.life.ended(None, cancelled=True)
     assert (seen.state.totals.cancelled, seen.state.last[0].state) == (1, "cancelled")
+
+
+def test_a_request_that_is_wrong_itself_is_no_failure_and_names_no_hosts() -> None:
+    seen = Seen()
+    seen.life.moved(0, Stage("queue", "disaggregated", "p", "d"))
+    seen.life.ended(problem_of(RequestError("the prompt is empty")), cancelled=False)
+    (last,) = seen.state.last
+    assert (seen.state.totals.failed, last.state, last.error) == (0, "failed", "the prompt is empty")
+    assert (last.prefill_server, last.decode_server) == (None, None)
+    seen = Seen()
+    seen.life.ended(problem_of(Overloaded("busy until the deadline")), cancelled=False)
+    assert seen.state.totals.failed == 1
+
+
+def test_answers_of_hosts_that_stand_in_for_decode_hosts_count_as_fallbacks() -> None:
+    seen = Seen(n=2)
+    reasons: tuple[Reason, ...] = ("no decode host is left", "first choice")
+    for choice, reason in enumerate(reasons):
+        seen.life.moved(choice, Stage("decode", "prefill-alone", "p", None, reason=reason))
+        seen.life.completed(choice, completion("one"))
+    assert (seen.state.totals.ok, seen.state.totals.fallbacks) == (2, 1)
 
 
 def test_the_live_view_has_no_texts_although_the_history_keeps_them() -> None:

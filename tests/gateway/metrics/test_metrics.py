@@ -15,6 +15,7 @@ from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.metrics.requests import RequestMetrics
 from disagg.gateway.observe.observers import Observers
+from disagg.inference.types import Stage
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion
 
@@ -91,6 +92,16 @@ def test_a_whole_request_host_adds_nothing_to_the_times_that_it_does_not_state()
     counts = {name: found[f"vllm:{name}_seconds_count"] for name in ("request_prefill_time", "request_queue_time")}
     assert counts == {"request_prefill_time": 1, "request_queue_time": 1}
     assert found["vllm:e2e_request_latency_seconds_count"] == 2
+
+
+def test_an_answer_of_a_prefill_host_for_want_of_a_decode_host_counts_as_a_fallback() -> None:
+    registry = CollectorRegistry()
+    request = GatewayRequest(model="m", prompts=({"prompt": "x"},))
+    life = Observers([RequestMetrics(registry)]).accept(Head(request, "r", 0.0), "openai-chat", "m", None)
+    life.moved(0, Stage("decode", "prefill-alone", "p", None, reason="no decode host is left"))
+    whole = completion("one")
+    life.completed(0, replace(whole, metrics=replace(whole.metrics, method="prefill-alone")))
+    assert samples(generate_latest(registry).decode())["disagg_fallbacks_total{reason=no decode host is left}"] == 1
 
 
 def test_a_cancelled_request_with_one_complete_answer_counts_both() -> None:
