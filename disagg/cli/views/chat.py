@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import indent
 from typing import Final
 
 from markdown_it import MarkdownIt
+from markdown_it.rules_inline import StateInline, newline
 from markdown_it.token import Token
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
@@ -33,6 +35,17 @@ _PARSER: Final = MarkdownIt().enable("strikethrough").enable("table").disable(["
 """Tags are text: a model that writes `List<int>` means no HTML."""
 
 
+def _newline(state: StateInline, silent: bool) -> bool:
+    """The end of a line. The spaces that begin the next one stay: models write code without fences, too."""
+    end = state.pos + 1
+    found = newline(state, silent)
+    state.pos = end if found else state.pos
+    return found
+
+
+_PARSER.inline.ruler.at("newline", _newline)
+
+
 def figures_line(metrics: Metrics) -> str:
     """What one answer cost: `3,120 prompt tokens, 3,050 held; TTFT 210 ms; 128 tokens at 85.0 tok/s`."""
     held = f", {metrics.held_tokens:,} held" if metrics.held_tokens else ""
@@ -47,7 +60,7 @@ def context_note(completion: Completion, context: int) -> str:
     if used >= context:
         return f"The context of {context:,} tokens is full: /clear begins a new conversation."
     if completion.finish_reason == "length":
-        return "The answer was cut at its longest: ask to go on, or see --max-tokens."
+        return 'The answer reached its token limit: write "go on", or set a higher --max-tokens.'
     if used >= _NEARLY_FULL * context:
         return f"{used:,} of the {context:,} tokens of the context are used."
     return ""
@@ -60,16 +73,18 @@ def whole_blocks(text: str) -> int:
 
 
 class AnswerMarkdown(Markdown):
-    """Markdown as models write it: a line break is one, and tags are text."""
+    """Markdown as models write it: a line break is one, indentation stays, and tags are text."""
 
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False)
         self.parsed = _PARSER.parse(text)
         for token in self.parsed:
-            _keep_line_breaks(token)
+            _keep_lines(token)
 
 
-def _keep_line_breaks(token: Token) -> None:
+def _keep_lines(token: Token) -> None:
+    if token.type == "code_block":  # Markdown takes four spaces from each of its lines
+        token.content = indent(token.content, " " * 4)
     for child in token.children or ():
         if child.type == "softbreak":
             child.type = "hardbreak"

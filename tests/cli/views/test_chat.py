@@ -57,6 +57,14 @@ def test_markdown_is_shown_the_same_however_it_arrives(width: int) -> None:
     assert " 1 one\n 2 two" in at_once
 
 
+@pytest.mark.parametrize("by_letter", [False, True])
+def test_code_without_fences_keeps_its_lines_and_its_indentation(by_letter: bool) -> None:
+    text = "def f(x):\n    if x:\n        return 1\n\n    return 2\n\nThat is all."
+    lines = [line for line in shown(*(text if by_letter else [text])).splitlines() if line]
+    assert lines[:3] == ["def f(x):", "    if x:", "        return 1"]
+    assert lines[3].endswith("    return 2") and lines[4] == "That is all."
+
+
 def test_tags_and_control_characters_are_text() -> None:
     text = shown("a List<int> and <b>bold</b> \x1b[31mred\n\n<div>\nblock\n")
     assert "List<int>" in text and "<b>bold</b>" in text and "<div>" in text
@@ -98,7 +106,8 @@ def test_the_figures_of_an_answer_are_one_line_that_says_what_was_held() -> None
 def test_a_context_that_is_full_or_nearly_so_is_noted_with_what_to_do() -> None:
     answer = completion("m", total_tokens=100)
     assert "/clear" in context_note(answer, 100)
-    assert "--max-tokens" in context_note(answer, 1000), "its finish reason is length"
+    note = context_note(answer, 1000)
+    assert note == 'The answer reached its token limit: write "go on", or set a higher --max-tokens.'
 
 
 def test_an_error_is_one_line_with_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
