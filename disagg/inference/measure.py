@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from disagg.api.events import DoneEvent, ShippedEvent, Timing
 from disagg.inference.attempts.retry import Attempt
 from disagg.inference.metrics import Metrics, TTFTParts
+
+FASTEST_TOKENS_S: Final = 5000.0
+"""An answer that arrives faster was held up on its way and came in one burst."""
 
 
 @dataclass(slots=True)
@@ -65,7 +69,7 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         )
     )
     # A host's own: several events that arrive in one packet would give speeds that no engine has.
-    decode_s = trace.last_token - trace.first_token if attempt.method == "whole" else timing.decode_s
+    decode_s = _arrival(trace, done) if attempt.method == "whole" else timing.decode_s
     return Metrics(
         method="local" if done.local else attempt.method,
         model=trace.model,
@@ -91,6 +95,12 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         held_tokens=done.held_tokens,
         resumed_tokens=trace.resumed_tokens,
     )
+
+
+def _arrival(trace: Trace, done: DoneEvent) -> float:
+    """First piece -> last piece of a whole-request host's answer; 0, unknown, if they came in one burst."""
+    seconds = trace.last_token - trace.first_token
+    return seconds if done.completion_tokens - 1 <= FASTEST_TOKENS_S * seconds else 0.0
 
 
 def _exposed(shipped: ShippedEvent, timing: Timing, order_s: float) -> float:

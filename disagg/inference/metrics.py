@@ -39,10 +39,11 @@ class TTFTParts:
 class Metrics:
     """One request. Times in seconds, speeds in tokens per second.
 
-    prefill_time: prefill compute. decode_time: first token -> last token, on the host that generates them.
+    prefill_time: prefill compute. decode_time: first token -> last token, on the host that generates them; 0 if a
+    whole-request host's answer arrived in one burst.
     total_time: sent -> last token (E2E).
     prefill_speed = computed prompt tokens / prefill_time; None if no host computed any, or it is unknown.
-    decode_speed = (completion_tokens - 1) / decode_time; None if there is one token only.
+    decode_speed = (completion_tokens - 1) / decode_time; None if there is one token only, or decode_time is 0.
     hidden_transfer: seconds in which bytes moved while prefill still computed.
     decode_computed_tokens: prompt tokens that the decode host ran through the model itself.
     decode_server: the host that generated the answer, also a whole-request host; None if a prefill host did, alone.

@@ -15,6 +15,7 @@ from disagg.inference.measure import Trace, metrics
 
 P = Host("p", "127.0.0.1", ("prefill",), "m", EngineOptions("simulated"), 1)
 D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)
+W = Host("w", "127.0.0.1", ("whole",), "m", EngineOptions("openai"), 3)
 
 # A hand-off of 100 prompt tokens and 11 output tokens: called at 10 s, first token at 11 s, last at 13 s.
 TRACE = Trace(
@@ -121,3 +122,10 @@ def test_time_lost_on_hosts_that_failed_is_its_own_part() -> None:
     assert figures.ttft_parts.failed_attempts == pytest.approx(0.05)
     assert figures.ttft_parts.client == pytest.approx(0.003)
     assert figures.ttft_parts.total == pytest.approx(figures.ttft)
+
+
+@pytest.mark.parametrize(("last_token", "speed"), [(13.0, 5.0), (11.0002, None)])
+def test_a_whole_answer_that_arrives_in_one_burst_has_no_decode_speed(last_token: float, speed: float | None) -> None:
+    trace = replace(TRACE, attempt=Attempt("whole", W, None), last_token=last_token)
+    figures = metrics(trace, DONE)
+    assert figures.decode_speed == speed and bool(figures.decode_time) == bool(speed)

@@ -55,8 +55,8 @@ def metrics_view(completions: Sequence[Completion]) -> RenderableType:
         table.add_row(
             metrics.model,
             _two(f"{metrics.prompt_tokens} in", f"{metrics.completion_tokens} out"),
-            _two(seconds(metrics.prefill_time), _prefill_speed(metrics)),
-            _two(seconds(metrics.decode_time), speed(metrics.decode_speed)),
+            _two(_known(metrics.prefill_time), _prefill_speed(metrics)),
+            _two(_known(metrics.decode_time), speed(metrics.decode_speed)),
             seconds(metrics.ttft),
             seconds(metrics.total_time),
         )
@@ -87,8 +87,8 @@ def model_panel(completion: Completion) -> Panel:
     grid.add_column(style="dim", overflow="fold")
     tokens = counted(metrics.completion_tokens, "token")
     prompt = counted(metrics.prompt_tokens, "token")
-    grid.add_row("prefill", seconds(metrics.prefill_time), _prefill_speed(metrics), _at(prompt, metrics, True))
-    grid.add_row("decode", seconds(metrics.decode_time), speed(metrics.decode_speed), _at(tokens, metrics, False))
+    grid.add_row("prefill", _known(metrics.prefill_time), _prefill_speed(metrics), _at(prompt, metrics, True))
+    grid.add_row("decode", _known(metrics.decode_time), speed(metrics.decode_speed), _at(tokens, metrics, False))
     grid.add_row("total", seconds(metrics.total_time), "", f"finished by {completion.finish_reason}")
     parts: list[RenderableType] = [grid, _transfer(metrics), Text(), ttft_view(metrics), *_warnings([completion])]
     return Panel(Group(*parts), title=f"[bold]{metrics.model}[/]", title_align="left", border_style="blue")
@@ -118,6 +118,11 @@ def footnote() -> Text:
 
 def _two(above: str, below: str) -> Text:
     return Text.assemble(above, "\n", (below, "dim"))
+
+
+def _known(value: float) -> str:
+    """A duration; a dash if there is none, or it is not known."""
+    return seconds(value) if value else "–"
 
 
 def _prefill_speed(metrics: Metrics) -> str:

@@ -111,8 +111,8 @@ def _models(models: Sequence[LiveModel]) -> Table:
             str(totals.running),
             str(totals.waiting),
             f"{totals.completion_tokens_s:,.0f}",
-            _at(last.prefill_time, last.prefill_speed) if last else "–",
-            _at(last.decode_time, last.decode_speed) if last else "–",
+            _at(last.prefill_time or None, last.prefill_speed) if last else "–",
+            _at(last.decode_time or None, last.decode_speed) if last else "–",
             _seconds(last.ttft) if last else "–",
             _seconds(last.total_time) if last else "–",
         )
