@@ -41,6 +41,17 @@ def test_text_is_never_inserted_as_html() -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser", JS)
 
 
+def test_one_host_takes_no_requests_and_two_take_none() -> None:
+    assert 'hosts ${down === 1 ? "takes" : "take"} no requests' in JS
+
+
+def test_a_narrow_window_shows_what_to_do_about_a_host_without_its_meters() -> None:
+    narrow = present(re.search(r"@media \(max-width: 1120px\) \{.*?\n\}", CSS, re.S))[0]
+    assert (
+        "td .meter { display: none; }" in narrow and "td.wide { min-width: 150px; overflow-wrap: anywhere; }" in narrow
+    )
+
+
 def test_every_element_that_the_script_looks_up_exists() -> None:
     ids = set(re.findall(r'id="([\w-]+)"', HTML))
     assert set(re.findall(r'(?:\$|show)\("([\w-]+)"', JS)) <= ids

@@ -95,8 +95,8 @@ function drawModel({ name, totals, last }) {
   ];
   const body = last
     ? el("dl", { class: "lines" },
-        ...line("prefill", seconds(last.prefill_time), last.prefill_speed && speed(last.prefill_speed)),
-        ...line("decode", seconds(last.decode_time), last.decode_speed && speed(last.decode_speed)),
+        ...line("prefill", seconds(last.prefill_time || null), last.prefill_speed && speed(last.prefill_speed)),
+        ...line("decode", seconds(last.decode_time || null), last.decode_speed && speed(last.decode_speed)),
         ...line("first token", seconds(last.ttft)),
         ...line("total", seconds(last.total_time)))
     : el("p", { class: "empty" }, "No answer yet.");
@@ -105,7 +105,7 @@ function drawModel({ name, totals, last }) {
     el("div", { class: "head" }, el("h3", {}, name),
       el("span", { class: "muted" }, `${totals.running} running, ${totals.waiting} waiting, ${count(totals.completion_tokens_s)} tok/s`)),
     body,
-    route ? el("p", { class: "muted" }, `last: ${route}${last.method === "fallback" ? ", fallback" : ""}, ${count(last.prompt_tokens)} + ${count(last.completion_tokens)} tokens`) : null);
+    route ? el("p", { class: "muted" }, `last: ${route}${fellBack(last) ? ", fallback" : ""}, ${count(last.prompt_tokens)} + ${count(last.completion_tokens)} tokens`) : null);
 }
 
 function drawPhase(phase) {
@@ -123,6 +123,8 @@ function drawNow(requests) {
   return table("Requests now", [["model"], ["phase"], ["hosts"], ["prompt", "n"], ["answer", "n"], ["time", "n"], ["caller"]],
     rows, "No request runs.");
 }
+
+const fellBack = (one) => one.method === "fallback" || one.reason === "no decode host is left";
 
 const STATES = { up: "good", loading: "warn", draining: "warn", failing: "warn", unknown: "" };
 
@@ -165,7 +167,7 @@ function drawLast(entries) {
 function remark(one) {
   if (one.state === "failed") return el("span", { class: "bad" }, one.error ?? "failed");
   if (one.state === "cancelled") return el("span", { class: "muted" }, "cancelled");
-  if (one.method === "fallback") return el("span", { class: "warn" }, "fallback");
+  if (fellBack(one)) return el("span", { class: "warn" }, "fallback");
   return el("span", { class: "muted" }, one.held_tokens ? `${count(one.held_tokens)} tokens held` : "");
 }
 
@@ -213,7 +215,7 @@ function draw(now) {
   addSample(now.sample);
   $("fleet").textContent = now.fleet;
   const down = now.hosts.filter((host) => host.state !== "up").length;
-  const [kind, text] = down ? ["warn", `${down} of ${now.hosts.length} hosts take no requests`] : ["good", `${now.hosts.length} hosts up`];
+  const [kind, text] = down ? ["warn", `${down} of ${now.hosts.length} hosts ${down === 1 ? "takes" : "take"} no requests`] : ["good", `${now.hosts.length} ${now.hosts.length === 1 ? "host" : "hosts"} up`];
   show("connection", [kind, text], () => state(kind, text));
   show("together", now.totals, drawTogether);
   show("models", now.models, (models) => models.map(drawModel));
