@@ -7,6 +7,7 @@ from pathlib import Path
 from disagg.config.addresses import NAME_RULE, is_name, is_path
 from disagg.config.schema import Deploy, Fleet
 from disagg.config.tables.deploy import read_deploy
+from disagg.config.tables.dtypes import require_one_kv_dtype
 from disagg.config.tables.hosts import read_hosts
 from disagg.config.tables.models import read_models, require_sources, resolved
 from disagg.config.tables.whole import unmanaged_models
@@ -31,6 +32,7 @@ def build(document: Document, path: Path) -> Fleet:
     host_tables = root.table("hosts", "[hosts.dgx-spark-1]")
     require_sources(tables, models, unmanaged_models(host_tables))
     hosts = read_hosts(host_tables, models)
+    require_one_kv_dtype(host_tables, hosts)
     deploy = read_deploy(root.table("deploy", "[deploy]"), path.parent) if "deploy" in root else Deploy()
     return Fleet(name, path.absolute(), models, hosts, _token_file(head, path.parent), deploy)
 

@@ -32,7 +32,8 @@ def test_every_kept_field_survives(tmp_path: Path, fleet_text: str) -> None:
         queue_size=7,
         engine=EngineOptions("mlx", dtype="float32", device="gpu", threads=3, max_batch=2, max_kv_bytes=1 << 33),
     )
-    fleet = replace(fleet, hosts={**fleet.hosts, "mac": mac})
+    spark = replace(fleet.hosts["spark"], engine=EngineOptions("transformers", dtype="float32"))
+    fleet = replace(fleet, hosts={"spark": spark, "mac": mac})
     copy = written(fleet, tmp_path)
     assert copy.hosts == fleet.hosts
     assert {name: m.aliases for name, m in copy.models.items()} == {"qwen:30b": ("qwen",)}, "only served models"

@@ -23,7 +23,7 @@ def simulated(fleet_text: str, path: Path) -> Path:
     text = fleet_text.replace(*next(iter(SIMULATED_SOURCE.items())))
     text = text.replace(SPARK, SPARK + '\nhardware = "dgx-spark"')
     text = text.replace(SPARK_ENGINE, 'name = "simulated"\ndtype = "float16"\nchunk_tokens = 64')
-    path.write_text(text)
+    path.write_text(text.replace('engine.name = "mlx"', 'engine = {name = "mlx", dtype = "float16"}'))
     return path
 
 

@@ -27,6 +27,7 @@ kv_wire = "auto"
 kv_cache_memory_bytes = 17_179_869_184
 enforce_eager = true"""
     text = FLEET.replace(SOURCES, WITH_SOURCE[SOURCES]).replace(SPARK_ENGINE, options)
+    text = text.replace('engine.name = "mlx"', 'engine = {name = "mlx", dtype = "float16"}')
     (tmp_path / "hosts.toml").write_text(text)
     fleet = load(tmp_path / "hosts.toml")
     engine = fleet.hosts["spark"].engine

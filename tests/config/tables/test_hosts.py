@@ -481,11 +481,9 @@ def test_how_ssh_reaches_a_host_arrives_in_it(host_with: Callable[[str, str, str
     assert (host.user, host.ssh_port, host.key) == (None, None, None)
 
 
-def test_every_option_arrives_in_the_host(host_with: Callable[[str, str, str], Host]) -> None:
-    host = host_with(
-        "mac",
-        MAC_ENGINE,
-        """\
+def test_every_option_arrives_in_the_host(host_with: Callable[[str, str, str], Host], fleet_text: str) -> None:
+    hosts = fleet_text[fleet_text.index(SPARK_ENGINE) :]
+    options = """\
 data_address = "10.1.0.2"
 connector = "local"
 service = "launchd"
@@ -499,8 +497,9 @@ chunk_tokens = 7
 threads = 2
 max_batch = 3
 max_kv_bytes = 1_000
-""",
-    )
+"""
+    same_dtype = hosts.replace(SPARK_ENGINE, f'{SPARK_ENGINE}\ndtype = "float16"')
+    host = host_with("mac", hosts, same_dtype.replace(MAC_ENGINE, options))
     assert (host.connector, host.service, host.python, host.queue_size) == ("local", "launchd", "~/venv/bin/python", 5)
     assert (host.address, host.data_address, host.kv_address) == ("10.0.0.2", "10.1.0.2", "10.1.0.2")
     engine = host.engine
