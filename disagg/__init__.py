@@ -7,18 +7,18 @@ line.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
-from disagg.version import VERSION
-
+TYPE_CHECKING = False  # typing's, without the import: Ctrl-C would give a traceback while it lasts
 if TYPE_CHECKING:
+    from typing import Any
+
     from disagg import errors
     from disagg.inference.client import AsyncClient, Client
     from disagg.inference.metrics import Metrics
     from disagg.inference.stream import AsyncStream, Stream
     from disagg.inference.types import Chunk, Completion
+    from disagg.version import VERSION as __version__
 
-__version__ = VERSION
 __all__ = [
     "AsyncClient",
     "AsyncStream",
@@ -47,6 +47,8 @@ if not TYPE_CHECKING:  # type checkers read the imports above, and report names 
         """Import public names on first use: `import disagg` alone loads no HTTP library."""
         if name == "errors":
             return importlib.import_module("disagg.errors")
+        if name == "__version__":
+            return importlib.import_module("disagg.version").VERSION
         if name not in _MODULES:
             raise AttributeError(f"module 'disagg' has no attribute {name!r}")
         return getattr(importlib.import_module(_MODULES[name]), name)

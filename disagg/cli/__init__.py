@@ -1,13 +1,13 @@
-"""The command line: one module per command, what they show in `views/`."""
+"""The command line: one module per command, what they show in `views/`.
+
+This module and `disagg` itself import almost nothing: until `main` runs, Ctrl-C gives a traceback.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
-import threading
-from contextlib import suppress
 
 
 def main() -> None:
@@ -21,10 +21,12 @@ def main() -> None:
         signal.signal(signal.SIGINT, _exit_at_once)
     from disagg.cli.app import main as run
 
-    if default:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
+    except KeyboardInterrupt:  # before or after the part of `run` that reports it
+        _exit_at_once()
     except SystemExit as end:
         _exit_beside_threads(end.code)
         raise
@@ -36,6 +38,10 @@ def _exit_beside_threads(code: str | int | None) -> None:
     Only output and logs are flushed. The interpreter's own shutdown aborts the process now and again (exit code 134
     or 139) if another thread is inside cryptography, which paramiko imports and uses.
     """
+    import logging
+    import threading
+    from contextlib import suppress
+
     if threading.active_count() == 1 or isinstance(code, str):
         return
     for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
@@ -44,7 +50,8 @@ def _exit_beside_threads(code: str | int | None) -> None:
     os._exit(code or 0)
 
 
-def _exit_at_once(number: int, frame: object) -> None:
-    with suppress(OSError):
+def _exit_at_once(*_: object) -> None:
+    try:
         os.write(2, b"interrupted\n")
-    os._exit(130)
+    finally:
+        os._exit(130)

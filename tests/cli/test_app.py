@@ -155,6 +155,14 @@ def test_ctrl_c_during_the_imports_ends_without_a_traceback() -> None:
     assert done.returncode == 130 and done.stderr == "interrupted\n"
 
 
+def test_what_is_imported_before_ctrl_c_is_handled_is_small() -> None:
+    script = "import sys; before = set(sys.modules); import disagg.cli; print(*set(sys.modules) - before)"
+    argv = [sys.executable, "-S", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True, cwd=Path(__file__).parents[2])
+    slow = {"contextlib", "hashlib", "inspect", "logging", "pathlib", "re", "threading", "typing", "disagg.version"}
+    assert "disagg.cli" in done.stdout.split() and not slow & set(done.stdout.split())
+
+
 ENDING = """
 import atexit, logging, logging.handlers, os, threading, typer
 import disagg.cli
