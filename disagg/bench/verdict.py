@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ MIN_SAMPLES = 5  # of each side; a bootstrap interval of fewer means nothing
 Metric = Literal["e2el", "ttft"]
 EVERYWHERE = "at every prompt length measured"
 METRICS: tuple[Metric, ...] = ("e2el", "ttft")
+_TOO_FEW = f"it takes {MIN_SAMPLES} completed requests in each mode, and there are "  # one digit follows
 _WORDS: Mapping[Metric, str] = {"e2el": "whole answer", "ttft": "first token"}
 
 
@@ -92,14 +93,14 @@ class Verdict:
         """The details below a headline: a line per series. A reason that several lines share is given once."""
         series = [one for one in self.series if one.where == where]
         reasons = Counter(reason for one in series if (reason := _reason(one)))
-        if len(reasons) == 1 and all(_always(one, "undecided") for one in series):
-            reason = next(iter(reasons))
+        if len(different := _different(reasons)) == 1 and all(_always(one, "undecided") for one in series):
+            reason = different[0]
             return [f"{reason[0].upper()}{reason[1:]}."]
         shared = [reason for reason, count in reasons.items() if count > 1]
-        lines = [" ".join(one.sentences) for one in series]
+        lines = list(dict.fromkeys(" ".join(one.sentences) for one in series))
         for reason in shared:
             lines = [line.replace(f": {reason}.", ".") for line in lines]
-        return [*lines, *(f"Not decided: {reason}." for reason in shared)]
+        return [*lines, *(f"Not decided: {reason}." for reason in _different(shared))]
 
     def to_json(self) -> dict[str, Any]:
         headlines = {where: asdict(headline) for where, headline in self.headlines.items()}
@@ -247,9 +248,15 @@ def _reason(series: Series) -> str:
     return _why_open(undecided) if undecided else ""
 
 
+def _different(reasons: Iterable[str]) -> list[str]:
+    """The reasons; of those that differ in how few requests completed only, the one with the fewest."""
+    few = sorted(reason for reason in reasons if reason.startswith(_TOO_FEW))
+    return [*few[:1], *(reason for reason in reasons if reason not in few)]
+
+
 def _why_open(comparisons: Sequence[SpeedupAtLength]) -> str:
     if fewest := min((one.samples for one in comparisons if one.samples < MIN_SAMPLES), default=0):
-        return f"it takes {MIN_SAMPLES} completed requests in each mode, and there are {fewest}"
+        return f"{_TOO_FEW}{fewest}"
     return "the difference is within the noise; more --requests narrow it"
 
 

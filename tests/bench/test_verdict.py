@@ -108,6 +108,14 @@ def test_without_a_machine_alone_there_is_no_verdict() -> None:
     assert found.decision == "undecided" and found.text.startswith("No verdict")
 
 
+def test_what_cannot_be_compared_is_said_once_per_machine() -> None:
+    none = [Samples(128, {"disaggregated": [1.0], "decode-alone": [], "prefill-alone": []})]
+    assert verdict({"here": {"e2el": none, "ttft": none}}).sentences("here") == [
+        "There is nothing to compare with the decode machine alone: one of the two completed no request.",
+        "There is nothing to compare with the prefill machine alone: one of the two completed no request.",
+    ]
+
+
 def test_loads_are_judged_apart() -> None:
     made = result({100: (1.0, 2.0, 2.0)}, loads=(1, 4))
     assert list(made.verdict.headlines) == ["output 5, concurrency 1", "output 5, concurrency 4"]
@@ -142,6 +150,18 @@ def test_what_is_open_everywhere_for_one_reason_is_said_once() -> None:
     ]
     mixed = [samples(128, 1.0, 2.0, 1.5, JITTER[:4]), samples(512, 1.0, 2.0, 1.5)]
     assert len(verdict({"here": {"e2el": mixed, "ttft": few}}).sentences("here")) == 5
+
+
+def test_of_an_interrupted_run_the_lack_of_requests_is_said_once() -> None:
+    stopped = [Samples(128, {"disaggregated": [1.0] * 3, "decode-alone": [1.0] * 2, "prefill-alone": [1.0]})]
+    assert verdict({"here": {"e2el": stopped, "ttft": stopped}}).sentences("here") == [
+        "It takes 5 completed requests in each mode, and there are 1."
+    ]
+    stopped = [*stopped, samples(512, 1.0, 2.0, 1.5)]
+    sentences = verdict({"here": {"e2el": stopped, "ttft": stopped}}).sentences("here")
+    assert [one for one in sentences if one.startswith("Not decided")] == [
+        "Not decided: it takes 5 completed requests in each mode, and there are 1."
+    ]
 
 
 def test_a_reason_that_several_comparisons_share_is_given_once() -> None:
