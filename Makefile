@@ -40,6 +40,7 @@ format: $(VENV)/.ready
 # The stamp is removed first, so that an interrupted set-up is done again.
 $(VENV)/.ready: pyproject.toml disagg/fleet/constraints.txt
 	rm -f $@
+	@echo "Installing PyTorch, MLX and the rest into $(VENV): 2 GB (Linux, torch with CUDA: several GB more), some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint disagg/fleet/constraints.txt --editable '.[dev]'
 	touch $@

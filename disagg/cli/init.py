@@ -11,6 +11,8 @@ from disagg.config.convert import from_json
 from disagg.config.starter import refuse_to_overwrite, starter, write
 from disagg.config.toml.reader import read
 
+NEXT = "Then run: disagg trust, disagg deploy, disagg models pull, disagg start"
+
 
 def init(
     path: Annotated[Path, typer.Option(help="The file to write.")] = Path("hosts.toml"),
@@ -29,10 +31,10 @@ def init(
     refuse_to_overwrite(path, force)
     if json_file is None:
         write(starter(), path, force)
-        typer.echo(f"Wrote {path}. Put your machines' addresses in it.")
+        typer.echo(f"Wrote {path}. Put your machines' addresses in it.\n{NEXT}")
         return
     converted = from_json(read(json_file), str(json_file))
     write(converted.text, path, force)
     for note in converted.ignored:
         typer.echo(f"{json_file}: {note}", err=True)
-    typer.echo(f"Wrote {path}. Look at the lines marked CHECK.")
+    typer.echo(f"Wrote {path}. Look at the lines marked CHECK.\n{NEXT}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,7 @@ from disagg.cli.common.completion import complete_device
 from disagg.cli.common.context import print_json, settings, stdout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from disagg.cli.common.context import Settings
     from disagg.config import Fleet, Host
@@ -29,8 +30,15 @@ def plan_capacity(
         ),
     ] = None,
     prompt_tokens: Annotated[
-        int, typer.Option(min=2, max=1 << 20, metavar="N", help="Prompt length in tokens.")
-    ] = 8192,
+        int | None,
+        typer.Option(
+            min=2,
+            max=1 << 20,
+            metavar="N",
+            help="Prompt length in tokens. Default: 8192, or what the context leaves beside the answer.",
+            show_default=False,
+        ),
+    ] = None,
     output_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, metavar="N", help="Answer length in tokens.")] = 256,
     batch: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="Requests decoded together.")] = 16,
     link_gbps: Annotated[
@@ -49,10 +57,10 @@ def plan_capacity(
 ) -> None:
     """Predict the hand-off against each machine alone, for the fleet of hosts.toml or for other machines."""
     from disagg.cli.views.capacity import capacity_view
-    from disagg.planning.capacity import Traffic
+    from disagg.planning.capacity import traffic_within
     from disagg.planning.link import Link
 
-    traffic = Traffic(prompt_tokens, output_tokens, batch)
+    traffic = partial(traffic_within, prompt_tokens=prompt_tokens, output_tokens=output_tokens, batch=batch)
     link = Link(link_gbps, link_latency_ms / 1e3)
     results = _assess(settings(context), model or (), link, traffic, (prefill_device, decode_device))
     if as_json:
@@ -64,9 +72,13 @@ def plan_capacity(
 
 
 def _assess(
-    chosen: Settings, names: Sequence[str], link: Link, traffic: Traffic, devices: tuple[str | None, str | None]
+    chosen: Settings,
+    names: Sequence[str],
+    link: Link,
+    traffic: Callable[[int], Traffic],
+    devices: tuple[str | None, str | None],
 ) -> list[Capacity]:
-    """The named models. `shape:NAME` and paths need no hosts.toml, but both devices."""
+    """The named models. `shape:NAME` and paths need no hosts.toml, but both devices. traffic: by context."""
     from disagg.cli.words import choose_models
     from disagg.planning.capacity import assess, hypothetical
     from disagg.planning.sizing import is_size
@@ -76,7 +88,7 @@ def _assess(
     if served or not names:
         fleet = chosen.fleet()
         setups_ += setups(fleet, choose_models(fleet, served or list(fleet.models)), link, *devices)
-    return [assess(name, setup, traffic, context) for name, setup, context in setups_]
+    return [assess(name, setup, traffic(context), context) for name, setup, context in setups_]
 
 
 def setups(

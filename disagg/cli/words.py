@@ -40,12 +40,28 @@ def parse_words(fleet: Fleet, words: Sequence[str], named: Sequence[str], *, has
         named = [rest.pop(0)]
     if not named and len(rest) == 1 and is_model(fleet, rest[0]):
         raise UsageError(f"there is no prompt for {rest[0]}", f'disagg generate {rest[0]} "text to continue"')
+    if named and len(rest) == 2 and is_model(fleet, rest[0]):
+        message = f"the model is given twice: {rest[0]} and -m {named[0]}"
+        raise UsageError(message, "leave out one; several models are asked with -m before each")
+    if twice := _same_model(fleet, named):
+        raise UsageError(f"the model is given twice: {twice}", "leave out one")
     if len(rest) > 1:
         raise UsageError(f"{len(words)} arguments: the prompt is one", f"quote it: {_EXAMPLE}")
     if not rest and not has_file and not piped:
         raise UsageError("there is no prompt", f"{_EXAMPLE}, or pipe it in, or -f FILE")
     prompt = rest[0] if rest else None if has_file else "-"
     return ParsedWords(choose_models(fleet, named), prompt)
+
+
+def _same_model(fleet: Fleet, named: Sequence[str]) -> str:
+    """`-m a -m b` if both are names of one model; else empty. Raises UnknownModel."""
+    first: dict[str, str] = {}
+    for word in named:
+        model = fleet.model(word).name
+        if model in first:
+            return f"-m {first[model]} -m {word}"
+        first[model] = word
+    return ""
 
 
 def is_model(fleet: Fleet, word: str) -> bool:

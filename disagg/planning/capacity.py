@@ -23,6 +23,13 @@ class Traffic:
     batch: int = 16
 
 
+def traffic_within(context: int, prompt_tokens: int | None, output_tokens: int, batch: int) -> Traffic:
+    """Requests of these lengths. Without one for the prompt: as long as Traffic's, if the context has room for it."""
+    if prompt_tokens is None:
+        prompt_tokens = max(2, min(Traffic().prompt_tokens, context - output_tokens))
+    return Traffic(prompt_tokens, output_tokens, batch)
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """One model on one pair of machines. hiding_gbit_s, crossover_tokens: None if there is none. context: tokens of the

@@ -9,17 +9,22 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from disagg.api.events import TokenLogprob
+from disagg.api.requests import PrefillOffer
+from disagg.cli.views.ranking import ranking_view
 from disagg.errors import Overloaded, Partial, RequestError, ServerUnavailable
 from disagg.inference import client
 from disagg.inference.types import Chunk
 from tests.cli.answers import TEXT, FakeClient
 from tests.cli.commandline import run, write_fleet
+from tests.values import printed
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +175,14 @@ def test_explain_shows_the_hosts_and_the_reasons_before_the_answer(
     assert out == TEXT
     assert "750 ms" in err and "holds 64 tokens of the prompt" in err and "gets no request: down" in err
     assert err.index("mac-1") < err.index("dgx-1") < err.index("mac-2") < err.index("TTFT: request sent")
+
+
+@pytest.mark.parametrize("offer", [None, PrefillOffer(tokens_s=1000.0)])
+def test_explain_states_that_a_short_rest_may_be_computed_without_the_prefill_host(offer: PrefillOffer | None) -> None:
+    ranking = replace(FakeClient(None).explain("tiny"), offer=offer)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(ranking_view(ranking))
+    assert ("the decode host may compute it" in " ".join(printed(console).split())) is (offer is not None)
 
 
 def test_explain_in_json_is_a_field_of_the_answer(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,6 +377,9 @@ def test_the_model_and_the_prompt_are_found_in_arguments_and_pipes(
         (["tiny"], "there is no prompt for tiny", 'disagg generate tiny "text to continue"'),
         (["tiny", "two", "words"], "3 arguments: the prompt is one", "quote it: "),
         (["some text"], "which model? hosts.toml has tiny, other", "name one: "),
+        (["tiny", "-m", "other", "hi"], "the model is given twice: tiny and -m other", "leave out one; several "),
+        (["-m", "tiny", "-m", "tiny", "hi"], "the model is given twice: -m tiny -m tiny", "leave out one"),
+        (["-m", "other", "-m", "other-alias", "hi"], "the model is given twice: -m other -m other-alias", "leave "),
     ],
 )
 def test_at_a_terminal_the_error_is_the_command_to_type(

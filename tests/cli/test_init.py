@@ -20,6 +20,9 @@ SERVERS = {
     "decode_servers": [{"host": "10.0.0.2", "port": 8001, "model": "gpt-oss:120b"}],
 }
 
+QUICKSTART = Path(__file__).parents[2] / "docs/quickstart.md"
+NEXT = "Then run: disagg trust, disagg deploy, disagg models pull, disagg start"
+
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
@@ -33,8 +36,14 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
 def test_a_starter_file_is_written_that_loads(app: typer.Typer) -> None:
     result = CliRunner().invoke(app, [])
     assert result.exit_code == 0
-    assert result.stdout == "Wrote hosts.toml. Put your machines' addresses in it.\n"
+    assert result.stdout == f"Wrote hosts.toml. Put your machines' addresses in it.\n{NEXT}\n"
     assert load(Path("hosts.toml")).hosts
+
+
+def test_the_next_commands_are_those_of_the_quickstart() -> None:
+    _, _, after = QUICKSTART.read_text().partition("disagg init ")
+    commands = [line.strip() for line in after.partition("```")[0].splitlines()[1:]]
+    assert f"Then run: {', '.join(filter(None, commands))}" == NEXT
 
 
 def test_path_says_where(app: typer.Typer) -> None:
@@ -54,7 +63,7 @@ def test_json_is_converted_and_what_was_left_out_is_said_on_stderr(app: typer.Ty
     Path("s.json").write_text(json.dumps(SERVERS))
     result = CliRunner().invoke(app, ["--from-json", "s.json"])
     assert result.exit_code == 0
-    assert result.stdout == "Wrote hosts.toml. Look at the lines marked CHECK.\n"
+    assert result.stdout == f"Wrote hosts.toml. Look at the lines marked CHECK.\n{NEXT}\n"
     assert result.stderr == "s.json: prefill_servers[0].rack: unknown, ignored\n"
     assert list(load(Path("hosts.toml")).hosts) == ["spark", "decode-1"]
 

@@ -23,6 +23,17 @@ def test_every_line_says_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(len(line) for line in lines) <= 80
 
 
+def test_the_default_prompt_fits_each_models_context(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--config", SHIPPED, "plan-capacity", "--json") == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [(one["context"], one["prompt_tokens"], one["output_tokens"]) for one in results] == [
+        (32768, 8192, 256),
+        (8192, 7936, 256),
+    ]
+    assert run("--config", SHIPPED, "plan-capacity", "--prompt-tokens", 8192) == 0
+    assert capsys.readouterr().out.count("exceed the context of 8,192") == 1
+
+
 def test_a_size_needs_no_hosts_toml(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from disagg.cli.views.units import seconds
 from disagg.inference.hosts.route import Ranking
 
 NOTE = "expected: seconds that the request should spend on the host. Hosts are tried from top to bottom."
+LOCAL = "If little of the prompt is left to compute, the decode host may compute it, without a prefill host."
 
 
 def ranking_view(ranking: Ranking) -> RenderableType:
@@ -25,4 +26,5 @@ def ranking_view(ranking: Ranking) -> RenderableType:
             table.add_row(role, choice.host.name, seconds(choice.cost_s), choice.reason)
     for host, obstacle in ranking.left_out.items():
         table.add_row("", Text(host, "dim"), "–", Text(f"gets no request: {obstacle}", "yellow"))
-    return Group(table, Text(NOTE, "dim"))
+    notes = [NOTE, LOCAL] if ranking.offer else [NOTE]
+    return Group(table, Text("\n".join(notes), "dim"))

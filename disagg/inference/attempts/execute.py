@@ -221,9 +221,11 @@ class _Run:
                 f"the answer goes on on {attempt.answering.name}"
             )
         elif failed and failed[-1].host != attempt.answering:
-            self.answer.note(f"{failed[-1].error.message}: {attempt.answering.name} answers")
+            self.answer.note(f"{failed[-1].error.message}: asking {attempt.answering.name}")
         if attempt.method in ("whole", "prefill-alone") and not self.request.candidates.alone:
-            self.answer.note(f"{FALLBACK_WARNING}: no decode host is up, {attempt.answering.name} answers alone")
+            self.answer.note(
+                f"{FALLBACK_WARNING}: no decode host is up, asking {attempt.answering.name} to answer alone"
+            )
 
     def _complete(self, attempt: Attempt, outcome: AttemptOutcome, failures: list[Failure]) -> Completion:
         """The completion; the view remembers what the hosts hold now and how large KV is."""

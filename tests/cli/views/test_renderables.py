@@ -168,6 +168,15 @@ def test_the_printed_parts_of_ttft_add_up_to_the_printed_ttft() -> None:
     assert ttft == 100.0 and len(parts) == 3 and sum(parts) == pytest.approx(ttft, abs=1e-9)
 
 
+@WIDTHS
+def test_the_metrics_name_the_parts_of_ttft_that_their_legend_is_about(width: Any) -> None:
+    text = " ".join(shown(metrics_view([completion("m")]), width).split())
+    assert "m: TTFT 31.0 ms: client 0.4 ms, queue 2.1 ms, tokenise 0.8 ms" in text and "network 0.5 ms" in text
+    line = text[text.index("TTFT 31.0 ms:") : text.index("prefill tok/s:")]
+    ttft, *parts = map(float, re.findall(r"([\d.]+) ms", line))
+    assert sum(parts) == pytest.approx(ttft, abs=1e-9)
+
+
 def test_a_prompt_of_which_nothing_was_computed_shows_no_rate() -> None:
     cached = completion("m", prefill_time=0.0, prefill_speed=None)
     for view in (model_panel(cached), metrics_view([cached])):

@@ -92,7 +92,7 @@ def test_a_decode_host_that_is_not_there_is_followed_by_another(tiny_fleet: Runn
         start_at(client, "bad-tiny-decode")
         answer = client.generate("tiny", tokens=PROMPT, cache_salt="not there", local_prefill=False, max_tokens=3)
     assert (answer.metrics.method, answer.metrics.decode_server) == ("disaggregated", "tiny-decode")
-    assert "no server answers" in answer.warnings[0] and "tiny-decode answers" in answer.warnings[0]
+    assert "no server answers" in answer.warnings[0] and "asking tiny-decode" in answer.warnings[0]
 
 
 def test_a_decode_host_that_breaks_off_is_one_clear_error(tiny_fleet: RunningFleet) -> None:
