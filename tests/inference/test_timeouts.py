@@ -148,4 +148,4 @@ async def test_a_decode_host_that_answers_500_is_followed_by_another() -> None:
     async with client_of(d1={"generate": failing}, d2={"generate": whole}) as (client, hosts):
         answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode")
     assert answer.metrics.decode_server == "d2" and len(hosts["d1"].asked) == 1
-    assert answer.warnings == ("internal error in the server: d2 answers",)
+    assert answer.warnings == ("internal error in the server: asking d2",)
