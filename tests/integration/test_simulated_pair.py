@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg.errors import ContextLengthExceeded
+from disagg.errors import ContextLengthExceeded, DeadlineExceeded
 from tests.fleets import RunningFleet, running, wait_until
 from tests.simulated import ROW_BYTES, write_simulated
 
@@ -68,7 +68,7 @@ def test_a_request_cancelled_while_it_is_read_leaves_nothing_behind(fleet: Runni
     with (
         running(write_simulated(tmp_path, prefill="m4-max", chunk_tokens=256)) as slow,
         slow.client() as client,
-        pytest.raises(Exception, match="no full answer within"),
+        pytest.raises(DeadlineExceeded),  # noticed by the client, or by the decode host a moment earlier
     ):
         # 16000 tokens of 0.55e9 parameters are over a second of a M4 Max.
         client.generate("m", tokens=[1] * 16000, max_tokens=4, timeout=0.5)
