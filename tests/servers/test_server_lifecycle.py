@@ -75,11 +75,11 @@ def test_a_damaged_model_is_one_clear_error(tmp_path: Path, model: Path, role: s
 
 
 def test_a_host_that_hosts_toml_does_not_name_lists_those_there_are(tmp_path: Path, model: Path) -> None:
+    other = load(write_hosts(tmp_path, {"other": model})).hosts["other-decode"]
     path = write_hosts(tmp_path, {"m": model})
     (tmp_path / "token").write_text(TOKEN)
     fleet = RunningFleet(load(path), tmp_path)
-    fleet.start(load(write_hosts(tmp_path, {"other": model})).hosts["other-decode"])
-    write_hosts(tmp_path, {"m": model})
+    fleet.start(other)
     process = fleet.processes["other-decode"]
     assert process.wait(END_S) == 2
     assert "m-prefill, m-decode" in fleet.log("other-decode")
