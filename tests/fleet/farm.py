@@ -10,6 +10,7 @@ from typing import Any
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
+from tests.deadlines import LONG_S
 
 FAKE = Path(__file__).with_name("fake_server.py")
 
@@ -22,7 +23,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never held"

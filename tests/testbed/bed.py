@@ -32,6 +32,7 @@ import psutil
 import pytest
 
 from disagg.config import Fleet, Host, load
+from tests.deadlines import LONG_S
 from tests.testbed import network
 
 HOSTS_TOML = Path(__file__).parents[2] / "hosts.toml"
@@ -93,7 +94,7 @@ class BedHost:
     def as_root(self, *argv: object, check: bool = True) -> subprocess.CompletedProcess[bytes]:
         """Run a command on this host as its root, without SSH."""
         inside = ["nsenter", "-t", str(self.init), "-m", "-n", "-u", "-p"]
-        return subprocess.run([*inside, *map(str, argv)], check=check, capture_output=True, timeout=30)
+        return subprocess.run([*inside, *map(str, argv)], check=check, capture_output=True, timeout=LONG_S)
 
 
 @dataclass
@@ -355,7 +356,7 @@ def _keygen(path: Path, comment: str) -> None:
 
 def _await_sshd(host: BedHost) -> None:
     address = host.address if host.port == 22 else "127.0.0.1"
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + LONG_S
     while True:
         try:
             with socket.create_connection((address, host.port), timeout=1) as probe:

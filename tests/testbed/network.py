@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import LONG_S
 from tests.preloaded import enter_network
 
 HUB = "169.254.150.1"
@@ -54,7 +55,7 @@ def hub() -> Iterator[subprocess.Popen[bytes]]:
 
 def wire(hub: subprocess.Popen[bytes], process: subprocess.Popen[bytes], link: str, address: str) -> None:
     """A cable from the hub's bridge to the host's eth0."""
-    own, deadline = namespace("self", "net"), time.monotonic() + 10
+    own, deadline = namespace("self", "net"), time.monotonic() + LONG_S
     while namespace(process.pid, "net") == own:
         assert time.monotonic() < deadline and process.poll() is None, "a host of the test bed did not start"
         time.sleep(0.002)

@@ -96,7 +96,7 @@ def test_ctrl_c_keeps_the_partial_result(started: Callable[..., subprocess.Popen
     # The third point is the first with long answers: by then both short ones are whole.
     wait_until(lambda: "output 900" in (tmp_path / "stderr").read_text(), 60, "the third point")
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     body = json.loads((tmp_path / "r.json").read_text())
     assert process.returncode == 130 and body["stopped"] == "interrupted"
     short = [one for one in body["results"] if one["output_tokens"] == 3]
@@ -109,7 +109,7 @@ def test_sigterm_keeps_the_partial_result_too(started: Callable[..., subprocess.
     process = started("--prompt-tokens", "1000", "--output-tokens", "900", "--json")
     wait_until(lambda: "measuring" in (tmp_path / "stderr").read_text(), 60, "the run to begin")
     process.terminate()
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == 143 and json.loads(out)["stopped"] == "interrupted"
 
 

@@ -38,7 +38,7 @@ def waiting(*arguments: str) -> subprocess.Popen[str]:
 def test_a_command_that_is_ended_gives_back_what_it_holds_and_its_code_tells_the_signal(number: int, code: int) -> None:
     process = waiting()
     process.send_signal(number)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=60)
     assert (said, process.returncode) == ("given back\n", code)
 
 
@@ -48,4 +48,4 @@ def test_a_closed_terminal_does_not_end_a_command_under_nohup() -> None:
     time.sleep(0.3)  # a signal that is ignored leaves nothing to wait for
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert (process.communicate(timeout=30)[0], process.returncode) == ("given back\n", 143)
+    assert (process.communicate(timeout=60)[0], process.returncode) == ("given back\n", 143)

@@ -19,6 +19,7 @@ from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine import process as local
 from tests.cli.commandline import ROOT, run, write_fleet
+from tests.deadlines import LONG_S
 from tests.fleet.farm import FAKE, wait_until
 from tests.values import present
 
@@ -122,11 +123,11 @@ def test_watch_without_a_terminal_prints_a_line_per_change_until_interrupted(
             env=environment,
         )
         try:
-            wait_until(lambda: "decode-1: not running" in output.read_text(), 20)
+            wait_until(lambda: "decode-1: not running" in output.read_text(), LONG_S)
             run("--config", config, "start")
-            wait_until(lambda: "decode-1: healthy" in output.read_text(), 20)
+            wait_until(lambda: "decode-1: healthy" in output.read_text(), LONG_S)
             watching.send_signal(signal.SIGINT)
-            assert watching.wait(30) == 130
+            assert watching.wait(LONG_S) == 130
         finally:
             watching.kill()
             watching.wait()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commandline import ROOT, run
+from tests.deadlines import LONG_S
 from tests.testbed.bed import Bed
 
 
@@ -88,7 +89,7 @@ def at_a_terminal(typed: str, *arguments: str) -> tuple[int, str]:
     ) as process:
         os.close(theirs)
         os.write(ours, typed.encode())
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=LONG_S)
         os.close(ours)
     return process.returncode, out
 

@@ -19,6 +19,7 @@ from disagg.fleet.deploy.lock import LockHolder, locked
 from disagg.fleet.deploy.plan import rollback, uninstall
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from disagg.fleet.machine.local import LocalMachine
+from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import PACKAGE, Saboteur, Site
 
 NEW_CODE = {**PACKAGE, "disagg/servers/__main__.py": b"VALUE = 2\n"}
@@ -230,13 +231,13 @@ def test_a_second_deployment_at_once_says_who_holds_the_lock_and_leaves_it(site:
     class Slow(Saboteur):
         def put_tree(self, *arguments: Any, **options: Any) -> int:
             inside.set()
-            assert go_on.wait(30)
+            assert go_on.wait(LONG_S)
             return super().put_tree(*arguments, **options)
 
     first = threading.Thread(target=site.deploy, args=(Slow(LocalMachine("spark")),))
     first.start()
     try:
-        assert inside.wait(30)
+        assert inside.wait(LONG_S)
         error = site.deploy().error
         assert isinstance(error, HostLocked)
         assert f"(pid {os.getpid()})" in error.message and "disagg deploy" in error.message

@@ -24,6 +24,7 @@ from disagg.config import load
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.services import command
+from tests.deadlines import LONG_S
 from tests.fleet.deploy.guests import install_uv
 from tests.testbed.bed import Bed
 
@@ -85,7 +86,7 @@ def fleet(
         shutil.rmtree(host.home / ".disagg", ignore_errors=True)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never held"
@@ -270,7 +271,7 @@ def test_an_interruption_gives_the_lock_back_and_leaves_no_process(fleet: Fleet)
         with process:
             wait_for(lambda: any(mine.glob("incoming/.model*")))
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=LONG_S)
     assert process.returncode == 130
     assert "interrupted: each host has the release it had, or the whole new one" in err
     assert not (mine / "lock").exists()

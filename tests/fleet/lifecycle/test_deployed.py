@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from disagg.config import Fleet
-from disagg.errors import ConfigError, HostUnreachable, PortInUse, StartFailed
+from disagg.errors import Cancelled, ConfigError, HostUnreachable, PortInUse, StartFailed
 from disagg.fleet.deploy.release import run_script
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.paths import HostPaths
@@ -27,9 +27,11 @@ from disagg.fleet.lifecycle.base import ServerResult, start_failed
 from disagg.fleet.lifecycle.fleet_servers import FleetServers, exit_code
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.status.health import poll
+from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import supervise
+from tests.deadlines import LONG_S
 from tests.fleet.farm import FAKE, make_fleet, wait_until
 from tests.values import of_type, present
 
@@ -176,7 +178,7 @@ def test_start_while_the_supervisor_waits_does_not_wait_with_it(yard: Yard) -> N
     subprocess.run(["sh", str(yard.own("a") / "current/supervise"), "start"], check=True, stdout=subprocess.DEVNULL)
     wait_until(lambda: supervise.status(yard.own("a")).get("restarts", 0) >= 2)
     yard.deploy("a", release="b" * 16)
-    (started,) = yard.lifecycle().start(["a"], timeout_s=20)
+    (started,) = yard.lifecycle().start(["a"])
     assert started.outcome == "started"
     assert supervise.status(yard.own("a"))["restarts"] == 0, "a new supervisor, whose first delay is short again"
 
@@ -240,7 +242,8 @@ def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Y
         yard.progress.append((host, doing))
         if doing == moment:
             signal.pthread_kill(present(threading.main_thread().ident), signal.SIGINT)
-            time.sleep(0.5)  # so that this thread goes on only when it is to give up
+            with suppress(Cancelled):
+                interruption.sleep(LONG_S)  # this thread goes on only when it is to give up
 
     lifecycle.report = interrupt
     with pytest.raises(KeyboardInterrupt):
@@ -275,7 +278,8 @@ def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard) -> N
         if doing == "starting":
             (yard.own("a") / "current").unlink()
             signal.pthread_kill(present(threading.main_thread().ident), signal.SIGINT)
-            time.sleep(0.5)  # so that this thread goes on only when it is to give up
+            with suppress(Cancelled):
+                interruption.sleep(LONG_S)  # this thread goes on only when it is to give up
 
     lifecycle.report = interrupt
     with pytest.raises(KeyboardInterrupt):

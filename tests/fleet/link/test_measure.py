@@ -12,7 +12,7 @@ import pytest
 from disagg.fleet.link import LinkEnd, MeasuredLink, MeasurementBounds, far_below, judge, measure, measure_all
 from disagg.fleet.link.measure import PROBE, rounds
 from disagg.fleet.machine.connect import machine_for
-from tests.deadlines import ends_by_itself
+from tests.deadlines import LONG_S, ends_by_itself
 from tests.testbed.bed import Bed
 from tests.values import of_type, present
 
@@ -34,7 +34,7 @@ def test_a_link_is_measured_where_kv_goes_with_the_interface_it_takes(bed: Bed, 
     assert link.error is None and link.target == "169.254.150.102"
     assert link.path.interface == "eth0" and link.path.source == "169.254.150.103" and not link.path.gateway
     assert present(link.path.outgoing).speed == 10e9
-    assert 0 < link.bytes <= SHORT.bytes and present(link.bits_per_s) > 0.2e9
+    assert 0 < link.bytes <= SHORT.bytes and present(link.bits_per_s) > 20e6
 
 
 @pytest.mark.parametrize("megabit", [40, 150])
@@ -44,7 +44,7 @@ def test_a_shaped_link_is_measured_as_no_faster_than_its_limit_and_called_far_be
     with bed.limited("mac-studio-2", megabit):
         link = measure(ends["dgx-spark-1"], ends["mac-studio-2"], MeasurementBounds(seconds=1.0))
     # Never more than the limit; a busy machine measures less (65 of 100 Mbit/s was seen).
-    assert 0.2 < present(link.bits_per_s) / (megabit * 1e6) < 1.15
+    assert 0 < present(link.bits_per_s) < megabit * 1.15e6
     assert far_below(link)
     (finding,) = judge(link, bed.host("dgx-spark-1"), bed.host("mac-studio-2"))
     assert finding.level == "warning" and "far below the 10 Gb/s of eth0" in finding.text
@@ -52,14 +52,14 @@ def test_a_shaped_link_is_measured_as_no_faster_than_its_limit_and_called_far_be
 
 def test_only_the_kv_direction_counts(bed: Bed, ends: dict[str, LinkEnd]) -> None:
     """A link that is slow the other way only, as some direct cables are, is not called slow."""
-    shape = ["root", "tbf", "rate", "20mbit", "burst", "64kb", "latency", "50ms"]
+    shape = ["root", "tbf", "rate", "8mbit", "burst", "64kb", "latency", "50ms"]
     bed.hosts["dgx-spark-1"].as_root("tc", "qdisc", "replace", "dev", "eth0", *shape)
     try:
         slow = measure(ends["dgx-spark-1"], ends["mac-studio-2"], SHORT)
         fast = measure(ends["mac-studio-2"], replace_kv(ends["dgx-spark-1"]), SHORT)
     finally:
         bed.hosts["dgx-spark-1"].as_root("tc", "qdisc", "del", "dev", "eth0", "root")
-    assert present(slow.bits_per_s) < 24e6 < present(fast.bits_per_s)
+    assert present(slow.bits_per_s) < 9.6e6 < present(fast.bits_per_s)
 
 
 def replace_kv(end: Any) -> LinkEnd:
@@ -104,13 +104,13 @@ def test_several_links_come_back_in_the_order_of_their_pairs(ends: dict[str, Lin
 def test_a_stranger_without_the_token_is_turned_away_and_the_sender_still_served() -> None:
     """The receiver's own program: a wrong token ends that connection, not the measurement."""
     environment = {"DISAGG_LINK_TOKEN": "ab" * 32}
-    argv = [sys.executable, "-I", str(PROBE), "receive", "127.0.0.1", "10"]
+    argv = [sys.executable, "-I", str(PROBE), "receive", "127.0.0.1", f"{LONG_S:g}"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment, text=True) as process:
         port = int(present(process.stdout).readline().split(":")[1].strip(" }\n"))
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"x" * 64)
             assert stranger.recv(1) == b""
         send = [sys.executable, "-I", str(PROBE), "send", "127.0.0.1", str(port), "0.2", str(8 << 20)]
-        done = subprocess.run(send, capture_output=True, env=environment, text=True, check=True, timeout=20)
+        done = subprocess.run(send, capture_output=True, env=environment, text=True, check=True, timeout=LONG_S)
         assert '"bytes": 8388608' in done.stdout
-        assert process.wait(30) == 0
+        assert process.wait(LONG_S) == 0

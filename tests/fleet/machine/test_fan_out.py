@@ -10,6 +10,7 @@ from disagg.config import EngineOptions, Host
 from disagg.errors import Cancelled, FleetError
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.fan_out import each, in_background
+from tests.deadlines import LONG_S
 from tests.fleet.farm import wait_until
 
 HOSTS = [
@@ -23,15 +24,15 @@ def test_a_host_that_hangs_is_left_behind_and_reported_as_timed_out() -> None:
 
     def action(host: Host) -> str:
         if host.name == "b":
-            released.wait(30)  # cannot be interrupted, as a name look-up
+            released.wait(LONG_S)  # cannot be interrupted, as a name look-up
         return host.name
 
     try:
-        a, b, c = each(HOSTS, action, timeout=0.3)
+        a, b, c = each(HOSTS, action, timeout=0.9)
     finally:
         released.set()
     assert (a.value, c.value) == ("a", "c") and a.ok and c.ok
-    assert b.timed_out and b.error is not None and b.error.message == "b: no answer within 0.3 s"
+    assert b.timed_out and b.error is not None and b.error.message == "b: no answer within 0.9 s"
 
 
 def test_a_timeout_interrupts_what_still_waits() -> None:
@@ -39,19 +40,19 @@ def test_a_timeout_interrupts_what_still_waits() -> None:
 
     def action(host: Host) -> None:
         try:
-            interruption.sleep(30)
+            interruption.sleep(LONG_S)
         except Cancelled:
             interrupted.append(host.name)
             raise
 
-    outcomes = each(HOSTS, action, timeout=0.1)
+    outcomes = each(HOSTS, action, timeout=0.9)
     assert all(outcome.timed_out for outcome in outcomes)
     wait_until(lambda: sorted(interrupted) == ["a", "b", "c"])
 
 
 def test_with_a_timeout_all_hosts_start_at_once() -> None:
     together = threading.Barrier(3)
-    outcomes = each(HOSTS, lambda host: together.wait(10), limit=1, timeout=10)
+    outcomes = each(HOSTS, lambda host: together.wait(LONG_S), limit=1, timeout=LONG_S)
     assert all(outcome.ok for outcome in outcomes)
 
 
@@ -75,7 +76,7 @@ def test_a_background_action_is_interrupted_when_its_block_is_left() -> None:
     def action(host: Host) -> None:
         running.add(host.name)
         try:
-            interruption.sleep(30)
+            interruption.sleep(LONG_S)
         finally:
             ended.add(host.name)
 

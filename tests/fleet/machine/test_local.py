@@ -21,7 +21,7 @@ from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
-from tests.deadlines import ends_by_itself
+from tests.deadlines import LONG_S, ends_by_itself
 from tests.fleet.farm import wait_until
 
 VALUE = "a 'b' \"c\" ; $(id) `id`\n-x \\ ünï\n"
@@ -88,7 +88,9 @@ def test_content_that_ends_early_changes_nothing(here: LocalMachine, tmp_path: P
     content = whole.getvalue()
     for length in (*range(0, len(content), 20), len(content) - 1):
         program = shell.program(("target", "644", str(len(content))), script, takes_input=True)
-        code, _ = here.execute(Invocation(program, OutputStream(), OutputStream(), 10, io.BytesIO(content[:length])))
+        code, _ = here.execute(
+            Invocation(program, OutputStream(), OutputStream(), LONG_S, io.BytesIO(content[:length]))
+        )
         assert code != 0 and list(tmp_path.iterdir()) == [], f"{length} of {len(content)} bytes"
 
 
@@ -116,8 +118,8 @@ def test_closing_from_another_thread_ends_what_runs(here: LocalMachine) -> None:
 
 
 def test_a_process_left_in_the_background_does_not_hold_the_command(here: LocalMachine) -> None:
-    result = here.run([], script="sleep 7 & echo $!")
-    assert result.seconds < 4
+    result = here.run([], script=f"sleep {LONG_S} & echo $!")
+    assert result.seconds < LONG_S
     os.kill(int(result.stdout), signal.SIGKILL)
 
 

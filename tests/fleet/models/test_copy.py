@@ -12,6 +12,7 @@ from disagg.errors import FleetError
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.models.copy import CopyEnd, copy
 from disagg.fleet.models.inventory import SERVICES_CACHE, stored_models
+from tests.deadlines import LONG_S
 from tests.fleet.models.hub_models import REVISION, SOURCE, content, files, own, write_folder, write_hub
 from tests.testbed.bed import Bed, BedHost
 
@@ -81,11 +82,11 @@ def test_a_copy_that_was_cut_off_goes_on_where_it_ended(ends: Any) -> None:
             under_way.set()
 
     def cut() -> None:
-        assert under_way.wait(30)
+        assert under_way.wait(LONG_S)
         ends.bed.cut_link("mac-studio-2")
 
     cutter = threading.Thread(target=cut)
-    with ends.bed.limited("mac-studio-2", 60):
+    with ends.bed.limited("mac-studio-2", 25):
         cutter.start()
         try:
             with pytest.raises(FleetError):
@@ -139,7 +140,7 @@ def test_nothing_serves_and_no_secret_is_seen_once_the_copy_is_made(ends: Any) -
         ends(told=told)
     programs = [line for line in lines if "DISAGG_PROGRAM" in line]
     assert programs and not any("COPY_TOKEN" in line or len(line) > 300 for line in programs)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_S
     while any("DISAGG_PROGRAM" in line for line in ends.source_host.command_lines()):
         assert time.monotonic() < deadline, "the server did not end with its copy"
         time.sleep(0.05)
