@@ -59,10 +59,13 @@ class FaultFleet:
             proxy.inject(injection)
         return injection
 
-    def refuse(self, side: str) -> None:
-        """Refuse connections to all ports of a side; see `inject`."""
-        for proxy in self._side(side):
+    @contextmanager
+    def no_host_left(self) -> Iterator[None]:
+        """Refuse connections to the HTTP ports of every host, and after the block reset those that are open."""
+        for proxy in self.proxies.values():
             proxy.refuse()
+        yield
+        for proxy in self.proxies.values():
             proxy.reset_all()
 
     def busy(self, role: str) -> str:

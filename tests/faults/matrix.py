@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,7 +19,6 @@ from tests.faults.fleet import KV, MODEL, FaultFleet
 from tests.faults.flow import Fault
 from tests.faults.linked import JUMP_S, LinkedFleet, Moment
 from tests.faults.proxy import Injection
-from tests.fleets import wait_until
 
 DEADLINE_S: Final = 40.0
 BOUND_S: Final = 20.0  # from the fault to the end of the request: detection, failover and the answer
@@ -209,34 +207,25 @@ def _prepared(fleet: FaultFleet, cell: Cell) -> Iterator[Injection]:
         if cell.fault is None:
             yield Injection(NO_FAULT)
             return
-        injection = fleet.inject(cell.trigger, cell.fault, lambda name: _strike(fleet, cell, name.removesuffix(KV)))
-        if cell.policy == "no host left" and cell.process is None:
-            watcher = threading.Thread(target=_refuse_when_struck, args=(fleet, injection), daemon=True)
-            watcher.start()
-            stack.callback(watcher.join)
-        yield injection
-
-
-def _refuse_when_struck(fleet: FaultFleet, injection: Injection) -> None:
-    wait_until(lambda: injection.spent, DEADLINE_S, "the fault")
-    for side in ("decode", "prefill"):
-        fleet.refuse(side)
+        strikes = cell.process is not None or cell.policy == "no host left"
+        on_call = (lambda name: _strike(fleet, cell, name.removesuffix(KV))) if strikes else None
+        yield fleet.inject(cell.trigger, cell.fault, on_call)
 
 
 def _strike(fleet: FaultFleet, cell: Cell, name: str) -> None:
-    """What happens to the host of the cell's side. name: of the host at whose port the fault struck."""
-    victim = name if name in fleet.names(cell.side) else fleet.busy(cell.side)
-    match cell.process:
-        case "killed":
-            fleet.kill(victim)
-        case "frozen":
-            fleet.freeze(victim)
-        case "frozen for 5 s":
-            process.freeze_for(fleet.pid(victim), 5.0)
-        case "connections reset":
-            fleet.reset(victim)
-        case "engine's thread stopped":
-            fleet.stop_engine(victim)
-    if cell.policy == "no host left":
-        for side in ("decode", "prefill"):
-            fleet.refuse(side)
+    """What happens to the hosts when the fault strikes. name: of the host at whose port it does."""
+    with fleet.no_host_left() if cell.policy == "no host left" else nullcontext():
+        if cell.process is None:
+            return
+        victim = name if name in fleet.names(cell.side) else fleet.busy(cell.side)
+        match cell.process:
+            case "killed":
+                fleet.kill(victim)
+            case "frozen":
+                fleet.freeze(victim)
+            case "frozen for 5 s":
+                process.freeze_for(fleet.pid(victim), 5.0)
+            case "connections reset":
+                fleet.reset(victim)
+            case "engine's thread stopped":
+                fleet.stop_engine(victim)

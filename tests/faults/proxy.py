@@ -18,7 +18,7 @@ SLICE_S = 0.02  # of a slow flow
 CONNECT_S = 5.0
 
 OnCall = Callable[[str], None]
-"""Called with the proxy's name when a fault of kind "call" strikes."""
+"""Called with the proxy's name when a fault strikes, before its effect."""
 
 
 @dataclass(slots=True)
@@ -201,12 +201,12 @@ class _Connection:
             _send_slowly(target, before, flow.fault.rate)
         else:
             target.sendall(before)
+        if flow.struck and not struck and self._flow is flow and injection.on_call is not None:
+            injection.on_call(self._proxy.name)
         if action in ("reset", "close"):
             self.end(reset=action == "reset")
         elif action == "stall":
             self._proxy.healed.wait()
-        elif action == "call" and injection.on_call is not None:
-            injection.on_call(self._proxy.name)
         target.sendall(rest)
 
 
