@@ -225,7 +225,9 @@ def _local_roles(fleet: Fleet, model: str) -> list[str]:
     """Roles whose only host runs a model on this machine, so that power measured here is theirs."""
     hosts = {role: fleet.serving(model, role) for role in ("prefill", "decode")}
     return [
-        role for role, serving in hosts.items() if [(host.local, host.simulated) for host in serving] == [(True, False)]
+        role
+        for role, serving in hosts.items()
+        if len(serving) == 1 and serving[0].placement.spawned and not serving[0].simulated
     ]
 
 

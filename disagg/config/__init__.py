@@ -1,6 +1,7 @@
 """hosts.toml as frozen, validated values.
 
 schema     the values: Fleet, Host, Model, EngineOptions, Deploy
+placement  what follows from a host's connector
 validate   load: path -> Fleet; the [fleet] table
 tables/    the rules of [hosts.*], [models.*] and [deploy]
 toml/      TOML read key by key, with errors that point at line and column

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from disagg.api.names import Role
+from disagg.config.placement import NOT_MANAGED, PLACEMENTS, Connector, Placement
 from disagg.config.toml.messages import nearest, one_of, printable
 from disagg.errors import UnknownModel, UsageError
 
 EngineName = Literal["transformers", "vllm", "mlx", "simulated", "openai", "none"]
-Connector = Literal["ssh", "local"]
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
@@ -121,9 +121,9 @@ class Host:
         return self.url.startswith("https://")
 
     @property
-    def local(self) -> bool:
-        """Whether this is the machine that disagg runs on: served from this installation, nothing is deployed."""
-        return self.connector == "local"
+    def placement(self) -> Placement:
+        """Where its server runs, and what follows from it."""
+        return NOT_MANAGED if self.whole else PLACEMENTS[self.connector]
 
     @property
     def simulated(self) -> bool:

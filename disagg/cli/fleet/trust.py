@@ -33,7 +33,7 @@ def trust(
 
     codes: set[int] = set()
     for host in settings(context).fleet().select(hosts or (), managed=True):
-        if host.local:
+        if not host.placement.ssh:
             stdout().print(f"{host.name}: this machine, no key needed")
             continue
         try:

@@ -82,7 +82,7 @@ def revoke(context: typer.Context, name: Name) -> None:
 
 def _deliver(fleet: Fleet) -> None:
     """Bring the keys to the gateways of the fleet. Raises the first failure, after all have been tried."""
-    if not any(host.gateway and not host.local for host in fleet.hosts.values()):
+    if not any(host.gateway and host.placement.deployed for host in fleet.hosts.values()):
         return
     from disagg.errors import FleetError, HostUnreachable
     from disagg.fleet.deploy.client_keys import deliver_keys

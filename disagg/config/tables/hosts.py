@@ -57,7 +57,7 @@ def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
 
 def _keys_reach_gateways(tables: Table, hosts: Mapping[str, Host]) -> None:
     """A service manager starts a deployed gateway without the variables of anyone's shell."""
-    gateway = next((host.name for host in hosts.values() if host.gateway and not host.local), None)
+    gateway = next((host.name for host in hosts.values() if host.gateway and host.placement.deployed), None)
     for name, table in tables.tables("[hosts.dgx-spark-1]"):
         if gateway is not None and hosts[name].engine.key_variable:
             raise table.table("engine", 'engine = {name = "openai"}').fault_at_key(

@@ -28,4 +28,4 @@ def deliver_keys(fleet: Fleet, connect: Callable[[Host], Machine] = machine_for)
                 machine.write(HostPaths(facts.home, host.name).keys, content, mode=0o600)
             return bool(facts.current)
 
-    return each([host for host in fleet.hosts.values() if host.gateway and not host.local], deliver)
+    return each([host for host in fleet.hosts.values() if host.gateway and host.placement.deployed], deliver)

@@ -61,13 +61,13 @@ def choose(fleet: Fleet, names: Sequence[str] = (), role: str | None = None, mod
     """The selected hosts that are deployed to: all but those with connector "local", which are served from this
     installation. Raises UsageError if a local host is named, or no host is left."""
     hosts = fleet.select(names, role=role, model=model, managed=True)
-    local = [host.name for host in hosts if host.local]
-    if local and (names or len(local) == len(hosts)):
+    here = [host.name for host in hosts if not host.placement.deployed]
+    if here and (names or len(here) == len(hosts)):
         raise UsageError(
-            f'{", ".join(local)}: connector is "local": served from this installation of disagg',
+            f'{", ".join(here)}: connector is "local": served from this installation of disagg',
             "there is nothing to deploy: disagg start",
         )
-    return [host for host in hosts if not host.local]
+    return [host for host in hosts if host.placement.deployed]
 
 
 def planner(installation: Installation) -> Planner:

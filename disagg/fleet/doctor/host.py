@@ -26,19 +26,18 @@ def findings(
 
     model: None for a gateway. status: of its server over HTTP, None if not polled.
     """
+    placement = readings.host.placement
+    account = f"{readings.latency * 1e3:.0f} ms as {readings.facts.user}"
     return [
-        ok(
-            "ssh",
-            f"{readings.latency * 1e3:.0f} ms as {readings.facts.user}" if not readings.host.local else "this machine",
-        ),
-        *_python(readings),
+        ok("ssh", account if placement.ssh else "this machine"),
+        *(_python(readings) if placement.deployed else ()),
         *disk(readings),
         *memory(readings, model),
         *gpu(readings, model),
         *wired_limit(readings, model),
         *(_model(readings, model) if model is not None else ()),
-        *_service(readings),
-        *_token(readings, token),
+        *(_service(readings) if placement.deployed else ()),
+        *(_token(readings, token) if placement.deployed else ()),
         *_server(readings, status),
         *_local_network(readings),
         *_thunderbolt(readings),
@@ -48,8 +47,6 @@ def findings(
 
 def _python(readings: HostReadings) -> Iterator[Finding]:
     facts, host = readings.facts, readings.host
-    if host.local:
-        return
     if deployed := deployed_python(facts):
         yield ok("python", f"env {deployed.split('/')[-3][:8]}")
         return
@@ -93,8 +90,6 @@ def _model(readings: HostReadings, model: Model) -> Iterator[Finding]:
 
 def _service(readings: HostReadings) -> Iterator[Finding]:
     facts, host = readings.facts, readings.host
-    if host.local:
-        return
     otherwise = f'service = "process" in [hosts.{host.name}]'
     if host.service == "systemd":
         if facts.systemd is None:
@@ -121,7 +116,7 @@ def _service(readings: HostReadings) -> Iterator[Finding]:
 
 def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
     facts, deploy = readings.facts, f"disagg deploy --host {readings.host.name}"
-    if readings.host.local or not facts.current or token is None:
+    if not facts.current or token is None:
         return
     if not facts.token_digest:
         yield fault("token", "the fleet's token is not there", deploy)
@@ -144,7 +139,7 @@ def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
 
 def _server(readings: HostReadings, status: HostStatus | None) -> Iterator[Finding]:
     facts, host = readings.facts, readings.host
-    if not host.local and not facts.current:
+    if host.placement.deployed and not facts.current:
         yield warning("disagg", "nothing is deployed", f"disagg deploy --host {host.name}")
         return
     serving = facts.serving

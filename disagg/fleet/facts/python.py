@@ -32,13 +32,16 @@ exec "$python" -I -c 'import os; exec(os.environ.pop("DISAGG_PROGRAM"))' "$@"
 
 
 def python_on(host: Host, facts: HostFacts) -> str | None:
-    """A python to run programs with: the deployed one, else any that is new enough; None if there is none."""
-    if host.local:
-        return sys.executable
-    if deployed := deployed_python(facts):
-        return deployed
+    """A python to run programs with: its server's, else any that is new enough; None if there is none."""
+    if own := server_python(host, facts):
+        return own
     usable = [python for python in facts.pythons if python.version >= OLDEST]
     return next((python.path for python in sorted(usable, key=lambda one: not one.configured)), None)
+
+
+def server_python(host: Host, facts: HostFacts) -> str | None:
+    """The python that runs the host's server, with disagg's packages; None if nothing complete is deployed."""
+    return deployed_python(facts) if host.placement.deployed else sys.executable
 
 
 def deployed_python(facts: HostFacts) -> str | None:

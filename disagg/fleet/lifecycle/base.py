@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from disagg.config import Host
 from disagg.errors import DisaggError, StartFailed
 from disagg.fleet.lifecycle.loglines import last_error, last_plain_line, since_start
+from disagg.fleet.lifecycle.status.host_status import HealthState
 
 LAST_LINES = 50
+UNDECIDED: Final[tuple[HealthState, ...]] = ("loading", "silent", "stalled", "draining")
 
 ServerOutcome = Literal[
     "started", "restarted", "unchanged", "slow", "failed", "stopped", "killed", "not running", "left", "not managed"
@@ -53,8 +55,17 @@ class Server(Protocol):
     @property
     def host(self) -> Host: ...
 
+    @property
+    def undecided_states(self) -> tuple[HealthState, ...]:
+        """The states over HTTP from which a server whose process runs may still become healthy."""
+        ...
+
     def inspect(self) -> ProcessState:
         """The server's process now. FleetError if nothing is installed that could be started."""
+        ...
+
+    def running(self) -> bool | None:
+        """Whether its process runs; None if nothing is installed that could run."""
         ...
 
     def start(self) -> None:

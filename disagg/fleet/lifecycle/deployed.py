@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from disagg.config import Host, ServiceManager
-from disagg.errors import CommandFailed, FleetError, PortInUse, StartFailed
+from disagg.errors import CommandFailed, FleetError, HostUnreachable, PortInUse, StartFailed
 from disagg.fleet import services
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
-from disagg.fleet.lifecycle.base import LAST_LINES, ProcessState, start_failed
+from disagg.fleet.lifecycle.base import LAST_LINES, UNDECIDED, ProcessState, start_failed
+from disagg.fleet.lifecycle.status.host_status import HealthState
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.output import last_lines
@@ -53,6 +54,11 @@ class DeployedServer:
     _pid: int | None = None
     _inspected: float = 0.0
 
+    @property
+    def undecided_states(self) -> tuple[HealthState, ...]:
+        """See Server. Until it listens, nothing but the machine shows that its process runs."""
+        return (*UNDECIDED, "not running", "unreachable")
+
     def inspect(self) -> ProcessState:
         """See Server."""
         facts = self._facts()
@@ -67,6 +73,15 @@ class DeployedServer:
         return ProcessState(
             facts.pid, "" if facts.supervised else "runs without its supervisor, so nothing would restart it"
         )
+
+    def running(self) -> bool | None:
+        """See Server."""
+        try:
+            return self.inspect().pid is not None
+        except HostUnreachable:
+            raise
+        except FleetError:
+            return None
 
     def start(self) -> None:
         """See Server."""

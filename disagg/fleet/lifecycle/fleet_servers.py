@@ -31,10 +31,6 @@ from disagg.fleet.machine.fan_out import each
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL: longer than the 20 s in which a server finishes its requests."""
 
-_UNDECIDED = ("loading", "silent", "stalled", "draining")
-_UNSEEN = ("not running", "unreachable")
-
-
 OnProgress = Callable[[str, str], None]
 """Called with (host, what it does now), from several threads."""
 
@@ -85,12 +81,12 @@ class FleetServers:
         `NAME on HOST`.
         """
         hosts, others = self._selected(names)
-        other_fleets = self.state.others() if everything and any(host.local for host in hosts) else []
+        other_fleets = self.state.others() if everything and any(host.placement.spawned for host in hosts) else []
         own = self._stop_own(hosts, names, everything) if hosts or not names else []
         return [*own, *others] + [result for state in other_fleets for result in stop_other_fleet(state, self.grace_s)]
 
     def _stop_own(self, hosts: Sequence[Host], names: Sequence[str], everything: bool) -> list[ServerResult]:
-        if all(host.local for host in hosts) and not self.state.exists():
+        if all(host.placement.spawned for host in hosts) and not self.state.exists():
             return [ServerResult(host.name, "not running") for host in hosts]
         with self.state.locked("stop"):
             results = self._all(hosts, self._stop)
@@ -137,7 +133,7 @@ class FleetServers:
 
     def _prepare(self, hosts: Sequence[Host]) -> None:
         """Create or check the token before any server is touched."""
-        if any(host.local for host in hosts):
+        if any(host.placement.spawned for host in hosts):
             self.state.prepare(self.fleet)
         elif hosts and not self.state.has_token():
             raise ConfigError(
@@ -174,7 +170,7 @@ class FleetServers:
 
     @contextmanager
     def _server(self, host: Host) -> Iterator[Server]:
-        if host.local:
+        if host.placement.spawned:
             yield LocalServer(self.fleet, host, self.state, self.argv, self.grace_s)
             return
         server = DeployedServer(host, self.connect(host))
@@ -244,7 +240,7 @@ class FleetServers:
         host, seconds = server.host, time.monotonic() - began
         if status.state == "healthy":
             return ServerResult(host.name, outcome, seconds)
-        if _undecided(host, status):
+        if status.state in server.undecided_states:
             return ServerResult(host.name, "slow", seconds, _slow(host, status, seconds))
         error = StartFailed(f"{host.name}: {status.why}", status.hint)
         error.log = tuple(server.last_lines())
@@ -258,22 +254,17 @@ class FleetServers:
             if (error := server.ended()) is not None:
                 raise error
             # A server that is importing a framework may not answer or listen for seconds: it is loading.
-            self.report(host.name, "loading" if _undecided(host, status) else status.state)
-            if not _undecided(host, status) or time.monotonic() > deadline:
+            undecided = status.state in server.undecided_states
+            self.report(host.name, "loading" if undecided else status.state)
+            if not undecided or time.monotonic() > deadline:
                 return status
             interruption.sleep(pause)
             pause = min(0.5, pause * 1.5)
 
     def _stop(self, server: Server) -> ServerResult:
         began = time.monotonic()
-        try:
-            running = server.inspect().pid is not None
-        except HostUnreachable:
-            raise
-        except FleetError:
-            if server.host.local:  # its record is damaged, so it may be running
-                raise
-            # Nothing is deployed there, so nothing runs.
+        running = server.running()
+        if running is None:
             return ServerResult(server.host.name, "not running")
         if running:
             self.report(server.host.name, "stopping")
@@ -285,11 +276,6 @@ class FleetServers:
 def _with_rollback(hint: str, host: Host) -> str:
     """The hint, with the way back to the release that served before."""
     return f"{hint}; or go back: disagg rollback --host {host.name} && disagg start --host {host.name}"
-
-
-def _undecided(host: Host, status: HostStatus) -> bool:
-    """Whether the server may still become healthy, if its process runs."""
-    return status.state in _UNDECIDED or (not host.local and status.state in _UNSEEN)
 
 
 def _slow(host: Host, status: HostStatus, seconds: float) -> FleetError:

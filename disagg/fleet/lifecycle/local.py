@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from disagg.api.names import LOG_FILE_VARIABLE
 from disagg.config import Fleet, Host
 from disagg.errors import PortInUse, StartFailed
-from disagg.fleet.lifecycle.base import LAST_LINES, ProcessState, start_failed
+from disagg.fleet.lifecycle.base import LAST_LINES, UNDECIDED, ProcessState, start_failed
 from disagg.fleet.lifecycle.state import ProcessRecord, State
+from disagg.fleet.lifecycle.status.host_status import HealthState
 from disagg.fleet.machine import process as local
 from disagg.fleet.services import program
 from disagg.token import TOKEN_FILE_VARIABLE
@@ -35,6 +36,11 @@ class LocalServer:
     argv: Argv = server_argv
     grace_s: float = 30.0
 
+    @property
+    def undecided_states(self) -> tuple[HealthState, ...]:
+        """See Server. The record tells whether the process runs, so a server that does not answer is "loading"."""
+        return UNDECIDED
+
     def inspect(self) -> ProcessState:
         """See Server."""
         record = self.state.recorded(self.host.name)
@@ -42,6 +48,10 @@ class LocalServer:
             return ProcessState()
         changed = record.config != config_digest(self.fleet, self.host)
         return ProcessState(record.pid, f"runs with an earlier {self.fleet.path.name}" if changed else "")
+
+    def running(self) -> bool:
+        """See Server. A damaged record is an error: the process may run."""
+        return self.inspect().pid is not None
 
     def start(self) -> None:
         """See Server."""

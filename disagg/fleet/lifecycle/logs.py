@@ -222,7 +222,7 @@ class _Follower:
 
 
 def _path(host: Host, state: State) -> str:
-    if host.local:
+    if host.placement.spawned:
         return str(state.log_file(host.name))
     return HostPaths("~", host.name).server_log
 

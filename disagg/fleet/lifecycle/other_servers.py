@@ -51,7 +51,7 @@ def stop_other_hosts(fleet: Fleet, hosts: Sequence[Host], connect: Callable[[Hos
             names = [name for name in hosts_there(machine) if name not in fleet.hosts]
             return [_stop_other_host(machine, name, host) for name in names]
 
-    outcomes = each([host for host in hosts if not host.local], stop)
+    outcomes = each([host for host in hosts if host.placement.deployed], stop)
     # A machine that does not answer has a failed result of its own already.
     return [result for outcome in outcomes for result in outcome.value or ()]
 

@@ -11,7 +11,7 @@ def machine_for(host: Host, timeout: float | None = None) -> Machine:
 
     timeout: seconds for each step of connecting (TCP, key exchange, login), instead of the defaults.
     """
-    if host.local:
+    if host.placement.spawned:
         from disagg.fleet.machine.local import LocalMachine
 
         return LocalMachine(host.name)

@@ -61,7 +61,7 @@ class StoredModel:
 
 def cache_of(host: Host) -> str:
     """The hub's cache on a host; "" for the default of this environment."""
-    return "" if host.local else SERVICES_CACHE
+    return SERVICES_CACHE if host.placement.deployed else ""
 
 
 def stored_models(machine: Machine, python: str, host: Host, sources: Sequence[str]) -> dict[str, StoredModel]:

@@ -13,7 +13,7 @@ from disagg.config import Fleet, Host
 from disagg.config.addresses import same_machine
 from disagg.errors import CommandFailed, DisaggError, FleetError
 from disagg.fleet.facts.host import read_host_facts
-from disagg.fleet.facts.python import deployed_python, json_or_none, python_on, run_program
+from disagg.fleet.facts.python import json_or_none, python_on, run_program, server_python
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
@@ -103,7 +103,7 @@ class Models:
             if outcome.value is None:
                 raise outcome.error or FleetError(f"{host.name}: its facts cannot be read")
             python = python_on(host, outcome.value) or ""
-            hub = python if host.local else deployed_python(outcome.value) or ""
+            hub = server_python(host, outcome.value) or ""
             there = stored_models(self.machine(host), python, host, sources) if python else {}
             reader = readers.get((same_machine(host.address), required[host.name].source), "")
             return ModelInventory(required[host.name], there, python, hub, reader)

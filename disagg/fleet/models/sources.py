@@ -27,11 +27,11 @@ class RequiredModel:
 
 
 def required_model(fleet: Fleet, host: Host, facts: HostFacts) -> RequiredModel:
-    """The model this host requires. A local host reads the source in place."""
+    """The model this host requires. A host that is not deployed to reads the source in place."""
     model, engine = fleet.models[host.model], host.engine.name
     if (written := model.written.get(engine, "")).startswith("~/"):
         return RequiredModel(host, written)
-    if host.local:
+    if not host.placement.deployed:
         return RequiredModel(host, model.sources[engine])
     found = source(fleet, host, facts.paths)
     if isinstance(found, Refusal):

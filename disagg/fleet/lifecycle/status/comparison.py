@@ -36,13 +36,12 @@ def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatu
         if not status.ok:
             return status
         host = fleet.hosts[status.host]
-        deployed = not host.local
         parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
         other = [what for there, here, what in parts if there and there != here]
         if not other:
             return status
         why = f"running other {' and '.join(other)} than here"
-        restart = f"disagg restart --host {host.name}"
-        return replace(status, why=why, hint=f"disagg deploy --host {host.name} && {restart}" if deployed else restart)
+        deploy = f"disagg deploy --host {host.name} && " if host.placement.deployed else ""
+        return replace(status, why=why, hint=f"{deploy}disagg restart --host {host.name}")
 
     return [remarked(status) for status in statuses]

@@ -43,7 +43,7 @@ def diagnose(
 
     hosts = [fleet.hosts[status.host] for status in statuses if status.state in _NOT_SERVING]
     answers: dict[str, ServerFacts | DisaggError] = {}
-    for outcome in each([host for host in hosts if not (host.local or host.whole)], ask, timeout=seconds):
+    for outcome in each([host for host in hosts if host.placement.ssh], ask, timeout=seconds):
         late = HostUnreachable(f"SSH did not answer within {seconds:.1f} s either")
         error = late if outcome.timed_out else outcome.error
         answers[outcome.host.name] = error or outcome.value or late

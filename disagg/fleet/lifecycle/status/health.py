@@ -95,7 +95,7 @@ def _poll(host: Host, token: str | None, state: State, timeout_s: float) -> Host
         hint = "put the same token file on both machines, or stop a server that another fleet file started"
         return replace(blank, state="unauthorised", why=why, hint=hint)
     if answer is None or "status" not in answer:
-        holder = f": {local.port_holder(host.port)}" if host.local else ""
+        holder = f": {local.port_holder(host.port)}" if host.placement.spawned else ""
         return replace(
             blank,
             state="foreign",
@@ -206,7 +206,7 @@ def _served(host: str, model: str) -> str:
 def _without_answer(blank: HostStatus, host: Host, state: State, error: OSError, timeout_s: float) -> HostStatus:
     """The state of a host that gave no HTTP answer."""
     try:
-        recorded = _recorded(blank, host, state, error, timeout_s) if host.local else None
+        recorded = _recorded(blank, host, state, error, timeout_s) if host.placement.spawned else None
     except FleetError as damaged:  # one host's damaged record must not hide the other hosts
         return replace(blank, state="failed", why=damaged.message, hint=damaged.hint)
     return recorded or _unanswered(blank, host, error, timeout_s)
@@ -268,10 +268,10 @@ def _start_command(host: Host, verb: str) -> str:
 
 
 def _supervised(host: Host) -> Literal["", "crash", "crash, reboot"]:
-    if host.local or host.whole:
+    if not host.placement.deployed:
         return ""
     return "crash" if host.service == "process" else "crash, reboot"
 
 
 def _log(host: Host, state: State) -> str:
-    return str(state.log_with_reason(host.name)) if host.local else f"disagg logs --host {host.name}"
+    return str(state.log_with_reason(host.name)) if host.placement.spawned else f"disagg logs --host {host.name}"

@@ -19,7 +19,7 @@ def ssh_command(host: Host, command: Sequence[str] = (), *, terminal: bool = Fal
     ssh reads its own configuration too, so gateways work as usual; hosts.toml takes precedence. terminal: allocate a
     terminal for the command, so that sudo can ask for a password. Raises UsageError for a local host.
     """
-    if host.local:
+    if host.placement.spawned:
         raise UsageError(f'{host.name} is this machine: its connector is "local"', "run the command in this terminal")
     settings = settings_for(host)
     argv = ["ssh", "-l", settings.user, "-p", str(settings.port)]

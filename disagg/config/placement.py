@@ -1,0 +1,31 @@
+"""What follows from where a host's server runs: the one place that tells the connectors of hosts.toml apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Connector = Literal["ssh", "local"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How disagg reaches a host, installs it and runs its server.
+
+    ssh: reached over SSH, so it has an account, a host key and a clock of its own. deployed: `disagg deploy` installs a
+    release, an environment, the token and models there; otherwise its server uses this installation and its files.
+    spawned: `disagg start` spawns its server as a process of this machine, with a record and a log in the fleet's state
+    folder.
+    """
+
+    ssh: bool
+    deployed: bool
+    spawned: bool
+
+
+PLACEMENTS: Final[dict[Connector, Placement]] = {
+    "local": Placement(ssh=False, deployed=False, spawned=True),
+    "ssh": Placement(ssh=True, deployed=True, spawned=False),
+}
+NOT_MANAGED: Final = Placement(ssh=False, deployed=False, spawned=False)
+"""Of a whole-request host, which disagg only asks."""
