@@ -19,7 +19,7 @@ import httpx
 
 from disagg.config import Fleet, Host, load
 from disagg.engines.vllm.load import ENVIRONMENT
-from disagg.inference.client import Client
+from disagg.inference.sync_client import Client
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import preloaded
 from tests.preloaded import ForkedServer, Preloaded

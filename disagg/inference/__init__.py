@@ -1,6 +1,7 @@
 """Runs requests on the servers of a fleet. `Client` and `AsyncClient` are the public API.
 
-client    the public API
+client    the public API for asyncio; sync_client: for synchronous code
+options   the options of a request, and its body
 stream    an answer while it arrives
 several   one prompt to several models
 hosts/    what the client knows of the hosts, and the route of a request

@@ -12,8 +12,8 @@ from typing import Literal
 import httpx
 
 from disagg.config import Fleet, Host
-from disagg.inference.client import Client
 from disagg.inference.policy import Timeouts
+from disagg.inference.sync_client import Client
 from tests.fleets import RunningFleet
 
 End = Literal["cut", "error"]

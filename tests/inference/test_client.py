@@ -23,9 +23,10 @@ from disagg.errors import (
     UnknownModel,
 )
 from disagg.inference.attempts.waiting import Waiting
-from disagg.inference.client import AsyncClient, Client
+from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.route import Alone
 from disagg.inference.http.connection import HostConnection
+from disagg.inference.sync_client import Client
 from disagg.inference.types import Chunk, Completion
 from tests import tiny_models
 from tests.fleets import TOKEN, RunningFleet, free_ports, wait_until

@@ -13,8 +13,8 @@ from disagg import errors
 from disagg.api.base import bounds
 from disagg.api.requests import GenerateBody
 from disagg.api.sampling import Sampling
-from disagg.inference.client import GenerateOptions
 from disagg.inference.metrics import TTFTParts
+from disagg.inference.options import GenerateOptions
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests.fleets import RunningFleet
 

@@ -20,9 +20,10 @@ from disagg.errors import (
     ServerRefused,
     ServerUnavailable,
 )
-from disagg.inference.client import AsyncClient, Client
+from disagg.inference.client import AsyncClient
 from disagg.inference.hosts import refresh
 from disagg.inference.hosts.view import UNKNOWN
+from disagg.inference.sync_client import Client
 from tests.inference.scripted import FixedHost
 from tests.whole.fake_openai import MODEL_THERE, Script, ended, openai_server, said, whole_host, with_whole
 

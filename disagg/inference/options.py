@@ -1,0 +1,115 @@
+"""The options of a request in Python, and the request's body made from them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import msgspec
+
+from disagg.api.base import InvalidValue, bounds
+from disagg.api.requests import GenerateBody, Messages
+from disagg.api.sampling import Sampling
+from disagg.errors import RequestError
+from disagg.inference.hosts.route import Alone
+from disagg.inference.policy import OnKVFailure
+
+_OF_THE_BODY = ("cache_salt", "tools", "must_call", "json_schema", "chat_template_kwargs", "hold_prompt")
+_PROMPTS = ("messages", "tokens")
+_NOT_SAMPLING = ("alone", "timeout", "on_kv_failure", "local_prefill", *_PROMPTS, *_OF_THE_BODY)
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The options of a request: those of `disagg.api.Sampling`, with its defaults and bounds, and eleven more.
+
+    stop: one string or several. logit_bias: token id -> number, or pairs of both. alone: "decode" or "prefill" runs the
+    request on one host of that role, without a hand-off, "whole" on a whole-request host; None by default. timeout:
+    seconds until the request must have ended; 600 by default. on_kv_failure: what follows if no prefill host delivers
+    the KV: "fallback", the default, lets the decode host compute the prompt, "fail" raises a HandoffError.
+    local_prefill: whether the decode host may compute a short prompt itself if that takes less time than a hand-off;
+    True by default. cache_salt: only requests with the same salt share KV that hosts hold; "" by default.
+
+    The rest are fields of `disagg.api.GenerateBody`. tools: each {"name", "description", "parameters"}. must_call:
+    names of tools, one of which the answer calls. json_schema: the answer is JSON that fits it. chat_template_kwargs:
+    further variables of the chat template. hold_prompt: more answers to this prompt follow.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    seed: int | None
+    stop: str | Sequence[str]
+    logprobs: int | None
+    fit_context: bool
+    ignore_eos: bool
+    alone: Alone | None
+    timeout: float
+    on_kv_failure: OnKVFailure
+    local_prefill: bool
+    cache_salt: str
+    tools: Sequence[Mapping[str, Any]]
+    must_call: Sequence[str]
+    json_schema: Mapping[str, Any] | None
+    chat_template_kwargs: Mapping[str, Any]
+    hold_prompt: bool
+
+
+class RequestOptions(GenerateOptions, total=False):
+    """GenerateOptions, and what may take the place of a prompt's text: chat messages, or token ids."""
+
+    messages: Messages | None
+    tokens: Sequence[int] | None
+
+
+def request_body(model: str, prompt: str | None, options: RequestOptions) -> GenerateBody:
+    """The request's body. RequestError names the option that is wrong."""
+    fields: dict[str, Any] = {"model": model}
+    prompts = {"prompt": prompt, **{name: options.get(name) for name in _PROMPTS}}
+    fields |= {name: _as_json(value) for name, value in prompts.items() if value is not None}
+    sampling = {name: _as_json(value) for name, value in options.items() if name not in _NOT_SAMPLING}
+    if isinstance(stop := sampling.get("stop"), str):
+        sampling["stop"] = [stop]
+    if sampling.get("temperature") and sampling.get("seed") is None:
+        sampling["seed"] = secrets.randbits(63)  # so that any host can go on with the same draws
+    if isinstance(bias := sampling.get("logit_bias"), Mapping):
+        sampling["logit_bias"] = [list(pair) for pair in bias.items()]
+    fields["sampling"] = sampling
+    fields |= {name: _as_json(value) for name, value in options.items() if name in _OF_THE_BODY}
+    if "timeout" in options:
+        fields["deadline_s"] = _as_json(options["timeout"])
+    try:
+        body = GenerateBody.from_json(fields)
+        msgspec.json.encode(body)
+    except InvalidValue as error:
+        message = str(error).removeprefix("sampling.").replace("deadline_s:", "timeout:", 1)
+        raise RequestError(message, _option_hint(message)) from None
+    except UnicodeEncodeError as error:  # such as a file name that a shell passed on
+        raise RequestError(f"the request holds text that is not Unicode: {error.reason}") from None
+    return body
+
+
+def _option_hint(message: str) -> str:
+    """The range of the option that the message of a validation error begins with; all names if it is unknown."""
+    option, _, reason = message.partition(": ")
+    known = GenerateOptions.__annotations__
+    if reason == "unknown field":
+        return f"the options are {', '.join(known)}"
+    if option not in (*Sampling.__struct_fields__, "timeout"):
+        return ""
+    kind, field = (GenerateBody, "deadline_s") if option == "timeout" else (Sampling, option)
+    text = bounds(kind, field).text
+    return f"{option}: {text}" if text else ""
+
+
+def _as_json(value: object) -> object:
+    """Any sequence as a list and any kind of float, such as numpy's, as a float. Validation does the rest."""
+    if isinstance(value, float):
+        return float(value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value
