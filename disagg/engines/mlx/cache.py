@@ -15,7 +15,8 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from disagg.engines.mlx.held import HeldPrefix, Layer, last_rows, segments
+from disagg.engines.mlx.held import HeldPrefix
+from disagg.engines.model.held import Layer, last_rows, segments
 from disagg.errors import LayoutMismatch
 from disagg.kv.forms import BITS, GROUP
 from disagg.kv.layout import LayerLayout
@@ -73,7 +74,7 @@ def build(model: Any, kv: ReceivedKV | None, held: HeldPrefix | None = None) -> 
 
 def _held(held: HeldPrefix, index: int, cache: Any) -> list[Layer]:
     """What is held of one layer, in order."""
-    return list(segments(held, index)) if isinstance(cache, KVCache) else [last_rows(held, index)]
+    return [rows for _, rows in segments(held, index)] if isinstance(cache, KVCache) else [last_rows(held, index)]
 
 
 def _received(kv: ReceivedKV, index: int, cache: Any) -> Layer:

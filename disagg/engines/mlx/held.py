@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from disagg.engines.model.held import Held, HeldStore, Prefix
+from disagg.engines.model.held import Held, HeldStore, Layer, LayerArrays, LayerSnapshot, Prefix
 
-HeldArrays = Held["Rows", "Snapshot"]
-HeldPrefix = Prefix["Rows", "Snapshot"]
-Layer = tuple[Any, ...]  # (keys, values), [1, kv_heads, rows, dim], or the arrays of a state
+HeldArrays = Held["Rows", LayerSnapshot]
+HeldPrefix = Prefix["Rows", LayerSnapshot]
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of consecutive tokens. layers: per layer, None for those that do not keep every row."""
-
-    layers: tuple[Layer | None, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return _nbytes(self.layers)
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows(LayerArrays):
+    """Rows of consecutive tokens. layers: None for those that do not keep every row."""
 
     def split(self, at: int) -> tuple[Rows, Rows]:
         """See model.held.tree.Rows. Copied layer by layer, so that only one layer exists twice."""
@@ -37,20 +30,7 @@ class Rows:
         return Rows(tuple(upper)), Rows(tuple(lower))
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What sliding and state layers hold after some token. layers: per layer, None for those that keep every row.
-    usable_from: see model.held.tree.Snapshot."""
-
-    layers: tuple[Layer | None, ...]
-    usable_from: int
-
-    @property
-    def nbytes(self) -> int:
-        return _nbytes(self.layers)
-
-
-def make_store(model: Any, limit: int) -> HeldStore[Rows, Snapshot]:
+def make_store(model: Any, limit: int) -> HeldStore[Rows, LayerSnapshot]:
     """A store for the caches of `model`, of at most `limit` bytes; it holds nothing if mlx-lm's cache for some layer
     cannot be held."""
     windows: set[int] = set()
@@ -65,11 +45,11 @@ def make_store(model: Any, limit: int) -> HeldStore[Rows, Snapshot]:
 
 
 def hold(
-    store: HeldStore[Rows, Snapshot],
+    store: HeldStore[Rows, LayerSnapshot],
     tokens: Sequence[int],
     caches: Sequence[Any],
     salt: str,
-    snapshots: dict[int, Snapshot],
+    snapshots: dict[int, LayerSnapshot],
 ) -> None:
     """Hold the KV of these tokens. snapshots: those of earlier tokens; the one after the last is added."""
     if covers(caches, len(tokens)):
@@ -78,13 +58,15 @@ def hold(
         store.add(tokens, salt, lambda start, end: rows(caches, start, end), snapshots)
 
 
-def snapshot(caches: Sequence[Any], tokens: int) -> Snapshot | None:
+def snapshot(caches: Sequence[Any], tokens: int) -> LayerSnapshot | None:
     """The sliding and state layers of one request's evaluated caches after `tokens` tokens, copied: the caches may be
     views of memory that is written over later. None if there are no such layers."""
     layers = tuple(_fixed(cache) for cache in caches)
     arrays = [array for layer in layers for array in layer or ()]
     mx.eval(arrays)
-    return Snapshot(layers, tokens if any(_has_dropped(cache, tokens) for cache in caches) else 0) if arrays else None
+    return (
+        LayerSnapshot(layers, tokens if any(_has_dropped(cache, tokens) for cache in caches) else 0) if arrays else None
+    )
 
 
 def rows(caches: Sequence[Any], start: int, end: int) -> Rows:
@@ -107,24 +89,6 @@ def _has_rows(cache: Any, tokens: int) -> bool:
     return bool(cache.offset == tokens and cache.keys.shape[2] >= cache.size())
 
 
-def segments(prefix: HeldPrefix, layer: int) -> Iterator[Layer]:
-    """The rows of one layer that keeps every row, in order, cut off after `prefix.tokens`."""
-    left = prefix.tokens
-    for part in prefix.rows:
-        pair = part.layers[layer]
-        assert pair is not None, "this layer does not keep every row"
-        yield tuple(array[..., :left, :] for array in pair) if pair[0].shape[2] > left else pair
-        left -= pair[0].shape[2]
-
-
-def last_rows(prefix: HeldPrefix, layer: int) -> Layer:
-    """The rows that a sliding layer keeps after `prefix.tokens`, in temporal order; a state's arrays."""
-    pair = prefix.snapshot.layers[layer] if prefix.snapshot is not None else None
-    assert pair is not None, "this layer keeps every row"
-    surplus = prefix.snapshot_at - prefix.tokens
-    return tuple(array[..., : array.shape[2] - surplus, :] for array in pair) if surplus else pair
-
-
 def _has_dropped(cache: Any, tokens: int) -> bool:
     """Whether a cache after `tokens` tokens does not hold what it held after each of them."""
     return isinstance(cache, ArraysCache) or (isinstance(cache, RotatingKVCache) and tokens > cache.max_size)
@@ -144,7 +108,3 @@ def _copies(layer: Layer | None, start: int, end: int | None) -> Layer | None:
     if layer is None:
         return None
     return tuple(mx.concatenate([array[..., :0, :], array[..., start:end, :]], axis=2) for array in layer)
-
-
-def _nbytes(layers: Sequence[Layer | None]) -> int:
-    return sum(int(array.nbytes) for layer in layers for array in layer or ())

@@ -27,11 +27,11 @@ from disagg.engines.mlx.batching.batch import bound_memory, release_memory
 from disagg.engines.mlx.batching.groups import GroupedBatch
 from disagg.engines.mlx.batching.job import Job, Jobs
 from disagg.engines.mlx.commands import Commands, as_disagg
-from disagg.engines.mlx.held import Rows, Snapshot, hold, make_store
+from disagg.engines.mlx.held import Rows, hold, make_store
 from disagg.engines.mlx.load import select_device
 from disagg.engines.mlx.patches import Patch
 from disagg.engines.mlx.prepare import Prepared, prepare
-from disagg.engines.model.held import HeldStore
+from disagg.engines.model.held import HeldStore, LayerSnapshot
 from disagg.errors import Cancelled, DisaggError, ModelError
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Loop:
         self._commands = Commands()
         self._lock = self._commands.changed  # of everything below that other threads read
         self._jobs = Jobs()
-        self.held: HeldStore[Rows, Snapshot]  # set once the model is loaded
+        self.held: HeldStore[Rows, LayerSnapshot]  # set once the model is loaded
         self._batch_bytes = 0
         self._steps = 0
         self._serving = False

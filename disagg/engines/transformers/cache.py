@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from disagg.engines.transformers.held import SPARE_ROWS, HeldPrefix, Layer, Rows, Snapshot, copies, last_rows, segments
+from disagg.engines.model.held import Layer, LayerSnapshot, last_rows, segments
+from disagg.engines.transformers.held import SPARE_ROWS, HeldPrefix, Rows, copies
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout, Layout
 
@@ -52,13 +53,13 @@ class PreallocatedCache(Cache):  # type: ignore[misc]
         """Rows [start, end) of the full layers, which stay valid if this cache is not updated any more."""
         return Rows(tuple(layer.rows(start, end) if isinstance(layer, FullLayer) else None for layer in self.layers))
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> LayerSnapshot | None:
         """The sliding layers as they are now, copied; None if there are none."""
         sliding = [layer for layer in self.layers if isinstance(layer, SlidingLayer)]
         if not sliding:
             return None
         layers = tuple(layer.last_rows() if isinstance(layer, SlidingLayer) else None for layer in self.layers)
-        return Snapshot(layers, max(layer.usable_from for layer in sliding))
+        return LayerSnapshot(layers, max(layer.usable_from for layer in sliding))
 
     def load(self, prefix: HeldPrefix) -> None:
         """Begin with these rows of another cache. They are reported like new ones."""

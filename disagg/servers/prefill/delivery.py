@@ -5,17 +5,29 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 from disagg.engines.base import PrefillEngine, PrefillRun, PromptEngine, SendingEngine, SendingRun
 from disagg.errors import Cancelled
 from disagg.kv.send import SentKV, Transfer
 from disagg.kv.wire.frames import Header
 
+E = TypeVar("E", bound=PromptEngine)
 
-class Delivery(ABC):
-    """The transfer of the KV of `tokens`, a prompt without its last token, as `header` states.
 
-    `start` and `finish` are called on worker threads, the rest anywhere."""
+class Delivery(ABC, Generic[E]):
+    """The transfer of a prompt's KV to `to`, as `header` states. tokens: all of the prompt; the KV is that of all but
+    the last.
+
+    `start` and `finish` are called on worker threads, the rest anywhere.
+    """
+
+    def __init__(
+        self, engine: E, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, salt: str
+    ) -> None:
+        self._engine, self._tokens, self._salt = engine, tokens, salt
+        self._to, self._header, self._deadline = to, header, deadline
+        self._ended = False
 
     @abstractmethod
     def start(self) -> PrefillRun:
@@ -36,39 +48,24 @@ class Delivery(ABC):
 
 def delivery_by(
     engine: PromptEngine, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, salt: str
-) -> Delivery:
-    """The delivery of a whole prompt's KV, by the engine if it sends KV itself. tokens: all of the prompt."""
+) -> Delivery[Any]:
+    """The delivery of a prompt's KV, by the engine if it sends KV itself."""
     if isinstance(engine, SendingEngine):
         return EngineDelivery(engine, tokens, to, header, deadline=deadline, salt=salt)
     assert isinstance(engine, PrefillEngine)
-    return OwnDelivery(engine, tokens[:-1], to, header, deadline=deadline, salt=salt)
+    return OwnDelivery(engine, tokens, to, header, deadline=deadline, salt=salt)
 
 
-class OwnDelivery(Delivery):
+class OwnDelivery(Delivery[PrefillEngine]):
     """A Transfer of the blocks that the engine emits, opened when its computation begins."""
 
-    def __init__(
-        self,
-        engine: PrefillEngine,
-        tokens: Sequence[int],
-        to: tuple[str, int],
-        header: Header,
-        *,
-        deadline: float,
-        salt: str,
-    ) -> None:
-        self._engine, self._tokens, self._salt = engine, tokens, salt
-        self._header = header
-        self._to = to
-        self._deadline = deadline
-        self._transfer: Transfer | None = None
-        self._ended = False
+    _transfer: Transfer | None = None
 
     def start(self) -> PrefillRun:
         """See Delivery."""
         header = self._header
         send = self._open().send
-        return self._engine.start(self._tokens, send, start=header.start, wire=header.wire, salt=self._salt)
+        return self._engine.start(self._tokens[:-1], send, start=header.start, wire=header.wire, salt=self._salt)
 
     def finish(self, compute_ended: float) -> SentKV:
         """See Delivery."""
@@ -97,25 +94,10 @@ class OwnDelivery(Delivery):
         return self._transfer
 
 
-class EngineDelivery(Delivery):
+class EngineDelivery(Delivery[SendingEngine]):
     """A transfer by the engine itself. Closing the run, which its scheduler does, aborts it."""
 
-    def __init__(
-        self,
-        engine: SendingEngine,
-        tokens: Sequence[int],
-        to: tuple[str, int],
-        header: Header,
-        *,
-        deadline: float,
-        salt: str,
-    ) -> None:
-        self._engine, self._tokens, self._salt = engine, tokens, salt
-        self._header = header
-        self._to = to
-        self._deadline = deadline
-        self._run: SendingRun | None = None
-        self._ended = False
+    _run: SendingRun | None = None
 
     def start(self) -> PrefillRun:
         """See Delivery."""

@@ -12,8 +12,9 @@ from disagg.api.sampling import Sampling
 from disagg.engines.base import DecodeTiming, Listener, Token
 from disagg.engines.mlx.adjust import Adjustment
 from disagg.engines.mlx.batching.grouping import Row
-from disagg.engines.mlx.held import HeldArrays, Snapshot
+from disagg.engines.mlx.held import HeldArrays
 from disagg.engines.model.constraint import Constraint
+from disagg.engines.model.held import LayerSnapshot
 from disagg.errors import DisaggError, Overloaded, RequestError
 from disagg.kv.received import ReceivedKV
 
@@ -45,7 +46,7 @@ class Job:
     constraint: Constraint | None = None
     hold_prompt: bool = False
     covered: int = 0
-    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    snapshots: dict[int, LayerSnapshot] = field(default_factory=dict)
     ended: tuple[list[int], list[Any]] | None = None
     finite: bool = True
     timing: DecodeTiming = field(default_factory=DecodeTiming)
