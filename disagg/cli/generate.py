@@ -9,23 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
-from disagg.api.sampling import Sampling
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import error_console, note_interrupt, print_error, print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson
-from disagg.cli.common.sampling import (
-    Logprobs,
-    MaxTokens,
-    MinP,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
-    for_command_line,
-)
+from disagg.cli.common.sampling import Logprobs, for_command_line, with_request_options
 from disagg.cli.words import parse_words, read_prompt
 from disagg.errors import Cancelled, UsageError
 
@@ -36,8 +23,6 @@ if TYPE_CHECKING:
     from disagg.config import Fleet
     from disagg.inference.client import AsyncClient
     from disagg.inference.several import ModelAnswer
-
-_DEFAULTS = Sampling()
 
 
 class Side(StrEnum):
@@ -80,15 +65,13 @@ Models = Annotated[
     ),
 ]
 PromptFile = Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", help="Read the prompt from it.")]
-Timeout = Annotated[
-    float, typer.Option(metavar="S", help=f"Seconds until the answer must be complete, at most {MAX_DEADLINE_S:g}.")
-]
 OnKVFailure = Annotated[
     KVFailure,
     typer.Option(help="If no prefill host delivers the KV: compute the prompt on the decode host, or fail."),
 ]
 
 
+@with_request_options()
 def generate(
     context: typer.Context,
     *,
@@ -98,16 +81,8 @@ def generate(
     file: PromptFile = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")] = False,
     alone: Annotated[Side | None, typer.Option(help="Run on one host of this role, without a hand-off.")] = None,
-    max_tokens: MaxTokens = _DEFAULTS.max_tokens,
-    temperature: Temperature = _DEFAULTS.temperature,
-    top_p: TopP = _DEFAULTS.top_p,
-    top_k: TopK = _DEFAULTS.top_k,
-    min_p: MinP = _DEFAULTS.min_p,
-    repetition_penalty: RepetitionPenalty = _DEFAULTS.repetition_penalty,
-    seed: Seed = _DEFAULTS.seed,
-    stop: Stop = None,
-    logprobs: Logprobs = _DEFAULTS.logprobs,
-    timeout: Timeout = DEFAULT_DEADLINE_S,
+    options: dict[str, Any],
+    logprobs: Logprobs = None,
     on_kv_failure: OnKVFailure = KVFailure.fallback,
     explain: Annotated[bool, typer.Option("--explain", help="Show first which hosts are chosen, and why.")] = False,
     as_json: AsJson = False,
@@ -122,17 +97,9 @@ def generate(
     text = read_prompt(call.prompt, file)
     request: dict[str, Any] = {
         **({"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}),
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": tuple(stop or ()),
+        **options,
         "logprobs": logprobs,
         "alone": alone.value if alone else None,
-        "timeout": timeout,
         "on_kv_failure": on_kv_failure.value,
     }
     _run(fleet, _answers(call.models), request, Shown(as_json, explain))

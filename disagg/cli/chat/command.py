@@ -8,21 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from disagg.api.requests import DEFAULT_DEADLINE_S, MAX_DEADLINE_S
-from disagg.api.sampling import Sampling
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import settings, stderr, stdout
-from disagg.cli.common.sampling import (
-    MaxTokens,
-    MinP,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
-    for_command_line,
-)
+from disagg.cli.common.sampling import for_command_line, with_request_options
 from disagg.cli.words import choose_models, read_prompt
 from disagg.errors import RequestError, UsageError
 
@@ -31,11 +19,11 @@ if TYPE_CHECKING:
     from disagg.config import Fleet
     from disagg.inference.client import AsyncClient
 
-_DEFAULTS = Sampling()
 _MAX_TOKENS = 4096
 _HISTORY = "chat_history"
 
 
+@with_request_options(max_tokens=_MAX_TOKENS)
 def chat(
     context: typer.Context,
     *,
@@ -52,17 +40,7 @@ def chat(
     ] = None,
     system: Annotated[str, typer.Option(metavar="TEXT", help="Tell the model this first.", show_default=False)] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as Markdown.")] = False,
-    max_tokens: MaxTokens = _MAX_TOKENS,
-    temperature: Temperature = _DEFAULTS.temperature,
-    top_p: TopP = _DEFAULTS.top_p,
-    top_k: TopK = _DEFAULTS.top_k,
-    min_p: MinP = _DEFAULTS.min_p,
-    repetition_penalty: RepetitionPenalty = _DEFAULTS.repetition_penalty,
-    seed: Seed = _DEFAULTS.seed,
-    stop: Stop = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="S", help=f"Seconds until an answer must be complete, at most {MAX_DEADLINE_S:g}.")
-    ] = DEFAULT_DEADLINE_S,
+    options: dict[str, Any],
 ) -> None:
     """Talk with a model in the terminal.
 
@@ -72,23 +50,11 @@ def chat(
     """
     fleet = settings(context).fleet()
     (name,) = choose_models(fleet, [model] if model else (), "name one: disagg chat -m NAME")
-    options: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": tuple(stop or ()),
-        "timeout": timeout,
-        "fit_context": True,
-    }
     piped = not sys.stdin.isatty()
     if not piped and not stdout().is_terminal:
         raise UsageError("a conversation needs a terminal", f'disagg generate --chat {name} "message" > FILE')
     message = read_prompt("-", None) if piped else None
-    _run(fleet, name, system, options, message, plain=plain or piped)
+    _run(fleet, name, system, {**options, "fit_context": True}, message, plain=plain or piped)
 
 
 def _run(fleet: Fleet, model: str, system: str, options: dict[str, Any], message: str | None, *, plain: bool) -> None:
