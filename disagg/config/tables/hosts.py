@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, get_args
+from typing import Final, get_args
 from urllib.parse import urlsplit
 
 from disagg.api.names import Role
-from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_hub_id, is_name, is_user, same_machine
+from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_name, is_user, same_machine
 from disagg.config.schema import (
-    ENGINES,
     Connector,
-    DType,
     EngineName,
     EngineOptions,
     Host,
-    KVWire,
     Model,
     ServiceManager,
 )
-from disagg.config.tables.whole import OPENAI_OPTIONS, is_whole
+from disagg.config.tables.engine import Reader, one_of, read_engine, within
+from disagg.config.tables.whole import is_whole
 from disagg.config.toml.messages import nearest, printable, toml_key
 from disagg.config.toml.table import Table
 from disagg.planning.devices import DEVICES as HARDWARE
-
-Reader = Callable[[Table, str], Any]  # returns the checked value of a key
-
-ENGINES_FOR: Final[Mapping[Role, tuple[EngineName, ...]]] = {
-    "prefill": ("transformers", "vllm", "simulated"),
-    "decode": ("mlx", "simulated"),
-    "whole": ("openai",),
-}
-ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
-    "transformers": ("auto", "cuda", "mps", "cpu"),
-    "vllm": ("auto", "cuda", "cpu"),
-    "mlx": ("auto", "gpu", "cpu"),
-}
 
 
 def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
@@ -80,7 +63,7 @@ def _host(name: str, table: Table, models: Mapping[str, Model]) -> Host:
         table.require(key, f"add {example}")
     _kv_port_fits(table, roles)
     _options_fit(table)
-    engine = _engine(table.table("engine", 'engine = {name = "transformers"}'), roles)
+    engine = read_engine(table.table("engine", 'engine = {name = "transformers"}'), roles)
     if engine.name == "simulated":
         table.require("hardware", 'the engine "simulated" predicts the times of a machine: add hardware = "dgx-spark"')
     return Host(
@@ -107,7 +90,7 @@ def _whole(name: str, table: Table, models: Mapping[str, Model]) -> Host:
     if key := next((key for key in table.data if key not in ("roles", "model", "engine")), None):
         hint = "engine.url has the address, and the server is not disagg's: remove this line"
         raise table.fault_at_key(key, f"{key} is for servers of disagg", hint)
-    engine = _engine(table.table("engine", 'engine = {name = "openai", url = "http://10.0.0.9:11434/v1"}'), roles)
+    engine = read_engine(table.table("engine", 'engine = {name = "openai", url = "http://10.0.0.9:11434/v1"}'), roles)
     model = _known_model(table, models)
     parts = urlsplit(engine.url or "")
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -180,24 +163,6 @@ def _claim_ports(host: Host, table: Table, ports: dict[tuple[str, int], str]) ->
         ports.update(dict.fromkeys(sockets, f"the {key} of [hosts.{toml_key(host.name)}] on {host.address}"))
 
 
-def _engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
-    name = table.choice("name", (*ENGINES, "openai"), f'name = "{"openai" if "whole" in roles else "transformers"}"')
-    for role in roles:
-        if name not in (suitable := ENGINES_FOR.get(role, ENGINES)):
-            hint = f'{role} needs name = "{suitable[0]}"'
-            raise table.fault_at_value("name", f'the engine "{name}" cannot {_DOES.get(role, role)}', hint)
-    known = _ENGINE_OPTIONS[name]
-    others = {
-        key: f'this is an option of the engine "{other}"'
-        for other in ("openai", *reversed(ENGINES))
-        for key in _ENGINE_OPTIONS[other]
-    }
-    table.only(("name", *known), others)
-    if name == "openai":
-        table.require("url", 'add url = "http://10.0.0.9:11434/v1"')
-    return EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
-
-
 def _address(table: Table, key: str) -> str:
     address = table.value(key, str, f'{key} = "10.0.0.1"')
     if hint := address_fault(address):
@@ -234,62 +199,6 @@ def _python(table: Table, key: str) -> str:
     return path
 
 
-def _device(table: Table, key: str) -> str:
-    engine: EngineName = table.data["name"]
-    device = table.value(key, str, f'{key} = "auto"')
-    if engine == "transformers" and re.fullmatch(r"cuda:[0-9]{1,3}", device):
-        return device
-    return table.choice(key, DEVICES[engine])
-
-
-def _attention(table: Table, key: str) -> str:
-    """The name of an attention of transformers, or of a kernel on the hub, `owner/name`."""
-    attention = table.value(key, str, f'{key} = "sdpa"')
-    return attention if "/" in attention and is_hub_id(attention) else table.choice(key, ATTENTION)
-
-
-def _within(low: int, high: int) -> Reader:
-    return lambda table, key: table.integer(key, low, high)
-
-
-def _one_of(allowed: tuple[str, ...]) -> Reader:
-    return lambda table, key: table.choice(key, allowed)
-
-
-_COMMON_OPTIONS: Final[Mapping[str, Reader]] = {
-    "dtype": _one_of(get_args(DType)),
-    "device": _device,
-    "chunk_tokens": _within(1, 1 << 17),
-    "threads": _within(1, 1024),
-}
-_DECODE_OPTIONS: Final[Mapping[str, Reader]] = {"max_batch": _within(1, 1024), "max_kv_bytes": _within(1, 1 << 50)}
-_PREFILL_OPTIONS: Final[Mapping[str, Reader]] = {
-    "kv_wire": _one_of(get_args(KVWire)),
-    "max_held_bytes": _within(0, 1 << 50),
-}
-_ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
-    "transformers": {
-        **_COMMON_OPTIONS,
-        **_PREFILL_OPTIONS,
-        "attention": _attention,
-        "quantization": _one_of(("int8", "int4", "mxfp4")),
-    },
-    "vllm": {
-        **_COMMON_OPTIONS,
-        "kv_wire": _PREFILL_OPTIONS["kv_wire"],
-        "kv_cache_memory_bytes": _within(1 << 20, 1 << 50),
-        "enforce_eager": lambda table, key: table.boolean(key),
-        "tensor_parallel": _within(1, 64),
-    },
-    "mlx": {**_COMMON_OPTIONS, **_DECODE_OPTIONS},
-    "simulated": {
-        **{key: _COMMON_OPTIONS[key] for key in ("dtype", "chunk_tokens")},
-        **_PREFILL_OPTIONS,
-        **_DECODE_OPTIONS,
-    },
-    "openai": OPENAI_OPTIONS,
-}
-_DOES: Final = {"whole": "answer whole requests"}
 _TWO_HOSTS: Final = "describe the machine as two hosts with the same address and different ports"
 _GATEWAY_KEYS: Final = frozenset(
     {"address", "roles", "port", "connector", "service", "python", "site_packages", "user", "ssh_port", "key"}
@@ -304,14 +213,14 @@ _HOST_REQUIRED: Final[Mapping[str, str]] = {
 _HOST_OPTIONS: Final[Mapping[str, Reader]] = {
     "kv_port": _port,
     "data_address": _address,
-    "connector": _one_of(get_args(Connector)),
-    "service": _one_of(get_args(ServiceManager)),
+    "connector": one_of(get_args(Connector)),
+    "service": one_of(get_args(ServiceManager)),
     "python": _python,
     "site_packages": lambda table, key: table.boolean(key),
-    "wired_limit_mb": _within(1024, 1 << 24),
-    "queue_size": _within(1, 1 << 16),
+    "wired_limit_mb": within(1024, 1 << 24),
+    "queue_size": within(1, 1 << 16),
     "user": _user,
     "ssh_port": _port,
     "key": _key,
-    "hardware": _one_of(tuple(HARDWARE)),
+    "hardware": one_of(tuple(HARDWARE)),
 }

@@ -1,0 +1,107 @@
+"""The rules of [hosts.*.engine] tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, get_args
+
+from disagg.api.names import Role
+from disagg.config.addresses import is_hub_id
+from disagg.config.schema import ENGINES, DType, EngineName, EngineOptions, KVWire
+from disagg.config.tables.whole import OPENAI_OPTIONS
+from disagg.config.toml.table import Table
+
+Reader = Callable[[Table, str], Any]
+"""Returns the checked value of a key."""
+
+ENGINES_FOR: Final[Mapping[Role, tuple[EngineName, ...]]] = {
+    "prefill": ("transformers", "vllm", "simulated"),
+    "decode": ("mlx", "simulated"),
+    "whole": ("openai",),
+}
+ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+DEVICES: Final[Mapping[EngineName, tuple[str, ...]]] = {
+    "transformers": ("auto", "cuda", "mps", "cpu"),
+    "vllm": ("auto", "cuda", "cpu"),
+    "mlx": ("auto", "gpu", "cpu"),
+}
+
+
+def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
+    """How a host with these roles runs its model."""
+    name = table.choice("name", (*ENGINES, "openai"), f'name = "{"openai" if "whole" in roles else "transformers"}"')
+    for role in roles:
+        if name not in (suitable := ENGINES_FOR.get(role, ENGINES)):
+            hint = f'{role} needs name = "{suitable[0]}"'
+            raise table.fault_at_value("name", f'the engine "{name}" cannot {_DOES.get(role, role)}', hint)
+    known = _ENGINE_OPTIONS[name]
+    others = {
+        key: f'this is an option of the engine "{other}"'
+        for other in ("openai", *reversed(ENGINES))
+        for key in _ENGINE_OPTIONS[other]
+    }
+    table.only(("name", *known), others)
+    if name == "openai":
+        table.require("url", 'add url = "http://10.0.0.9:11434/v1"')
+    return EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
+
+
+def _device(table: Table, key: str) -> str:
+    engine: EngineName = table.data["name"]
+    device = table.value(key, str, f'{key} = "auto"')
+    if engine == "transformers" and re.fullmatch(r"cuda:[0-9]{1,3}", device):
+        return device
+    return table.choice(key, DEVICES[engine])
+
+
+def _attention(table: Table, key: str) -> str:
+    """The name of an attention of transformers, or of a kernel on the hub, `owner/name`."""
+    attention = table.value(key, str, f'{key} = "sdpa"')
+    return attention if "/" in attention and is_hub_id(attention) else table.choice(key, ATTENTION)
+
+
+def within(low: int, high: int) -> Reader:
+    """Reads an integer of this range."""
+    return lambda table, key: table.integer(key, low, high)
+
+
+def one_of(allowed: tuple[str, ...]) -> Reader:
+    """Reads one of these words."""
+    return lambda table, key: table.choice(key, allowed)
+
+
+_COMMON_OPTIONS: Final[Mapping[str, Reader]] = {
+    "dtype": one_of(get_args(DType)),
+    "device": _device,
+    "chunk_tokens": within(1, 1 << 17),
+    "threads": within(1, 1024),
+}
+_DECODE_OPTIONS: Final[Mapping[str, Reader]] = {"max_batch": within(1, 1024), "max_kv_bytes": within(1, 1 << 50)}
+_PREFILL_OPTIONS: Final[Mapping[str, Reader]] = {
+    "kv_wire": one_of(get_args(KVWire)),
+    "max_held_bytes": within(0, 1 << 50),
+}
+_ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
+    "transformers": {
+        **_COMMON_OPTIONS,
+        **_PREFILL_OPTIONS,
+        "attention": _attention,
+        "quantization": one_of(("int8", "int4", "mxfp4")),
+    },
+    "vllm": {
+        **_COMMON_OPTIONS,
+        "kv_wire": _PREFILL_OPTIONS["kv_wire"],
+        "kv_cache_memory_bytes": within(1 << 20, 1 << 50),
+        "enforce_eager": lambda table, key: table.boolean(key),
+        "tensor_parallel": within(1, 64),
+    },
+    "mlx": {**_COMMON_OPTIONS, **_DECODE_OPTIONS},
+    "simulated": {
+        **{key: _COMMON_OPTIONS[key] for key in ("dtype", "chunk_tokens")},
+        **_PREFILL_OPTIONS,
+        **_DECODE_OPTIONS,
+    },
+    "openai": OPENAI_OPTIONS,
+}
+_DOES: Final = {"whole": "answer whole requests"}
