@@ -239,8 +239,8 @@ class ServerSilent(ServerUnavailable):
 
 
 class ServerRefused(ServerUnavailable):
-    """A whole-request host does not serve this client, and will not until hosts.toml or the key is corrected: it
-    refuses the key, lacks the model, has no trusted certificate, or is another kind of server."""
+    """A whole-request host does not serve this client, until hosts.toml or the key is corrected. It refuses the key,
+    lacks the model, has no trusted certificate, or is another kind of server."""
 
 
 class RequestLoop(ServerRefused):
@@ -308,7 +308,7 @@ def printable(text: str) -> str:
 
 
 def clipped(value: object) -> str:
-    """Text from a peer for a message, printable and at most 64 characters: an unauthenticated peer must not fill the
+    """Text from a peer for a message, printable and at most 64 characters. An unauthenticated peer must not fill the
     log."""
     text = printable(str(value))
     return text if len(text) <= _MAX_CLIPPED_CHARS else text[: _MAX_CLIPPED_CHARS - 1] + "…"

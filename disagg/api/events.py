@@ -34,8 +34,8 @@ class TokenLogprob(Contract, frozen=True, omit_defaults=True):
 
 
 class SlotEvent(Contract, frozen=True, kw_only=True):
-    """The decode host is ready for the KV of all prompt tokens but the last: deliver it to `kv` with this one-time
-    ticket. held_tokens: of its first tokens, those whose KV the host already has and which are not to be sent."""
+    """The decode host is ready for KV: deliver it to `kv` with this one-time ticket. That of all prompt tokens but the
+    last is due. held_tokens: of its first tokens, those whose KV the host already has and which are not to be sent."""
 
     event: ClassVar[str] = "slot"
     request_id: str

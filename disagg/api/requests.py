@@ -152,9 +152,9 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class PrefillOffer(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the caller knows about the prefill host that it would ask, so that the decode host can decide whether to
-    compute the rest of the prompt itself. wait_s: expected wait in its queue. tokens_s: measured prefill speed.
-    link_bytes_s: measured rate of the link between the two hosts, None if unknown."""
+    """The prefill host that the caller would ask: the decode host compares it with itself. wait_s: expected wait in its
+    queue. tokens_s: measured prefill speed. link_bytes_s: measured rate of the link between the two hosts, None if
+    unknown."""
 
     wait_s: Annotated[float, Meta(ge=0, le=MAX_DEADLINE_S)] = 0.0
     tokens_s: Annotated[float, Meta(gt=0, le=1e9)]

@@ -64,7 +64,7 @@ class EngineOptions:
 
     @property
     def prompts_kv_bytes(self) -> int:
-        """KV of the prompts that a prefill host computes or sends at a time: with vLLM as much as its paged caches hold
+        """KV of the prompts that a prefill host computes or sends at a time. With vLLM as much as its paged caches hold
         on all ranks, for it would preempt prompts beyond."""
         return self.kv_cache_memory_bytes * self.tensor_parallel if self.name == "vllm" else self.max_kv_bytes
 

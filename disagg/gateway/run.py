@@ -89,8 +89,8 @@ async def _first(events: AsyncGenerator[Event, None], begun: asyncio.Event) -> A
 async def _next(
     choice: int, opened: Callable[[int], Awaitable[AsyncStream]], begun: asyncio.Event, life: Life
 ) -> AsyncGenerator[Event, None]:
-    """The events of a further answer to a prompt, which is asked for once the first one has begun: it goes on from the
-    KV that was received for that one."""
+    """The events of a further answer to a prompt. It is asked for once the first one has begun, and goes on from the KV
+    that was received for that one."""
     await begun.wait()
     async for event in _answer(choice, await opened(choice), life):
         yield event

@@ -1,5 +1,5 @@
-"""Listen, and accept connections: with the socket options of a server that is left alone, and without spinning when
-descriptors run out.
+"""Listen and accept connections, without spinning when descriptors run out. Sockets have the options of a server that
+is left alone.
 
 asyncio's own accept loop logs one error per place in the backlog when the process has no descriptor left: 39,880 lines
 in ten seconds.

@@ -63,7 +63,7 @@ async def body(request: Request, limit: int, hint: str) -> bytes:
 
 
 async def discard_body(request: Request) -> None:
-    """Read the body before an early refusal: a connection closed with unread data is reset, and the caller would never
+    """Read the body before an early refusal. A connection closed with unread data is reset, and the caller would never
     see the answer."""
     with suppress(TimeoutError, ClientDisconnect):
         await _read(request, MIN_BODY_LIMIT, SURPLUS_BODY_S)

@@ -53,8 +53,8 @@ class AsyncClient:
         self._next_start = random.getrandbits(32)
 
     async def connect(self, *models: str) -> None:
-        """Open connections to the hosts of these models, or of all, and read how loaded they are, so that no request's
-        time includes it.
+        """Open connections to the hosts of these models, or of all, and read their load. No request's time then
+        includes it.
 
         A host that does not answer is not an error here: the request that needs it reports it.
         """
@@ -114,7 +114,7 @@ class AsyncClient:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Keep the view of all hosts fresh within the block, which runs on the event loop; without, only hosts of
+        """Keep the view of all hosts fresh within the block, which runs on the event loop. Without it, only hosts of
         models in use are asked."""
         with self._driver.refresher.using(self.fleet.answering_hosts):
             yield

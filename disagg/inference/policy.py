@@ -44,9 +44,9 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """prefill_attempts: hand-offs per request before its prompt is computed by the decode host, if on_kv_failure is
-    "fallback". local_prefill: the decode host may compute a prompt itself if that takes less time. retries_per_s: of
-    one client, for hosts that were busy. timeouts: see there."""
+    """When a request is tried again, and how often. prefill_attempts: hand-offs per request before its prompt is
+    computed by the decode host, if on_kv_failure is "fallback". local_prefill: the decode host may compute a prompt
+    itself if that takes less time. retries_per_s: of one client, for hosts that were busy. timeouts: see there."""
 
     prefill_attempts: int = 2
     on_kv_failure: OnKVFailure = "fallback"

@@ -103,7 +103,7 @@ def alone(setup: Setup, device: Device, prompt: int, output: int) -> Forecast:
 
 
 def crossover(setup: Setup, output: int, longest: int) -> int | None:
-    """The shortest prompt from which the hand-off is faster than both machines alone; None if there is none up to
+    """The shortest prompt from which the hand-off is faster than both machines alone. None if there is none up to
     `longest` tokens."""
 
     def wins(prompt: int) -> bool:

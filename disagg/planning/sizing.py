@@ -28,7 +28,7 @@ def is_size(name: str) -> bool:
 
 
 def size_source(model: str, sources: Collection[str]) -> str:
-    """A source for `read_size`: the model's own files if they exist here, else the shape that its name or hub id
+    """A source for `read_size`. The model's own files if they exist here, else the shape that its name or hub id
     contains. Raises UsageError if neither does."""
     for source in sources:
         path = Path(source)

@@ -143,7 +143,7 @@ def warm_up_tokenizer(tokenizer: PromptTokenizer) -> None:
 async def begin_answer(
     request: ActiveRequest, engine: PromptEngine | DecodeEngine, body: GenerateBody
 ) -> GrowingAnswer:
-    """The answer to a request, with the tokens that another host has sent; sets the request's constraint and
+    """The answer to a request, with the tokens that another host has sent. Sets the request's constraint and
     hold_prompt. Long work is done on a worker thread."""
     answer = GrowingAnswer(output_of(body, request.tokens[: request.prompt_tokens], engine.tokenizer))
     request.hold_prompt = body.hold_prompt

@@ -123,8 +123,8 @@ def models(data: bytes) -> tuple[str, ...]:
 
 
 def described(error: Any) -> str:
-    """The message of an error that a server sent: `{"message": ...}`, `{"error": ...}`, `{"detail": ...}` or a text;
-    printable, empty if there is none."""
+    """The message of an error that a server sent; printable, empty if there is none. Servers send `{"message": ...}`,
+    `{"error": ...}`, `{"detail": ...}` or a text."""
     while isinstance(error, dict):
         error = next((error[name] for name in ("message", "error", "detail") if error.get(name)), "")
     return printable(" ".join(error.split())) if isinstance(error, str) else ""

@@ -76,7 +76,7 @@ def _sampling(body: GenerateBody, context: int) -> dict[str, Any]:
 
 
 def _longest(body: GenerateBody, context: int) -> dict[str, Any]:
-    """The bound of the answer; with fit_context what the context leaves, and none if that is unknown: many servers
+    """The bound of the answer. With fit_context what the context leaves, and none if that is unknown: many servers
     refuse a bound that does not fit."""
     longest = body.sampling.max_tokens
     if not body.sampling.fit_context:

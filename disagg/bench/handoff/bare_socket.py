@@ -1,5 +1,5 @@
-"""The fastest transport in pure Python: one TCP connection, `sendall` from each tensor's memory, `recv_into` one
-buffer."""
+"""The fastest transport in pure Python: `sendall` and `recv_into` on one TCP connection. It sends from each tensor's
+memory and receives into one buffer."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ def top(
     hosts: Annotated[bool, typer.Option("--hosts", help="Read the hosts themselves, not a gateway.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show live what the fleet is doing: requests in their phase, models, hosts, and what to do about those that are
-    down.
+    """Show live what the fleet is doing: requests in their phase, models and hosts. A host that is down has the command
+    that helps.
 
     Reads the gateway (a key, if it needs one, from $DISAGG_API_KEY). If none answers, it reads the hosts of hosts.toml,
     which do not tell one request from another. Keys: s sorts, m shows one model after the other, d one part, space

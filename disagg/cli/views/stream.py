@@ -80,8 +80,8 @@ class HeadedTexts(AnswersView):
 
 
 class Panels(AnswersView):
-    """One panel per model on the terminal, drawn anew in a thread of its own while the texts arrive; the complete
-    panels at the end."""
+    """One panel per model on the terminal, and the complete panels at the end. A thread of its own draws them anew
+    while the texts arrive."""
 
     def __init__(self, answers: Sequence[ModelAnswer], prompt: str, console: Console) -> None:
         super().__init__(answers)

@@ -11,7 +11,7 @@ from disagg.config.toml.table import Table
 
 
 def require_one_kv_dtype(tables: Table, hosts: Mapping[str, Host]) -> None:
-    """Raise for two hosts of a model, one per role, whose KV differs in dtype: any prefill host may send to any decode
+    """Raise for two hosts of a model, one per role, whose KV differs in dtype. Any prefill host may send to any decode
     host of its model, which would refuse each such transfer. The error is at the later host that states its dtype."""
     first: dict[tuple[str, Role], dict[str, Host]] = {}  # of each dtype
     for host in hosts.values():

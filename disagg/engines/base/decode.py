@@ -107,8 +107,8 @@ class DecodeEngine(Protocol):
         ...
 
     def find_held(self, tokens: Sequence[int], salt: str) -> HeldKV | None:
-        """The longest held KV that a request with these tokens and this salt can go on from, shorter than `tokens`;
-        None if there is none. Release it in any case. Callable from any thread."""
+        """The longest held KV that a request with these tokens and this salt can go on from. It is shorter than
+        `tokens`; None if there is none. Release it in any case. Callable from any thread."""
         ...
 
     @property

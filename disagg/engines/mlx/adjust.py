@@ -23,8 +23,8 @@ def adjustment(sampling: Sampling, answered: int = 0, constraint: Constraint | N
 
 
 class Adjustment:
-    """A logits processor: repetition penalty on prompt and answer, presence and frequency penalty on the answer, bias,
-    constraint, in this order.
+    """A logits processor: the request's penalties, bias and constraint, in this order. The repetition penalty is on
+    prompt and answer, presence and frequency penalty on the answer.
 
     raw: the model's unprocessed logits [1, vocab] of the steps not reported yet, oldest first. Reported
     log-probabilities are computed from these.

@@ -31,7 +31,7 @@ class Rows(LayerArrays):
 
 
 def make_store(model: Any, limit: int) -> HeldStore[Rows, LayerSnapshot]:
-    """A store for the caches of `model`, of at most `limit` bytes; it holds nothing if mlx-lm's cache for some layer
+    """A store for the caches of `model`, of at most `limit` bytes. It holds nothing if mlx-lm's cache for some layer
     cannot be held."""
     windows: set[int] = set()
     for cache in make_prompt_cache(model):
@@ -59,8 +59,8 @@ def hold(
 
 
 def snapshot(caches: Sequence[Any], tokens: int) -> LayerSnapshot | None:
-    """The sliding and state layers of one request's evaluated caches after `tokens` tokens, copied: the caches may be
-    views of memory that is written over later. None if there are no such layers."""
+    """The sliding and state layers of one request's evaluated caches after `tokens` tokens. They are copied: the caches
+    may be views of memory that is written over later. None if there are no such layers."""
     layers = tuple(_fixed(cache) for cache in caches)
     arrays = [array for layer in layers for array in layer or ()]
     mx.eval(arrays)

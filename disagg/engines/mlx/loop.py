@@ -280,8 +280,8 @@ class Loop:
         job.fail(error)
 
     def _rebuild(self, error: Exception) -> None:
-        """Fail every request of the batch, including finished ones whose last token is undelivered, and replace the
-        batch by an empty one."""
+        """Fail every request of the batch and replace the batch by an empty one. Finished requests whose last token is
+        undelivered fail, too."""
         with self._lock:
             lost = [job for job in self._jobs.values() if job.timing.ingested]
         _log.error("a decode step failed; %d requests are lost", len(lost), exc_info=error)

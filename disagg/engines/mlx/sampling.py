@@ -37,7 +37,7 @@ def greedy(logprobs: Any) -> Any:
 
 
 def sampler(sampling: Sampling, answered: int = 0) -> Sampler:
-    """A sampler for one request, of whose answer `answered` tokens are given; stateful unless greedy: call it exactly
+    """A sampler for one request, of whose answer `answered` tokens are given. Stateful unless greedy: call it exactly
     once per token."""
     return greedy if sampling.greedy else _Draw(sampling, answered)
 

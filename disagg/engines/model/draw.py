@@ -1,5 +1,4 @@
-"""The random numbers of sampling, the same in every framework: so that an answer goes on with the same draws on another
-host.
+"""The random numbers of sampling, the same in every framework. An answer goes on with the same draws on another host.
 
 The n-th token of an answer depends on the seed, n and the logits only. `uniform` gives its random number; each
 framework turns filtered logits into integer weights (`SCALE`), whose running sum is exact in any order of addition, and

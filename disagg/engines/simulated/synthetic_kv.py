@@ -62,7 +62,7 @@ class SyntheticKV:
                     emitter(layer, first, keys[:, :, rows], values[:, :, rows])
 
     def flat(self) -> list[Any]:
-        """Every tensor's bytes, keys and values alternating: uint8 arrays in CPU memory, views if the device is the
+        """Every tensor's bytes, keys and values alternating. uint8 arrays in CPU memory, views if the device is the
         CPU."""
         import torch
 
@@ -76,7 +76,7 @@ class SyntheticKV:
 
 
 def ingest(kv: ReceivedKV) -> list[Any]:
-    """Build evaluated mlx-lm caches from received KV; returns the bytes of each tensor in them, keys and values
+    """Build evaluated mlx-lm caches from received KV. Returns the bytes of each tensor in them, keys and values
     alternating."""
     from mlx_lm.models.cache import KVCache, RotatingKVCache
 

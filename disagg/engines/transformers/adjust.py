@@ -15,8 +15,9 @@ from disagg.engines.model.constraint import Constraint, fitted
 
 
 class Adjustment:
-    """Repetition penalty on prompt and answer, presence and frequency penalty on the answer, bias, constraint, in this
-    order. tokens: of the prompt and of the answer's beginning, which has `answered` tokens."""
+    """The request's penalties, bias and constraint on the logits, in this order. The repetition penalty is on prompt
+    and answer, presence and frequency penalty on the answer. tokens: of the prompt and of the answer's beginning, which
+    has `answered` tokens."""
 
     def __init__(
         self, sampling: Sampling, tokens: Sequence[int], answered: int, constraint: Constraint | None = None

@@ -45,8 +45,7 @@ class Forward:
         return logits
 
     def finish(self) -> None:
-        """Wait for the device: kernels run asynchronously, and a time must not be the one at which they were
-        queued."""
+        """Wait for the device. Kernels run asynchronously, and a time must not be the one at which they were queued."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         elif self._device.type == "mps":

@@ -55,7 +55,7 @@ def _keys_at(model: Any, position: int) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 def _turned(keys: torch.Tensor, moved: torch.Tensor) -> bool:
-    """Whether keys were rotated: rotation changes them by about their own size, kernels without a fixed order of sums
+    """Whether keys were rotated. Rotation changes them by about their own size, kernels without a fixed order of sums
     by far less."""
     return bool((keys - moved).abs().max() > 0.01 * keys.abs().max())
 

@@ -83,8 +83,9 @@ def require_shape(name: str, pages: torch.Tensor, layer: LayerLayout, heads: int
 
 
 def detect(pages: torch.Tensor, write: Write, layer: LayerLayout) -> Read:
-    """The form of these pages: known rows are written across the end of a block into the last two blocks, and must be
-    read back. ModelError if no known form reads them. The blocks are empty afterwards, as before."""
+    """The form of these pages, found by writing known rows and reading them back. They are written across the end of a
+    block into the last two blocks. ModelError if no known form reads them. The blocks are empty afterwards, as before.
+    """
     count, heads, size, _ = pages.shape
     rows = torch.arange((count - 2) * size + size - 3, (count - 2) * size + size + 3, device=pages.device)
     shape = (len(rows), heads, layer.key_dim)

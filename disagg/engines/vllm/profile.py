@@ -38,7 +38,7 @@ def of_all_ranks(layers: Sequence[LayerProfile], ranks: int, reference: ModelPro
 
 
 def require_norms(found: Sequence[float], stated: float | None) -> None:
-    """Raise ModelError if layers normalise with another epsilon than the checkpoint states: vLLM's gpt-oss has 1e-5,
+    """Raise ModelError if layers normalise with another epsilon than the checkpoint states. vLLM's gpt-oss has 1e-5,
     whatever config.json has."""
     if stated is not None and (other := [one for one in found if one != stated]):
         raise ModelError(
@@ -85,8 +85,8 @@ def _layout(module: Any) -> LayerLayout:
 
 
 def _rope(attention: Any) -> Rope | None:
-    """The frequencies and scale in the rotary module beside the attention: of the angles that its first position
-    turns by."""
+    """The frequencies and scale in the rotary module beside the attention. They are those of the angles that its first
+    position turns by."""
     module = getattr(attention, "rotary_emb", None)
     if module is None:
         return None

@@ -58,8 +58,8 @@ class DeployResult:
 
 
 def choose(fleet: Fleet, names: Sequence[str] = (), role: str | None = None, model: str | None = None) -> list[Host]:
-    """The selected hosts that are deployed to: all but those with connector "local", which are served from this
-    installation. Raises UsageError if a local host is named, or no host is left."""
+    """The selected hosts that are deployed to. Those with connector "local" are served from this installation. Raises
+    UsageError if such a host is named, or no host is left."""
     hosts = fleet.select(names, role=role, model=model, managed=True)
     here = [host.name for host in hosts if not host.placement.deployed]
     if here and (names or len(here) == len(hosts)):

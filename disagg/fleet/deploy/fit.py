@@ -115,8 +115,8 @@ def notes(found: Fit) -> Iterator[str]:
 
 
 def _serving(host: Host, model: Model, device: str, own: bool) -> Serving:
-    """own: whether each rank has memory of its own; else the machine's has to hold what all of them take, and the KV
-    that waits to be sent."""
+    """What the servers need of a machine's memory. own: whether each rank has memory of its own; else the machine's has
+    to hold what all of them take, and the KV that waits to be sent."""
     engine = host.engine
     paged = engine.kv_cache_memory_bytes if own else engine.prompts_kv_bytes
     kv = {"mlx": engine.max_kv_bytes, "vllm": paged, "transformers": engine.max_held_bytes}

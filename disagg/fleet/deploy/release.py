@@ -130,8 +130,8 @@ def run_script(paths: HostPaths, host: Host, python: str) -> str:
 
 
 def fleet_file(fleet: Fleet, host: Host, source: ModelSource) -> str:
-    """The host's own hosts.toml: the host itself and, for a prefill host, the decode hosts that it delivers KV to; for
-    a gateway, all hosts."""
+    """The host's own hosts.toml: the host itself, and whom its server asks. For a prefill host these are the decode
+    hosts that it delivers KV to; for a gateway, all hosts."""
     known = [one.name for one in fleet.answering_hosts] if host.gateway else []
     known.append(host.name)
     if "prefill" in host.roles:
@@ -151,7 +151,7 @@ def package_files(root: Path = ROOT) -> dict[str, bytes]:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """16 hexadecimal digits that name these files: the SHA-256 over the sorted lines that `sha256sum` prints for them,
-    so that the host probe can verify a release with sha256sum alone (facts/host.sh)."""
+    """16 hexadecimal digits that name these files. They are of the SHA-256 over the sorted lines that `sha256sum`
+    prints for them, so that the host probe can verify a release with sha256sum alone (facts/host.sh)."""
     lines = sorted(f"{hashlib.sha256(content).hexdigest()}  ./{name}\n" for name, content in files.items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]

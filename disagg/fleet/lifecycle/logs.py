@@ -86,8 +86,8 @@ class _Clock:
 def read(
     hosts: Sequence[Host], state: State, lines: int, since: float | None = None, connect: Connect = machine_for
 ) -> tuple[list[LogLine], list[DisaggError]]:
-    """The last lines of all hosts in order of time, at most `lines` of each and none older than `since` (seconds since
-    1970); and the errors of hosts whose log cannot be read."""
+    """The last lines of all hosts in order of time, and the errors of hosts whose log cannot be read. At most `lines`
+    of each host, and none older than `since` (seconds since 1970)."""
 
     def fetch(host: Host) -> list[LogLine]:
         clock, kept = _Clock(host.name), deque[LogLine](maxlen=lines)

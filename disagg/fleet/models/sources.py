@@ -14,8 +14,8 @@ from disagg.fleet.facts.host import HostFacts
 
 @dataclass(frozen=True, slots=True)
 class RequiredModel:
-    """The source of a host's model: a hub id, an absolute path, or a path below "~/", which is another folder on each
-    host. carried: `disagg deploy` copies it there, so there is nothing to pull."""
+    """The source of a host's model: a hub id or a path. A path is absolute, or below "~/", which is another folder on
+    each host. carried: `disagg deploy` copies it there, so there is nothing to pull."""
 
     host: Host
     source: str

@@ -1,4 +1,4 @@
-"""launchd daemons of the system domain: they start at boot, before anyone logs in, and macOS lets them open LAN
+"""launchd daemons of the system domain, which start at boot, before anyone logs in. macOS lets them open LAN
 connections, which it may deny to agents of a login session. Only root can install and start them."""
 
 from __future__ import annotations

@@ -202,8 +202,8 @@ class _Supervisor:
 
 
 class _Notices:
-    """What a server sends to $NOTIFY_SOCKET: WATCHDOG_USEC, the time within which it promises to notify again, then
-    WATCHDOG=1 now and then. Without a socket nothing is overdue."""
+    """What a server sends to $NOTIFY_SOCKET, as in sd_notify(3). WATCHDOG_USEC is the time within which it promises to
+    notify again; then WATCHDOG=1 now and then. Without a socket nothing is overdue."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -96,7 +96,7 @@ def _secret(request: Request) -> str:
 
 
 def _require_local(request: Request) -> None:
-    """Raises Unauthorized if a web page asks: a browser lets every page send requests to this machine, under a name of
+    """Raises Unauthorized if a web page asks. A browser lets every page send requests to this machine, under a name of
     the page's own that leads here, or with its Origin."""
     # a page of elsewhere sends no Origin for what it only embeds
     embedded = "origin" not in request.headers and request.headers.get("sec-fetch-site") == "cross-site"

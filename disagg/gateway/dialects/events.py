@@ -13,8 +13,8 @@ from disagg.inference.types import Completion
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of answer number `choice`: the tokens of a decode step or several, and what they have completed: reasoning,
-    then text, then tool calls."""
+    """More of answer number `choice`: the tokens of a decode step or several. They have completed reasoning, then text,
+    then tool calls."""
 
     choice: int
     text: str
@@ -35,8 +35,8 @@ Event = Piece | Finished
 
 
 def uncounted(completion: Completion, tokens: int) -> int:
-    """Tokens of the answer that came without being told apart: those of a whole-request host, which counts them at the
-    end. tokens: that came by themselves."""
+    """Tokens of the answer that came without being told apart. A whole-request host counts them at the end. tokens:
+    that came by themselves."""
     return max(0, completion.metrics.completion_tokens - tokens) if completion.metrics.method == "whole" else 0
 
 

@@ -150,7 +150,7 @@ class _Run:
             await self._look_once_more(pause)
 
     async def _look_once_more(self, pause: Pause) -> None:
-        """Ask every host before the request fails because none is up: what the view has may be out of date, as after
+        """Ask every host before the request fails because none is up. What the view has may be out of date, as after
         this process was stopped for a while."""
         self.last_look = True
         self.waiting.error = pause.error

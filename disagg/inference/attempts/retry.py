@@ -115,8 +115,8 @@ class Failure:
 
     @property
     def final(self) -> bool:
-        """Whether no other attempt could succeed: the request is too late, the host that was to answer finds that it
-        is wrong, or no host can go on after what a whole-request host has sent. A prefill host that finds the request
+        """Whether no other attempt could succeed. The request is too late, the host that was to answer finds that it is
+        wrong, or no host can go on after what a whole-request host has sent. A prefill host that finds the request
         wrong may merely be configured in another way than the others."""
         wrong = isinstance(self.error, RequestError) and self.answering and not self.too_large
         cut = self.attempt.method == "whole" and self.begun
@@ -150,7 +150,7 @@ class Failure:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Drop the tracebacks of an error that is kept, and of its causes: their frames hold all that the attempt had, such
+    """Drop the tracebacks of an error that is kept, and of its causes. Their frames hold all that the attempt had, such
     as its prompt."""
     errors: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -201,7 +201,7 @@ def remaining(route: Route, policy: RetryPolicy, failures: Sequence[Failure]) ->
 
 
 def _same(failure: Failure, later: Attempt) -> bool:
-    """Whether `later` would fail in the same way: it uses a decode host that failed, or a prefill host that is busy,
+    """Whether `later` would fail in the same way. It uses a decode host that failed, or a prefill host that is busy,
     refuses the request, or did not answer in time, so that asking it again would only take as long again."""
     if failure.side == "decode":
         return later.decode == failure.attempt.decode

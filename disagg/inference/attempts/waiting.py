@@ -16,8 +16,8 @@ LONGEST_DELAY_S = 5.0
 
 @dataclass(slots=True)
 class RetryBudget:
-    """Spreads the retries of one client: `per_s` a second, and more only if a request would else be delayed by over
-    LONGEST_DELAY_S. Pure but for its own count."""
+    """Spreads the retries of one client: `per_s` a second. There are more only if a request would else be delayed by
+    over LONGEST_DELAY_S. Pure but for its own count."""
 
     per_s: float
     _next: float = 0.0

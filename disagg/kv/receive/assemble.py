@@ -90,7 +90,7 @@ class Assembly:
 
 @dataclass(slots=True)
 class _Plane:
-    """Some heads of one plane of the keys or values of one layer, [all heads, rows, row_bytes], filled from the first
+    """Some heads of one plane of the keys or values of one layer. [all heads, rows, row_bytes], filled from the first
     row on. next: index of the first row that has not arrived."""
 
     rows: range

@@ -25,8 +25,9 @@ Admit = Callable[[socket.socket, str, Preamble], None]
 
 @dataclass(slots=True, eq=False)
 class Newcomer:
-    """discard: how many more bytes to read and ignore after a refusal, so that closing does not reset the connection
-    and lose the reply; None before one. until: when the connection is ended."""
+    """A connection that has not shown a valid ticket. discard: how many more bytes to read and ignore after a refusal,
+    so that closing does not reset the connection and lose the reply; None before one. until: when the connection is
+    ended."""
 
     sock: socket.socket
     address: str

@@ -46,8 +46,8 @@ OnOutcome = Callable[[KVOutcome], None]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The one transfer that a ticket allows: the KV of tokens [start, tokens) of this prompt on this model, in one of
-    the forms `wires`."""
+    """The one transfer that a ticket allows. It is the KV of tokens [start, tokens) of this prompt on this model, in
+    one of the forms `wires`."""
 
     request_id: str
     layout: Layout

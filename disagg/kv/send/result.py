@@ -44,9 +44,9 @@ class TransferResult:
 
     @property
     def link_bytes_s(self) -> float | None:
-        """Bytes per second of the link and the receiver, from the start of the last stretch without a wait for KV to
-        the acknowledgement. None if that stretch is shorter than RATED_BYTES, as it is if the transfer kept up with
-        the computation."""
+        """Bytes per second of the link and the receiver. From the start of the last stretch without a wait for KV to
+        the acknowledgement. None if that stretch is shorter than RATED_BYTES, as it is if the transfer kept up with the
+        computation."""
         stretch = self.spans[self.backlog :]
         nbytes = sum(span.nbytes for span in stretch)
         return nbytes / (self.acknowledged - stretch[0].began) if nbytes >= RATED_BYTES else None

@@ -23,8 +23,8 @@ UNUSED_S = 120.0
 
 
 class Slots:
-    """At most `limit` requests wait for KV at the same time, so that others keep their places; one more waits its turn
-    for a slot."""
+    """Admits at most `limit` requests to wait for KV at the same time. Others keep their places; one more waits its
+    turn for a slot."""
 
     def __init__(self, tickets: Tickets, address: KVAddress, limit: int) -> None:
         self._tickets = tickets

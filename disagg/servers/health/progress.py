@@ -69,8 +69,8 @@ class EngineProgress:
             self._stalled_since = None
 
     def stalled_s(self, now: float, busy: bool) -> float:
-        """For how many seconds an engine that counts as stalled has made no progress; 0 if it does not count as
-        stalled. now: time.monotonic()."""
+        """Seconds for which a stalled engine has made no progress; 0 if it does not count as stalled. now:
+        time.monotonic()."""
         if not busy:
             self.excuse(now)
         with self._lock:

@@ -1,5 +1,5 @@
-"""The thread of a prefill host that computes prompts, chunk by chunk, so that a short one does not wait for a long one
-before it. `order` decides which is next.
+"""The thread of a prefill host that computes prompts, chunk by chunk. A short prompt does not wait for a long one
+before it: `order` decides which is next.
 """
 
 from __future__ import annotations

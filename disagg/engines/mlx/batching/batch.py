@@ -92,8 +92,8 @@ class Batch:
                 job.ended = list(tokens), caches
 
     def step(self, chunk_tokens: int) -> list[tuple[Job, Token]]:
-        """One token for every decoding job, and a chunk of `chunk_tokens` for every job whose prompt is being
-        computed."""
+        """One token for every decoding job, and a chunk of each prompt that is being computed. chunk_tokens: of such a
+        chunk."""
         self._generator.prefill_step_size = chunk_tokens
         read, generated = self._generator.next()
         for progress in read:

@@ -71,8 +71,8 @@ class GroupedBatch:
         return caches
 
     def insert(self, job: Job, caches: Caches) -> None:
-        """Add the job at the next step, or queue it if `max_batch` are running: its tokens that `caches` do not cover,
-        on top of them."""
+        """Add the job at the next step, or queue it if `max_batch` are running. Its tokens that `caches` do not cover
+        are computed on top of them."""
         if len(self) < self._max_batch:
             self._place(job, caches)
         else:

@@ -32,8 +32,7 @@ class LayerSnapshot(LayerArrays):
 
 
 def segments(prefix: Prefix[Any, Any], layer: int) -> Iterator[tuple[int, Layer]]:
-    """The rows of one layer that keeps every row, with the index of each piece's first, cut off after
-    `prefix.tokens`."""
+    """The rows of one layer that keeps every row, with the index of each piece's first. Cut off after `prefix.tokens`."""
     start = 0
     for part in prefix.rows:
         arrays: Layer | None = part.layers[layer]
@@ -44,8 +43,8 @@ def segments(prefix: Prefix[Any, Any], layer: int) -> Iterator[tuple[int, Layer]
 
 
 def last_rows(prefix: Prefix[Any, Any], layer: int) -> Layer:
-    """The rows that a snapshot has of a sliding layer, in the order of the tokens, cut off after `prefix.tokens`; the
-    arrays of a state."""
+    """The rows that a snapshot has of a sliding layer, in the order of the tokens; the arrays of a state. Cut off after
+    `prefix.tokens`."""
     arrays: Layer | None = prefix.snapshot.layers[layer] if prefix.snapshot is not None else None
     assert arrays is not None, "this layer keeps every row"
     return _without_last(arrays, prefix.snapshot_at - prefix.tokens)

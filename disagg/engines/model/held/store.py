@@ -78,7 +78,7 @@ class HeldStore(Generic[R, S]):
         return self._nbytes
 
     def find(self, tokens: Sequence[int], salt: str) -> Held[R, S] | None:
-        """The longest held prefix of `tokens`, perhaps all, that a request can go on from; in use until it is
+        """The longest held prefix of `tokens`, perhaps all, that a request can go on from. It is in use until it is
         released."""
         key = key_of(tokens)
         with self.lock:

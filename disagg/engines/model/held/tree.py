@@ -30,7 +30,7 @@ class Snapshot(Protocol):
 
     @property
     def usable_from(self) -> int:
-        """The least number of tokens that a request can go on from with it: it has all that is needed after so many
+        """The least number of tokens that a request can go on from with it. It has all that is needed after so many
         tokens, and after any number between that and its own."""
         ...
 

@@ -11,8 +11,8 @@ from disagg.version import code_hash
 
 
 def flag_differing(statuses: Sequence[HostStatus]) -> list[HostStatus]:
-    """Mark healthy hosts of a model as failed if they have different revisions of it or of disagg: a decode host
-    would refuse the other's KV."""
+    """Mark healthy hosts of a model as failed if their disagg or their revision of it differs. A decode host would
+    refuse the other's KV."""
     first: dict[str, HostStatus] = {}
 
     def judged(status: HostStatus) -> HostStatus:
