@@ -12,9 +12,9 @@ starter    the file that `disagg init` writes
 convert    a JSON list of servers -> the text of a hosts.toml
 """
 
+from disagg.config.placement import Connector
 from disagg.config.render import served_digest
 from disagg.config.schema import (
-    Connector,
     Deploy,
     DType,
     EngineName,

@@ -40,10 +40,10 @@ def with_request_options(
     """
 
     def decorate(command: _Function) -> _Function:
-        shared = inspect.signature(_request_options, eval_str=True).parameters
+        shared = dict(inspect.signature(_request_options, eval_str=True).parameters)
         shared = {**shared, "max_tokens": shared["max_tokens"].replace(default=max_tokens)}
         signature = inspect.signature(command, eval_str=True)
-        parameters = []
+        parameters: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():
             parameters += shared.values() if parameter.name == "options" else [parameter]
 

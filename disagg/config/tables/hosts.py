@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from disagg.api.names import Role
 from disagg.config.addresses import NAME_RULE, USER_RULE, address_fault, is_name, is_user, same_machine
+from disagg.config.placement import Connector
 from disagg.config.schema import (
-    Connector,
     EngineName,
     EngineOptions,
     Host,

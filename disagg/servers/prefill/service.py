@@ -181,7 +181,8 @@ class PrefillService(Service[PromptEngine]):
         )
 
     def _wire_form(self, tokens: int, to: KVAddress) -> WireForm:
-        """The form in which the KV of `tokens` tokens is sent. Logged with its reasons if hosts.toml leaves the choice."""
+        """The form in which the KV of `tokens` tokens is sent. Logged with its reasons if hosts.toml leaves the
+        choice."""
         wanted = self.host.engine.kv_wire
         rates = self._rates.rates((to.host, to.port))
         wire = choose_form(wanted, self.engine.info.layout, tokens, rates)

@@ -32,7 +32,8 @@ class LayerSnapshot(LayerArrays):
 
 
 def segments(prefix: Prefix[Any, Any], layer: int) -> Iterator[tuple[int, Layer]]:
-    """The rows of one layer that keeps every row, with the index of each piece's first. Cut off after `prefix.tokens`."""
+    """The rows of one layer that keeps every row, with the index of each piece's first. Cut off after
+    `prefix.tokens`."""
     start = 0
     for part in prefix.rows:
         arrays: Layer | None = part.layers[layer]
