@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 OnKVFailure = Literal["fallback", "fail"]
 """If no prefill host delivers the KV: the decode host computes the prompt, or the request fails."""
+SHARE: Final = 1 / 3
+"""Of the time that a request has left, the most that an attempt waits for one host if another host of its role is up:
+the next attempt has the rest."""
+LEAST_S: Final = 2.0
+"""The least that such a wait is shortened to: hosts send an event a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Every wait of a request, in seconds. The whole request has its own `timeout`, which bounds them all: the wait for
-    busy hosts has no other bound.
+    busy hosts has no other bound. If another host could take over, SHARE bounds the waits for one, too: see `within`.
 
     connect: until a TCP connection is open. queue: until a host has begun with a request that it has accepted; then the
     host counts as busy. first_kv: until the KV begins to arrive at the decode host, once the prefill host computes.
@@ -41,6 +46,21 @@ class Timeouts:
     whole_first: float = 300.0
     whole_silence: float = 30.0
 
+    def within(self, left_s: float) -> Timeouts:
+        """The waits of an attempt that another host may follow, for a request with `left_s` seconds left. `queue`
+        stays: a place in a queue that moves is kept if every other host is full, see ProgressJudge."""
+        most = patience_s(left_s)
+        return replace(
+            self,
+            connect=min(self.connect, most),
+            first_kv=min(self.first_kv, most),
+            silence=min(self.silence, most),
+            stall=min(self.stall, most),
+            whole_connect=min(self.whole_connect, most),
+            whole_first=min(self.whole_first, most),
+            whole_silence=min(self.whole_silence, most),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -56,3 +76,8 @@ class RetryPolicy:
 
 
 DEFAULT_POLICY = RetryPolicy()
+
+
+def patience_s(left_s: float) -> float:
+    """The longest wait for one host if another could take over, for a request with `left_s` seconds left."""
+    return max(LEAST_S, SHARE * left_s)

@@ -5,6 +5,7 @@ With the fixture `virtual_time` their waits and the client's timers take no time
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
@@ -17,7 +18,9 @@ from disagg.api.requests import KVAddress
 from disagg.api.status import LeaseAnswer, Load
 from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.errors import DisaggError
+from disagg.inference.client import AsyncClient
 from disagg.inference.http.connections import Connections
+from disagg.inference.policy import Timeouts
 
 Body = dict[str, Any]
 Script = Callable[[Body], AsyncGenerator[Event | DisaggError, None]]
@@ -41,6 +44,18 @@ async def waiting(phase: str, beats: int = 0, seconds: float = 1e9) -> AsyncGene
     for _ in range(int(seconds / PROGRESS_S)):
         await asyncio.sleep(PROGRESS_S)
         yield progress(phase, beats)
+
+
+async def queued(_: Body) -> AsyncGenerator[Event | DisaggError, None]:
+    """State for ever that the request waits; the engine does nothing."""
+    async for event in waiting("queued"):
+        yield event
+
+
+async def stuck(_: Body) -> AsyncGenerator[Event | DisaggError, None]:
+    """State for ever that the request is computed; the engine does nothing."""
+    async for event in waiting("generating", beats=7):
+        yield event
 
 
 def slot(body: Body) -> SlotEvent:
@@ -187,6 +202,18 @@ async def scripted(**hosts: Mapping[str, Script]) -> AsyncIterator[tuple[Fleet, 
             for name, host in scripts.items()
         }
         yield Fleet("scripted", Path("hosts.toml"), {"m": Model("m", {}, 4096)}, described), scripts
+
+
+@asynccontextmanager
+async def client_of(
+    timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+    **hosts: Mapping[str, Script],
+) -> AsyncIterator[tuple[AsyncClient, dict[str, ScriptedHost]]]:
+    """A client of such a fleet, which begins with the first host."""
+    async with scripted(**hosts) as (fleet, scripts), AsyncClient(fleet, token="t") as client:
+        client._next_start = 0
+        client._driver.policy = dataclasses.replace(client._driver.policy, timeouts=timeouts)
+        yield client, scripts
 
 
 class FixedHost(Server):

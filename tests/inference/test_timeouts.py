@@ -5,30 +5,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
 
 import pytest
 
 from disagg.api.events import Event
 from disagg.errors import DeadlineExceeded, DisaggError, Overloaded
 from disagg.inference.attempts.answer import FALLBACK_WARNING
-from disagg.inference.client import AsyncClient
 from disagg.inference.policy import Timeouts
-from tests.inference.scripted import Body, Script, ScriptedHost, progress, scripted, slot, waiting, whole
+from tests.inference.scripted import Body, Script, client_of, progress, queued, slot, stuck, waiting, whole
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 Events = AsyncGenerator[Event | DisaggError, None]
-
-
-async def queued(_: Body) -> Events:
-    async for event in waiting("queued"):
-        yield event
-
-
-async def stuck(_: Body) -> Events:
-    async for event in waiting("generating", beats=7):
-        yield event
 
 
 async def slow(_: Body) -> Events:
@@ -42,17 +30,6 @@ async def slot_without_kv(body: Body) -> Events:
     yield slot(body)
     async for event in waiting("waiting for KV"):
         yield event
-
-
-@asynccontextmanager
-async def client_of(
-    timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
-    **hosts: Mapping[str, Script],
-) -> AsyncIterator[tuple[AsyncClient, dict[str, ScriptedHost]]]:
-    async with scripted(**hosts) as (fleet, scripts), AsyncClient(fleet, token="t") as client:
-        client._next_start = 0
-        client._driver.policy = dataclasses.replace(client._driver.policy, timeouts=timeouts)
-        yield client, scripts
 
 
 def test_the_timeouts_of_a_request() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from disagg.api.requests import DecodeBody, GenerateBody
+from disagg.config import Host
 from disagg.errors import DeadlineExceeded, DisaggError
 from disagg.inference.attempts import whole
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
@@ -28,7 +29,7 @@ from disagg.inference.hosts.route import Candidates, Ranking, RouteRequest, rank
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.http.connections import Connections
 from disagg.inference.http.whole import Asked
-from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy
+from disagg.inference.policy import DEFAULT_POLICY, RetryPolicy, patience_s
 from disagg.inference.types import Completion, Stage, Watch, unwatched
 from disagg.whole.questions import question
 
@@ -139,9 +140,13 @@ class _Run:
             self.first = False
             await self._pause(pause)
 
+    @property
+    def deadline(self) -> float:
+        return self.request.called + self.request.body.deadline_s
+
     async def _pause(self, pause: Pause) -> None:
         self.driver.http.require_open()
-        seconds = pause.seconds * random.uniform(0.75, 1.25)
+        seconds = min(pause.seconds * random.uniform(0.75, 1.25), patience_s(self.deadline - time.monotonic()))
         if not pause.limited:
             seconds += self.driver.budget.delay(time.monotonic())
         if pause.limited and self.last_look:
@@ -187,18 +192,25 @@ class _Run:
 
     async def _perform(self, attempt: Attempt, ranked: Ranking) -> AttemptOutcome:
         timeouts = self.request.policy.timeouts
-        left = self.request.called + self.request.body.deadline_s - time.monotonic()
+        caller = HostCaller(self.driver.http, self.driver.heartbeat, timeouts, self.deadline, self._elsewhere)
         if attempt.method == "whole":
             host, body = attempt.answering, self.request.body
             asked = question(body, host.engine.model or body.model, self.request.candidates.context)
-            call = Asked(host, asked, timeouts, self.request.via)
+            call = Asked(host, asked, caller.waits(host), self.request.via)
             return await whole.perform(self.driver.http, call, self.answer)
-        body = self.answer.body(self.request.body, max(0.001, left), timeouts.lease)
+        body = self.answer.body(self.request.body, max(0.001, caller.left_s), timeouts.lease)
         if attempt.method == "disaggregated":
             first = attempt.decode == ranked.decode[0].host and attempt.prefill == ranked.prefill[0].host
             offered = first and self.request.policy.local_prefill
             body = DecodeBody(**msgspec.structs.asdict(body), prefill=ranked.offer if offered else None)
-        return await perform(HostCaller(self.driver.http, self.driver.heartbeat, timeouts), attempt, body, self.answer)
+        return await perform(caller, attempt, body, self.answer)
+
+    def _elsewhere(self, host: Host, with_room: bool) -> bool:
+        """Whether another host of this one's role gets requests now; with_room: and has room for one."""
+        hosts, view, now = self.request.candidates, self.driver.view, time.monotonic()
+        role = next(role for role in (hosts.decode, hosts.prefill, hosts.whole) if host in role)
+        others = (view.of(other.name) for other in role if other.name != host.name)
+        return any(not other.obstacle(now) and (other.has_room or not with_room) for other in others)
 
     def _judge(self, name: str, began_at: float, failure: Failure | None, done: bool) -> None:
         """Note in the view how the attempt went for one of its hosts."""

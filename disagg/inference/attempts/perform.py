@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -20,16 +21,28 @@ from disagg.inference.attempts.retry import Attempt
 from disagg.inference.hosts.heartbeat import Heartbeat
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
-from disagg.inference.policy import Timeouts
+from disagg.inference.http.events import Patience
+from disagg.inference.policy import SHARE, Timeouts, patience_s
 
 
 @dataclass(frozen=True, slots=True)
 class HostCaller:
-    """How hosts are called."""
+    """How the hosts of one attempt are called. deadline: of the request, by time.monotonic(). elsewhere: see Patience,
+    for any host."""
 
     http: Connections
     heartbeat: Heartbeat
     timeouts: Timeouts
+    deadline: float
+    elsewhere: Callable[[Host, bool], bool]
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def waits(self, host: Host) -> Timeouts:
+        """The waits for this host from now on."""
+        return self.timeouts.within(self.left_s) if self.elsewhere(host, False) else self.timeouts
 
     def call(
         self,
@@ -43,7 +56,8 @@ class HostCaller:
     ) -> calls.EventCall:
         """A POST whose lease is extended until `leases` is closed. reported: gets the phases that the host states."""
         leases.enter_context(self.heartbeat.lease(host, request_id))
-        return calls.EventCall(host, path, body, request_id, self.timeouts, reported=reported)
+        patience = Patience(patience_s(self.left_s), partial(self.elsewhere, host))
+        return calls.EventCall(host, path, body, request_id, self.waits(host), reported=reported, patience=patience)
 
 
 @dataclass(slots=True)
@@ -53,6 +67,7 @@ class FirstKV:
     limit_s: float
     reported: Callable[[str], None]
     computing_since: float | None = None
+    shipped_at: float | None = None
 
     def prefill(self, phase: str) -> None:
         """The prefill host states this phase."""
@@ -62,10 +77,19 @@ class FirstKV:
 
     def decode(self, phase: str) -> None:
         """The decode host states this phase. Raises HandoffError if the KV should have begun to arrive long ago."""
-        since = self.computing_since
-        if phase == "waiting for KV" and since is not None and time.monotonic() - since >= self.limit_s:
+        if phase == "waiting for KV" and self._is_late(self.computing_since):
             raise HandoffError(f"no KV has arrived {self.limit_s:g} s after its prefill began", "run `disagg doctor`")
+        if phase in ("waiting for KV", "receiving KV") and self._is_late(self.shipped_at):
+            raise HandoffError(f"the KV has not arrived {self.limit_s:g} s after it was sent", "run `disagg doctor`")
         self.reported(phase)
+
+    def shipped(self, shipping: asyncio.Future[ShippedEvent]) -> None:
+        """The prefill host's part is over."""
+        if not shipping.cancelled() and shipping.exception() is None:
+            self.shipped_at = time.monotonic()
+
+    def _is_late(self, since: float | None) -> bool:
+        return since is not None and time.monotonic() - since >= self.limit_s
 
 
 class PrefillFailed(Exception):
@@ -102,7 +126,7 @@ async def _hand_off(
     """The prompt on one host, the answer on another; on the decode host alone if it finds that faster."""
     decode, prefill = attempt.decode, attempt.prefill
     assert decode is not None and prefill is not None, "a hand-off has two hosts"
-    first_kv = FirstKV(caller.timeouts.first_kv, answer.reported)
+    first_kv = FirstKV(caller.waits(prefill).first_kv, answer.reported)
     call = caller.call(decode, "/decode", body, leases, request_id=_new_id(answer), reported=first_kv.decode)
     async with calls.events(caller.http, call) as events:
         slot = await anext(events)
@@ -124,11 +148,12 @@ async def _hand_off(
             reported=first_kv.prefill,
         )
         shipping = asyncio.ensure_future(calls.closing_event(caller.http, order, ShippedEvent))
+        shipping.add_done_callback(first_kv.shipped)
         try:
             done = answer.take(await _first_tokens(events, shipping, call, order))
             answer.trace.ordered = order.written
             done = done or await answer.read(events)
-            return await _with_figures(done, shipping, prefill, caller.timeouts)
+            return await _with_figures(done, shipping, prefill, caller)
         finally:
             shipping.cancel()
             await asyncio.wait((shipping,))
@@ -183,10 +208,12 @@ async def _first_tokens(
 
 
 async def _with_figures(
-    done: DoneEvent, shipping: asyncio.Future[ShippedEvent], prefill: Host, timeouts: Timeouts
+    done: DoneEvent, shipping: asyncio.Future[ShippedEvent], prefill: Host, caller: HostCaller
 ) -> AttemptOutcome:
-    """The outcome with the prefill host's figures. Missing ones are a warning, not a failure."""
-    await asyncio.wait((shipping,), timeout=timeouts.figures)
+    """The outcome with the prefill host's figures. Missing ones are a warning, not a failure: they are not waited for
+    until the deadline, at which a complete answer would fail."""
+    timeouts = caller.timeouts
+    await asyncio.wait((shipping,), timeout=min(timeouts.figures, SHARE * caller.left_s))
     if not shipping.done() or (error := _exception(shipping)) is not None:
         reason = str(error) if shipping.done() else "it did not answer in time"
         return AttemptOutcome(done, warnings=(f"the figures of {prefill.name} are missing: {reason}",))

@@ -24,7 +24,6 @@ COMPARED = 6  # hosts of each role
 PREFILL_TOKENS_S = 1000.0  # if no host has measured it; one that has not is taken for as fast as the fastest
 DECODE_TOKENS_S = 30.0
 SHARED_STEP = 0.5  # a full batch makes every step longer by about this share
-FULL = 0.95  # of kv_limit: a new request waits for another's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +213,10 @@ def _decode_choice(seen: HostView, host: Host, request: RouteRequest, prefill_sp
     answer_s = request.answer_tokens / ((load.decode_tokens_s if load else None) or speed)
     limit = max(1, load.running_limit if load else host.engine.max_batch)
     waiting = max(0, ahead + 1 - limit)
-    full = load is not None and load.kv_limit > 0 and load.kv_bytes > FULL * load.kv_limit
     held = min(request.held.get(host.name, 0), request.prompt_tokens)
     costs = {
         "queue": answer_s * waiting / limit,
-        "KV memory": answer_s / limit if full else 0.0,
+        "KV memory": answer_s / limit if seen.kv_is_full else 0.0,
         "prompt": (request.prompt_tokens - held) / prefill_speed,
         "answer": answer_s * (1 + SHARED_STEP * min(ahead, limit) / limit),
     }

@@ -11,6 +11,7 @@ from disagg.inference.hosts.affinity import Affinity
 from disagg.inference.hosts.breaker import CLOSED, Breaker
 
 MISSES_UNTIL_DOWN = 2
+FULL: Final = 0.95  # of kv_limit: a new request waits for another's end
 WAITED_FOR: Final = ("loading", "draining")
 """States of a host that end by themselves: a request waits for such a host if there is no other."""
 
@@ -57,6 +58,17 @@ class HostView:
         if load is None:
             return self.outstanding
         return max(0, load.queue + load.running + self.outstanding - self.counted)
+
+    @property
+    def kv_is_full(self) -> bool:
+        """Whether a new request waits for KV memory."""
+        load = self.load
+        return load is not None and load.kv_limit > 0 and load.kv_bytes > FULL * load.kv_limit
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the host would begin with a new request at once."""
+        return self.ahead < (self.load.running_limit if self.load else 1) and not self.kv_is_full
 
     @property
     def tokens_ahead(self) -> int:

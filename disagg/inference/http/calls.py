@@ -18,7 +18,7 @@ from disagg.api.events import DoneEvent, ErrorAnswer, Event, ShippedEvent
 from disagg.config import Host
 from disagg.errors import DisaggError, Overloaded, ProtocolError, ServerSilent, ServerUnavailable
 from disagg.inference.http.connections import Connections, HostRequest, SentRequest
-from disagg.inference.http.events import MAX_EVENT_BYTES, ProgressJudge, parse
+from disagg.inference.http.events import MAX_EVENT_BYTES, UNLIMITED, Patience, ProgressJudge, parse
 from disagg.inference.policy import DEFAULT_POLICY, Timeouts
 
 LAST_EVENTS: Final = (DoneEvent, ShippedEvent)
@@ -30,7 +30,8 @@ T = TypeVar("T", bound=Event)
 class EventCall:
     """A POST to one host that is answered with events. Times by time.monotonic(), 0 until they are known: `written`, it
     was about to be written to an open connection; `last_sign`, the host sent the last piece of its answer. reported: is
-    called with the phase that each of the host's progress events states; what it raises ends the call."""
+    called with the phase that each of the host's progress events states; what it raises ends the call. patience: with
+    the host's queue."""
 
     host: Host
     path: str
@@ -40,6 +41,7 @@ class EventCall:
     written: float = 0.0
     last_sign: float = 0.0
     reported: Callable[[str], None] | None = None
+    patience: Patience = UNLIMITED
 
 
 async def get(http: Connections, host: Host, path: str, *, timeout: float) -> dict[str, Any]:
@@ -89,7 +91,7 @@ async def _events(exchange: SentRequest, call: EventCall) -> AsyncGenerator[Even
         call.last_sign = time.monotonic()
         return part
 
-    progress = ProgressJudge(call.host, call.timeouts, call.written)
+    progress = ProgressJudge(call.host, call.timeouts, call.written, call.patience)
     with _failures(call.host):
         async with aclosing(parse(read, progress, call.reported)) as stream:
             async for event in stream:

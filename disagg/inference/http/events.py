@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import msgspec
@@ -24,36 +25,67 @@ _DECODERS = {name: msgspec.json.Decoder(kind) for name, kind in EVENTS.items()}
 _ERRORS = msgspec.json.Decoder(ErrorEvent)
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When a request leaves a host's queue: after `seconds` in it, if another host would begin with it sooner.
+
+    elsewhere: whether another host of this one's role is up; with True, only if it has room for a request now.
+    """
+
+    seconds: float = inf
+    elsewhere: Callable[[bool], bool] = lambda _: False
+
+
+UNLIMITED: Final = Patience()
+
+
 @dataclass(slots=True)
 class ProgressJudge:
     """Judges a host by the progress events of one request. Pure.
 
-    written: when the request was sent. beats: as the last event stated them, since `since`. queued: the host has not
-    begun.
+    queued_since: the host has not gone on with the request since then; None while it has. beats: as the last event
+    stated them. beat: when they last changed. since: the same, but only time in which the request is computed counts.
     """
 
     host: Host
     timeouts: Timeouts
-    written: float
-    queued: bool = True
+    queued_since: float | None
+    patience: Patience = UNLIMITED
     beats: int = -1
+    beat: float = 0.0
     since: float = 0.0
 
     def problem(self, event: ProgressEvent, now: float) -> DisaggError | None:
         """Why the host is given up; None if it gets on."""
-        if event.beats != self.beats or event.phase not in COMPUTING:
-            self.beats, self.since = event.beats, now
-        self.queued = self.queued and event.phase in QUEUED
-        host, stalled_s, queued_s = self.host, now - self.since, now - self.written
+        if event.beats != self.beats:
+            self.beats, self.beat, self.since = event.beats, now, now
+        if event.phase not in COMPUTING:
+            self.since = now
+        if event.phase not in QUEUED:
+            self.begun()
+        elif self.queued_since is None:
+            self.queued_since = now
+        host, stalled_s = self.host, now - self.since
+        queued_s = 0.0 if self.queued_since is None else now - self.queued_since
         if stalled_s >= self.timeouts.stall:
             return ServerSilent(
                 f"{host.name} ({host.url}) is stuck: {event.phase}, and its engine has made no progress for "
                 f"{stalled_s:.0f} s",
                 f"run `disagg restart --host {host.name}`",
             )
-        if self.queued and queued_s >= self.timeouts.queue:
+        if queued_s >= self.timeouts.queue or self._begins_sooner_elsewhere(queued_s, now):
             return Overloaded(f"{host.name} has not begun with the request in {queued_s:.0f} s", "see `disagg status`")
         return None
+
+    def begun(self) -> None:
+        """The host has gone on with the request."""
+        self.queued_since = None
+
+    def _begins_sooner_elsewhere(self, queued_s: float, now: float) -> bool:
+        """A place in a queue that moves is given up only for a host that has room: at the end of another long queue the
+        request would wait again."""
+        stands = now - self.beat >= self.timeouts.stall
+        return queued_s >= self.patience.seconds and self.patience.elsewhere(not stands)
 
 
 async def parse(
@@ -80,7 +112,7 @@ async def parse(
                     if problem := progress.problem(event, time.monotonic()):
                         raise problem
                 elif event is not None:
-                    progress.queued = False
+                    progress.begun()
                     yield event
         if len(buffer) > MAX_EVENT_BYTES:
             raise ProtocolError(f"{host.name} sent an event of over {MAX_EVENT_BYTES} bytes")

@@ -62,7 +62,7 @@ def test_a_host_that_has_not_begun_after_3_s_counts_as_busy(phases: list[str], g
 
 def judged(phases: list[str], beats: list[int], timeouts: Timeouts) -> DisaggError | None:
     """The first problem, if such an event arrives every second."""
-    progress = ProgressJudge(D, timeouts, written=0.0)
+    progress = ProgressJudge(D, timeouts, queued_since=0.0)
     events = [ProgressEvent(phase=phase, beats=count) for phase, count in zip(phases, beats, strict=True)]
     problems = [progress.problem(event, float(now)) for now, event in enumerate(events)]
     return next((problem for problem in problems if problem), None)
