@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import http.server
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +23,8 @@ ENGINE_ERROR = b'event: error\ndata: {"code": "ModelError", "message": "out of m
 
 @contextmanager
 def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
-    """The port of a server that passes requests on to `real`, and after so many `tokens` events closes the
-    connection or sends an error of the engine. GET /load answers as the real host."""
+    """The port of a server that passes requests on to `real`, and after so many tokens (or a few more, as
+    steps may arrive in one event) closes the connection or sends an error of the engine. GET /load answers as the real host."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -41,11 +42,13 @@ def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
             ) as answer:
                 self.send_response(answer.status_code)
                 self.end_headers()
-                left = after
+                left, event = after, ""
                 for line in answer.iter_lines():
-                    if left == 0 and not line:
+                    if left <= 0 and not line:
                         break
-                    left -= line == "event: tokens"
+                    event = line.removeprefix("event: ") if line.startswith("event: ") else event
+                    if event == "tokens" and line.startswith("data: "):
+                        left -= len(json.loads(line.removeprefix("data: "))["tokens"])
                     self.wfile.write(f"{line}\n".encode())
             self.wfile.write(b"\n")
             if end == "error":
