@@ -24,7 +24,8 @@ ENGINE_ERROR = b'event: error\ndata: {"code": "ModelError", "message": "out of m
 @contextmanager
 def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
     """The port of a server that passes requests on to `real`, and after so many tokens (or a few more, as
-    steps may arrive in one event) closes the connection or sends an error of the engine. GET /load answers as the real host."""
+    steps may arrive in one event) closes the connection or sends an error of the engine. GET /load answers as the real
+    host."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
