@@ -79,7 +79,10 @@ class RunningFleet:
             environment |= place.variables
             self.processes[host.name] = place.parent.start(arguments, environment, log, place.network)
             return
-        if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"):
+        light = host.engine.name == "vllm-server"
+        if preloaded.AVAILABLE and (
+            light or (host.engine.threads == 1 and host.engine.name in ("transformers", "mlx"))
+        ):
             self.processes[host.name] = preloaded_process().start(arguments, environment, log)
             return
         if preloaded.AVAILABLE and host.engine.threads == 1 and host.engine.name == "vllm":
@@ -163,7 +166,8 @@ def write_hosts(
             lines += [f"{key} = {_toml(value)}" for key, value in host_options.items()]
             if role == "decode":
                 lines.append(f"kv_port = {next(ports)}")
-            engine_options = {"dtype": "float32", "device": "cpu", "threads": 1, **(options or {})}
+            threads = {} if engine == "vllm-server" else {"device": "cpu", "threads": 1}
+            engine_options = {"dtype": "float32", **threads, **(options or {})}
             lines.append(f'[hosts.{name}-{role}.engine]\nname = "{engine}"')
             lines += [f"{key} = {_toml(value)}" for key, value in engine_options.items()]
     path = folder / "hosts.toml"

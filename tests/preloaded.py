@@ -1,8 +1,8 @@
 """Servers that are forked from a process with their frameworks imported, which saves seconds of each start.
 
 `python -m tests.preloaded transformers` is that process, or `vllm` in the environment of that. It reads requests and
-writes replies, one JSON object per line: {"argv", "env", "log", "network"} starts `python -m disagg.servers ARGV` and
-is answered with {"pid"}; {"pid"} is answered with {"code"}, null while that server runs. At the end of its input it
+writes replies, one JSON object per line: {"argv", "env", "log", "network", "program"} starts `python -m PROGRAM ARGV`
+and is answered with {"pid"}; {"pid"} is answered with {"code"}, null while that server runs. At the end of its input it
 kills what still runs. MLX is imported after the fork: it starts threads, and no thread survives a fork.
 """
 
@@ -66,10 +66,17 @@ class Preloaded:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
 
-    def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path, network: str = "") -> ForkedServer:
-        """network: the file of a network namespace, "" for this process's own."""
-        reply = self.ask({"argv": list(argv), "env": dict(environment), "log": str(log), "network": network})
-        return ForkedServer(self, int(reply["pid"]))
+    def start(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        network: str = "",
+        program: str = "disagg.servers",
+    ) -> ForkedServer:
+        """network: the file of a network namespace, "" for this process's own. program: the module to run."""
+        request = {"argv": list(argv), "env": dict(environment), "log": str(log), "network": network}
+        return ForkedServer(self, int(self.ask({**request, "program": program})["pid"]))
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
@@ -157,9 +164,10 @@ def _fork(request: Mapping[str, Any]) -> int:
             enter_network(namespace.fileno())
     os.environ.clear()
     os.environ.update(request["env"])
-    sys.argv = ["disagg.servers", *request["argv"]]
+    sys.argv = [request["program"], *request["argv"]]
+    sys.path += os.environ.get("PYTHONPATH", "").split(os.pathsep)
     try:
-        runpy.run_module("disagg.servers", run_name="__main__", alter_sys=True)
+        runpy.run_module(request["program"], run_name="__main__", alter_sys=True)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -12,11 +12,11 @@ from disagg.config.placement import NOT_MANAGED, PLACEMENTS, Connector, Placemen
 from disagg.config.toml.messages import nearest, one_of, printable
 from disagg.errors import UnknownModel, UsageError
 
-EngineName = Literal["transformers", "vllm", "mlx", "simulated", "openai", "none"]
+EngineName = Literal["transformers", "vllm", "vllm-server", "mlx", "simulated", "openai", "none"]
 ServiceManager = Literal["systemd", "launchd", "process"]
 DType = Literal["float32", "float16", "bfloat16"]
 Installer = Literal["auto", "uv", "pip"]
-ENGINES: Final[tuple[EngineName, ...]] = ("transformers", "vllm", "mlx", "simulated")
+ENGINES: Final[tuple[EngineName, ...]] = ("transformers", "vllm", "vllm-server", "mlx", "simulated")
 """Those that run a model in a server of disagg. "openai" is any server of OpenAI's API, "none" a gateway's."""
 KVWire = Literal["as-is", "auto", "int8"]
 
@@ -57,8 +57,8 @@ class EngineOptions:
     tensor_parallel: int = 1  # vllm: ranks that share the heads, on as many GPUs
     max_batch: int = 16  # decode: requests in the running batch
     max_kv_bytes: int = 8 << 30  # decode: KV bytes, received and in use
-    url: str | None = None  # openai: without / at its end
-    model: str | None = None  # openai: the model's name there
+    url: str | None = None  # openai, vllm-server: without / at its end
+    model: str | None = None  # openai, vllm-server: the model's name there
     key_file: str | None = None  # openai: absolute, or below ~ of the machine that asks
     key_variable: str | None = None  # openai: of the environment; one of the two, or none
 
@@ -66,7 +66,11 @@ class EngineOptions:
     def prompts_kv_bytes(self) -> int:
         """KV of the prompts that a prefill host computes or sends at a time. With vLLM as much as its paged caches hold
         on all ranks, for it would preempt prompts beyond."""
-        return self.kv_cache_memory_bytes * self.tensor_parallel if self.name == "vllm" else self.max_kv_bytes
+        return (
+            self.kv_cache_memory_bytes * self.tensor_parallel
+            if self.name in ("vllm", "vllm-server")
+            else self.max_kv_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Host:
     @property
     def url(self) -> str:
         """Base URL of this host's HTTP server."""
-        if self.engine.url:
+        if self.whole and self.engine.url:
             return self.engine.url
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{host}:{self.port}"

@@ -70,6 +70,10 @@ def _prefill_engine(host: Host, model: Model) -> PromptEngine:
         from disagg.engines.vllm.engine import VLLMEngine
 
         return VLLMEngine(source, model.context, options)
+    if options.name == "vllm-server":
+        from disagg.engines.vllm.served.engine import ServedEngine
+
+        return ServedEngine(source, model.context, options)
     from disagg.engines.transformers.engine import TransformersPrefillEngine
 
     return TransformersPrefillEngine(source, model.context, options)

@@ -9,14 +9,14 @@ from typing import Any, Final, get_args
 from disagg.api.names import Role
 from disagg.config.addresses import is_hub_id
 from disagg.config.schema import ENGINES, DType, EngineName, EngineOptions, KVWire
-from disagg.config.tables.whole import OPENAI_OPTIONS
+from disagg.config.tables.whole import OPENAI_OPTIONS, read_name_there, read_server_url
 from disagg.config.toml.table import Table
 
 Reader = Callable[[Table, str], Any]
 """Returns the checked value of a key."""
 
 ENGINES_FOR: Final[Mapping[Role, tuple[EngineName, ...]]] = {
-    "prefill": ("transformers", "vllm", "simulated"),
+    "prefill": ("transformers", "vllm", "vllm-server", "simulated"),
     "decode": ("mlx", "simulated"),
     "whole": ("openai",),
 }
@@ -38,12 +38,12 @@ def read_engine(table: Table, roles: tuple[Role, ...]) -> EngineOptions:
     known = _ENGINE_OPTIONS[name]
     others = {
         key: f'this is an option of the engine "{other}"'
-        for other in ("openai", *reversed(ENGINES))
+        for other in (*reversed(ENGINES), "openai")
         for key in _ENGINE_OPTIONS[other]
     }
     table.only(("name", *known), others)
-    if name == "openai":
-        table.require("url", 'add url = "http://10.0.0.9:11434/v1"')
+    if name in _URLS:
+        table.require("url", f'add url = "{_URLS[name]}"')
     return EngineOptions(name, **{key: reader(table, key) for key, reader in known.items() if key in table})
 
 
@@ -96,6 +96,13 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
         "enforce_eager": lambda table, key: table.boolean(key),
         "tensor_parallel": within(1, 64),
     },
+    "vllm-server": {
+        "dtype": _COMMON_OPTIONS["dtype"],
+        "kv_wire": _PREFILL_OPTIONS["kv_wire"],
+        "kv_cache_memory_bytes": within(1 << 20, 1 << 50),
+        "url": read_server_url,
+        "model": read_name_there,
+    },
     "mlx": {**_COMMON_OPTIONS, **_DECODE_OPTIONS},
     "simulated": {
         **{key: _COMMON_OPTIONS[key] for key in ("dtype", "chunk_tokens")},
@@ -104,4 +111,5 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
     },
     "openai": OPENAI_OPTIONS,
 }
+_URLS: Final[Mapping[EngineName, str]] = {"openai": "http://10.0.0.9:11434/v1", "vllm-server": "http://127.0.0.1:8100"}
 _DOES: Final = {"whole": "answer whole requests"}

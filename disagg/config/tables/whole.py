@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from disagg.config.addresses import is_label, url_fault
 from disagg.config.toml.table import Table
@@ -36,7 +37,19 @@ def _url(table: Table, key: str) -> str:
     return url
 
 
-def _name_there(table: Table, key: str) -> str:
+def read_server_url(table: Table, key: str) -> str:
+    """The URL of a server whose paths disagg knows."""
+    url = table.value(key, str, 'url = "http://127.0.0.1:8100"').rstrip("/")
+    fault = url_fault(url, "this server is asked without one")
+    if fault is None and urlsplit(url)._replace(scheme="", netloc="").geturl():
+        fault = "this URL has a path", 'it ends with the port, as in "http://127.0.0.1:8100"'
+    if fault is not None:
+        raise table.fault_at_value(key, *fault)
+    return url
+
+
+def read_name_there(table: Table, key: str) -> str:
+    """A model's name at the server that is asked."""
     name = table.value(key, str, 'model = "qwen3-coder:30b"')
     if not is_label(name):
         raise table.fault_at_value(key, "this is not a model's name", "as the server's GET /models lists it")
@@ -61,7 +74,7 @@ def _key_file(table: Table, key: str) -> str:
 
 OPENAI_OPTIONS: Final[Mapping[str, Callable[[Table, str], Any]]] = {
     "url": _url,
-    "model": _name_there,
+    "model": read_name_there,
     "key_file": _key_file,
     "key_variable": _variable,
 }

@@ -1,9 +1,9 @@
 """The KV connector that vLLM loads: it sends the KV of prompts that carry a KVOrder, layer by layer.
 
 In Python: KVTransferConfig(kv_connector="DisaggConnector", kv_connector_module_path="disagg.engines.vllm.connector",
-kv_role="kv_producer"). vLLM makes the class twice: for the scheduler, and in every worker, which may be other
-processes. The scheduler's side (`scheduler`) decides which rows each step adds, the worker's (`worker`) reads and sends
-them.
+kv_role="kv_producer"); to `vllm serve`, --kv-transfer-config with the same as JSON. vLLM makes the class twice: for the
+scheduler, and in every worker, which may be other processes. The scheduler's side (`scheduler`) decides which rows each
+step adds, the worker's (`worker`) reads and sends them.
 
 Rows are copied out of the pages in the order of the computation, before any later step can reuse a block. So no block
 is kept for a transfer, and none can be left behind by one that fails.
@@ -12,20 +12,32 @@ is kept for a transfer, and none can be left behind by one that fails.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
+from disagg.api.delivery import ORDER_FIELD
 from disagg.engines.vllm.scheduler import SchedulerSide, StepOrders
+from disagg.engines.vllm.served.describe import RankInfo, connector_info
 from disagg.engines.vllm.worker import WorkerSide
+
+
+@dataclass
+class RankMetadata(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """RankInfo as vLLM passes it to the scheduler's side."""
+
+    info: RankInfo
 
 
 @dataclass
@@ -41,6 +53,7 @@ class DisaggConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.scheduler = SchedulerSide()
+        self._describe = partial(connector_info, vllm_config, kv_cache_config)
         self.worker: WorkerSide | None = None
         if role == KVConnectorRole.WORKER:
             self.worker = WorkerSide(vllm_config, kv_cache_config.kv_cache_groups, get_tensor_model_parallel_rank())
@@ -64,7 +77,12 @@ class DisaggConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self.scheduler.finished(request.request_id)
-        return False, None
+        answer = self.scheduler.answer(request)
+        return False, None if answer is None else {ORDER_FIELD: answer.to_json()}
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        """What the ranks are, from `get_handshake_metadata` of each."""
+        self.scheduler.info = self._describe([one.info for _, one in sorted(metadata.items())])
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -73,6 +91,10 @@ class DisaggConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.request_finished(request, [])
 
     # the worker's side
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """What this rank is, for the scheduler's side in `vllm serve`."""
+        return RankMetadata(self._worker.describe()) if envs.VLLM_ENABLE_V1_MULTIPROCESSING else None
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._worker.register(kv_caches)

@@ -14,15 +14,20 @@ from disagg.kv.layout import LayerLayout
 def measure(engine: Any, reference: ModelProfile) -> ModelProfile:
     """The profile of the model in vLLM's LLMEngine. Tokenizer and context, which vLLM does not change, are
     `reference`'s. Of several ranks each has the same modules; the first one is asked, for its share of the heads."""
-    ranks = engine.vllm_config.parallel_config.tensor_parallel_size
     found: list[LayerProfile] = engine.collective_rpc(layer_profiles)[0]
     require_norms(engine.collective_rpc(norm_epsilons)[0], getattr(engine.model_config.hf_config, "rms_norm_eps", None))
+    return of_rank(found, engine.vllm_config, reference)
+
+
+def of_rank(layers: Sequence[LayerProfile], config: Any, reference: ModelProfile) -> ModelProfile:
+    """The profile of a model of which one rank has these layers. config: a VllmConfig."""
+    model = config.model_config
     return replace(
         reference,
         source="vllm",
-        architecture=str(engine.model_config.hf_config.model_type),
-        vocab_size=int(engine.model_config.get_vocab_size()),
-        layers=tuple(of_all_ranks(found, ranks, reference)),
+        architecture=str(model.hf_config.model_type),
+        vocab_size=int(model.get_vocab_size()),
+        layers=tuple(of_all_ranks(layers, config.parallel_config.tensor_parallel_size, reference)),
     )
 
 

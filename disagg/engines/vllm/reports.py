@@ -7,13 +7,13 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 from disagg import logs
 from disagg.api.base import InvalidValue
-from disagg.api.delivery import MAX_LINE_BYTES, KVReport, ReportHello
+from disagg.api.delivery import MAX_LINE_BYTES, KVProgress, KVReport, ReportHello
 from disagg.api.requests import KVAddress
 from disagg.errors import DisaggError, PeerLost
 
@@ -25,12 +25,13 @@ PAUSE_S = 0.5  # after a connection that could not be accepted
 @dataclass(slots=True, eq=False)
 class Awaited:
     """The reports of one prompt. done: all of them, one per part, or the first error. Whichever thread comes second
-    changes nothing."""
+    changes nothing. on_step: called on the reading thread for each step that a worker begins; it must not block."""
 
     id: str
     done: Future[Sequence[KVReport]] = field(default_factory=Future)
     reports: list[KVReport] = field(default_factory=list)
     connections: list[socket.socket] = field(default_factory=list)
+    on_step: Callable[[KVProgress], None] = lambda progress: None
 
     def add(self, report: KVReport, parts: int) -> None:
         self.reports.append(report)
@@ -82,9 +83,9 @@ class Reports:
         """Prompts whose reports are awaited."""
         return len(self._awaited)
 
-    def expect(self, id: str) -> Awaited:
-        """Await the reports of the order with this id, until `drop`."""
-        awaited = Awaited(id)
+    def expect(self, id: str, on_step: Callable[[KVProgress], None] = lambda progress: None) -> Awaited:
+        """Await the reports of the order with this id, until `drop`. on_step: see Awaited."""
+        awaited = Awaited(id, on_step=on_step)
         with self._lock:
             self._awaited[id] = awaited
         return awaited
@@ -174,7 +175,11 @@ class Reports:
     def _take(self, sock: socket.socket, line: _Line, text: bytes) -> None:
         """One line: a hello, then a report. InvalidValue if it is neither, or of no prompt that is awaited."""
         if line.awaited is not None:
-            line.awaited.add(KVReport.from_bytes(text), line.parts)
+            report = KVReport.from_bytes(text)
+            if report.progress is not None:
+                line.awaited.on_step(report.progress)
+                return
+            line.awaited.add(report, line.parts)
             line.reported = True
             return
         hello = ReportHello.from_bytes(text)

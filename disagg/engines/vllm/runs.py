@@ -85,6 +85,10 @@ class Run:
         """What vLLM has for this request after a step. Does not raise: the step is also that of others."""
         self.finished = bool(output.finished)
 
+    def fail(self, error: DisaggError) -> None:
+        """vLLM will have nothing more for this request."""
+        self.finished = True
+
 
 class PromptRun(Run):
     """A SendingRun: the KV of the prompt leaves from vLLM's workers, which report to `awaited`."""
@@ -106,6 +110,11 @@ class PromptRun(Run):
         super().take(output, began, ended)
         if (error := _refusal(output.outputs[0].finish_reason)) is not None:
             self._awaited.fail(error)
+
+    def fail(self, error: DisaggError) -> None:
+        """See Run."""
+        super().fail(error)
+        self._awaited.fail(error)
 
     def sent(self) -> SentKV:
         """See SendingRun."""
@@ -202,6 +211,11 @@ class AnswerRun(Run):
             self._pass_on(output.outputs[0])
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this run's own
             self._failure = error
+
+    def fail(self, error: DisaggError) -> None:
+        """See Run."""
+        super().fail(error)
+        self._failure = self._failure or error
 
     def _pass_on(self, answer: Any) -> None:
         if (error := _refusal(answer.finish_reason)) is not None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from disagg.api.delivery import ORDER_FIELD, KVOrder
+from disagg.api.base import InvalidValue
+from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, KVOrder, OrderAnswer
 from disagg.engines.vllm.rows import PromptRows, StepShare
+from disagg.errors import DisaggError, HandoffError
 from disagg.kv.fingerprint import token_hash
 
 
@@ -23,12 +25,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step adds to one prompt. last: no more rows follow."""
+    """What one step adds to one prompt. last: no more rows follow. share: of the step, the prompt's."""
 
     id: str
     rows: range
     tables: tuple[list[int], ...]  # per group of layers
     last: bool
+    share: StepShare
     begun: Begun | None = None
 
 
@@ -56,9 +59,11 @@ class _Prompt:
 
 
 class SchedulerSide:
-    """Turns the scheduler's steps into pieces. `shares`: the newest step, by the id that vLLM gave the request."""
+    """Turns the scheduler's steps into pieces. `shares`: the newest step, by the id that vLLM gave the request.
+    info: what is answered to DESCRIBE."""
 
     def __init__(self) -> None:
+        self.info: ConnectorInfo | None = None
         self._prompts: dict[str, _Prompt] = {}
         self._dropped: list[str] = []
         self.shares: dict[str, StepShare] = {}
@@ -70,9 +75,19 @@ class SchedulerSide:
 
     def add(self, request: Any) -> None:
         """A request was given blocks, perhaps not for the first time."""
-        order = (request.kv_transfer_params or {}).get(ORDER_FIELD)
-        if isinstance(order, KVOrder) and request.request_id not in self._prompts:
-            self._prompts[request.request_id] = _Prompt(request, order)
+        if request.request_id not in self._prompts:
+            order = _order(request)
+            if isinstance(order, KVOrder):
+                self._prompts[request.request_id] = _Prompt(request, order)
+
+    def answer(self, request: Any) -> OrderAnswer | None:
+        """What a request that ends is answered, for `vllm serve`; None if it has no order."""
+        order = _order(request)
+        if order is None:
+            return None
+        if isinstance(order, DisaggError):
+            return OrderAnswer(error=order.to_json())
+        return OrderAnswer(connector=self.info if order == DESCRIBE else None)
 
     def step(self, output: Any) -> StepOrders:
         """The pieces of the step that the scheduler has planned."""
@@ -94,10 +109,27 @@ class SchedulerSide:
         share = self.shares[id]
         rows = prompt.rows.step(share.before, share.after - share.before)
         tables = output.kv_connector_block_state.get_block_ids(id)
-        return Piece(id, rows, tables, prompt.rows.complete, prompt.begin())
+        return Piece(id, rows, tables, prompt.rows.complete, share, prompt.begin())
 
     def finished(self, id: str) -> None:
         """A request ended in any way. One whose rows are not complete was dropped."""
         prompt = self._prompts.pop(id, None)
         if prompt is not None and prompt.begun and not prompt.rows.complete:
             self._dropped.append(id)
+
+
+def _order(request: Any) -> KVOrder | str | DisaggError | None:
+    """The order of a request: as it is from the same process, and as JSON from `vllm serve`. DESCRIBE as it is. An
+    error for one that cannot be read; None without one."""
+    given = (request.kv_transfer_params or {}).get(ORDER_FIELD)
+    if given is None or isinstance(given, KVOrder):
+        return given
+    if given == DESCRIBE:
+        return DESCRIBE
+    try:
+        return KVOrder.from_json(given)
+    except InvalidValue as error:
+        return HandoffError(
+            f"the order of KV cannot be read: {error}",
+            "install the same version of disagg on the prefill host and beside vLLM",
+        )

@@ -7,16 +7,18 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from disagg import logs
-from disagg.api.delivery import KVOrder, KVReport, ReportHello
+from disagg.api.delivery import KVOrder, KVProgress, KVReport, ReportHello
 from disagg.errors import Cancelled, DisaggError, HandoffError
 from disagg.kv.blocks import Block
 from disagg.kv.send import Transfer
 from disagg.kv.wire.frames import Header
 
 CONNECT_S = 3.0
+MAX_PROGRESS = 64  # steps that are not reported yet
 
 
 class Shipment:
@@ -33,6 +35,7 @@ class Shipment:
         self._deadline = time.monotonic() + order.deadline_s
         self._parts = header.parts
         self._report: KVReport | None = None
+        self._progress: deque[KVProgress] = deque(maxlen=MAX_PROGRESS)
         self._wake, self._woken = socket.socketpair()
         with contextlib.ExitStack() as undo:
             undo.callback(self._wake.close)
@@ -50,6 +53,12 @@ class Shipment:
                 self._transfer.send(block)
             except DisaggError as error:
                 self.fail(error)
+
+    def step(self, progress: KVProgress) -> None:
+        """A step of the prompt has begun. The engine is told, if its order asks for it."""
+        if self._order.progress:
+            self._progress.append(progress)
+            self._notify()
 
     def computed(self) -> None:
         """All rows are queued: finish, and report."""
@@ -98,6 +107,8 @@ class Shipment:
             if self._woken not in ready:
                 raise ConnectionResetError("the engine closed its connection, or the deadline has passed")
             self._woken.recv(16)
+            while self._progress:
+                sock.sendall(KVReport(progress=self._progress.popleft()).to_bytes() + b"\n")
 
     def _finish(self) -> None:
         try:

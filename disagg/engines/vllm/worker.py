@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from disagg.api.delivery import KVProgress
 from disagg.engines.model import checkpoint
 from disagg.engines.staging.emit import RowEmitter
 from disagg.engines.vllm import pages as page_forms
 from disagg.engines.vllm.rows import Sharding
 from disagg.engines.vllm.scheduler import Begun, Piece, StepOrders
+from disagg.engines.vllm.served.describe import RankInfo, rank_info
 from disagg.engines.vllm.shipment import Shipment, report_failure
 from disagg.errors import DisaggError, HandoffError, ModelError
 from disagg.kv.layout import Layout
@@ -33,7 +35,7 @@ class WorkerSide:
     def __init__(self, config: Any, groups: Any, rank: int) -> None:
         """config: a VllmConfig. groups: of layers that share a table of blocks."""
         path = checkpoint.resolve(config.model_config.model)
-        reference = checkpoint.reference_profile(path, config.model_config.max_model_len)
+        self._reference = reference = checkpoint.reference_profile(path, config.model_config.max_model_len)
         dtype = str(config.model_config.dtype).removeprefix("torch.")
         self._layout: Layout = checkpoint.layout(reference, dtype)
         self._fingerprint = checkpoint.fingerprint(reference)
@@ -72,6 +74,11 @@ class WorkerSide:
 
             self._reads[name] = page_forms.detect(tensor, write, layer)
 
+    def describe(self) -> RankInfo:
+        """What this rank's model computes. For `vllm serve`, where nobody else can ask the workers."""
+        modules = self._config.compilation_config.static_forward_context
+        return rank_info(self._config, self._reference, [modules[name] for name in self._reads])
+
     def begin(self, orders: StepOrders) -> None:
         """A step begins: the shipments of its new prompts are opened, those of dropped ones end."""
         self._places.clear()
@@ -80,8 +87,10 @@ class WorkerSide:
                 sending.shipment.abort()
         self._pieces = orders.pieces if self._part is not None else []
         for piece in self._pieces:
-            if piece.begun is not None and (sending := self._open(piece.begun)) is not None:
-                self._sending[piece.id] = sending
+            if piece.begun is not None and (opened := self._open(piece.begun)) is not None:
+                self._sending[piece.id] = opened
+            if (sending := self._sending.get(piece.id)) is not None:
+                sending.shipment.step(KVProgress(piece.share.before, piece.share.after, piece.share.share))
 
     def save(self, name: str, tensor: torch.Tensor) -> None:
         """A layer has run: send what this step has added to it. What fails here ends one prompt; raised into vLLM it

@@ -217,12 +217,13 @@ class Scheduler:
             self._steps += 1
             job.stepped = self._steps
             stepped = self._started() if self.policy.together else [job]
-            before, began = _ahead(stepped), time.monotonic()
+            prompts = [one for one in stepped if one.remaining]
+            before, computed_s, began = _ahead(stepped), _computed_s(prompts), time.monotonic()
             with self._changed:
                 others = [other.arrived for other in self._jobs if other is not job and other.state != "computed"]
                 alone = is_alone(job.arrived, others, self._latest, began, self.policy)
             job.run.step(chunk(alone, job.tokens_s or self._tokens_s or 0.0, self.policy))
-            self._rate(job, before - _ahead(stepped), time.monotonic() - began)
+            self._rate(job, before - _ahead(stepped), _computed_s(prompts) - computed_s)
         for done in self._started() if self.policy.together else (job,):
             if done.run is not None and done.run.done:
                 self._settle(done, done.run)
@@ -262,6 +263,11 @@ class Scheduler:
 def _ahead(jobs: Sequence[PromptJob]) -> int:
     """Tokens that these jobs have not computed, held ones among them: some engines find those in the first step."""
     return sum(job.run.remaining + job.run.held for job in jobs if job.run is not None)
+
+
+def _computed_s(jobs: Sequence[PromptJob]) -> float:
+    """Seconds of computing that went to these jobs. A step of an engine elsewhere may last longer, or not as long."""
+    return sum(job.run.timing.compute_s for job in jobs if job.run is not None)
 
 
 def _settle(job: PromptJob, error: DisaggError) -> None:

@@ -194,7 +194,7 @@ def test_a_list_of_host_tables_is_refused(expect_fault: Expect) -> None:
             SPARK_ENGINE,
             'name = «"torch"»',
             '"torch" is not a value for name',
-            'one of "transformers", "vllm", "mlx", "simulated", "openai"',
+            'one of "transformers", "vllm", "vllm-server", "mlx", "simulated", "openai"',
         ),
         (
             SPARK,

@@ -28,7 +28,7 @@ LABEL_RULE = "printable characters, no blank at either end, at most 200"
         (
             {SOURCES: 'sources = {transformers = "a/b", «torch» = "a/b"}'},
             'unknown key "torch" in [models."qwen:30b".sources]',
-            "there are transformers, vllm, mlx, simulated",
+            "there are transformers, vllm, vllm-server, mlx, simulated",
         ),
         ({PLAIN: "«[models.plain]»"}, 'missing key "context" in [models.plain]', "add context = 32768"),
         (

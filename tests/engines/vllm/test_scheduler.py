@@ -48,7 +48,8 @@ def test_the_steps_of_a_prompt_are_pieces_until_its_rows_are_complete() -> None:
     assert first.begun is not None and first.begun.token_hash == token_hash([*range(10), 9])
     assert (first.rows, first.last, first.tables) == (range(6), False, ([1, 2],))
     assert side.shares["a"] == StepShare(0, 6, 0.75)
-    assert side.step(planned({}, {"a": 6}, {"a": 4})).pieces == [Piece("a", range(6, 10), ([1, 2],), last=True)]
+    (rest,) = side.step(planned({}, {"a": 6}, {"a": 4})).pieces
+    assert rest == Piece("a", range(6, 10), ([1, 2],), last=True, share=StepShare(6, 10, 1.0))
     assert side.step(planned({}, {"a": 10}, {"a": 1})).pieces == []
     side.finished("a")
     assert (side.prompts, side.step(planned({}, {}, {})).dropped) == (0, [])

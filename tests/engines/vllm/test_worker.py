@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from disagg.api.delivery import KVOrder
+from disagg.api.delivery import KVOrder, KVProgress
+from disagg.engines.vllm.rows import StepShare
 from disagg.engines.vllm.scheduler import Begun, Piece, StepOrders
 from disagg.engines.vllm.worker import WorkerSide
 from disagg.errors import DisaggError, HandoffError
@@ -28,7 +29,11 @@ class FakeShipment:
     def __init__(self, order: KVOrder, header: Any) -> None:
         self.blocks: list[KVBlock] = []
         self.failures: list[DisaggError] = []
+        self.steps: list[KVProgress] = []
         self.finished = False
+
+    def step(self, progress: KVProgress) -> None:
+        self.steps.append(progress)
 
     def send(self, block: KVBlock) -> None:
         self.blocks.append(block)
@@ -86,7 +91,8 @@ def bench(tiny: tiny_models.TinyModel, monkeypatch: pytest.MonkeyPatch) -> Bench
 
 
 def piece(id: str, rows: range, *, first: bool = False, last: bool = False) -> Piece:
-    return Piece(id, rows, ([2, 5, 3],), last, Begun(ORDER, 10, "hash") if first else None)
+    share = StepShare(rows.start, rows.stop, 1.0)
+    return Piece(id, rows, ([2, 5, 3],), last, share, Begun(ORDER, 10, "hash") if first else None)
 
 
 def test_each_step_sends_its_rows_of_every_layer_from_the_blocks_of_the_table(bench: Bench) -> None:

@@ -1,0 +1,8 @@
+"""Prefill with a `vllm serve` that runs beside this server, as a process of its own: asked by HTTP.
+
+engine    the SendingEngine: orders to it, and answers of it
+check     what is asked of a `vllm serve` before it gets orders, and every reason to refuse it
+forms     bodies and answers of its HTTP interface; pure
+calls     HTTP requests that can be ended at any time
+describe  what it is, from inside its processes: the connector's side of `check`
+"""

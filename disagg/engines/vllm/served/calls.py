@@ -1,0 +1,138 @@
+"""HTTP requests to a `vllm serve`, each on a thread of its own, that can be ended at any time.
+
+A closed connection is how vLLM is told to abort a request. http.client with blocking sockets: a request is few large
+pieces, and a socket that is shut down wakes its thread at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import urlsplit
+
+from disagg.engines.vllm.served.forms import refusal
+from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, ModelError
+
+CONNECT_S: Final = 3.0
+MAX_BYTES: Final = 1 << 24
+"""Of an answer, and of a line of one that is streamed."""
+_JSON: Final = {"Content-Type": "application/json"}
+
+
+class Server:
+    """Where a `vllm serve` listens. url: without a path."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        parts = urlsplit(url)
+        self.address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        self._secure = parts.scheme == "https"
+
+    def connect(self, timeout: float = CONNECT_S) -> http.client.HTTPConnection:
+        """A connection to it. Raises OSError."""
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(*self.address, timeout=timeout)
+        connection.connect()
+        return connection
+
+    def ask(self, method: str, path: str, body: bytes | None, timeout: float) -> bytes:
+        """The content of an answer, within so many seconds for each part. ModelError if there is none."""
+        try:
+            with contextlib.closing(self.connect()) as connection:
+                return _content(_response(connection, method, path, body, timeout))
+        except (OSError, http.client.HTTPException) as error:
+            raise gone(self.url, error) from error
+
+
+class Call:
+    """One POST. on_line: called for each line of a streamed answer. on_end: called once at the end, with the content of
+    an answer that is not streamed, or with why there is none. Both on the call's thread."""
+
+    def __init__(
+        self,
+        server: Server,
+        path: str,
+        body: bytes,
+        *,
+        deadline: float,
+        on_end: Callable[[bytes | DisaggError], None],
+        on_line: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self._server, self._path, self._body = server, path, body
+        self._deadline, self._on_end, self._on_line = deadline, on_end, on_line
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._closed = False
+        threading.Thread(target=self._run, name="vllm-call", daemon=True).start()
+
+    def close(self) -> None:
+        """End the request: vLLM aborts it. Does not wait; `on_end` may still be called once."""
+        with self._lock:
+            self._closed = True
+            if self._sock is not None:
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        try:
+            ended: bytes | DisaggError = self._exchange()
+        except DisaggError as error:
+            ended = error
+        except TimeoutError:
+            ended = DeadlineExceeded("vllm serve did not answer by the request's deadline", "raise the timeout")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            ended = gone(self._server.url, error)
+        self._on_end(Cancelled("the request to vllm serve was ended") if self._closed else ended)
+
+    def _exchange(self) -> bytes:
+        with contextlib.closing(self._server.connect()) as connection:
+            try:
+                self._hold(connection.sock)
+                response = _response(connection, "POST", self._path, self._body, self._left())
+                if self._on_line is None or response.status != HTTPStatus.OK:
+                    return _content(response)
+                while line := response.readline(MAX_BYTES):
+                    self._on_line(line)
+                    if response.isclosed():
+                        break
+                    connection.sock.settimeout(self._left())
+                return b""
+            finally:
+                self._hold(None)
+
+    def _hold(self, sock: socket.socket | None) -> None:
+        """Have `close` shut this socket down. Raises Cancelled if it was called before."""
+        with self._lock:
+            self._sock = sock
+            if self._closed and sock is not None:
+                raise Cancelled("the request to vllm serve was ended")
+
+    def _left(self) -> float:
+        return max(0.001, self._deadline - time.monotonic())
+
+
+def gone(url: str, error: Exception) -> DisaggError:
+    """A connection that could not be made, or broke."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return ModelError(f"no vllm serve answers at {url}: {reason}", "start it, or see why it ended in its log")
+
+
+def _response(
+    connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, timeout: float
+) -> http.client.HTTPResponse:
+    connection.sock.settimeout(timeout)
+    connection.request(method, path, body, _JSON if body is not None else {})
+    return connection.getresponse()
+
+
+def _content(response: http.client.HTTPResponse) -> bytes:
+    content = response.read(MAX_BYTES)
+    if response.status != HTTPStatus.OK:
+        raise refusal(response.status, content)
+    return content

@@ -1,0 +1,88 @@
+"""What a `vllm serve` with the connector is, from inside its processes: for the prefill host that asks it by HTTP.
+
+Every rank measures its own loaded model, as the engine of this process does by itself; the scheduler's side adds what
+they share.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from disagg.api.delivery import ConnectorInfo
+from disagg.api.status import PreflightFinding
+from disagg.engines.model import checkpoint, preflight
+from disagg.engines.model.profile import ModelProfile
+from disagg.errors import DisaggError, ModelError
+from disagg.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """One rank: its findings about the loaded model, and the bytes of its weights."""
+
+    preflight: tuple[PreflightFinding, ...]
+    memory_bytes: int
+
+
+def rank_info(config: Any, reference: ModelProfile, attention: Sequence[Any]) -> RankInfo:
+    """This rank, in a worker. config: a VllmConfig. attention: the attention module of each layer. What cannot be
+    measured is a refused finding: raised here, it would end vLLM."""
+    from disagg.engines.vllm import profile
+
+    try:
+        worker = SimpleNamespace(get_model=lambda: model_around(attention))
+        actual = profile.of_rank(profile.layer_profiles(worker), config, reference)
+        stated = getattr(config.model_config.hf_config, "rms_norm_eps", None)
+        profile.require_norms(profile.norm_epsilons(worker), stated)
+        return RankInfo(preflight.compare(reference, actual), profile.rank_weight_bytes(worker))
+    except DisaggError as error:
+        return RankInfo((PreflightFinding("model", "refused", str(error)),), 0)
+    except Exception as error:  # noqa: BLE001 - see above
+        return RankInfo((PreflightFinding("model", "refused", f"it cannot be measured: {error!r}"),), 0)
+
+
+def model_around(attention: Sequence[Any]) -> Any:
+    """The loaded model that these modules belong to, of which vLLM shows a connector only those. Looked for among all
+    objects, as modules have no link to what holds them."""
+    import torch
+
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    holders = {id(child): one for one in modules for child in one._modules.values() if child is not None}
+    model = attention[0]
+    for _ in range(len(modules)):
+        if (holder := holders.get(id(model))) is None:
+            break
+        model = holder
+    if not {id(one) for one in attention} <= {id(one) for one in model.modules()}:
+        raise ModelError("the loaded model is not found in vLLM's process", "use a version of vLLM in the stated range")
+    return model
+
+
+def connector_info(config: Any, kv_cache_config: Any, ranks: Sequence[RankInfo]) -> ConnectorInfo:
+    """All ranks, on the scheduler's side. Raises ModelError for a checkpoint that cannot be handed over."""
+    import torch
+    import vllm
+
+    model = config.model_config
+    path = checkpoint.resolve(model.model)
+    reference = checkpoint.reference_profile(path, model.max_model_len)
+    refused = [one for rank in ranks for one in rank.preflight if one.status == "refused"]
+    paged = sum(one.size for one in kv_cache_config.kv_cache_tensors)
+    count = config.parallel_config.tensor_parallel_size
+    return ConnectorInfo(
+        version=VERSION,
+        vllm=str(vllm.__version__),
+        torch=str(torch.__version__),
+        device=str(config.device_config.device_type),
+        context=model.max_model_len,
+        ranks=count,
+        layout=checkpoint.layout(reference, str(model.dtype).removeprefix("torch.")).to_json(),
+        fingerprint=checkpoint.fingerprint(reference).to_json(),
+        kv_bytes=paged * count,
+        memory_bytes=sum(rank.memory_bytes for rank in ranks),
+        preflight=tuple(refused) or (ranks[0].preflight if ranks else ()),
+    )

@@ -1,0 +1,64 @@
+"""The SendingRun of a prompt that a `vllm serve` computes."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from disagg.api.delivery import KVProgress
+from disagg.engines.vllm.reports import Awaited, Reports
+from disagg.engines.vllm.rows import StepShare
+from disagg.engines.vllm.runs import Engine, PromptRun
+from disagg.engines.vllm.served.forms import START_COMMAND, order_answer
+from disagg.errors import DisaggError, ModelError
+
+SILENCE_S: Final = 30.0
+"""Of a prompt that is computed, after which vLLM counts as stuck: a step takes a few seconds at most."""
+
+
+class ServedPrompt(PromptRun):
+    """A PromptRun whose steps are known from the workers' reports. A step lasts until the next one of the same prompt
+    begins, or until the answer comes: the GPU may still compute when the worker has told it all."""
+
+    def __init__(self, engine: Engine, tokens: int, awaited: Awaited, reports: Reports, deadline: float) -> None:
+        super().__init__(engine, tokens, awaited, reports, deadline)
+        self._running: tuple[KVProgress, float] | None = None  # the newest step, and when it began
+
+    def step(self, max_tokens: int | None = None) -> None:
+        """See PrefillRun."""
+        super().step(max_tokens)
+        silent_s = 0.0 if self._running is None or self.done else time.monotonic() - self._running[1]
+        if silent_s > SILENCE_S:
+            message = f"vllm serve has made no progress with the prompt for {silent_s:.0f} s"
+            self.fail(ModelError(message, "see its log, and start it again"))
+
+    def begin_step(self, progress: KVProgress, now: float) -> None:
+        """A worker has begun a step. Those of several ranks are one."""
+        if self.finished:
+            return
+        if self._running is None or progress.before >= self._running[0].after:
+            self._end_step(now)
+            self._running = progress, now
+
+    def take_end(self, ended: bytes | DisaggError, now: float) -> None:
+        """vLLM has answered: the prompt is computed, or will not be."""
+        try:
+            if isinstance(ended, DisaggError):
+                raise ended
+            if (answer := order_answer(ended)) is None:
+                raise ModelError("this vllm serve has no connector of disagg", f"start it as in {START_COMMAND}")
+            if answer.error is not None:
+                raise DisaggError.from_json(answer.error)
+        except DisaggError as error:
+            self.fail(error)
+            return
+        if self._running is None:  # no report has come before the answer
+            self._running = KVProgress(0, self._tokens, 1.0), self._started
+        self._end_step(now)
+        self._computed = self._tokens
+        self.finished = True
+
+    def _end_step(self, now: float) -> None:
+        if self._running is not None:
+            step, began = self._running
+            self.note(began, now, StepShare(step.before, step.after, step.share))
