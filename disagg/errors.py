@@ -281,7 +281,7 @@ class CommandFailed(FleetError):
 
 
 class HostLocked(FleetError):
-    """Another command deploys to this host or changes it. Nothing was changed."""
+    """Another command changes this host. Nothing was changed."""
 
 
 class DeployRefused(FleetError):

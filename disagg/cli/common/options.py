@@ -32,6 +32,7 @@ RoleName = Annotated[
     typer.Option("--role", metavar="ROLE", help="Only hosts with this role.", autocompletion=complete_role),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take over a host's lock that another command holds.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 

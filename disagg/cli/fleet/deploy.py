@@ -11,7 +11,7 @@ import typer
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import confirm, error_console, note_if_interrupted, print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, Hosts, RoleName, Yes
+from disagg.cli.common.options import AsJson, BreakLock, Hosts, RoleName, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
@@ -28,7 +28,6 @@ _INTERRUPTED: Final = {
     "rollback": "some hosts may have gone back, others not; `disagg plan` shows what would bring each one forward",
     "uninstall": "what is not removed yet is still there; `disagg uninstall` goes on from here",
 }
-BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take over a host's lock that another command holds.")]
 
 
 def plan(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from disagg.cli.common.context import Settings, error_console, note_if_interrupted, settings, stderr, stdout
-from disagg.cli.common.options import Hosts
+from disagg.cli.common.options import BreakLock, Hosts
 
 if TYPE_CHECKING:
     from disagg.fleet.lifecycle.base import ServerResult
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 Timeout = Annotated[float, typer.Option(min=0, metavar="S", help="Seconds to wait for the servers to be healthy.")]
 
 
-def start(context: typer.Context, host: Hosts = None, timeout: Timeout = 300.0) -> None:
+def start(context: typer.Context, host: Hosts = None, timeout: Timeout = 300.0, break_lock: BreakLock = False) -> None:
     """Start the fleet's servers and wait until they are healthy. Servers that already run are left running.
 
     Exit code 0: all healthy; 1: a host failed; 3: some still load, and are left running; 4: a host cannot be reached.
     """
-    lifecycle = _lifecycle(settings(context))
+    lifecycle = _lifecycle(settings(context), break_lock)
     with note_if_interrupted("what this command had started was stopped"):
         results = lifecycle.start(host or (), timeout)
     _finish(lifecycle, results)
@@ -33,9 +33,10 @@ def stop(
     everything: Annotated[
         bool, typer.Option("--all", help="Also servers on these machines that hosts.toml does not name.")
     ] = False,
+    break_lock: BreakLock = False,
 ) -> None:
     """Stop the fleet's servers after their running requests have finished."""
-    lifecycle = _lifecycle(settings(context))
+    lifecycle = _lifecycle(settings(context), break_lock)
     with note_if_interrupted("servers may still run; `disagg status` shows which"):
         results = lifecycle.stop(host or (), everything)
     _finish(lifecycle, results)
@@ -48,24 +49,25 @@ def restart(
     all_at_once: Annotated[
         bool, typer.Option("--all-at-once", help="Restart all at the same time: a model is not served meanwhile.")
     ] = False,
+    break_lock: BreakLock = False,
 ) -> None:
     """Restart the fleet's servers, those of one model one after the other, each once the last is healthy.
 
     If one does not become healthy, the other hosts of its model are not restarted. Exit codes as of `start`.
     """
-    lifecycle = _lifecycle(settings(context))
+    lifecycle = _lifecycle(settings(context), break_lock)
     with note_if_interrupted("servers that were started keep running; `disagg status` shows which do not run"):
         results = lifecycle.restart(host or (), timeout, all_at_once)
     _finish(lifecycle, results)
 
 
-def _lifecycle(chosen: Settings) -> FleetServers:
+def _lifecycle(chosen: Settings, break_lock: bool) -> FleetServers:
     from disagg.cli.views.fleet.progress import HostProgress
     from disagg.fleet.lifecycle.fleet_servers import FleetServers
     from disagg.fleet.lifecycle.state import State
 
     fleet = chosen.fleet()
-    return FleetServers(fleet, State.of(fleet), report=HostProgress(stderr()).report)
+    return FleetServers(fleet, State.of(fleet), report=HostProgress(stderr()).report, break_lock=break_lock)
 
 
 def _finish(lifecycle: FleetServers, results: list[ServerResult]) -> None:

@@ -7,7 +7,6 @@ refusals      why a host cannot have a release
 fit           whether a model fits a host's memory
 steps         the types of a plan; scripts: the shell scripts that steps run
 plan          facts and target state -> steps
-lock          one deployment at a time per host
 apply         carries a plan out on a machine
 deployment    all hosts of a fleet at the same time
 """

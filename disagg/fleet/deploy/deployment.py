@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from disagg.config import Fleet, Host
 from disagg.errors import DeployRefused, DisaggError, UsageError
+from disagg.fleet.changes.lock import locked
 from disagg.fleet.deploy import fit
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import OnStep, apply, ignore
-from disagg.fleet.deploy.lock import locked
 from disagg.fleet.deploy.refusals import refusals
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import Plan, Refusal
@@ -138,7 +138,7 @@ class Deployment:
 
         def change(host: Host) -> DeployResult:
             where = self._machine(host)
-            with locked(where, self._homes[host.name], self.why, break_lock):
+            with locked(where, self._homes[host.name], self.why, break_lock, if_full=self.why == "uninstall"):
                 plan = self._plan(host)  # another command may have changed the host before the lock was held
                 if plan.refusals:
                     return DeployResult(host.name, "failed", plan, error=_refused(plan))

@@ -7,6 +7,7 @@ that disagg was deployed to. Order, waiting for health and results are the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -58,6 +59,11 @@ class Server(Protocol):
     @property
     def undecided_states(self) -> tuple[HealthState, ...]:
         """The states over HTTP from which a server whose process runs may still become healthy."""
+        ...
+
+    def changing(self, why: str, break_lock: bool) -> AbstractContextManager[None]:
+        """Keep other commands from changing this host. why: the command, for them. HostLocked if one does now, unless
+        `break_lock` takes the lock from it."""
         ...
 
     def inspect(self) -> ProcessState:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from disagg.config import Host, ServiceManager
 from disagg.errors import CommandFailed, FleetError, HostUnreachable, PortInUse, StartFailed
 from disagg.fleet import services
+from disagg.fleet.changes.lock import locked
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import ServerFacts, read_server_facts
@@ -58,6 +60,12 @@ class DeployedServer:
     def undecided_states(self) -> tuple[HealthState, ...]:
         """See Server. Until it listens, nothing but the machine shows that its process runs."""
         return (*UNDECIDED, "not running", "unreachable")
+
+    @contextmanager
+    def changing(self, why: str, break_lock: bool) -> Iterator[None]:
+        """See Server."""
+        with changing_there(self.machine, self.host.name, why, break_lock):
+            yield
 
     def inspect(self) -> ProcessState:
         """See Server."""
@@ -140,6 +148,18 @@ class DeployedServer:
 
     def _facts(self) -> ServerFacts:
         return read_server_facts(self.machine, self.host.name, self.host)
+
+
+@contextmanager
+def changing_there(machine: Machine, name: str, why: str, break_lock: bool) -> Iterator[None]:
+    """Hold the lock of a host on this machine. If nothing is deployed there, nothing can be changed either. A full disk
+    does not prevent stopping."""
+    facts = read_server_facts(machine, name, None)
+    if not facts.current and facts.pid is None:
+        yield
+        return
+    with locked(machine, HostPaths(facts.home, name), why, break_lock, if_full=why.startswith("stop")):
+        yield
 
 
 def stop_there(machine: Machine, name: str) -> bool:

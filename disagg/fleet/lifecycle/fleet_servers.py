@@ -46,7 +46,8 @@ def exit_code(results: Sequence[ServerResult]) -> int:
 
 @dataclass(slots=True)
 class FleetServers:
-    """Starts and stops a fleet's servers. argv: builds a local server's command line. connect: reaches other hosts."""
+    """Starts and stops a fleet's servers. argv: builds a local server's command line. connect: reaches other hosts.
+    break_lock: take over the locks of hosts that other commands hold."""
 
     fleet: Fleet
     state: State
@@ -54,6 +55,7 @@ class FleetServers:
     report: OnProgress = lambda host, doing: None
     grace_s: float = GRACE_S
     connect: Callable[[Host], Machine] = machine_for
+    break_lock: bool = False
     _begun: list[Host] = field(default_factory=list)
     _down: list[Host] = field(default_factory=list)
     _guard: Lock = field(default_factory=Lock)
@@ -68,9 +70,9 @@ class FleetServers:
             self._prepare(hosts)
             self._begun.clear()
             try:
-                return self._all(hosts, lambda server: self._start(server, timeout_s)) + others
+                return self._all(hosts, "start", lambda server: self._start(server, timeout_s)) + others
             except BaseException:  # also an interruption: no server stays half started
-                self._undo(self._begun, self._stop)
+                self._undo(self._begun, "stop", self._stop)
                 raise
 
     def stop(self, names: Sequence[str] = (), everything: bool = False) -> list[ServerResult]:
@@ -89,11 +91,11 @@ class FleetServers:
         if all(host.placement.spawned for host in hosts) and not self.state.exists():
             return [ServerResult(host.name, "not running") for host in hosts]
         with self.state.locked("stop"):
-            results = self._all(hosts, self._stop)
+            results = self._all(hosts, "stop", self._stop)
             if not names:
                 removed = [name for name in self.state.recorded_hosts() if name not in self.fleet.hosts]
                 results += [stop_recorded(self.state, name, name, self.grace_s) for name in removed]
-            return results + (stop_other_hosts(self.fleet, hosts, self.connect) if everything else [])
+            return results + (stop_other_hosts(self.fleet, hosts, self.connect, self.break_lock) if everything else [])
 
     def restart(self, names: Sequence[str] = (), timeout_s: float = 300.0, at_once: bool = False) -> list[ServerResult]:
         """Stop and start every named host, one after the other within a model (at_once: all at the same time). Each has
@@ -114,7 +116,7 @@ class FleetServers:
                     [row[0] for row in rows.values()], lambda host: self._restart_in_turn(leaders[host.name], timeout_s)
                 )
             except BaseException:  # also an interruption: a host that served must not stay without its server
-                self._undo(self._down, self._bring_back)
+                self._undo(self._down, "restart", self._bring_back)
                 raise
         done = {result.host: result for outcome in outcomes for result in outcome.value or ()}
         return [done[host.name] for host in hosts] + others
@@ -125,9 +127,9 @@ class FleetServers:
         others = [ServerResult(host.name, "not managed") for host in chosen if host.whole]
         return [host for host in chosen if not host.whole], others
 
-    def _undo(self, hosts: Sequence[Host], action: Callable[[Server], ServerResult]) -> None:
+    def _undo(self, hosts: Sequence[Host], why: str, action: Callable[[Server], ServerResult]) -> None:
         """Clean up after an interruption. The command then has no results, so a failure is reported as progress."""
-        for result in self._all(list(hosts), action):
+        for result in self._all(list(hosts), why, action):
             if result.error is not None:
                 self.report(result.host, f"failed: {result.error}")
 
@@ -143,17 +145,18 @@ class FleetServers:
 
     # Many hosts
 
-    def _all(self, hosts: Sequence[Host], action: Callable[[Server], ServerResult]) -> list[ServerResult]:
+    def _all(self, hosts: Sequence[Host], why: str, action: Callable[[Server], ServerResult]) -> list[ServerResult]:
         return [
             outcome.value or ServerResult(outcome.host.name, "failed", outcome.seconds, outcome.error)
-            for outcome in each(hosts, lambda host: self._one(host, action))
+            for outcome in each(hosts, lambda host: self._one(host, why, action))
         ]
 
-    def _one(self, host: Host, action: Callable[[Server], ServerResult]) -> ServerResult:
-        """The action's result on one host; a DisaggError becomes a failed result."""
+    def _one(self, host: Host, why: str, action: Callable[[Server], ServerResult]) -> ServerResult:
+        """The action's result on one host, which no other command changes meanwhile; a DisaggError becomes a failed
+        result. why: the command."""
         began = time.monotonic()
         try:
-            with self._server(host) as server:
+            with self._server(host) as server, server.changing(why, self.break_lock):
                 return action(server)
         except DisaggError as error:
             return ServerResult(host.name, "failed", time.monotonic() - began, error)
@@ -165,7 +168,7 @@ class FleetServers:
             if results and not results[-1].ok:
                 results.append(ServerResult(host.name, "left"))
             else:
-                results.append(self._one(host, lambda server: self._restart(server, timeout_s)))
+                results.append(self._one(host, "restart", lambda server: self._restart(server, timeout_s)))
         return results
 
     @contextmanager

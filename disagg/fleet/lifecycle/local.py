@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from disagg.api.names import LOG_FILE_VARIABLE
@@ -40,6 +41,10 @@ class LocalServer:
     def undecided_states(self) -> tuple[HealthState, ...]:
         """See Server. The record tells whether the process runs, so a server that does not answer is "loading"."""
         return UNDECIDED
+
+    def changing(self, why: str, break_lock: bool) -> AbstractContextManager[None]:
+        """See Server. The lock of the fleet's state is held already."""
+        return nullcontext()
 
     def inspect(self) -> ProcessState:
         """See Server."""

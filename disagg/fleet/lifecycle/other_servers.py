@@ -13,7 +13,7 @@ from contextlib import closing
 from disagg.config import Fleet, Host
 from disagg.errors import DisaggError
 from disagg.fleet.lifecycle.base import ServerOutcome, ServerResult
-from disagg.fleet.lifecycle.deployed import hosts_there, stop_there
+from disagg.fleet.lifecycle.deployed import changing_there, hosts_there, stop_there
 from disagg.fleet.lifecycle.local import end_recorded, recorded_pid
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.machine.base import Machine
@@ -43,23 +43,26 @@ def stop_other_fleet(state: State, grace_s: float) -> list[ServerResult]:
         return [ServerResult(f"fleet {fleet}", "failed", error=error)]
 
 
-def stop_other_hosts(fleet: Fleet, hosts: Sequence[Host], connect: Callable[[Host], Machine]) -> list[ServerResult]:
+def stop_other_hosts(
+    fleet: Fleet, hosts: Sequence[Host], connect: Callable[[Host], Machine], break_lock: bool
+) -> list[ServerResult]:
     """Stop what is deployed on these hosts' machines under names that the fleet does not have."""
 
     def stop(host: Host) -> list[ServerResult]:
         with closing(connect(host)) as machine:
             names = [name for name in hosts_there(machine) if name not in fleet.hosts]
-            return [_stop_other_host(machine, name, host) for name in names]
+            return [_stop_other_host(machine, name, host, break_lock) for name in names]
 
     outcomes = each([host for host in hosts if host.placement.deployed], stop)
     # A machine that does not answer has a failed result of its own already.
     return [result for outcome in outcomes for result in outcome.value or ()]
 
 
-def _stop_other_host(machine: Machine, name: str, host: Host) -> ServerResult:
+def _stop_other_host(machine: Machine, name: str, host: Host, break_lock: bool) -> ServerResult:
     began, shown = time.monotonic(), f"{name} on {host.name}"
     try:
-        stop_there(machine, name)
+        with changing_there(machine, name, "stop --all", break_lock):
+            stop_there(machine, name)
     except DisaggError as error:
         return ServerResult(shown, "failed", time.monotonic() - began, error)
     return ServerResult(shown, "stopped", time.monotonic() - began)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
+from disagg.fleet.changes.lock import LockHolder, locked
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, exit_code
-from disagg.fleet.deploy.lock import LockHolder, locked
 from disagg.fleet.deploy.plan import rollback, uninstall
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from disagg.fleet.machine.local import LocalMachine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -11,14 +12,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from disagg.config import Fleet
-from disagg.errors import Cancelled, ConfigError, HostUnreachable, PortInUse, StartFailed
+from disagg.errors import Cancelled, ConfigError, HostLocked, HostUnreachable, PortInUse, StartFailed
+from disagg.fleet.changes.lock import LockHolder
 from disagg.fleet.deploy.release import run_script
 from disagg.fleet.facts.host import read_host_facts
 from disagg.fleet.facts.paths import HostPaths
@@ -181,6 +183,67 @@ def test_start_while_the_supervisor_waits_does_not_wait_with_it(yard: Yard) -> N
     (started,) = yard.lifecycle().start(["a"])
     assert started.outcome == "started"
     assert supervise.status(yard.own("a"))["restarts"] == 0, "a new supervisor, whose first delay is short again"
+
+
+def hold(yard: Yard, name: str) -> None:
+    """Another operator's command holds the host's lock."""
+    holder = replace(LockHolder.this_process("deploy"), who="ada", machine="desk")
+    (yard.own(name) / "lock").mkdir()
+    (yard.own(name) / "lock/holder").write_text(json.dumps(asdict(holder)) + "\n")
+
+
+def test_a_host_that_another_command_holds_is_neither_started_nor_stopped_nor_restarted(yard: Yard) -> None:
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    before = yard.pid("a")
+    hold(yard, "a")
+    for command in (FleetServers.start, FleetServers.stop, FleetServers.restart):
+        (refused,) = command(yard.lifecycle(), ["a"])
+        assert refused.outcome == "failed" and isinstance(refused.error, HostLocked)
+        assert "ada@desk holds it for `disagg deploy` since" in refused.error.message
+    assert yard.pid("a") == before
+    lifecycle = yard.lifecycle()
+    lifecycle.break_lock = True
+    assert outcomes(lifecycle.restart(["a"])) == {"a": "restarted"}
+    assert not (yard.own("a") / "lock").exists()
+
+
+def test_a_second_restart_from_another_machine_leaves_the_first_to_bring_the_server_back(yard: Yard) -> None:
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    elsewhere = State(yard.home.parent / "elsewhere", yard.state.token_file)
+    second = FleetServers(yard.fleet, elsewhere, connect=lambda host: LocalMachine(host.name))
+    refused: list[ServerResult] = []
+
+    def restart_too(host: str, doing: str) -> None:
+        if doing == "stopping":
+            refused.extend(second.restart(["a"]))
+
+    first = yard.lifecycle()
+    first.report = restart_too
+    assert outcomes(first.restart(["a"])) == {"a": "restarted"}
+    assert [type(result.error) for result in refused] == [HostLocked]
+    assert yard.states()["a"] == "healthy"
+
+
+def test_a_disk_without_room_for_a_lock_prevents_a_start_and_not_a_stop(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    full = yard.home / "bin"
+    full.mkdir()
+    mkdir = """#!/bin/sh
+if [ "$1" = -p ]; then exec /bin/mkdir "$@"; fi
+echo 'mkdir: No space left on device' >&2
+exit 1
+"""
+    (full / "mkdir").write_text(mkdir)
+    (full / "mkdir").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{full}:{os.environ['PATH']}")
+    (failed,) = yard.lifecycle().start(["a"])
+    assert failed.outcome == "failed" and "No space left on device" in present(failed.error).message
+    assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "stopped"} and yard.pid("a") is None
 
 
 def test_an_older_release_is_told_of_by_start_and_left_by_restart(yard: Yard) -> None:

@@ -1,4 +1,4 @@
-"""One deployment at a time per host: a lock folder on the host, with who holds it, since when and for which command.
+"""One command at a time per host: a lock folder on the host, with who holds it, since when and for which command.
 
 A lock is taken over if its process ran on this machine and has ended. Any other lock is reported; `--break-lock`
 takes it.
@@ -25,6 +25,7 @@ from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.output import last_lines
 
 _HELD: Final = 75
+_FULL: Final = 28
 _ACQUIRE: Final = """\
 # $1: the lock. $2: this holder, as JSON. $3: the holder whose lock may be taken over, or "*" for any.
 umask 077
@@ -34,12 +35,16 @@ if [ -n "$3" ] && test -d "$1"; then
     if [ "$3" != '*' ] && [ "$(cat "$1.stale.$$/holder" 2>/dev/null)" != "$3" ]; then mv "$1.stale.$$" "$1"; fi
     rm -rf "$1.stale.$$"
 fi
-if mkdir "$1" 2>/dev/null; then
+if said=$(mkdir "$1" 2>&1); then
     printf '%s\\n' "$2" >"$1/holder" && exit 0
     rm -rf "$1"
+    exit 28
+fi
+if ! test -d "$1"; then
+    printf '%s\\n' "$said" >&2
+    case $said in *'No space left'* | *[Qq]uota*) exit 28 ;; esac
     exit 1
 fi
-test -d "$1" || { echo "cannot make $1" >&2; exit 1; }
 cat "$1/holder" 2>/dev/null
 exit 75
 """
@@ -91,10 +96,16 @@ class LockHolder:
 
 
 @contextmanager
-def locked(machine: Machine, paths: HostPaths, why: str, break_lock: bool = False) -> Iterator[None]:
-    """Hold the host's lock. Raises HostLocked, which names the holder; `break_lock` takes it from any holder."""
+def locked(
+    machine: Machine, paths: HostPaths, why: str, break_lock: bool = False, if_full: bool = False
+) -> Iterator[None]:
+    """Hold the host's lock. Raises HostLocked, which names the holder; `break_lock` takes it from any holder.
+
+    if_full: go on without a lock if its disk has no room for one, so that a command that makes room can run."""
     own = json.dumps(asdict(LockHolder.this_process(why)))
-    _acquire(machine, paths, own, "*" if break_lock else "")
+    if not _acquire(machine, paths, own, "*" if break_lock else "", if_full):
+        yield
+        return
     try:
         yield
     except BaseException as error:
@@ -106,27 +117,31 @@ def locked(machine: Machine, paths: HostPaths, why: str, break_lock: bool = Fals
     _release(machine, paths, own)
 
 
-def _acquire(machine: Machine, paths: HostPaths, own: str, take_over: str) -> None:
+def _acquire(machine: Machine, paths: HostPaths, own: str, take_over: str, if_full: bool) -> bool:
+    """False if there is no room for a lock and `if_full` allows to go on without one."""
     result = machine.run([paths.lock, own, take_over], script=_ACQUIRE, timeout=_SMALL_S)
     if result.ok:
-        return
+        return True
+    if result.code == _FULL and if_full:
+        return False
     if result.code != _HELD:
         words = last_lines(result.stderr, 3) or f"exit code {result.code}"
         raise CommandFailed(
             f"{machine.name}: cannot lock it: {words}",
-            f"is {paths.folder} writable there?",
+            "its disk is full: make room there, or disagg uninstall"
+            if result.code == _FULL
+            else f"is {paths.folder} writable there?",
             exit_status=result.code,
             stdout=result.stdout,
         )
     text = result.stdout.strip()
     holder = LockHolder.parse(text)
     if holder is not None and holder.ended and not take_over:
-        _acquire(machine, paths, own, text)
-        return
+        return _acquire(machine, paths, own, text, if_full)
     described = str(holder) if holder is not None else "its holder file is unreadable"
     raise HostLocked(
         f"{machine.name} is locked: {described}",
-        "wait until that command has ended; if it no longer runs: disagg deploy --break-lock",
+        "wait until that command has ended; if it no longer runs, repeat this one with --break-lock",
     )
 
 

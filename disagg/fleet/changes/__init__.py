@@ -1,0 +1,4 @@
+"""Who may change a host, so that two commands never change one at the same time.
+
+lock          one command at a time per host, whichever machine it comes from
+"""
