@@ -35,6 +35,19 @@ def keys_path(fleet: Fleet) -> Path:
     return gateway_folder(fleet) / "keys.json"
 
 
+def pending_release() -> tuple[str, float] | None:
+    """On a deployed host: the release that was deployed since this server started, and when, in seconds since 1970."""
+    folder, runs = os.environ.get(GATEWAY_FOLDER_VARIABLE), os.environ.get(RELEASE_VARIABLE)
+    if not folder or not runs:
+        return None
+    link = Path(folder) / "current"
+    try:
+        release, since = link.readlink().name, link.lstat().st_mtime
+    except OSError:  # there is no such link
+        return None
+    return None if release == runs else (release, since)
+
+
 def token_path(fleet: Fleet) -> Path:
     """The file that holds the fleet's token."""
     if named := os.environ.get(TOKEN_FILE_VARIABLE):

@@ -73,12 +73,20 @@ class ModelFingerprint(Contract, frozen=True):
     special_tokens: str
 
 
+class PendingRelease(Contract, frozen=True):
+    """A release that was deployed and does not run yet. since: seconds since 1970."""
+
+    release: str
+    since: float
+
+
 class Health(Liveness, frozen=True, kw_only=True):
     """GET /health with the fleet's token.
 
     model: empty for a gateway. backend: framework and device, None until the engine has loaded. code: hash of the
     disagg code that runs. config: hash of what the host's hosts.toml says about it. boot_id: random, new at every
-    start. release: the deployed release, None if it runs from an installation. versions: of the engine's packages.
+    start. release: the deployed release that runs, None if it runs from an installation. pending: the release that
+    `disagg restart` would run instead. versions: of the engine's packages.
     """
 
     model: str
@@ -91,6 +99,7 @@ class Health(Liveness, frozen=True, kw_only=True):
     code: str = ""
     config: str = ""
     release: str | None = None
+    pending: PendingRelease | None = None
     versions: Mapping[str, str] = {}
     fingerprint: ModelFingerprint | None = None
     preflight: tuple[PreflightFinding, ...] = ()

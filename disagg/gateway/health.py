@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from disagg.api.status import Health, Liveness, ServerState
+from disagg.api.status import Health, Liveness, PendingRelease, ServerState
 from disagg.config import Fleet, Host, served_digest
 from disagg.http.requests import bearer
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.view import FleetView
-from disagg.token import RELEASE_VARIABLE
+from disagg.token import RELEASE_VARIABLE, pending_release
 from disagg.version import VERSION, code_hash
 
 
@@ -76,6 +76,7 @@ class GatewayHealth:
             code=code_hash(),
             config=served_digest(self._client.fleet, host),
             release=os.environ.get(RELEASE_VARIABLE) or None,
+            pending=PendingRelease(*newer) if (newer := pending_release()) else None,
             boot_id=self._boot_id,
             uptime_s=round(time.monotonic() - self._started, 3),
             pid=os.getpid(),

@@ -21,6 +21,7 @@ from disagg.api.status import (
     Load,
     Memory,
     ModelFingerprint,
+    PendingRelease,
     ServerState,
     Status,
 )
@@ -31,7 +32,7 @@ from disagg.servers.admission import Admission, retry_after
 from disagg.servers.caller import Caller
 from disagg.servers.health.engine import EngineHealth
 from disagg.servers.health.progress import EngineProgress
-from disagg.token import RELEASE_VARIABLE
+from disagg.token import RELEASE_VARIABLE, pending_release
 from disagg.version import VERSION, code_hash
 
 COMPUTED = frozenset({"sending KV", "generating"})
@@ -176,6 +177,7 @@ class ReportingHost(ABC, Generic[Engine]):
             code=code_hash(),
             config=served_digest(self.fleet, self.host),
             release=os.environ.get(RELEASE_VARIABLE) or None,
+            pending=PendingRelease(*newer) if (newer := pending_release()) else None,
             versions=info.versions if info else {},
             fingerprint=ModelFingerprint(**info.fingerprint.to_json()) if info else None,
             preflight=info.preflight if info else (),

@@ -37,6 +37,7 @@ health_body = {
     "code": "",
     "config": "",
     "release": None,
+    "pending": None,
     "version": "0.0.1" if behaviour == "older" else "0.1.0",
     "versions": {"fake": "1"},
     "fingerprint": {

@@ -84,11 +84,13 @@ def rollback(
     context: typer.Context, *, host: Hosts = None, break_lock: BreakLock = False, as_json: AsJson = False
 ) -> None:
     """Go back to the release before the current one. Running servers are not restarted."""
-    from disagg.fleet.deploy.plan import rollback as decide
+    from disagg.fleet.deploy.undo import rollback as decide
 
     fleet = settings(context).fleet()
     hosts = _choose(fleet, host, None, None)
-    _finish(fleet, _run(hosts, decide, "rollback", break_lock=break_lock), as_json)
+    reports = _run(hosts, decide, "rollback", break_lock=break_lock)
+    plans = [report.plan for report in reports if report.ok and report.plan is not None]
+    _finish(fleet, reports, as_json, note="\n".join(f"{plan.host}: {note}" for plan in plans for note in plan.notes))
 
 
 def uninstall(
@@ -101,7 +103,7 @@ def uninstall(
     as_json: AsJson = False,
 ) -> None:
     """Stop the servers and remove all of disagg from the hosts, but models."""
-    from disagg.fleet.deploy.plan import uninstall as planned
+    from disagg.fleet.deploy.undo import uninstall as planned
 
     _require_answer("uninstall", "removes", yes=yes, as_json=as_json)
     fleet = settings(context).fleet()

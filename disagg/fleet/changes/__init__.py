@@ -1,4 +1,5 @@
 """Who may change a host, so that two commands never change one at the same time.
 
 lock          one command at a time per host, whichever machine it comes from
+pending       a release that was deployed and does not run yet
 """

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Final, get_args
+from typing import Final
 
-from disagg.config import Host, ServiceManager
+from disagg.config import Host
+from disagg.fleet.changes.pending import pending
 from disagg.fleet.deploy.packages.environment import Environment
 from disagg.fleet.deploy.refusals import no_room
 from disagg.fleet.deploy.release import TargetState
-from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY, UNINSTALL
+from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HASH
-from disagg.fleet.services import command, launchd, program, systemd
+from disagg.fleet.services import launchd, program, systemd
 
 _MODULES: Final = {
     "prefill": ("torch", "transformers"),
@@ -51,56 +52,9 @@ def refused(host: Host, *refusals: Refusal) -> Plan:
     return Plan(host.name, "", refusals=refusals)
 
 
-def rollback(host: Host, facts: HostFacts) -> Plan:
-    """Back to the release before the current one."""
-    target = facts.previous
-    if not target or target not in facts.own_releases:
-        hint = f"disagg deploy --host {host.name}"
-        if facts.current:
-            hint = f"only the current one is there; check out the code you want, then: {hint}"
-        return refused(host, Refusal("there is no release to go back to", hint))
-    environment = facts.environment_of(target)
-    if not facts.environments.get(environment):
-        cause = f"release {target} needs the environment {environment or '(unknown)'}, which no longer exists"
-        return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
-    if target in facts.damaged:
-        cause = f"the files of release {target} have changed"
-        return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
-    step = _switch(facts, target, environment, f"go back to release {target}")
-    return Plan(host.name, target, (step,), needs=_after(facts, target))
-
-
-def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
-    """Remove everything of this host from its machine; models only if `models`."""
-    steps = []
-    for manager in _managers(facts):
-        remove = command(manager, facts, "remove")
-        what = "stop the server" + (f" and remove it from {manager}" if manager != "process" else "")
-        hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
-        action = RunScript(remove.script, remove.argv, 90.0)
-        hint = hint if manager == "launchd" else ""
-        steps.append(Step("service", what, facts.paths.folder, "not installed", action, hint))
-    if facts.folder or (models and facts.carried):
-        kept = {release.environment for release in facts.releases if release.host != host.name}
-        free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]
-        gone = [facts.paths.environment(name) for name in free]
-        argv = (facts.paths.root, host.name, "1" if models else "0", *gone)
-        what = f"remove {facts.paths.folder} and its environments" + (", and the models" if models else "")
-        steps.append(Step("remove", what, facts.paths.folder, "no folder", RunScript(UNINSTALL, argv, 600.0)))
-    return Plan(host.name, "", tuple(steps))
-
-
-def _managers(facts: HostFacts) -> list[ServiceManager]:
-    """Service managers that have a server of this host, also from before hosts.toml named another one."""
-    known: tuple[ServiceManager, ...] = get_args(ServiceManager)
-    installed = {name.partition(":")[0] for name in facts.installed}
-    return [manager for manager in known if manager in installed]
-
-
-# Refusals
-
-
 def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
+    if facts.serving is not None and facts.serving.alive and facts.current not in ("", facts.serving.release):
+        yield f"{pending(facts.current, facts.serving.release, facts.switched)}: disagg restart --host {facts.host}"
     if desired.host.engine.device.startswith("cuda") and not facts.hardware.gpus:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
@@ -119,7 +73,7 @@ def _steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if facts.current != desired.hash or desired.hash not in facts.whole_releases:
         switched.insert(0, _check(desired, facts))
     if facts.current != desired.hash:
-        switched.append(_switch(facts, desired.hash, desired.environment.hash, "switch to the new release"))
+        switched.append(switch(facts, desired.hash, desired.environment.hash, "switch to the new release"))
     surplus = list(_surplus(desired, facts))
     if steps or switched or surplus or facts.leftovers:
         yield _prepare(facts)
@@ -251,9 +205,10 @@ def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[s
     ]
 
 
-def _switch(facts: HostFacts, release: str, environment: str, what: str) -> Step:
+def switch(facts: HostFacts, release: str, environment: str, what: str) -> Step:
+    """The step that makes a release current."""
     python = f"{facts.paths.environment(environment)}/bin/python"
-    action = RunScript(SWITCH, (python, facts.paths.folder, release))
+    action = RunScript(SWITCH, (python, facts.paths.folder, release, facts.ran))
     return Step("switch", what, facts.paths.current, "current", action)
 
 
@@ -267,7 +222,10 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     """Folders that nothing needs once the release is current: older releases, then environments of no release.
 
     A server that has not been restarted still uses its own release and environment."""
-    kept = {desired.hash, facts.previous if facts.current == desired.hash else facts.current}
+    ran = facts.ran if facts.ran in facts.own_releases - {desired.hash} else ""
+    kept = {desired.hash, facts.previous if facts.current == desired.hash else ran or facts.current}
+    if facts.ran:  # its service manager starts it again after a crash
+        kept.add(facts.running)
     if facts.serving is not None and facts.serving.alive:
         kept.add(facts.serving.release)
     for hash in sorted(facts.own_releases - kept):
@@ -289,10 +247,11 @@ def _needs(desired: TargetState, facts: HostFacts) -> ServiceAction:
     outdated = desired.hash in facts.damaged or facts.token_digest not in ("", token)
     if facts.serving is not None and facts.serving.alive and outdated:
         return "restart"
-    return _after(facts, desired.hash)
+    return needed_after(facts, desired.hash)
 
 
-def _after(facts: HostFacts, release: str) -> ServiceAction:
+def needed_after(facts: HostFacts, release: str) -> ServiceAction:
+    """What makes the server run this release once it is current."""
     if facts.serving is None or not facts.serving.alive:
         return "start"
     return "" if facts.serving.release == release else "restart"

@@ -52,9 +52,9 @@ exec sudo -n /bin/sh "$1"
 """
 
 SWITCH: Final = """\
-# $1: python. $2: this host's folder. $3: the release that becomes current.
+# $1: python. $2: this host's folder. $3: the release that becomes current. $4: the one that ran last, or nothing.
 exec "$1" -I -c 'import os, sys
-folder, release = sys.argv[1:]
+folder, release, ran = sys.argv[1:]
 os.chdir(folder)
 def point(name, target):
     part = f".{name}.new"
@@ -65,11 +65,16 @@ def point(name, target):
 new, old = f"releases/{release}", os.readlink("current") if os.path.islink("current") else None
 if not os.path.isfile(f"{new}/run"):
     sys.exit(f"{new} is incomplete")
+last = f"releases/{ran}" if ran and os.path.isfile(f"releases/{ran}/run") else old
+if not ran:
+    point("running", new)
+elif not os.path.exists("running"):
+    point("running", last or new)
 if old != new:
     if old is not None:
-        point("previous", old)
+        point("previous", last if last != new else old)
     point("current", new)
-' "$2" "$3"
+' "$2" "$3" "$4"
 """
 
 TIDY: Final = """\

@@ -84,7 +84,9 @@ class HostFacts:
     sudo: bool = False  # without a password; checked on macOS only
     installed: dict[str, InstalledService] = field(default_factory=dict)  # by manager: systemd, launchd:<name>, process
     current: str = ""
+    switched: int | None = None  # when current was switched to it: seconds since 1970
     previous: str = ""
+    running: str = ""  # what the service manager runs
     releases: tuple[Release, ...] = ()
     damaged: frozenset[str] = frozenset()  # own releases whose content does not match their name
     environments: dict[str, bool] = field(default_factory=dict)  # hash -> complete
@@ -118,6 +120,11 @@ class HostFacts:
     def whole_releases(self) -> frozenset[str]:
         """Of these, those with intact files."""
         return self.own_releases - self.damaged
+
+    @property
+    def ran(self) -> str:
+        """The release that served last, or still does; "" if none has."""
+        return self.serving.release if self.serving is not None else ""
 
     def environment_of(self, release: str) -> str:
         """The environment that one of this host's releases runs in, "" if unknown."""
@@ -156,7 +163,9 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
         sudo=probe.text("launchd") == "1",
         installed={name: InstalledService(digest, on == "1") for name, digest, on in probe.all("installed", 3)},
         current=probe.text("current"),
+        switched=number(probe.text("switched")),
         previous=probe.text("previous"),
+        running=probe.text("running"),
         releases=tuple(Release(*fields) for fields in probe.all("release", 3)),
         damaged=frozenset(name for (name,) in probe.all("damaged", 1)),
         environments={name: complete == "1" for name, complete in probe.all("environment", 2)},

@@ -5,7 +5,8 @@
     models/                       model weights; models/carried/<name>-<hash>/ are copied by a deployment
     hosts/<host>/
         releases/<hash>/          disagg/ (the package), hosts.toml, run, environment (its hash), service files
-        current -> releases/...   the release that the next start runs
+        current -> releases/...   the release that was deployed last: `disagg start` and `restart` run it
+        running -> releases/...   the release that the service manager runs, also after a crash or a reboot
         previous -> releases/...  the release of `disagg rollback`
         incoming/                 unfinished files; may be deleted
         token                     the fleet's secret, 0600
@@ -48,6 +49,10 @@ class HostPaths:
     @property
     def current(self) -> str:
         return f"{self.folder}/current"
+
+    @property
+    def running(self) -> str:
+        return f"{self.folder}/running"
 
     @property
     def incoming(self) -> str:

@@ -36,11 +36,13 @@ runs() { # host, pid, a word of its command line: whether it is a process of thi
 }
 
 emit_server() { # host: its releases, its token, its server
-    for link in current previous; do
+    for link in current previous running; do
         if test -L "$HOME/.disagg/hosts/$1/$link"; then
             emit "$link" "$(basename "$(readlink "$HOME/.disagg/hosts/$1/$link")")"
         fi
     done
+    link=$HOME/.disagg/hosts/$1/current
+    if test -L "$link"; then emit switched "$(stat -c %Y "$link" 2>/dev/null || stat -f %m "$link" 2>/dev/null)"; fi
     token=$HOME/.disagg/hosts/$1/token
     keys=$HOME/.disagg/hosts/$1/keys.json
     if test -f "$keys"; then emit keys "$(digest "$keys")"; fi

@@ -41,6 +41,16 @@ while kill -0 "$1" 2>/dev/null; do
     sleep 0.2
 done
 """
+_RUN_CURRENT: Final = """\
+# $1: a host's folder. From now on its service manager runs the deployed release, also after a crash.
+cd "$1" || exit 1
+release=$(readlink current) || exit 0
+if [ "$(readlink running)" = "$release" ]; then exit 0; fi
+rm -f .running.new
+ln -s "$release" .running.new || exit 1
+# -T and -h: do not move it into the folder that the old link points to
+mv -fT .running.new running 2>/dev/null || mv -fh .running.new running
+"""
 _HOSTS: Final = f"""\
 cd "{HostPaths("$HOME", "").hosts}" 2>/dev/null || exit 0
 for one in *; do if test -d "$one"; then echo "$one"; fi; done
@@ -100,6 +110,7 @@ class DeployedServer:
                 f"{self.host.name}: port {port} there is in use by {holder}",
                 f"stop it: disagg ssh {self.host.name}; or give {self.host.name} another port, then: disagg deploy",
             )
+        _run_current(self.machine, self.host.name, before.home)
         # "restart" also ends a manager's pause before its next try, so that a repaired host starts at once.
         _manage(
             self.machine, self.host.name, before.home, self.host.service, "restart" if before.supervised else "start"
@@ -190,6 +201,13 @@ def before_restart(log: Sequence[str], pid: int | None) -> list[str]:
         if '"event": "starting"' in lines[index] and lines[index].rstrip().endswith(f'"pid": {pid}}}'):
             return lines[:index]
     return lines
+
+
+def _run_current(machine: Machine, name: str, home: str) -> None:
+    result = machine.run([HostPaths(home, name).folder], script=_RUN_CURRENT)
+    if not result.ok:
+        words = last_lines(result.stderr, 3) or f"exit code {result.code}"
+        raise FleetError(f"{name}: cannot point its service at the deployed release: {words}", f"disagg ssh {name}")
 
 
 def _manage(machine: Machine, name: str, home: str, manager: ServiceManager, verb: services.Verb) -> None:

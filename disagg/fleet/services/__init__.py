@@ -6,7 +6,8 @@ launchd    a daemon of the system domain
 process    no service manager: supervise.py, started detached
 supervise  that supervisor: standard library only, run by path, never imported
 
-All of them run `current/run` of the host's folder, so that a new release needs no new definition.
+All of them run `running/run` of the host's folder, so that a new release needs no new definition. `disagg start` and
+`restart` point `running` at the deployed release: until then a crash starts the release again that has run.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def server_plist(host: str, paths: HostPaths, user: str) -> bytes:
     return _plist(
         {
             "Label": label(host),
-            "ProgramArguments": ["/bin/sh", f"{paths.current}/run"],
+            "ProgramArguments": ["/bin/sh", f"{paths.running}/run"],
             "UserName": user,
             "WorkingDirectory": paths.folder,
             "EnvironmentVariables": {

@@ -1,7 +1,8 @@
 """Run one server and restart it when it ends: `supervise.py start|stop|restart|status FOLDER`, on the host itself.
 
-Runs FOLDER/current/run. After a crash it waits 1, 2, 4 ... 60 s before the next start, and 1 s again once a server has
-run for a minute. A server that has promised to notify, as in sd_notify(3), and does not is ended: it hangs as a whole.
+Runs FOLDER/running/run, or FOLDER/current/run if there is no such link. After a crash it waits 1, 2, 4 ... 60 s before
+the next start, and 1 s again once a server has run for a minute. A server that has promised to notify, as in
+sd_notify(3), and does not is ended: it hangs as a whole.
 Standard library only: it is run by path, and must not import the package beside it.
 
 FOLDER/supervisor.lock   locked while the supervisor runs
@@ -143,7 +144,8 @@ class _Supervisor:
         self._write_record()
 
     def _start_child(self) -> None:
-        run = str(self._folder / "current" / "run")
+        running = self._folder / "running" / "run"
+        run = str(running if running.exists() else self._folder / "current" / "run")
         self._child = subprocess.Popen(
             ["/bin/sh", run], stdin=subprocess.DEVNULL, start_new_session=True, env=self._notices.environment()
         )

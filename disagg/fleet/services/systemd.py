@@ -36,7 +36,7 @@ LINGER: Final = 'loginctl enable-linger "$1" || exec sudo -n loginctl enable-lin
 
 def definitions(host: Host, facts: HostFacts) -> tuple[Definition, ...]:
     version = facts.systemd.version if facts.systemd else 0
-    content = unit(host.name, f"{facts.paths.current}/run", version).encode()
+    content = unit(host.name, f"{facts.paths.running}/run", version).encode()
     return (Definition("systemd", facts.paths.systemd_unit, content),)
 
 

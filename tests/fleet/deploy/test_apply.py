@@ -16,8 +16,8 @@ import pytest
 from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
 from disagg.fleet.changes.lock import LockHolder, locked
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, exit_code
-from disagg.fleet.deploy.plan import rollback, uninstall
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from disagg.fleet.deploy.undo import rollback, uninstall
 from disagg.fleet.machine.local import LocalMachine
 from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import PACKAGE, Saboteur, Site
@@ -55,7 +55,7 @@ def test_a_bare_host_gets_a_whole_release(site: Site) -> None:
     assert site.root.stat().st_mode & 0o777 == 0o700
     carried = site.fleet_on_host().models["tiny"].sources["transformers"]
     assert Path(carried, "config.json").read_text() == "{}"
-    assert sorted(path.name for path in site.own.iterdir()) == ["current", "logs", "releases", "token"]
+    assert sorted(path.name for path in site.own.iterdir()) == ["current", "logs", "releases", "running", "token"]
 
 
 def test_a_second_deployment_changes_nothing_and_writes_nothing(site: Site) -> None:
@@ -101,6 +101,34 @@ def test_two_releases_are_kept_and_their_environments(site: Site) -> None:
     assert len(list((site.root / "envs").iterdir())) == 2
 
 
+def next_release(site: Site, number: int) -> str:
+    """Deploy another release; its name."""
+    site.package = {**PACKAGE, "disagg/servers/__main__.py": f"VALUE = {number}\n".encode()}
+    site.deploy()
+    return site.current()
+
+
+def links(site: Site) -> dict[str, str]:
+    return {name: (site.own / name).readlink().name for name in ("current", "previous", "running")}
+
+
+def test_a_release_that_never_ran_is_not_what_rollback_goes_back_to(site: Site) -> None:
+    first = next_release(site, 1)
+    (site.own / "serving").write_text(f"1 {first}\n")  # it was started
+    second, third = next_release(site, 2), next_release(site, 3)
+    assert links(site) == {"current": third, "previous": first, "running": first}
+    assert not (site.own / "releases" / second).exists()
+    with Deployment([site.host], rollback, "rollback", connect=lambda host: LocalMachine(host.name)) as back:
+        back.carry_out(back.plan())
+    assert links(site) == {"current": first, "previous": third, "running": first}
+
+
+def test_before_its_first_start_a_host_runs_what_was_deployed_last(site: Site) -> None:
+    next_release(site, 1)
+    last = next_release(site, 2)
+    assert links(site)["running"] == last
+
+
 def change_everything(site: Site, number: int) -> None:
     """So that the next plan has every kind of step."""
     site.package = {**PACKAGE, "disagg/servers/__main__.py": f"VALUE = {number}\n".encode()}
@@ -134,7 +162,7 @@ def test_broken_off_at_any_step_the_old_release_stays_and_the_next_run_repairs(s
         model = Path(site.fleet_on_host().models["tiny"].sources["transformers"])
         assert json.loads((model / "config.json").read_text()) == {"number": number}
         there = {path.name for path in site.own.iterdir()}
-        assert there == {"current", "logs", "previous", "releases", "token"}, name
+        assert there == {"current", "logs", "previous", "releases", "running", "token"}, name
     assert site.deploy().result == "unchanged"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from disagg.config import Deploy, EngineOptions, Host
 from disagg.fleet.deploy import plan as planning
+from disagg.fleet.deploy import undo
 from disagg.fleet.deploy.refusals import refusals
 from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
@@ -137,7 +138,9 @@ def test_what_a_server_still_runs_stays_however_often_was_deployed_since() -> No
     assert found.serving == Serving(4242, "2" * 16, True)
     tidy = planned(found).steps[-1].action
     assert isinstance(tidy, RunScript)
-    assert tidy.argv[1:] == (f"/home/nvidia/.disagg/envs/{'d' * 16}",)
+    root = "/home/nvidia/.disagg"
+    never_ran = (f"{root}/hosts/dgx-spark-1/releases/{'1' * 16}", f"{root}/envs/{'a' * 16}")
+    assert tidy.argv[1:] == (*never_ran, f"{root}/envs/{'d' * 16}")
 
 
 def test_environments_stay_while_another_host_of_the_machine_is_deployed() -> None:
@@ -210,7 +213,7 @@ def test_too_little_disk_is_refused_before_anything_is_sent() -> None:
 
 
 def test_rollback_switches_to_the_previous_release_and_nothing_else() -> None:
-    plan = planning.rollback(spark(), facts("spark_deployed"))
+    plan = undo.rollback(spark(), facts("spark_deployed"))
     assert names(plan) == ["switch"]
     assert plan.release == "2" * 16
     assert plan.needs == "", "that very release is still being served"
@@ -219,18 +222,30 @@ def test_rollback_switches_to_the_previous_release_and_nothing_else() -> None:
     assert action.argv[0] == f"/home/nvidia/.disagg/envs/{'b' * 16}/bin/python"
 
 
+def test_a_plan_and_a_rollback_state_which_release_runs_and_which_is_pending() -> None:
+    found = facts("spark_deployed", switched=1_772_373_900)
+    pending = planned(found).notes[0]
+    assert pending.startswith("release 11111111 pending since 2026-03-01 ") and "22222222 runs" in pending
+    assert undo.rollback(spark(), found).notes == ("22222222 runs already: 11111111 was deployed and never started",)
+    started = replace(found, serving=Serving(7, "1" * 16, True))
+    assert not any("pending" in note for note in planned(started).notes)
+    assert undo.rollback(spark(), started).notes == ("11111111 runs until: disagg restart --host dgx-spark-1",)
+    stopped = undo.rollback(spark(), replace(found, serving=None))
+    assert stopped.notes == ("nothing runs there: disagg start --host dgx-spark-1 runs 22222222",)
+
+
 def test_rollback_without_a_whole_previous_release_is_refused() -> None:
-    refusal = planning.rollback(spark(), facts("spark_bare")).refusals[0]
+    refusal = undo.rollback(spark(), facts("spark_bare")).refusals[0]
     assert "no release to go back to" in refusal.cause and refusal.hint == "disagg deploy --host dgx-spark-1"
     found = facts("spark_deployed")
-    only = planning.rollback(spark(), replace(found, previous="")).refusals[0]
+    only = undo.rollback(spark(), replace(found, previous="")).refusals[0]
     assert "only the current one is there" in only.hint, "deploying alone would change nothing"
     gone = replace(found, environments={"a" * 16: True})
-    assert f"environment {'b' * 16}, which no longer exists" in planning.rollback(spark(), gone).refusals[0].cause
+    assert f"environment {'b' * 16}, which no longer exists" in undo.rollback(spark(), gone).refusals[0].cause
 
 
 def test_uninstall_leaves_other_hosts_and_models_alone() -> None:
-    plan = planning.uninstall(spark(), facts("spark_deployed"), models=False)
+    plan = undo.uninstall(spark(), facts("spark_deployed"), models=False)
     assert names(plan) == ["service", "remove"]
     action = plan.steps[1].action
     assert isinstance(action, RunScript)
@@ -239,7 +254,7 @@ def test_uninstall_leaves_other_hosts_and_models_alone() -> None:
 
 
 def test_uninstall_leaves_environments_while_another_host_of_the_machine_is_deployed() -> None:
-    plan = planning.uninstall(spark(), facts("spark_deployed", others_deploy=True), models=False)
+    plan = undo.uninstall(spark(), facts("spark_deployed", others_deploy=True), models=False)
     action = plan.steps[-1].action
     assert isinstance(action, RunScript) and not any("/envs/" in path for path in action.argv)
 
@@ -247,7 +262,7 @@ def test_uninstall_leaves_environments_while_another_host_of_the_machine_is_depl
 def test_uninstall_takes_every_manager_away_that_ever_kept_the_server() -> None:
     unit = facts("spark_deployed").installed["systemd"]
     found = facts("spark_deployed", installed={"systemd": unit, "process": InstalledService("", True)})
-    plan = planning.uninstall(spark(service="process"), found, models=False)
+    plan = undo.uninstall(spark(service="process"), found, models=False)
     assert names(plan) == ["service", "service", "remove"]
     assert [of_type(step.action, RunScript).argv[0] for step in plan.steps[:2]] == [
         "disagg-dgx-spark-1.service",
@@ -269,7 +284,7 @@ def test_another_service_manager_takes_the_start_at_boot_from_the_one_before() -
 
 
 def test_uninstall_where_nothing_is_has_no_steps() -> None:
-    assert planning.uninstall(spark(), facts("spark_bare"), models=True).steps == ()
+    assert undo.uninstall(spark(), facts("spark_bare"), models=True).steps == ()
 
 
 def test_no_value_of_hosts_toml_is_part_of_a_script(tmp_path: Path) -> None:

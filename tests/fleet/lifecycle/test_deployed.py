@@ -256,6 +256,16 @@ def test_an_older_release_is_told_of_by_start_and_left_by_restart(yard: Yard) ->
     assert read_server_facts(LocalMachine("a"), "a", None).release == "b" * 16
 
 
+def test_a_crash_starts_the_release_again_that_ran_and_not_the_one_deployed_since(yard: Yard) -> None:
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    yard.deploy("a", "broken", release="b" * 16)
+    before = yard.pid("a")
+    os.kill(present(before), signal.SIGKILL)
+    wait_until(lambda: yard.states()["a"] == "healthy" and yard.pid("a") not in (None, before), seconds=60)
+    assert read_server_facts(LocalMachine("a"), "a", None).release == "a" * 16
+
+
 def test_a_restart_rolls_and_stops_at_the_first_that_does_not_come_back(yard: Yard) -> None:
     yard.deploy("a")
     yard.deploy("b")

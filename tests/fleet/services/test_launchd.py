@@ -28,7 +28,7 @@ def test_the_server_runs_as_the_user_restarts_and_brings_its_own_environment() -
     server, wired = definitions(HOST, FACTS)
     assert (server.path, server.as_root) == ("/Library/LaunchDaemons/disagg.mac-1.plist", True)
     said = plistlib.loads(server.content)
-    assert said["ProgramArguments"] == ["/bin/sh", "/Users/studio/.disagg/hosts/mac-1/current/run"]
+    assert said["ProgramArguments"] == ["/bin/sh", "/Users/studio/.disagg/hosts/mac-1/running/run"]
     assert said["UserName"] == "studio" and said["KeepAlive"] is True and said["RunAtLoad"] is True
     assert said["EnvironmentVariables"]["HOME"] == "/Users/studio"
     assert said["ExitTimeOut"] >= 30
@@ -44,7 +44,7 @@ def test_without_a_limit_there_is_no_second_daemon() -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_paths_of_any_name_come_back_as_they_were(name: str) -> None:
     said = plistlib.loads(server_plist("h", HostPaths(f"/Users/{name}", "h"), name))
-    assert said["ProgramArguments"][1] == f"/Users/{name}/.disagg/hosts/h/current/run"
+    assert said["ProgramArguments"][1] == f"/Users/{name}/.disagg/hosts/h/running/run"
     assert said["UserName"] == name
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from disagg.config import Fleet, served_digest
+from disagg.fleet.changes.pending import pending
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.version import code_hash
 
@@ -30,18 +31,22 @@ def flag_differing(statuses: Sequence[HostStatus]) -> list[HostStatus]:
 
 
 def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
-    """Add a remark to healthy servers that run other code or settings than those of this checkout and hosts.toml."""
+    """Add a remark to healthy servers if another release was deployed since they started, or if they run other code or
+    settings than those of this checkout and hosts.toml."""
 
     def remarked(status: HostStatus) -> HostStatus:
         if not status.ok:
             return status
         host = fleet.hosts[status.host]
+        restart = f"disagg restart --host {host.name}"
+        if (newer := status.pending) is not None:
+            return replace(status, why=pending(newer.release, status.release or "", newer.since), hint=restart)
         parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
         other = [what for there, here, what in parts if there and there != here]
         if not other:
             return status
         why = f"running other {' and '.join(other)} than here"
         deploy = f"disagg deploy --host {host.name} && " if host.placement.deployed else ""
-        return replace(status, why=why, hint=f"{deploy}disagg restart --host {host.name}")
+        return replace(status, why=why, hint=f"{deploy}{restart}")
 
     return [remarked(status) for status in statuses]

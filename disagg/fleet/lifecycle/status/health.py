@@ -153,6 +153,7 @@ def _filled(blank: HostStatus, report: Health) -> HostStatus:
         code=report.code,
         config=report.config,
         release=report.release,
+        pending=report.pending,
     )
     if not isinstance(report, Status):
         return status

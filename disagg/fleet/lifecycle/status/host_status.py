@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from disagg.api.status import Counters, DeviceUse, LastError, Memory, ModelFingerprint, PreflightFinding
+from disagg.api.status import Counters, DeviceUse, LastError, Memory, ModelFingerprint, PendingRelease, PreflightFinding
 
 HealthState = Literal[
     "healthy",
@@ -72,6 +72,7 @@ class HostStatus:
     code: str | None = None
     config: str | None = None
     release: str | None = None
+    pending: PendingRelease | None = None
     last_error: LastError | None = None
     supervised: Literal["", "crash", "crash, reboot"] = ""
     restarts: int | None = None

@@ -242,7 +242,7 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(
     farm.lifecycle.start(["a"])
     real: Callable[..., Any] = vars(health)["get"]
     host = farm.fleet.hosts["a"]
-    told = {"code": code_hash(), "config": served_digest(farm.fleet, host)}
+    told: dict[str, Any] = {"code": code_hash(), "config": served_digest(farm.fleet, host)}
 
     def telling(*arguments: Any) -> tuple[Any, ...]:
         code, answer = real(*arguments)
@@ -256,6 +256,9 @@ def test_a_server_with_other_code_or_settings_is_healthy_with_a_remark(
     assert a.hint == "disagg restart --host a" and exit_code([a]) == 0
     told["config"] = "another"
     assert states(farm)["a"].why == "running other code and hosts.toml than here"
+    told["pending"] = {"release": "b" * 16, "since": 1_772_373_900.0}
+    a = states(farm)["a"]
+    assert a.why.startswith("release bbbbbbbb pending since 2026-03-01 ") and a.hint == "disagg restart --host a"
 
 
 def test_a_damaged_record_is_the_trouble_of_its_own_host(farm: Farm) -> None:

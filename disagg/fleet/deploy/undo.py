@@ -1,0 +1,68 @@
+"""Back to an earlier release, or off the machine altogether: facts -> steps. Pure: no I/O."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from disagg.config import Host, ServiceManager
+from disagg.fleet.deploy.plan import needed_after, refused, switch
+from disagg.fleet.deploy.scripts import UNINSTALL
+from disagg.fleet.deploy.steps import Plan, Refusal, RunScript, Step
+from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.services import command
+
+
+def rollback(host: Host, facts: HostFacts) -> Plan:
+    """Back to the release before the current one."""
+    target = facts.previous
+    if not target or target not in facts.own_releases:
+        hint = f"disagg deploy --host {host.name}"
+        if facts.current:
+            hint = f"only the current one is there; check out the code you want, then: {hint}"
+        return refused(host, Refusal("there is no release to go back to", hint))
+    environment = facts.environment_of(target)
+    if not facts.environments.get(environment):
+        cause = f"release {target} needs the environment {environment or '(unknown)'}, which no longer exists"
+        return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
+    if target in facts.damaged:
+        cause = f"the files of release {target} have changed"
+        return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
+    step = switch(facts, target, environment, f"go back to release {target}")
+    return Plan(host.name, target, (step,), needs=needed_after(facts, target), notes=(_what_runs(facts, target),))
+
+
+def _what_runs(facts: HostFacts, target: str) -> str:
+    """What a rollback to this release leaves running."""
+    serving = facts.serving
+    if serving is None or not serving.alive:
+        return f"nothing runs there: disagg start --host {facts.host} runs {target[:8]}"
+    if serving.release == target:
+        return f"{target[:8]} runs already: {facts.current[:8]} was deployed and never started"
+    return f"{serving.release[:8]} runs until: disagg restart --host {facts.host}"
+
+
+def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
+    """Remove everything of this host from its machine; models only if `models`."""
+    steps = []
+    for manager in _managers(facts):
+        remove = command(manager, facts, "remove")
+        what = "stop the server" + (f" and remove it from {manager}" if manager != "process" else "")
+        hint = "a daemon belongs to root: give the account sudo without a password for as long as this takes"
+        action = RunScript(remove.script, remove.argv, 90.0)
+        hint = hint if manager == "launchd" else ""
+        steps.append(Step("service", what, facts.paths.folder, "not installed", action, hint))
+    if facts.folder or (models and facts.carried):
+        kept = {release.environment for release in facts.releases if release.host != host.name}
+        free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]
+        gone = [facts.paths.environment(name) for name in free]
+        argv = (facts.paths.root, host.name, "1" if models else "0", *gone)
+        what = f"remove {facts.paths.folder} and its environments" + (", and the models" if models else "")
+        steps.append(Step("remove", what, facts.paths.folder, "no folder", RunScript(UNINSTALL, argv, 600.0)))
+    return Plan(host.name, "", tuple(steps))
+
+
+def _managers(facts: HostFacts) -> list[ServiceManager]:
+    """Service managers that have a server of this host, also from before hosts.toml named another one."""
+    known: tuple[ServiceManager, ...] = get_args(ServiceManager)
+    installed = {name.partition(":")[0] for name in facts.installed}
+    return [manager for manager in known if manager in installed]
