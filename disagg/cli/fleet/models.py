@@ -123,6 +123,8 @@ def _chosen(fleet: Fleet, names: Sequence[str] | None, hosts: Sequence[str] | No
     from disagg.fleet.models.sources import chosen
 
     selected = chosen(fleet, names or (), fleet.select(hosts or (), managed=True))
+    if not selected and not (names or hosts):
+        raise UsageError(f"no host of {fleet.path} needs a model's files: all are simulated, or gateways")
     if not selected:
         raise UsageError(f"no host of {fleet.path} has that name and that model", "leave out MODEL or --host")
     return selected

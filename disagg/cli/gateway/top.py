@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,20 +26,22 @@ def top(
     hosts: Annotated[bool, typer.Option("--hosts", help="Read the hosts themselves, not a gateway.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show live what the fleet is doing: requests in their phase, models and hosts. A host that is down has the command
-    that helps.
+    """Show live what the fleet is doing: requests in their phase, models and hosts.
 
-    Reads the gateway (a key, if it needs one, from $DISAGG_API_KEY). If none answers, it reads the hosts of hosts.toml,
-    which do not tell one request from another. Keys: s sorts, m shows one model after the other, d one part, space
-    stops the picture, q ends. Without a terminal, and with --json, it shows the present state once.
+    Under a host that is down stands the command that helps. Reads the gateway (a key, if it needs one, from
+    $DISAGG_API_KEY). If none answers, it reads the hosts of hosts.toml, which do not tell one request from another.
+    Keys: s sorts, m shows one model after the other, d one part, space stops the picture, q ends. Without a terminal,
+    and with --json, it shows the present state once.
     """
     import asyncio
 
     from disagg.cli.gateway.screen import run
     from disagg.cli.views.gateway.top import Shown, top_view
 
-    source, state = asyncio.run(_source(context, url, hosts))
     console = stdout()
+    waiting = console.status(f"asking {url}") if console.is_terminal and not as_json else nullcontext()
+    with waiting:
+        source, state = asyncio.run(_source(context, url, hosts))
     if as_json:
         print_json(state.to_json())
     elif not console.is_terminal:

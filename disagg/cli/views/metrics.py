@@ -14,6 +14,7 @@ from rich.text import Text
 
 from disagg.api.gateway.parallel import ParallelFigures
 from disagg.api.names import AS_IS
+from disagg.cli.views.items import Items
 from disagg.cli.views.units import counted, duration_steps, seconds, size, speed
 from disagg.inference.metrics import Metrics, TTFTParts
 from disagg.inference.types import Completion
@@ -114,12 +115,12 @@ def _ttft_parts(metrics: Metrics) -> dict[str, float]:
     return {field.name: getattr(metrics.ttft_parts, field.name) for field in fields(TTFTParts)}
 
 
-def _parts(metrics: Metrics) -> Text:
+def _parts(metrics: Metrics) -> Items:
     """`TTFT 31.0 ms: client 0.4 ms, queue 2.1 ms`. The printed parts add up to the printed TTFT."""
     steps, unit = duration_steps(metrics.ttft)
     shares = _shares(_ttft_parts(metrics), steps).items()
-    named = ", ".join(f"{_PART_NAME.get(name, name)} {unit(count)}" for name, count in shares if count > 0)
-    return Text.assemble((f"{metrics.model}: ", "bold"), f"TTFT {unit(steps)}: {named}")
+    named = [f"{_PART_NAME.get(name, name)} {unit(count)}" for name, count in shares if count > 0]
+    return Items(Text.assemble((f"{metrics.model}: ", "bold"), f"TTFT {unit(steps)}: "), named)
 
 
 def footnote() -> Text:
@@ -147,15 +148,14 @@ def _at(what: str, metrics: Metrics, prefill: bool) -> str:
     return f"{what} on {server}" if server else what
 
 
-def _route(metrics: Metrics) -> Text:
+def _route(metrics: Metrics) -> Items:
     servers = " → ".join(filter(None, (metrics.prefill_server, metrics.decode_server)))
-    line = Text.assemble((f"{metrics.model}: ", "bold"), f"{metrics.method}, {servers}")
+    items = [f"{metrics.method}, {servers}"]
     if metrics.kv_bytes:
-        line.append(f"; {_kv(metrics)} {size(metrics.kv_bytes)}, transfer {seconds(metrics.hidden_transfer)} hidden")
-        line.append(f", {seconds(metrics.exposed_transfer)} exposed")
-    for reason in filter(None, (_held(metrics), metrics.local)):
-        line.append(f"; {reason}")
-    return line
+        transfer = f"transfer {seconds(metrics.hidden_transfer)} hidden, {seconds(metrics.exposed_transfer)} exposed"
+        items += [f"{_kv(metrics)} {size(metrics.kv_bytes)}", transfer]
+    items += filter(None, (_held(metrics), metrics.local))
+    return Items(Text(f"{metrics.model}: ", "bold"), items, "; ")
 
 
 def _held(metrics: Metrics) -> str:

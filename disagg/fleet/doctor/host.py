@@ -35,7 +35,7 @@ def findings(
         *memory(readings, model),
         *gpu(readings, model),
         *wired_limit(readings, model),
-        *(_model(readings, model) if model is not None else ()),
+        *(_model(readings, model) if model is not None and not readings.host.simulated else ()),
         *(_service(readings) if placement.deployed else ()),
         *(_token(readings, token) if placement.deployed else ()),
         *_server(readings, status),

@@ -34,7 +34,7 @@ def stop_recorded(state: State, name: str, shown: str, grace_s: float) -> Server
 
 def stop_other_fleet(state: State, grace_s: float) -> list[ServerResult]:
     """Stop the local servers of another fleet of this user; results of those that ran, or that failed to stop."""
-    fleet = state.folder.name
+    fleet = state.shown
     try:
         with state.locked("stop"):
             results = [stop_recorded(state, name, f"{name} of {fleet}", grace_s) for name in state.recorded_hosts()]

@@ -2,6 +2,7 @@
 
 $XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
     token         the fleet's shared secret (0600), unless hosts.toml names a token_file
+    path          the path of hosts.toml
     <host>.pid    the process that is this host's server (JSON)
     <host>.log    output of that process; <host>.log.1 is the run before, or what was written before the log was full
     lock          held while a command starts or stops servers
@@ -57,6 +58,8 @@ class State:
     def prepare(self, fleet: Fleet) -> None:
         """Create the folder, and the token unless hosts.toml names a file for it. ConfigError if it is unusable."""
         self._make()
+        with suppress(FleetError):  # on a full disk, a fleet without its path still works
+            _write_private(self._path_file, f"{fleet.path.resolve()}\n")
         self.ensure_token()
 
     def ensure_token(self) -> str:
@@ -75,6 +78,13 @@ class State:
         """Whether the token's file exists, usable or not."""
         with _reported(self.token_file):
             return self.token_file.exists()
+
+    @property
+    def shown(self) -> str:
+        """The hosts.toml of the fleet that this is the state of, as a path; the folder's name if that is unknown."""
+        with suppress(OSError, UnicodeDecodeError):
+            return self._path_file.read_text(encoding="utf-8").strip() or self.folder.name
+        return self.folder.name
 
     def exists(self) -> bool:
         """Whether this fleet was ever started from this machine."""
@@ -154,6 +164,10 @@ class State:
     def _make(self) -> None:
         with _reported(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def _path_file(self) -> Path:
+        return self.folder / "path"
 
     def _pid_file(self, host: str) -> Path:
         return self.folder / f"{host}.pid"

@@ -40,9 +40,10 @@ def required_model(fleet: Fleet, host: Host, facts: HostFacts) -> RequiredModel:
 
 
 def chosen(fleet: Fleet, models: Sequence[str], hosts: Sequence[Host]) -> list[Host]:
-    """Those of these hosts that serve one of these models (by name or alias); all if no model is named."""
+    """Those of these hosts that serve one of these models (by name or alias); all if no model is named. Gateways and
+    simulated hosts have no model."""
     names = {fleet.model(model).name for model in models}
-    return [host for host in hosts if (not names or host.model in names) and not host.gateway]
+    return [host for host in hosts if (not names or host.model in names) and not (host.gateway or host.simulated)]
 
 
 def neighbours(fleet: Fleet, hosts: Sequence[Host]) -> list[Host]:

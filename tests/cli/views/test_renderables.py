@@ -77,14 +77,21 @@ def test_health_names_every_host_in_full_and_what_mends_it(width: Any) -> None:
     assert "mac-studio-1: nothing listens\n  → fix it" in text
 
 
-def test_health_shows_kv_of_finished_conversations_if_there_is_any() -> None:
-    assert " 3.0 GiB held" in shown(health_view([healthy(kv_held_bytes=3 << 30)]))
-    assert "held" not in shown(health_view([healthy(kv_held_bytes=0)]))
+def test_health_shows_kv_of_finished_conversations() -> None:
+    assert " 3.0 GiB " in shown(health_view([healthy(kv_held_bytes=3 << 30)]))
 
 
 def test_a_backend_is_one_word_in_the_demos_panel_at_80_columns() -> None:
     hosts = [healthy("prefill-1", model="gpt-oss-demo", backend="transformers/cpu", kv_held_bytes=2_250_000)]
     assert " transformers/cpu " in shown(health_panel(hosts))
+
+
+def test_a_host_has_two_lines_at_80_columns_and_its_backend_is_one_word() -> None:
+    simulated = healthy("mac-studio-1", backend="simulated/dgx-spark", kv_held_bytes=264 << 10, version="0.1.0")
+    other = healthy("mac-studio-2", state="unauthorised", why="its token differs", hint="disagg deploy")
+    *table, _, _, _ = shown(health_view([simulated, other])).splitlines()
+    assert len(table) == 3 + 2 * 2
+    assert " simulated/dgx-spark " in table[4] and "264 KiB" in table[4]
 
 
 def test_health_shows_the_accelerators_use_where_a_server_knows_it() -> None:

@@ -82,7 +82,8 @@ def test_what_is_shown_after_these_keys(keys: str, shown: Shown | None) -> None:
 
 def test_the_picture_has_models_requests_hosts_and_the_last_answers_in_80_columns() -> None:
     picture = text(Shown())
-    for part in ("500 ms @ 900", "1.50 s @ 30", "decode", "queue", "mac-1", "gone: disagg", "11+22", "q quit"):
+    help_text = "dgx-2: gone\n  → disagg start\n"
+    for part in ("500 ms @ 900", "1.50 s @ 30", "decode", "queue", "mac-1", help_text, "11+22", "q quit"):
         assert part in picture
     assert max(map(len, picture.splitlines())) <= 80
 
@@ -97,6 +98,13 @@ def test_one_model_and_one_part_leave_out_the_rest() -> None:
     assert "dgx-2" not in text(Shown(model="qwen")) and "mac-1" in text(Shown(model="qwen"))
     hosts = text(Shown(part="hosts"))
     assert "mac-1" in hosts and "11+22" not in hosts
+
+
+def test_the_help_for_a_host_has_the_width_of_the_terminal() -> None:
+    reason = "it does not answer at http://127.0.0.1:28104 within the time that hosts have"
+    host = msgspec.structs.replace(STATE.hosts[1], reason=reason, hint="disagg start --host dgx-spark-2")
+    picture = text(Shown(part="hosts"), state=msgspec.structs.replace(STATE, hosts=(host,)))
+    assert f"  → {host.hint}\n" in picture and "…" not in picture
 
 
 def test_a_gateway_that_has_gone_is_stated_below_the_last_picture() -> None:

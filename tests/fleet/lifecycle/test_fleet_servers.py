@@ -162,11 +162,11 @@ def test_stop_all_ends_the_servers_of_other_fleets_on_this_machine(farm: Farm, t
     other.state = State.of(other.fleet, tmp_path / "state")  # beside the first fleet's, as one user's fleets are
     other.lifecycle.state = other.state
     other.lifecycle.start(["a"])
-    name = other.state.folder.name
+    path = other.fleet.path
     assert outcomes(farm.lifecycle.stop()) == {"a": "not running", "b": "not running"}
     assert other.state.recorded_hosts() == ["a"], "without --all other fleets go on"
     results = farm.lifecycle.stop(everything=True)
-    assert outcomes(results) == {"a": "not running", "b": "not running", f"a of {name}": "stopped"}
+    assert outcomes(results) == {"a": "not running", "b": "not running", f"a of {path}": "stopped"}
     assert other.state.recorded_hosts() == []
     assert outcomes(farm.lifecycle.stop(everything=True)) == {"a": "not running", "b": "not running"}
 
@@ -179,11 +179,11 @@ def test_a_damaged_record_of_another_fleet_does_not_keep_its_other_servers_runni
     other.lifecycle.start(["b"])
     record = other.state.folder / "a.pid"
     record.write_text("{")
-    name = other.state.folder.name
+    path = other.fleet.path
     *_, damaged, stopped = farm.lifecycle.stop(everything=True)
-    assert (damaged.host, damaged.outcome) == (f"a of {name}", "failed")
+    assert (damaged.host, damaged.outcome) == (f"a of {path}", "failed")
     assert f"{record} is damaged" in present(damaged.error).message
-    assert (stopped.host, stopped.outcome) == (f"b of {name}", "stopped")
+    assert (stopped.host, stopped.outcome) == (f"b of {path}", "stopped")
     assert other.state.recorded_hosts() == ["a"]
 
 
@@ -195,7 +195,7 @@ def test_stop_all_reports_another_fleet_that_is_busy(farm: Farm, tmp_path: Path)
     other.lifecycle.start(["a"])
     with other.state.locked("start"):
         *_, busy = farm.lifecycle.stop(everything=True)
-    assert (busy.host, busy.outcome) == (f"fleet {other.state.folder.name}", "failed")
+    assert (busy.host, busy.outcome) == (f"fleet {other.fleet.path}", "failed")
     assert "busy: disagg start" in present(busy.error).message
     other.lifecycle.stop()
 

@@ -32,7 +32,7 @@ def test_the_folder_is_private_and_the_token_is_made_once(fleet: Fleet, tmp_path
     state.prepare(fleet)
     assert len(token) == 64 and state.token() == token
     assert (mode(state.folder), mode(state.token_file)) == (0o700, 0o600)
-    assert [path.name for path in state.folder.iterdir()] == ["token"]
+    assert sorted(path.name for path in state.folder.iterdir()) == ["path", "token"]
 
 
 def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(
@@ -47,7 +47,7 @@ def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(
 
     monkeypatch.setattr(secrets, "token_hex", make_while_another_does)
     assert state.ensure_token() == state.token() != "f" * 64
-    assert [path.name for path in state.folder.iterdir()] == ["token"]
+    assert sorted(path.name for path in state.folder.iterdir()) == ["path", "token"]
 
 
 def test_the_folder_follows_xdg_state_home_and_differs_per_file(

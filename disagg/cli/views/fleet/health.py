@@ -93,13 +93,14 @@ def _table(statuses: Sequence[HostStatus]) -> Table:
     table = _empty_table()
     table.add_column("host\nrole", overflow="fold", style="bold")
     table.add_column("model\nbackend", overflow="fold")
-    table.add_column("health", no_wrap=True)
-    table.add_column("run\nqueue", justify="right", no_wrap=True)
-    table.add_column("KV in use\ndevice", justify="right", no_wrap=True)
+    table.add_column("health\ndevice", no_wrap=True)
+    table.add_column("run\nwait", justify="right", no_wrap=True)
+    table.add_column("KV used\nheld", justify="right", no_wrap=True)
     table.add_column("memory\ntotal", justify="right", no_wrap=True)
     table.add_column("up\nversion", justify="right", no_wrap=True)
     for status in statuses:
-        table.add_row(*_row(status))
+        host, model, health, *figures = _row(status)
+        table.add_row(host, model, Text.assemble(health, "\n", (_utilisation(status), "dim")), *figures)
     return table
 
 
@@ -115,7 +116,7 @@ def _row(status: HostStatus) -> list[Text | str]:
         model,
         health,
         _two(_number(status.running), _number(status.queue)),
-        _kv(status),
+        _two(size(status.kv_bytes), size(status.kv_held_bytes)),
         _two(size(memory.process if memory else None), size(memory.total if memory else None)),
         _two(uptime(status.uptime_s), status.version or ""),
     ]
@@ -123,12 +124,6 @@ def _row(status: HostStatus) -> list[Text | str]:
 
 def _two(above: str, below: str) -> Text:
     return Text.assemble(above, "\n", (below, "dim"))
-
-
-def _kv(status: HostStatus) -> Text:
-    """KV of running requests, that of finished conversations if there is any, and how busy the device is."""
-    held = f"{size(status.kv_held_bytes)} held\n" if status.kv_held_bytes else ""
-    return _two(size(status.kv_bytes), held + _utilisation(status))
 
 
 def _utilisation(status: HostStatus) -> str:

@@ -19,7 +19,8 @@ _LEFT = ("time", "model", "hosts")
 
 def history_view(entries: Sequence[HistoryEntry]) -> RenderableType:
     """One row per answer; what went wrong, or differently than usual, stands after its hosts."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, caption=_SPEEDS, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.caption, table.caption_justify = _SPEEDS, "left"
     for heading in ("time", "model", "tokens", "TTFT", "prefill", "decode", "total", "hosts"):
         table.add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap=heading != "hosts")
     for entry in entries:

@@ -152,13 +152,14 @@ def _requests(requests: Sequence[LiveRequest], order: Order) -> RenderableType:
     return table
 
 
-def _hosts(seen: Sequence[LiveHost]) -> Table:
+def _hosts(seen: Sequence[LiveHost]) -> RenderableType:
+    """The table, then what is wrong with a host and the command that helps."""
     table = _table(
-        ("host", "role", "state", "running", "waiting", "KV", "speed", ""), right=("running", "waiting", "KV", "speed")
+        ("host", "role", "state", "running", "waiting", "KV", "speed"), right=("running", "waiting", "KV", "speed")
     )
+    notes = []
     for host in seen:
         measured = host.prefill_tokens_s if host.role == "prefill" else host.decode_tokens_s
-        help_text = Text.assemble(host.reason, (f": {host.hint}" if host.hint else "", "bold"))
         table.add_row(
             Text(host.name),
             host.role,
@@ -167,15 +168,17 @@ def _hosts(seen: Sequence[LiveHost]) -> Table:
             str(host.queue),
             size(host.kv_bytes + host.kv_held_bytes),
             speed(measured),
-            help_text,
         )
-    return table
+        if host.reason:
+            hint = (f"\n  → {host.hint}" if host.hint else "", "bold cyan")
+            notes.append(Text.assemble((f"{host.name}: ", "bold"), host.reason, hint))
+    return Group(table, *notes)
 
 
 def _table(headings: Sequence[str], right: Sequence[str], gap: int = 2) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading not in ("", "hosts"))
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading != "hosts")
     return table
 
 
