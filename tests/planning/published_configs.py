@@ -7,7 +7,6 @@ from typing import Any, Final
 QWEN: Final[dict[str, Any]] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
-    "attention_bias": False,
     "decoder_sparse_step": 1,
     "head_dim": 128,
     "hidden_act": "silu",
@@ -29,6 +28,8 @@ QWEN: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
     "use_sliding_window": False,
+    "use_qk_norm": True,
+    "qkv_bias": False,
     "vocab_size": 151936,
 }
 QWEN_FP8: Final[dict[str, Any]] = QWEN | {
@@ -69,10 +70,19 @@ _PLAIN_GPT_OSS: Final[dict[str, Any]] = {
     "sliding_window": 128,
     "swiglu_limit": 7.0,
     "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
     "vocab_size": 201088,
 }
-GPT_OSS: Final[dict[str, Any]] = _PLAIN_GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}}
+GPT_OSS: Final[dict[str, Any]] = _PLAIN_GPT_OSS | {
+    "quantization_config": {
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+        "quant_method": "mxfp4",
+    }
+}
 GPT_OSS_MLX: Final[dict[str, Any]] = _PLAIN_GPT_OSS | {
     "quantization": {
         "group_size": 64,
