@@ -33,7 +33,8 @@ from tests import tiny_models
 
 CONTEXT = 2048
 STEP_TOKENS = 96
-CANCELLED = 60
+CANCELLED = 200
+TOGETHER = 8
 PATIENCE_S = 60.0
 
 
@@ -114,8 +115,8 @@ class Bench:
 
     def cancel_at_random(self, chance: random.Random) -> None:
         """Prompts that are given up before, while and after they are computed."""
-        for _ in range(CANCELLED // 4):
-            begun = [self.begin(prompt(chance, chance.randrange(2, 400))) for _ in range(4)]
+        for _ in range(CANCELLED // TOGETHER):
+            begun = [self.begin(prompt(chance, chance.randrange(2, 400))) for _ in range(TOGETHER)]
             for _ in range(chance.randrange(6)):
                 if not all(one.run.done for one in begun):
                     next(one.run for one in begun if not one.run.done).step()
@@ -144,6 +145,13 @@ class Reference:
 
         self._torch = torch
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def logits_differ(self, tokens: Sequence[int], logits: Any) -> float:
+        """The largest difference of log-probabilities after the last tokens."""
+        torch = self._torch
+        with torch.inference_mode():
+            whole = self._model(torch.tensor([list(tokens)])).logits[0, -len(logits) :].log_softmax(-1)
+        return float((torch.from_numpy(logits) - whole).abs().max())
 
     def difference(self, tokens: Sequence[int], start: int, kv: ReceivedKV) -> float:
         from transformers.cache_utils import DynamicCache
@@ -224,6 +232,9 @@ def examine(folder: Path) -> dict[str, Any]:
         worst, held = case()
         found["worst"][name] = worst
         found["prefix tokens"][name] = max(held)
+    found["logits"] = [
+        bench.reference.logits_differ(long, bench.engine.logits(long, 9, chunk_tokens=pieces)) for pieces in (None, 130)
+    ]
     bench.cancel_at_random(chance)
     deadline = time.monotonic() + PATIENCE_S
     while any(bench.held().values()) and time.monotonic() < deadline:

@@ -39,6 +39,7 @@ def test_the_kv_is_that_of_transformers_and_cancelled_prompts_leave_nothing(tmp_
     found = run("one", tiny_models.make("gemma3_text", tmp_path / "model"))
     assert {case: worst for case, worst in found["worst"].items() if worst > LARGEST} == {}, found
     assert {case for case, tokens in found["prefix tokens"].items() if tokens} == {"prefix", "whole prefix"}
+    assert max(found["logits"]) <= LARGEST, "log-probabilities, the prompt whole and in pieces"
     assert found["held"] == NOTHING_HELD
     assert found["beats"] > 0, "of layers: a step itself does not beat here"
 
