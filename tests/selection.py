@@ -48,6 +48,8 @@ SLOW_PATHS = {
     "servers/http/test_openapi.py",
     "servers/output/test_marked.py",
     "test_tiny_models.py",
+    "verify/test_process.py",
+    "verify/test_verify.py",
 }
 LONGEST = (
     "integration/test_installed_from_index.py",

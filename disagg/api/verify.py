@@ -1,21 +1,38 @@
-"""What `python -m disagg.verify` prints and `disagg verify` shows."""
+"""What `python -m disagg.verify` prints and `disagg verify` shows, and how it talks to the process of the prefill
+engine: one PrefillReady, then a PrefillReply for each PrefillCall, each as one line of JSON."""
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
 from disagg.api.base import Contract
+from disagg.api.requests import KVAddress
 from disagg.api.status import PreflightFinding
 
 
 class RunComparison(Contract, frozen=True):
     """Two runs of one prompt. equal_tokens: leading tokens that agree. first_divergence: index of the first token that
-    differs, None if all agree. The rest compares logits along the same forced answer: max_logit_diff, mean_kl in nats,
-    top1 as a share of 1."""
+    differs, None if all agree. The rest compares next-token distributions along the same forced answer:
+    max_logit_diff, of logits whose exponentials sum to 1; mean_kl in nats; top1, the share of positions with the same
+    likeliest token, and its 95 % interval."""
 
     equal_tokens: int
     first_divergence: int | None
     max_logit_diff: float
     mean_kl: float
     top1: float
+    top1_low: float
+    top1_high: float
+
+
+class VerifyBounds(Contract, frozen=True, kw_only=True):
+    """What two runs may differ by. max_logit_diff: None if tokens need not be equal."""
+
+    max_kl: float
+    min_top1: float
+    max_logit_diff: float | None = None
 
 
 class BackendFinding(PreflightFinding, frozen=True, kw_only=True):
@@ -27,22 +44,65 @@ class BackendFinding(PreflightFinding, frozen=True, kw_only=True):
 class VerifyReport(Contract, frozen=True, kw_only=True):
     """A hand-off compared with each engine alone.
 
+    prefill_weights, decode_weights: the form of each engine's weights. same_weights: whether both compute with the same
+    numbers. prefill_again, decode_again: each engine alone, compared with itself when it computes the prompt in smaller
+    pieces. bounds: of the hand-off compared with either engine alone; bounds_alone: of the two engines alone.
     wrong_kv_changes_output: whether the KV of another prompt changed the answer, as it must; None for a prompt of one
     token, which needs no KV. distinct_tokens: in the answer. decode_computed_tokens: prompt tokens that the decode
-    engine computed after the hand-off, 1 if the KV was used. ok: all runs agree as well as `dtype` allows, and the two
-    controls hold.
+    engine computed after the hand-off, 1 if the KV was used. ok: all runs agree within their bounds, and the two
+    controls hold. summary: the figures in a sentence.
     """
 
     architecture: str
     dtype: str
+    prefill: str
+    prefill_weights: str
+    decode: str
+    decode_weights: str
+    same_weights: bool
     prompt_tokens: int
     max_tokens: int
     handoff_vs_prefill: RunComparison
     handoff_vs_decode: RunComparison
     prefill_vs_decode: RunComparison
+    prefill_again: RunComparison
+    decode_again: RunComparison
+    bounds: VerifyBounds
+    bounds_alone: VerifyBounds
     wrong_kv_changes_output: bool | None
     distinct_tokens: int
     decode_computed_tokens: int
     kv_bytes: int
     preflight: tuple[BackendFinding, ...]
+    summary: str
     ok: bool
+
+
+class PrefillReady(Contract, frozen=True, kw_only=True):
+    """The prefill engine is loaded. backend: e.g. "vllm/cuda". error: why it is not."""
+
+    backend: str = ""
+    context: int = 0
+    preflight: tuple[PreflightFinding, ...] = ()
+    error: dict[str, str] | None = None
+
+
+class PrefillCall(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something to compute from these tokens: the first `count` tokens of the greedy answer; logits after each of the
+    last `count` tokens, written to `file` as float32 (numpy's format); or the KV of all but the last token, sent to
+    `to` with this ticket. chunk_tokens: the prompt in pieces of so many tokens."""
+
+    call: Literal["answer", "logits", "send"]
+    tokens: tuple[int, ...]
+    count: Annotated[int, Meta(ge=0)] = 0
+    chunk_tokens: Annotated[int, Meta(ge=1)] | None = None
+    file: str = ""
+    to: KVAddress | None = None
+    ticket: str = ""
+
+
+class PrefillReply(Contract, frozen=True, kw_only=True):
+    """The end of a call. tokens: of an answer."""
+
+    tokens: tuple[int, ...] = ()
+    error: dict[str, str] | None = None

@@ -1,4 +1,4 @@
-"""`disagg verify`: compare the tokens of a hand-off with those of each engine alone."""
+"""`disagg verify`: compare a hand-off with each engine alone: tokens, and next-token distributions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from disagg.cli.common.completion import complete_model
 from disagg.cli.common.context import print_json, settings, stderr, stdout
-from disagg.cli.common.options import AsJson, DTypeName
+from disagg.cli.common.options import AsJson, DTypeName, PrefillEngineName
 from disagg.errors import DisaggError
 
 if TYPE_CHECKING:
@@ -32,16 +32,31 @@ def verify(
     chunk: Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompt tokens per prefill chunk.")] = None,
     dtype: Annotated[DTypeName | None, typer.Option(help="Of weights, KV and compute.")] = None,
     timeout: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds for all of it.")] = 1800.0,
+    engine: Annotated[
+        PrefillEngineName | None,
+        typer.Option(help="Of the prefill end. Default: that of the model's prefill host, or transformers."),
+    ] = None,
+    prefill_python: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="The Python of that engine's environment, if it has one of its own."),
+    ] = None,
+    decode_model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Weights of another form for MLX, if MODEL is a folder."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run MODEL through the hand-off and through each engine alone, and compare. Exit code 1: they differ."""
+    """Run MODEL through the hand-off and through each engine alone, and compare. Exit code 1: they differ by more than
+    rounding, or than the forms of their weights, explains."""
     from disagg.api.verify import VerifyReport
     from disagg.fleet.machine.process import python_command, run_json
 
-    given = {"--prompt-tokens": prompt_tokens, "--max-tokens": max_tokens, "--chunk": chunk, "--dtype": dtype}
+    given: dict[str, object] = {"--prompt-tokens": prompt_tokens, "--max-tokens": max_tokens, "--chunk": chunk}
+    given |= {"--dtype": dtype, "--prefill-python": prefill_python}
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
     python, environment = python_command(None)
-    argv = [*python, "disagg.verify", *_subject(settings(context), model), *options]
+    subject = _folders(model, decode_model, engine) or _named(settings(context), model, decode_model, engine)
+    argv = [*python, "disagg.verify", *subject, *options]
     try:
         with stderr().status(f"verifying {model}: hand-off, prefill alone, decode alone …"):
             report = VerifyReport.received(run_json(argv, environment, timeout), "python -m disagg.verify")
@@ -59,20 +74,38 @@ def verify(
         raise typer.Exit(1)
 
 
-def _subject(chosen: Settings, model: str) -> list[str]:
-    """The arguments that name the model: a folder for both engines, or the sources and the context in hosts.toml."""
+def _folders(model: str, decode: Path | None, engine: PrefillEngineName | None) -> list[str]:
+    """The arguments that name the two models if MODEL is a folder; none if it is the name of one."""
     from disagg.errors import UsageError
 
-    if Path(model).is_dir():
-        return [str(Path(model).resolve())] * 2
-    if "/" in model or model.startswith((".", "~")):
-        raise UsageError(f"no such folder: {model}", "give a model of hosts.toml, or the path of a model folder")
+    is_path = "/" in model or model.startswith((".", "~"))
+    for path in [*([model] if is_path else []), *([str(decode)] if decode else [])]:
+        if not Path(path).is_dir():
+            raise UsageError(f"no such folder: {path}", "give a model of hosts.toml, or the path of a model folder")
+    if not Path(model).is_dir():
+        return []
+    sources = [str(Path(one).resolve()) for one in (model, decode or model)]
+    return [*sources, *(["--prefill-engine", engine] if engine else [])]
+
+
+def _named(chosen: Settings, model: str, decode: Path | None, engine: PrefillEngineName | None) -> list[str]:
+    """The arguments for a model of hosts.toml: its sources, its context, and how its prefill host runs it."""
+    from disagg.errors import UsageError
+
+    if decode:
+        raise UsageError(f"{model} has a source for MLX in hosts.toml", "leave --decode-model out")
     fleet = chosen.fleet()
     known = fleet.model(model)
-    missing = [engine for engine in ("transformers", "mlx") if engine not in known.sources]
-    if missing:
-        raise UsageError(
-            f"{fleet.path.name} has no {missing[0]} source for {known.name}: there is nothing to compare",
-            f"add {missing[0]} = ... to its sources, or give the path of a model folder",
-        )
-    return [known.sources["transformers"], known.sources["mlx"], "--context", str(known.context)]
+    hosts = [host.engine for host in fleet.hosts.values() if host.model == known.name and "prefill" in host.roles]
+    wanted = [str(engine)] if engine else [str(one) for one in PrefillEngineName]
+    served = next((one for one in hosts if one.name in wanted), None)
+    name = served.name if served else str(engine or PrefillEngineName.TRANSFORMERS)
+    sources = {str(one): source for one, source in known.sources.items()}
+    for source in (name, "mlx"):
+        if source not in sources:
+            raise UsageError(
+                f"{fleet.path.name} has no {source} source for {known.name}: there is nothing to compare",
+                f"add {source} = ... to its sources, or give the path of a model folder",
+            )
+    arguments = [sources[name], sources["mlx"], "--context", str(known.context), "--prefill-engine", name]
+    return [*arguments, *(["--quantization", served.quantization] if served and served.quantization else [])]

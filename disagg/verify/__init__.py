@@ -1,5 +1,9 @@
 """`disagg verify`: compare the hand-off with each engine alone, on one machine.
 
-`python -m disagg.verify` loads both engines in one process (`pair`), answers one prompt with and without a hand-off,
-and compares tokens and logits.
+__main__  runs both engines of a model, with and without a hand-off, and reports
+pair      the two engines, and the transfer between them
+process   the prefill engine's process as its parent sees it; it may belong to another environment
+prefill   what runs in that process
+compare   two runs compared, and what they may differ by; pure
+weights   the form of a checkpoint's weights, in words
 """

@@ -1,8 +1,9 @@
 """`python -m disagg.verify`: compare a hand-off of a model with each engine alone. Prints a VerifyReport as JSON.
 
-Loads the model in both frameworks in this process and answers one prompt three times: after a hand-off over TCP, with
-transformers alone, and with mlx-lm alone. Then teacher-forces one answer through all three and compares the logits. As
-a control, another prompt's KV must change the answer; otherwise the comparison shows nothing.
+Loads the model in a prefill engine, which has a process of its own, and in mlx-lm, and answers one prompt three times:
+after a hand-off over TCP, with the prefill engine alone, and with mlx-lm alone. Then teacher-forces one answer through
+all three and compares the logits. As a control, another prompt's KV must change the answer; otherwise the comparison
+shows nothing.
 """
 
 from __future__ import annotations
@@ -15,96 +16,115 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import numpy
-
 from disagg import logs
 from disagg.api.sampling import Sampling
-from disagg.api.verify import BackendFinding, RunComparison, VerifyReport
+from disagg.api.verify import BackendFinding, VerifyReport
 from disagg.config import DType, EngineOptions
 from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.model import checkpoint
 from disagg.errors import ContextLengthExceeded, DisaggError
 from disagg.kv.received import ReceivedKV
+from disagg.verify.compare import Comparisons, Run, Runs, bounds, bounds_alone, summary
 from disagg.verify.pair import EnginePair
-
-MAX_LOGIT_DIFF = 1e-2  # float32; 3e-6 to 2e-3 were measured over thirteen architectures (gemma3 the largest)
-# In half precision the frameworks round differently; the bounds allow for the rounding noise of a single engine.
-MAX_KL = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}
-MIN_TOP1 = {"float32": 1.0, "float16": 0.95, "bfloat16": 0.85}
-
-Logits = Any  # numpy.ndarray [positions, vocab] of float64
+from disagg.verify.prefill import ENGINES
+from disagg.verify.process import PrefillSpec
+from disagg.verify.weights import weights_form
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One engine's run: its greedy tokens, and its logits along the forced answer."""
+class Plan:
+    """What is compared. weights: the form of the prefill engine's and of the decode engine's. chunk: tokens per prefill
+    chunk of the hand-off."""
 
-    tokens: list[int]
-    logits: Logits
-
-    def compared_with(self, other: Run) -> RunComparison:
-        pairs = zip(self.tokens, other.tokens, strict=True)
-        divergence = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        ours, theirs = _log_softmax(self.logits), _log_softmax(other.logits)
-        return RunComparison(
-            equal_tokens=len(self.tokens) if divergence is None else divergence,
-            first_divergence=divergence,
-            max_logit_diff=float(numpy.abs(self.logits - other.logits).max()),
-            mean_kl=max(0.0, float((numpy.exp(theirs) * (theirs - ours)).sum(-1).mean())),
-            top1=float((ours.argmax(-1) == theirs.argmax(-1)).mean()),
-        )
+    dtype: DType
+    weights: tuple[str, str]
+    prompt_tokens: int
+    max_tokens: int
+    chunk: int | None = None
 
 
-def agrees(comparison: RunComparison, dtype: DType) -> bool:
-    """Whether two runs agree as well as this dtype allows. In float32 every token must agree."""
-    same_tokens = comparison.first_divergence is None and comparison.max_logit_diff <= MAX_LOGIT_DIFF
-    exact = dtype != "float32" or same_tokens
-    return exact and comparison.mean_kl <= MAX_KL[dtype] and comparison.top1 >= MIN_TOP1[dtype]
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """computed: prompt tokens that the decode engine computed after the hand-off. wrong_kv_changes: as in
+    VerifyReport."""
+
+    computed: int
+    wrong_kv_changes: bool | None
+
+    @property
+    def hold(self) -> bool:
+        return self.computed == 1 and self.wrong_kv_changes is not False
 
 
-def verify(pair: EnginePair, dtype: DType, prompt_tokens: int, max_tokens: int, chunk: int | None) -> VerifyReport:
+def verify(pair: EnginePair, plan: Plan) -> VerifyReport:
     """Run and compare. ContextLengthExceeded if prompt and answer do not fit the context."""
-    context = pair.prefill.info.profile.context
-    if prompt_tokens + max_tokens > context:
+    context = pair.prefill_info.context
+    if plan.prompt_tokens + plan.max_tokens > context:
         raise ContextLengthExceeded(
-            f"{prompt_tokens} prompt tokens + {max_tokens} tokens to generate are over the context of {context}",
+            f"{plan.prompt_tokens} prompt tokens + {plan.max_tokens} tokens to generate are over the context of "
+            f"{context}",
             "lower --prompt-tokens or --max-tokens",
         )
-    prompt, other = pair.sample_prompts(prompt_tokens)
-    sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
-    prefill_tokens = pair.prefill_alone(prompt, sampling)
-    forced = [*prompt, *prefill_tokens[:-1]]
-    kv = pair.hand_over(prompt, chunk)
-    handoff_tokens, computed = pair.decode(prompt, sampling, kv)
-    handoff = Run(handoff_tokens, _array(pair.decode_engine.logits(forced, max_tokens, kv)))
-    kv.release()
-    prefill = Run(prefill_tokens, _array(pair.prefill.logits(forced, max_tokens)))
-    decode_tokens, _ = pair.decode(prompt, sampling, None)
-    decode = Run(decode_tokens, _array(pair.decode_engine.logits(forced, max_tokens)))
-    wrong = _wrong_kv(pair, other, prompt, sampling, chunk)
-    changes = None if wrong is None else wrong != handoff_tokens
-    comparisons = handoff.compared_with(prefill), handoff.compared_with(decode), prefill.compared_with(decode)
+    runs, controls = run_all(pair, plan)
+    info = pair.decode_engine.info
+    same = plan.weights[0] == plan.weights[1]
+    found = Comparisons.of(runs)
+    limits = bounds(plan.dtype, same_weights=same, alone=found.prefill_vs_decode)
+    alone = bounds_alone(plan.dtype, same_weights=same)
     return VerifyReport(
-        architecture=pair.prefill.info.profile.architecture,
-        dtype=dtype,
-        prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens,
-        handoff_vs_prefill=comparisons[0],
-        handoff_vs_decode=comparisons[1],
-        prefill_vs_decode=comparisons[2],
-        wrong_kv_changes_output=changes,
-        distinct_tokens=len(set(handoff_tokens)),
-        decode_computed_tokens=computed,
-        kv_bytes=pair.prefill.info.layout.nbytes(prompt_tokens - 1),
+        architecture=info.profile.architecture,
+        dtype=plan.dtype,
+        prefill=pair.prefill_info.backend,
+        prefill_weights=plan.weights[0],
+        decode=info.backend,
+        decode_weights=plan.weights[1],
+        same_weights=same,
+        prompt_tokens=plan.prompt_tokens,
+        max_tokens=plan.max_tokens,
+        handoff_vs_prefill=found.handoff_vs_prefill,
+        handoff_vs_decode=found.handoff_vs_decode,
+        prefill_vs_decode=found.prefill_vs_decode,
+        prefill_again=found.prefill_again,
+        decode_again=found.decode_again,
+        bounds=limits,
+        bounds_alone=alone,
+        wrong_kv_changes_output=controls.wrong_kv_changes,
+        distinct_tokens=len(set(runs.handoff.tokens)),
+        decode_computed_tokens=controls.computed,
+        kv_bytes=info.layout.nbytes(plan.prompt_tokens - 1),
         preflight=_findings(pair),
-        ok=all(agrees(one, dtype) for one in comparisons) and changes is not False and computed == 1,
+        summary=summary(pair.prefill_info.backend, info.backend, plan.max_tokens, found),
+        ok=controls.hold and found.within(limits, alone),
     )
+
+
+def run_all(pair: EnginePair, plan: Plan) -> tuple[Runs, Controls]:
+    """Answer the prompt in every way, and compute the logits along the prefill engine's answer."""
+    prompt, other = pair.sample_prompts(plan.prompt_tokens)
+    count, pieces = plan.max_tokens, plan.prompt_tokens // 3 + 1
+    sampling = Sampling(max_tokens=count, ignore_eos=True)
+    alone = pair.prefill.answer(prompt, count)
+    forced = [*prompt, *alone[:-1]]
+    kv = pair.hand_over(prompt, plan.chunk)
+    handed_over, computed = pair.decode(prompt, sampling, kv)
+    handoff = Run(handed_over, pair.decode_logits(forced, count, kv))
+    kv.release()
+    decoded, _ = pair.decode(prompt, sampling, None)
+    runs = Runs(
+        handoff=handoff,
+        prefill=Run(alone, pair.prefill.logits(forced, count)),
+        decode=Run(decoded, pair.decode_logits(forced, count)),
+        prefill_again=Run(alone, pair.prefill.logits(forced, count, pieces)),
+        decode_again=Run(decoded, pair.decode_logits(forced, count, chunk_tokens=pieces)),
+    )
+    wrong = _wrong_kv(pair, other, prompt, sampling, plan.chunk)
+    return runs, Controls(computed, None if wrong is None else wrong != handed_over)
 
 
 def _findings(pair: EnginePair) -> tuple[BackendFinding, ...]:
     return tuple(
         BackendFinding(one.component, one.status, one.detail, backend=info.backend)
-        for info in (pair.prefill.info, pair.decode_engine.info)
+        for info in (pair.prefill_info, pair.decode_engine.info)
         for one in info.preflight
     )
 
@@ -122,50 +142,61 @@ def _wrong_kv(
         kv.release()
 
 
-def _array(logits: list[list[float]]) -> Logits:
-    return numpy.asarray(logits, dtype=numpy.float64)
-
-
-def _log_softmax(logits: Logits) -> Logits:
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - numpy.log(numpy.exp(shifted).sum(-1, keepdims=True))
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Run the comparison. Returns 0 if the hand-off is exact, 1 if not, and the error's exit code after an error."""
-    arguments = _parser().parse_args(argv)
+    """Run the comparison. Returns 0 if the hand-off is as good as it must be, 1 if not, and the error's exit code after
+    an error."""
+    arguments = parser().parse_args(argv)
     logs.configure()
     logs.log.setLevel(logging.WARNING)
     try:
-        report = _report(arguments)
+        found = report(arguments)
     except DisaggError as error:
         _print({"error": error.to_json(), "ok": False})
         return error.exit_code
-    _print(report.to_json())
-    return 0 if report.ok else 1
+    _print(found.to_json())
+    return 0 if found.ok else 1
 
 
-def _report(arguments: argparse.Namespace) -> VerifyReport:
-    options = EngineOptions("transformers", dtype=arguments.dtype, device=arguments.device)
+def report(arguments: argparse.Namespace) -> VerifyReport:
+    """Load both engines as `parser` was told, and compare. Raises what `EnginePair.load` and `verify` raise."""
     # Without --context, the model's longest: the preflight must not pass because the prompt is short.
-    path = checkpoint.resolve(arguments.prefill_source)
+    paths = [checkpoint.resolve(source) for source in (arguments.prefill_source, arguments.decode_source)]
     needed = arguments.prompt_tokens + arguments.max_tokens
-    context = arguments.context or checkpoint.longest_context(path) or needed
-    with EnginePair.load(arguments.prefill_source, arguments.decode_source, options, context) as pair:
-        return verify(pair, arguments.dtype, arguments.prompt_tokens, arguments.max_tokens, arguments.chunk)
+    spec = PrefillSpec(
+        engine=arguments.prefill_engine,
+        source=str(paths[0]),
+        context=arguments.context or checkpoint.longest_context(paths[0]) or needed,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        quantization=arguments.quantization,
+        python=arguments.prefill_python,
+    )
+    weights = (
+        weights_form(paths[0], arguments.dtype, arguments.quantization),
+        weights_form(paths[1], arguments.dtype),
+    )
+    with EnginePair.load(spec, str(paths[1]), EngineOptions("mlx", dtype=arguments.dtype)) as pair:
+        return verify(
+            pair,
+            Plan(arguments.dtype, weights, arguments.prompt_tokens, arguments.max_tokens, arguments.chunk),
+        )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m disagg.verify", description=__doc__)
-    parser.add_argument("prefill_source", help="checkpoint folder or hub id for transformers")
-    parser.add_argument("decode_source", help="the same for mlx-lm")
-    parser.add_argument("--context", type=_positive, default=None, help="default: the model's longest")
-    parser.add_argument("--prompt-tokens", type=_positive, default=200)
-    parser.add_argument("--max-tokens", type=_positive, default=64)
-    parser.add_argument("--chunk", type=_positive, default=None, help="tokens per prefill chunk")
-    parser.add_argument("--dtype", choices=get_args(DType), default="float32")
-    parser.add_argument("--device", default="auto")
-    return parser
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    command = argparse.ArgumentParser(prog="python -m disagg.verify", description=__doc__)
+    command.add_argument("prefill_source", help="checkpoint folder or hub id for the prefill engine")
+    command.add_argument("decode_source", help="the same for mlx-lm")
+    command.add_argument("--prefill-engine", choices=ENGINES, default="transformers")
+    command.add_argument("--prefill-python", default=None, help="of that engine's environment; default: this one")
+    command.add_argument("--quantization", default=None, help="of transformers' weights, as in hosts.toml")
+    command.add_argument("--context", type=_positive, default=None, help="default: the model's longest")
+    command.add_argument("--prompt-tokens", type=_positive, default=200)
+    command.add_argument("--max-tokens", type=_positive, default=64)
+    command.add_argument("--chunk", type=_positive, default=None, help="tokens per prefill chunk")
+    command.add_argument("--dtype", choices=get_args(DType), default="float32")
+    command.add_argument("--device", default="auto", help="of the prefill engine")
+    return command
 
 
 def _positive(text: str) -> int:

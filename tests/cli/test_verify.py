@@ -13,20 +13,39 @@ from disagg.config import DType
 from disagg.fleet.machine import process as local
 from tests.cli.commandline import run, write_fleet
 
-SAME = {"equal_tokens": 64, "first_divergence": None, "max_logit_diff": 3.2e-5, "mean_kl": 1e-9, "top1": 1.0}
+SAME = {
+    "equal_tokens": 64,
+    "first_divergence": None,
+    "max_logit_diff": 3.2e-5,
+    "mean_kl": 1e-9,
+    "top1": 1.0,
+    "top1_low": 0.94,
+    "top1_high": 1.0,
+}
+BOUNDS = {"max_kl": 1e-5, "min_top1": 1.0, "max_logit_diff": 1e-2}
 RESULT = {
     "architecture": "gpt_oss",
     "dtype": "float32",
+    "prefill": "transformers/cpu",
+    "prefill_weights": "float32",
+    "decode": "mlx/cpu",
+    "decode_weights": "float32",
+    "same_weights": True,
     "prompt_tokens": 6000,
     "max_tokens": 64,
     "handoff_vs_prefill": SAME,
     "handoff_vs_decode": SAME,
     "prefill_vs_decode": SAME,
+    "prefill_again": SAME,
+    "decode_again": SAME,
+    "bounds": BOUNDS,
+    "bounds_alone": BOUNDS,
     "wrong_kv_changes_output": True,
     "distinct_tokens": 41,
     "decode_computed_tokens": 1,
     "kv_bytes": 1 << 20,
     "preflight": [{"component": "rope", "status": "patched", "detail": "YaRN truncate", "backend": "mlx/cpu"}],
+    "summary": "The pair agrees with mlx/cpu alone in 100.0%.",
     "ok": True,
 }
 
@@ -66,7 +85,43 @@ def test_a_name_stands_for_its_sources(verifier: Callable[..., Path], tmp_path: 
     seen, path = verifier(RESULT), write_fleet(tmp_path)
     assert run("--config", path, "verify", "tiny-alias", "--json") == 0
     weights = str(tmp_path / "weights")
-    assert eval(seen.read_text()) == ["disagg.verify", weights, weights, "--context", "2048"]
+    options = ["--context", "2048", "--prefill-engine", "transformers"]
+    assert eval(seen.read_text()) == ["disagg.verify", weights, weights, *options]
+
+
+def test_a_prefill_hosts_engine_and_its_quantization_are_those_that_are_verified(
+    verifier: Callable[..., Path], tmp_path: Path
+) -> None:
+    seen, path = verifier(RESULT), write_fleet(tmp_path)
+    text = path.read_text().replace('transformers = "./weights"', 'vllm = "./other"')
+    path.write_text(text.replace('name = "transformers"', 'name = "vllm"'))
+    assert run("--config", path, "verify", "tiny", "--prefill-python", "/opt/vllm/bin/python") == 0
+    argv = eval(seen.read_text())
+    assert argv[1:3] == [str(tmp_path / "other"), str(tmp_path / "weights")]
+    assert argv[-4:] == ["--prefill-engine", "vllm", "--prefill-python", "/opt/vllm/bin/python"]
+
+
+def test_weights_of_another_form_are_named_beside_the_folder(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = {"decode_weights": "4-bit, groups of 64", "same_weights": False}
+    seen = verifier({**RESULT, **other, "handoff_vs_decode": {**SAME, "first_divergence": 7, "top1": 0.97}})
+    folder = tmp_path / "four-bits"
+    folder.mkdir()
+    assert run("verify", tmp_path, "--decode-model", folder, "--engine", "vllm") == 0
+    assert eval(seen.read_text())[1:] == [str(tmp_path), str(folder), "--prefill-engine", "vllm"]
+    out = capsys.readouterr().out
+    assert "decode mlx/cpu: 4-bit, groups of 64" in out and "The pair agrees with mlx/cpu alone" in out
+    assert "as close to either engine as their weights" in " ".join(out.split())
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_a_folder_that_is_not_there_starts_no_engine(
+    verifier: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = verifier(RESULT)
+    assert run("verify", tmp_path, "--decode-model", tmp_path / "nope") == 2
+    assert "no such folder" in capsys.readouterr().err and not seen.exists()
 
 
 def test_a_refusal_is_an_object_on_stdout_too(

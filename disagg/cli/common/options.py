@@ -44,6 +44,13 @@ class DTypeName(StrEnum):
     FLOAT16 = "float16"
 
 
+class PrefillEngineName(StrEnum):
+    """The engines that `disagg verify` compares with MLX."""
+
+    TRANSFORMERS = "transformers"
+    VLLM = "vllm"
+
+
 def one_of(choices: type[StrEnum]) -> str:
     """`a, b or c`."""
     *first, last = (choice.value for choice in choices)

@@ -1,4 +1,4 @@
-"""The result of `disagg verify`: three comparisons, the controls, and the verdict."""
+"""The result of `disagg verify`: the comparisons, the controls, what the figures mean, and the verdict."""
 
 from __future__ import annotations
 
@@ -18,18 +18,24 @@ def verify_view(report: VerifyReport) -> RenderableType:
     table.add_column("compared", overflow="fold", style="bold")
     for name in ("tokens", "differs at", "max |Δlogit|", "mean KL", "top-1"):
         table.add_column(name, justify="right")
-    table.add_row("hand-off ↔ prefill alone", *_row(report.handoff_vs_prefill))
-    table.add_row("hand-off ↔ decode alone", *_row(report.handoff_vs_decode))
-    table.add_row("prefill ↔ decode, alone", *_row(report.prefill_vs_decode))
+    expected = report.same_weights
+    table.add_row("hand-off ↔ prefill alone", *_row(report.handoff_vs_prefill, expected))
+    table.add_row("hand-off ↔ decode alone", *_row(report.handoff_vs_decode, expected))
+    table.add_row("prefill ↔ decode, alone", *_row(report.prefill_vs_decode, expected))
+    table.add_row("prefill alone, twice", *_row(report.prefill_again, expected))
+    table.add_row("decode alone, twice", *_row(report.decode_again, expected))
     size = f"{report.prompt_tokens} prompt tokens, {report.max_tokens} generated"
     title = Text.assemble((report.architecture, "bold"), f"  {size}, {report.distinct_tokens} distinct")
-    return Group(title, Text(), table, Text(), *_findings(report), _control(report), _verdict(report))
+    ends = Text(f"prefill {report.prefill}: {report.prefill_weights}   decode {report.decode}: {report.decode_weights}")
+    below = [*_findings(report), _control(report), _bounds(report), Text(report.summary)]
+    return Group(title, ends, Text(), table, Text(), *below, _verdict(report))
 
 
-def _row(comparison: RunComparison) -> list[RenderableType]:
+def _row(comparison: RunComparison, equal_expected: bool) -> list[RenderableType]:
     first = comparison.first_divergence
+    style = "green" if first is None else "red" if equal_expected else ""
     return [
-        Text(f"{comparison.equal_tokens} equal", "green" if first is None else "red"),
+        Text(f"{comparison.equal_tokens} equal", style),
         "–" if first is None else str(first),
         f"{comparison.max_logit_diff:.1e}",
         f"{comparison.mean_kl:.1e}",
@@ -60,5 +66,19 @@ def _control(report: VerifyReport) -> Text:
     return Text.assemble("control: ", ("a wrong KV cache changes nothing: this run proves nothing", "bold red"))
 
 
+def _bounds(report: VerifyReport) -> Text:
+    bounds = report.bounds
+    tokens = (
+        "" if bounds.max_logit_diff is None else f"all tokens equal, |Δlogit| at most {bounds.max_logit_diff:.0e}, "
+    )
+    return Text(
+        f"bounds of the hand-off: {tokens}mean KL at most {bounds.max_kl:.1e}, top-1 at least {bounds.min_top1:.1%}"
+    )
+
+
 def _verdict(report: VerifyReport) -> Text:
-    return Text("✔ same answer", "bold green") if report.ok else Text("✘ not the same answer", "bold red")
+    if report.same_weights:
+        return Text("✔ same answer", "bold green") if report.ok else Text("✘ not the same answer", "bold red")
+    if report.ok:
+        return Text("✔ the hand-off is as close to either engine as their weights are to each other", "bold green")
+    return Text("✘ the hand-off differs by more than the forms of the weights explain", "bold red")

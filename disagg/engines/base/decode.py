@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy
+import numpy.typing
+
 from disagg.api.sampling import Sampling
 from disagg.engines.base.values import EngineInfo, Token
 from disagg.engines.model.constraint import Constraint
@@ -132,8 +135,10 @@ class DecodeEngine(Protocol):
         request has ended, or its id is unknown. It must not block."""
         ...
 
-    def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
-        """Like PrefillEngine.logits; with `kv`, which covers tokens[:-last], only the last tokens are computed."""
+    def logits(
+        self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """Like PromptEngine.logits; with `kv`, which covers tokens[:-last], only the last tokens are computed."""
         ...
 
     @property

@@ -8,6 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy
+import numpy.typing
+
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
 from disagg.engines.base.values import EngineInfo, Token
@@ -139,8 +142,11 @@ class PromptEngine(ABC):
         """Run a few tokens, so that the framework's one-time work does not delay the first request."""
 
     @abstractmethod
-    def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
-        """Logits [last, vocab] after each of the last `last` tokens, in one teacher-forced pass. For `verify`."""
+    def logits(
+        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """Logits [last, vocab] after each of the last `last` tokens, which are given, not generated. For `verify`.
+        chunk_tokens: the tokens before them in pieces of so many."""
 
     def probe(self) -> PrefillRun:
         """A run of two tokens, which shows that the engine computes."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy
+import numpy.typing
 from mlx_lm.models.cache import make_prompt_cache
 
 from disagg.config import EngineOptions
@@ -135,13 +137,16 @@ class MLXDecodeEngine:
         """See DecodeEngine."""
         self._loop.give_up_held(nbytes)
 
-    def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
+    def logits(
+        self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
+    ) -> numpy.typing.NDArray[numpy.float32]:
         """See DecodeEngine. Runs between two steps of the batch."""
         if not 1 <= last <= len(tokens):
             raise RequestError(f"cannot return logits of the last {last} of {len(tokens)} tokens", "request 1 to all")
         if kv is not None:
             self._require_fitting(kv, len(tokens) - last)
-        return self._loop.call(lambda model: _logits(model, list(tokens), last, kv, self._chunk_tokens))
+        chunk = chunk_tokens or self._chunk_tokens
+        return self._loop.call(lambda model: _logits(model, list(tokens), last, kv, chunk))
 
     def warm_up(self) -> None:
         """See DecodeEngine. One request with KV and one without, so that all kernels are compiled."""
@@ -161,12 +166,13 @@ class MLXDecodeEngine:
             )
 
 
-def _logits(model: Any, tokens: list[int], last: int, kv: ReceivedKV | None, chunk_tokens: int) -> list[list[float]]:
+def _logits(
+    model: Any, tokens: list[int], last: int, kv: ReceivedKV | None, chunk_tokens: int
+) -> numpy.typing.NDArray[numpy.float32]:
     """One teacher-forced pass outside the batch. Runs on the engine's thread."""
     caches = make_prompt_cache(model) if kv is None else mlx_cache.build(model, kv)
     first = len(tokens) - last
     for start in range(first if kv else 0, first, chunk_tokens):
         model(mx.array([tokens[start : min(start + chunk_tokens, first)]]), cache=caches)
         mx.eval([cache.state for cache in caches])
-    rows: list[list[float]] = model(mx.array([tokens[first:]]), cache=caches)[0].astype(mx.float32).tolist()
-    return rows
+    return numpy.array(model(mx.array([tokens[first:]]), cache=caches)[0].astype(mx.float32))

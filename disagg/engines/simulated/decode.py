@@ -149,7 +149,9 @@ class SimulatedDecodeEngine:
         """See DecodeEngine."""
         self._held.store.give_up(nbytes)
 
-    def logits(self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None) -> list[list[float]]:
+    def logits(
+        self, tokens: Sequence[int], last: int, kv: ReceivedKV | None = None, *, chunk_tokens: int | None = None
+    ) -> Any:
         """Raises ModelError: there are none."""
         raise simulated_model.no_logits()
 

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy
+import numpy.typing
 
 from disagg.api.names import AS_IS, WireForm
 from disagg.api.sampling import Sampling
@@ -91,7 +92,9 @@ class SimulatedPrefillEngine(PrefillEngine):
         found.release()
         return found.tokens
 
-    def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
+    def logits(
+        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
+    ) -> numpy.typing.NDArray[numpy.float32]:
         """Raises ModelError: there are none."""
         raise simulated_model.no_logits()
 

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy
+import numpy.typing
 import torch
 import transformers
 
@@ -102,18 +104,20 @@ class TransformersPrefillEngine(PrefillEngine):
         eos_ids = () if sampling.ignore_eos else self.info.eos_ids
         return AnswerRun(self._forward, prompt, tokens[-1], sampler, emit, eos_ids=eos_ids, left=left)
 
-    def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
-        """See PrefillEngine."""
-        head = len(tokens) - last
-        cache = self._forward.cache(len(tokens), min(self._chunk_tokens, len(tokens)))
-        prompt = PromptRun(self._forward, cache, tokens[:head], self._chunk_tokens)
+    def logits(
+        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """See PromptEngine."""
+        head, chunk = len(tokens) - last, chunk_tokens or self._chunk_tokens
+        cache = self._forward.cache(len(tokens), min(max(chunk, self._chunk_tokens), len(tokens)))
+        prompt = PromptRun(self._forward, cache, tokens[:head], chunk)
         while not prompt.done:
             prompt.step()
-        rows: list[list[float]] = []
-        for start in range(head, len(tokens), self._chunk_tokens):
-            chunk = tokens[start : start + self._chunk_tokens]
-            rows.extend(self._forward.logits(chunk, prompt.cache).float().tolist())
-        return rows
+        rows = [
+            self._forward.logits(tokens[start : start + self._chunk_tokens], prompt.cache).float().cpu().numpy()
+            for start in range(head, len(tokens), self._chunk_tokens)
+        ]
+        return numpy.concatenate(rows)
 
     @property
     def held_bytes(self) -> int:

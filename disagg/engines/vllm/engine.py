@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
+import numpy.typing
+
 from disagg.api.delivery import ORDER_FIELD, KVOrder
 from disagg.api.requests import KVAddress
 from disagg.api.sampling import Sampling
@@ -23,7 +26,7 @@ from disagg.engines.model.text import HFTokenizer
 from disagg.engines.vllm import load
 from disagg.engines.vllm.reports import Reports
 from disagg.engines.vllm.rows import Sharding
-from disagg.engines.vllm.runs import AnswerRun, PromptRun, Run, SentByItself
+from disagg.engines.vllm.runs import AnswerRun, LogitsRun, PromptRun, Run, SentByItself
 from disagg.engines.vllm.sampling import parameters
 from disagg.errors import ModelError
 from disagg.kv.wire.frames import Header
@@ -122,9 +125,28 @@ class VLLMEngine(SendingEngine):
         self._add(run, tokens, wanted, salt)
         return run
 
-    def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
-        """See PromptEngine. Log-probabilities: logits less a constant for each token."""
-        raise ModelError("vLLM gives no logits", "verify with the engine transformers")
+    def logits(
+        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """See PromptEngine. Log-probabilities: logits less a constant for each token. vLLM has them for tokens that it
+        generates, so each of the last tokens ends a request of its own. These share the blocks that vLLM caches."""
+        head, salt = len(tokens) - last, secrets.token_hex(8)
+        for end in range(chunk_tokens or head, head, chunk_tokens or 1):
+            self._run_to_end([LogitsRun(self, tokens[:end])], salt)
+        runs = [LogitsRun(self, tokens[: head + n + 1]) for n in range(last)]
+        self._run_to_end(runs[:1], salt)
+        self._run_to_end(runs[1:], salt)
+        return numpy.stack([run.row for run in runs])
+
+    def _run_to_end(self, runs: Sequence[LogitsRun], salt: str) -> None:
+        try:
+            for run in runs:
+                self._add(run, run.tokens, parameters(Sampling(max_tokens=1, ignore_eos=True), all_logprobs=True), salt)
+            while not all(run.finished for run in runs):
+                self.step()
+        finally:
+            for run in runs:
+                run.close()
 
     def step(self) -> None:
         """Compute one step for all that run, and tell each what it got. Raises ModelError if vLLM has failed."""

@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Protocol
 
+import numpy
+import numpy.typing
+
 from disagg.api.delivery import KVReport
 from disagg.api.events import FinishReason
 from disagg.api.sampling import Sampling
@@ -226,6 +229,30 @@ class AnswerRun(Run):
             ranked = sorted(logprobs.items(), key=lambda one: -one[1].logprob)[: self._top]
             top = tuple((other, value.logprob) for other, value in ranked)
             self._emit(Token(id, logprobs[id].logprob, top, reason if last else None))
+
+
+class LogitsRun(Run):
+    """A run of `tokens` that ends with the first token after them. row: the log-probabilities of all tokens there."""
+
+    def __init__(self, engine: Engine, tokens: Sequence[int]) -> None:
+        super().__init__(engine, len(tokens))
+        self.tokens = tokens
+        self._row: numpy.typing.NDArray[numpy.float32] | None = None
+
+    @property
+    def row(self) -> numpy.typing.NDArray[numpy.float32]:
+        """[vocab]. DisaggError if vLLM ended the request without them."""
+        if self._row is None:
+            raise DisaggError("vLLM ended a request without log-probabilities", "see the server's log")
+        return self._row
+
+    def take(self, output: Any, began: float, ended: float) -> None:
+        """See Run."""
+        super().take(output, began, ended)
+        found = output.outputs[0].logprobs
+        if found:
+            self._row = numpy.full(max(found.token_ids) + 1, -numpy.inf, numpy.float32)
+            self._row[found.token_ids] = found.logprobs
 
 
 def _refusal(reason: str | None) -> DisaggError | None:

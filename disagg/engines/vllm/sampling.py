@@ -17,9 +17,13 @@ def parameters(
     answered: int = 0,
     eos_ids: Collection[int] = (),
     constraint: Constraint | None = None,
+    all_logprobs: bool = False,
 ) -> Any:
-    """vLLM's SamplingParams. order: its kv_transfer_params. The rest as of `fields`, which also states the errors."""
+    """vLLM's SamplingParams. order: its kv_transfer_params. all_logprobs: of the whole vocabulary, as vLLM's
+    FlatLogprobs. The rest as of `fields`, which also states the errors."""
     wanted = fields(sampling, answered=answered, eos_ids=eos_ids, constraint=constraint)
+    if all_logprobs:
+        wanted |= {"logprobs": -1, "flat_logprobs": True}
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -15,6 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy
+import numpy.typing
+
 from disagg.api.delivery import KVOrder, KVProgress
 from disagg.api.requests import KVAddress
 from disagg.api.sampling import Sampling
@@ -125,9 +128,11 @@ class ServedEngine(SendingEngine):
         self._call(run, body, began + ANSWER_S, lambda ended: _end_answer(run, ended), line)
         return run
 
-    def logits(self, tokens: Sequence[int], last: int) -> list[list[float]]:
+    def logits(
+        self, tokens: Sequence[int], last: int, *, chunk_tokens: int | None = None
+    ) -> numpy.typing.NDArray[numpy.float32]:
         """See PromptEngine."""
-        raise ModelError("vllm serve gives no logits", "verify with the engine transformers")
+        raise ModelError("vllm serve gives no logits", "verify with the engine vllm: disagg verify --engine vllm")
 
     def step(self) -> None:
         """Wait a moment for messages about any run, and take all that are there."""

@@ -1,0 +1,149 @@
+"""Two runs of one prompt compared, and what they may differ by. Pure.
+
+With the same weights on both ends, a hand-off may differ from either engine alone by the rounding of one engine. With
+weights of different forms (FP8 here, 8 bits there) it is the answer of neither: its prompt was read with one end's
+weights, its answer is written with the other's. It then may differ from each by what the two differ by without any
+hand-off, and that is bounded, too: weights that differ more are hardly those of one model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from disagg.api.verify import RunComparison, VerifyBounds
+from disagg.config import DType
+
+MAX_LOGIT_DIFF = 1e-2  # float32; 3e-6 to 2e-3 were measured over thirteen architectures (gemma3 the largest)
+# In half precision the frameworks round differently; the bounds allow for the rounding noise of a single engine.
+NOISE = {
+    "float32": VerifyBounds(max_kl=1e-5, min_top1=1.0, max_logit_diff=MAX_LOGIT_DIFF),
+    "float16": VerifyBounds(max_kl=5e-3, min_top1=0.95),
+    "bfloat16": VerifyBounds(max_kl=5e-2, min_top1=0.85),
+}
+OTHER_WEIGHTS = VerifyBounds(max_kl=0.5, min_top1=0.7)
+"""Of two engines whose weights have different forms, each alone."""
+KL_FACTOR = 1.25
+"""The hand-off's KL over that of the two engines alone: the two are means over the same few positions."""
+Z = 1.96  # 95 %
+
+Logits = Any  # numpy.ndarray [positions, vocab]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One engine's run: its greedy tokens, and its logits along the forced answer, [positions, vocab]."""
+
+    tokens: Sequence[int]
+    logits: Logits
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All runs of one prompt: with the hand-off, and twice with either engine alone."""
+
+    handoff: Run
+    prefill: Run
+    decode: Run
+    prefill_again: Run
+    decode_again: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Comparisons:
+    """See VerifyReport."""
+
+    handoff_vs_prefill: RunComparison
+    handoff_vs_decode: RunComparison
+    prefill_vs_decode: RunComparison
+    prefill_again: RunComparison
+    decode_again: RunComparison
+
+    @classmethod
+    def of(cls, runs: Runs) -> Comparisons:
+        return cls(
+            handoff_vs_prefill=compare(runs.handoff, runs.prefill),
+            handoff_vs_decode=compare(runs.handoff, runs.decode),
+            prefill_vs_decode=compare(runs.prefill, runs.decode),
+            prefill_again=compare(runs.prefill_again, runs.prefill),
+            decode_again=compare(runs.decode_again, runs.decode),
+        )
+
+    def within(self, limits: VerifyBounds, alone: VerifyBounds) -> bool:
+        """Whether the hand-off is within `limits` of either engine, and the two of each other within `alone`."""
+        handoffs = self.handoff_vs_prefill, self.handoff_vs_decode
+        return within(self.prefill_vs_decode, alone) and all(within(one, limits) for one in handoffs)
+
+
+def compare(run: Run, other: Run) -> RunComparison:
+    """How `run` differs from `other`; KL is that of `run` from `other`."""
+    pairs = zip(run.tokens, other.tokens, strict=True)
+    divergence = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    difference, divergences, agreeing = 0.0, [], 0
+    for here, there in zip(run.logits, other.logits, strict=True):  # by position: a vocabulary may have 200,000 tokens
+        ours, theirs = _log_softmax(here), _log_softmax(there)
+        difference = max(difference, float(numpy.abs(ours - theirs).max()))
+        divergences.append(float((numpy.exp(theirs) * (theirs - ours)).sum()))
+        agreeing += int(ours.argmax() == theirs.argmax())
+    low, high = interval(agreeing, len(divergences))
+    return RunComparison(
+        equal_tokens=len(run.tokens) if divergence is None else divergence,
+        first_divergence=divergence,
+        max_logit_diff=difference,
+        mean_kl=max(0.0, math.fsum(divergences) / len(divergences)),
+        top1=agreeing / len(divergences),
+        top1_low=low,
+        top1_high=high,
+    )
+
+
+def interval(agreeing: int, positions: int) -> tuple[float, float]:
+    """The 95 % interval of a share, by Wilson's score: also right for shares near 1 of few positions."""
+    share, weight = agreeing / positions, Z * Z / positions
+    centre = (share + weight / 2) / (1 + weight)
+    half = Z / (1 + weight) * math.sqrt(share * (1 - share) / positions + weight / (4 * positions))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def bounds(dtype: DType, *, same_weights: bool, alone: RunComparison) -> VerifyBounds:
+    """Of the hand-off compared with either engine alone. alone: the two engines, each alone, compared."""
+    noise = NOISE[dtype]
+    if same_weights:
+        return noise
+    chance = math.sqrt(2) * (alone.top1 - alone.top1_low)  # by which the shares of two samples may differ
+    return VerifyBounds(
+        max_kl=KL_FACTOR * alone.mean_kl + noise.max_kl, min_top1=max(0.0, noise.min_top1 * (alone.top1 - chance))
+    )
+
+
+def bounds_alone(dtype: DType, *, same_weights: bool) -> VerifyBounds:
+    """Of the two engines, each alone."""
+    return NOISE[dtype] if same_weights else OTHER_WEIGHTS
+
+
+def within(comparison: RunComparison, limits: VerifyBounds) -> bool:
+    """Whether two runs differ by no more than this."""
+    exact = limits.max_logit_diff is None or (
+        comparison.first_divergence is None and comparison.max_logit_diff <= limits.max_logit_diff
+    )
+    return exact and comparison.mean_kl <= limits.max_kl and comparison.top1 >= limits.min_top1
+
+
+def summary(prefill: str, decode: str, positions: int, found: Comparisons) -> str:
+    """What the figures mean for whoever reads the answers. prefill, decode: the engines."""
+    pair = found.handoff_vs_decode
+    return (
+        f"The pair agrees with {decode} alone in {pair.top1:.1%} of {positions} next tokens (95 % interval "
+        f"{pair.top1_low:.1%} to {pair.top1_high:.1%}). Two runs of {decode} alone agree in "
+        f"{found.decode_again.top1:.1%}, {prefill} alone and {decode} alone in {found.prefill_vs_decode.top1:.1%}."
+    )
+
+
+def _log_softmax(logits: Logits) -> Logits:
+    row = numpy.asarray(logits, numpy.float64)
+    shifted = row - row.max()
+    return shifted - math.log(float(numpy.exp(shifted).sum()))

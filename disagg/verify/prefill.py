@@ -1,0 +1,142 @@
+"""`python -m disagg.verify.prefill`: a prefill engine for `disagg verify`, in a process and an environment of its own.
+
+Loads the model, writes a PrefillReady, then answers each PrefillCall that it reads from standard input. It ends with
+its input. Whatever else is printed in this process goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import BinaryIO, get_args
+
+import numpy
+
+from disagg import logs
+from disagg.api.base import Contract, InvalidValue
+from disagg.api.sampling import Sampling
+from disagg.api.verify import PrefillCall, PrefillReady, PrefillReply
+from disagg.config import DType, EngineOptions
+from disagg.engines.base import PromptEngine
+from disagg.engines.exit import exit_without_cleanup
+from disagg.engines.model import checkpoint
+from disagg.errors import DisaggError, ProtocolError
+from disagg.kv.fingerprint import token_hash
+from disagg.kv.wire.frames import Header
+from disagg.servers.prefill.delivery import delivery_by
+
+ENGINES = ("transformers", "vllm")
+TIMEOUT_S = 3600.0
+CACHE_SPARE_BYTES = 64 << 20
+"""Of vLLM's paged cache, beside two requests of the whole context: a block of each layer may be partly filled."""
+
+
+def load(source: str, context: int, options: EngineOptions) -> PromptEngine:
+    """The engine that options.name names. ModelError or PreflightRefused if it cannot serve the model."""
+    if options.name == "vllm":
+        from disagg.engines.vllm.engine import VLLMEngine
+
+        return VLLMEngine(source, context, options)
+    from disagg.engines.transformers.engine import TransformersPrefillEngine
+
+    return TransformersPrefillEngine(source, context, options)
+
+
+def options_of(arguments: argparse.Namespace, kv_bytes: int) -> EngineOptions:
+    """The engine's options: nothing is held between calls. kv_bytes: of a request of the whole context."""
+    return EngineOptions(
+        arguments.engine,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        quantization=arguments.quantization,
+        max_held_bytes=0,
+        kv_cache_memory_bytes=2 * kv_bytes + CACHE_SPARE_BYTES,
+        enforce_eager=True,
+    )
+
+
+def perform(engine: PromptEngine, call: PrefillCall) -> PrefillReply:
+    """Compute what a call asks for. Raises what the engine and the transfer raise."""
+    if call.call == "answer":
+        sampling = Sampling(max_tokens=call.count, ignore_eos=True)
+        return PrefillReply(tokens=tuple(token.id for token in engine.generate(call.tokens, sampling)))
+    if call.call == "logits":
+        numpy.save(call.file, engine.logits(call.tokens, call.count, chunk_tokens=call.chunk_tokens))
+    else:
+        _send(engine, call)
+    return PrefillReply()
+
+
+def _send(engine: PromptEngine, call: PrefillCall) -> None:
+    if call.to is None:
+        raise ProtocolError("a call to send KV states no address")
+    count, info = len(call.tokens) - 1, engine.info
+    header = Header(call.ticket, "verify", info.fingerprint, info.layout, token_hash(call.tokens), count)
+    to, deadline = (call.to.host, call.to.port), time.monotonic() + TIMEOUT_S
+    delivery = delivery_by(engine, call.tokens, to, header, deadline=deadline, salt="verify")
+    try:
+        run = delivery.start()
+        try:
+            while not run.done:
+                run.step(call.chunk_tokens)
+            delivery.finish(run.timing.ended)
+        finally:
+            run.close()
+    finally:
+        delivery.end()
+
+
+def serve(engine: PromptEngine, calls: BinaryIO, replies: BinaryIO) -> None:
+    """Answer each call until the input ends. A call that fails is answered with its error."""
+    for line in calls:
+        try:
+            reply = perform(engine, PrefillCall.from_bytes(line))
+        except InvalidValue as error:
+            reply = PrefillReply(error=ProtocolError(f"not a call: {error}").to_json())
+        except DisaggError as error:
+            reply = PrefillReply(error=error.to_json())
+        _write(replies, reply)
+
+
+def _write(replies: BinaryIO, value: Contract) -> None:
+    replies.write(value.to_bytes() + b"\n")
+    replies.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until the input ends; 0, or the exit code of the error for which the engine was not loaded."""
+    arguments = _parser().parse_args(argv)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # frameworks print
+    logs.configure()
+    logs.log.setLevel(logging.WARNING)
+    try:
+        path = checkpoint.resolve(arguments.source)
+        layout = checkpoint.layout(checkpoint.reference_profile(path, arguments.context), arguments.dtype)
+        engine = load(arguments.source, arguments.context, options_of(arguments, layout.nbytes(arguments.context)))
+    except DisaggError as error:
+        _write(replies, PrefillReady(error=error.to_json()))
+        return error.exit_code
+    info = engine.info
+    _write(replies, PrefillReady(backend=info.backend, context=info.profile.context, preflight=info.preflight))
+    serve(engine, sys.stdin.buffer, replies)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m disagg.verify.prefill", description=__doc__)
+    parser.add_argument("source")
+    parser.add_argument("--engine", choices=ENGINES, required=True)
+    parser.add_argument("--context", type=int, required=True)
+    parser.add_argument("--dtype", choices=get_args(DType), required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--quantization", default=None)
+    return parser
+
+
+if __name__ == "__main__":
+    exit_without_cleanup(main())
