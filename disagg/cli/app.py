@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from disagg.cli.common.completion import VARIABLE, names_with_colons
 from disagg.cli.common.context import CommandOutput, note_interrupt, print_error, print_json
 from disagg.cli.common.options import Command, CommandGroup
 from disagg.cli.common.signals import terminating
+from disagg.cli.common.usage import usage_message
 from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, trust
 from disagg.cli.gateway import endpoints, history, keys, serve, top
 from disagg.errors import Cancelled, DisaggError, UsageError
@@ -150,10 +150,7 @@ def _explain(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return int(error.exit_code)
-    message = re.sub(
-        r"^Invalid value for (.*?): ", lambda match: match[1].replace("'", "") + ": ", error.format_message()
-    )
-    raise UsageError(message[:1].lower() + message[1:].rstrip("."), f"see `{path} --help`")
+    raise UsageError(usage_message(error), f"see `{path} --help`")
 
 
 def _report(error: DisaggError, arguments: Sequence[str]) -> int:

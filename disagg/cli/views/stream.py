@@ -53,7 +53,7 @@ class OneText(AnswersView):
 
     def noted(self, answer: ModelAnswer, note: str) -> None:
         begun = answer.text and not answer.text.endswith("\n") and sys.stdout.isatty()
-        stderr().print(Text(f"{chr(10) if begun else ''}note: {note}", "dim"), soft_wrap=True)
+        stderr().print(Text(f"{chr(10) if begun else ''}note: {note}", "dim"), soft_wrap=not stderr().is_terminal)
 
     def finish(self) -> None:
         text = self.answers[0].text
