@@ -33,5 +33,5 @@ def usage_message(error: Any) -> str:
 
 def _given(error: Any) -> str:
     """The value that was refused, if typer kept pydantic's error."""
-    faults = getattr(error.__cause__, "errors", list)()
+    faults: list[Any] = getattr(error.__cause__, "errors", list)()
     return f" (got {faults[0]['input']})" if faults else ""
