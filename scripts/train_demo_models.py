@@ -39,11 +39,22 @@ from transformers import (
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
+    "{% if tools %}"
+    "{{ '<|im_start|>system\nTo call a function, write "
+    '<tool_call>{"name": ..., "arguments": {...}}</tool_call>\n\' }}'
+    "{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{% set tool_call = call.function or call %}"
+    "<tool_call>{{ {'name': tool_call.name, 'arguments': tool_call.arguments} | tojson }}</tool_call>"
+    "{% endfor %}"
+    "{{ '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+"""The models never learned to call tools: a program that offers tools gets an answer without calls."""
 VOCAB_SIZE = 2048
 # Generated tables, copies of old grammars, test data, installed packages: no style to learn.
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "encodings", "idlelib", "lib2to3", "pydoc_data"}

@@ -14,7 +14,7 @@ from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.observe.observers import Life
 from disagg.inference.client import AsyncClient
 from disagg.inference.stream import AsyncStream
-from disagg.inference.types import Stage
+from disagg.inference.types import Chunk, Stage
 
 Staged = Callable[[int, Stage], None]
 
@@ -69,14 +69,30 @@ async def prompt_tokens(client: AsyncClient, request: GatewayRequest) -> int:
 async def _answer(choice: int, stream: AsyncStream, life: Life) -> AsyncGenerator[Event, None]:
     tokens = 0
     async for chunk in stream:
-        if not chunk.note:  # notes are among the completion's warnings, too
-            tokens += len(chunk.tokens)
-            life.generated(choice, len(chunk.tokens))
-            yield Piece(choice, chunk.text, chunk.tokens, chunk.reasoning, chunk.tool_calls)
+        for piece in pieces(choice, [chunk, *stream.waiting()]):
+            tokens += len(piece.tokens)
+            life.generated(choice, len(piece.tokens))
+            yield piece
     life.generated(choice, uncounted(stream.completion, tokens))
     life.completed(choice, stream.completion)
     await life.settle()
     yield Finished(choice, stream.completion)
+
+
+def pieces(choice: int, chunks: Sequence[Chunk]) -> list[Piece]:
+    """Chunks that arrived together, in as few pieces as keep their order: a gateway that is behind writes fewer events.
+    Notes are left out: they are among the completion's warnings, too."""
+    found: list[Piece] = []
+    for chunk in chunks:
+        if chunk.note:
+            continue
+        piece = Piece(choice, chunk.text, chunk.tokens, chunk.reasoning, chunk.tool_calls)
+        joined = found[-1].joined(piece) if found else None
+        if joined is None:
+            found.append(piece)
+        else:
+            found[-1] = joined
+    return found
 
 
 async def _first(events: AsyncGenerator[Event, None], begun: asyncio.Event) -> AsyncGenerator[Event, None]:

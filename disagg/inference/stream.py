@@ -89,8 +89,20 @@ class AsyncStream(_Stream):
         super().__init__()
         loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
+        self._taken: list[Item] = []  # the end of the answer, if `waiting` met it
         self._task = loop.create_task(self._reader.read(perform, self._queue.put_nowait))
         weakref.finalize(self, _cancel, loop, self._task).atexit = False
+
+    def waiting(self) -> list[Chunk]:
+        """Take the chunks that have arrived since the last one was read. Waits for none, and raises nothing."""
+        chunks: list[Chunk] = []
+        while not (self._taken or self._queue.empty()):
+            item = self._queue.get_nowait()
+            if isinstance(item, Chunk):
+                chunks.append(item)
+            else:
+                self._taken.append(item)
+        return chunks
 
     async def aclose(self) -> None:
         """Cancel the request if it still runs; returns when its connections are closed. `text` stays."""
@@ -105,7 +117,7 @@ class AsyncStream(_Stream):
         if self._ended:
             raise StopAsyncIteration
         try:
-            item = await self._queue.get()
+            item = self._taken.pop() if self._taken else await self._queue.get()
         except asyncio.CancelledError:
             self._task.cancel()  # at once: the traceback keeps the stream alive
             raise

@@ -74,6 +74,9 @@ class FakeStream:
     async def __aexit__(self, *_: object) -> None:
         self.closed = True
 
+    def waiting(self) -> list[Chunk]:
+        return []
+
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         for step in self._steps:
             if isinstance(step, Exception):

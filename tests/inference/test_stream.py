@@ -83,6 +83,22 @@ async def test_a_failed_stream_gives_what_arrived_and_then_its_error() -> None:
         _ = stream.completion
 
 
+@pytest.mark.parametrize("error", [None, ServerUnavailable("gone")])
+async def test_what_waits_in_a_stream_is_taken_at_once_and_its_end_comes_afterwards(error: Exception | None) -> None:
+    answering = Answering(error)
+    async with AsyncStream(answering) as stream:
+        assert (await anext(stream)).text == "a"
+        assert [chunk.text for chunk in stream.waiting()] == ["b"]
+        assert stream.waiting() == []
+        answering.go.set()
+        await asyncio.wait((stream._task,))
+        assert [chunk.text for chunk in stream.waiting()] == ([] if error else ["c"])
+        assert stream.waiting() == []
+        with pytest.raises(type(error) if error else StopAsyncIteration):
+            await anext(stream)
+    assert stream.text == ("ab" if error else "abc")
+
+
 async def test_cancelling_the_task_that_reads_a_stream_cancels_its_request() -> None:
     answering = Answering()
 

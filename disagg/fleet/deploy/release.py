@@ -74,7 +74,9 @@ class Installation:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """What a host should have. files: of the release. hash: over all of them, and the release's name."""
+    """What a host should have. files: of the release. hash: over all of them, and the release's name. key_files: where
+    a gateway reads the keys of whole-request hosts, by their names; they stay with whoever administers that machine.
+    """
 
     host: Host
     environment: Environment
@@ -84,6 +86,7 @@ class TargetState:
     token: bytes = field(repr=False)
     definitions: tuple[Definition, ...] = ()
     keys: bytes = field(default=b"", repr=False)
+    key_files: Mapping[str, str] = field(default_factory=dict)
 
 
 def target_state(installation: Installation, host: Host, facts: HostFacts) -> TargetState | Refusal:
@@ -98,7 +101,9 @@ def target_state(installation: Installation, host: Host, facts: HostFacts) -> Ta
     files = {**installation.package, **_own_files(installation.fleet, host, facts.paths, made, model_source)}
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
     token, keys = f"{installation.token}\n".encode(), installation.keys if host.gateway else b""
-    return TargetState(host, made, model_source, files, digest(files), token, defined, keys)
+    whole = [one for one in installation.fleet.hosts.values() if one.whole] if host.gateway else []
+    key_files = {one.name: one.engine.key_file for one in whole if one.engine.key_file}
+    return TargetState(host, made, model_source, files, digest(files), token, defined, keys, key_files)
 
 
 def _own_files(

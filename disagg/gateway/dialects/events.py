@@ -22,6 +22,18 @@ class Piece:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
 
+    def joined(self, later: Piece) -> Piece | None:
+        """Both in one; None if that would change the order of what they hold, or which tokens belong to the text."""
+        if self.tool_calls or (self.reasoning and later.text) or (self.text and later.reasoning):
+            return None
+        return Piece(
+            self.choice,
+            self.text + later.text,
+            self.tokens + later.tokens,
+            self.reasoning + later.reasoning,
+            later.tool_calls,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:

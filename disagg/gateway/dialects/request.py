@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from disagg.api.requests import Messages
 
@@ -37,6 +37,15 @@ class Prompt(TypedDict, total=False):
     tokens: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class CalledAs:
+    """How the caller knows a function. namespace: of its tool, None if it has none."""
+
+    kind: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayRequest:
     """What a caller asks for.
@@ -44,7 +53,9 @@ class GatewayRequest:
     prompts: each is answered `n` times; the answers are numbered prompt by prompt. options: those of
     AsyncClient.stream that the caller has set. stream: send the answer while it is generated. include_usage: end a
     stream with the numbers of tokens. reasoning: the caller wants the model's reasoning, if its dialect makes a choice.
-    seal_reasoning: it is also sent in a form that agents send back as it is.
+    seal_reasoning: it is also sent in a form that agents send back as it is. called_as: by the names that the model is
+    told, functions that the caller knows by others. left_out: what of the request the model is not told, or not held
+    to; the answer's warnings begin with it.
     """
 
     model: str
@@ -55,6 +66,8 @@ class GatewayRequest:
     include_usage: bool = False
     reasoning: bool = True
     seal_reasoning: bool = False
+    called_as: Mapping[str, CalledAs] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
     def choices(self) -> int:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.metrics.buckets import REQUEST_S, TOKENS, TPOT_S, TTFT_S
+from disagg.gateway.metrics.tokens import TokenMetrics
 from disagg.gateway.observe.events import Completed, Ended, Event, Generated, Refused
 from disagg.inference.metrics import Metrics
 
@@ -28,7 +29,6 @@ class RequestMetrics:
         self._cancelled = self._counter("disagg_requests_cancelled", "Requests whose callers disconnected")
         self._success = self._counter("vllm:request_success", "Complete answers", "finished_reason")
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens")
-        self._generated = self._counter("vllm:generation_tokens", "Tokens of answers, as they arrive")
         self._queried = self._counter("vllm:prefix_cache_queries", "Prompt tokens for which held KV was looked up")
         self._held = self._counter("vllm:prefix_cache_hits", "Prompt tokens whose KV the decode host held")
         self._resumed = self._counter("disagg_resumed_answers", "Answers that another host went on with")
@@ -38,7 +38,6 @@ class RequestMetrics:
         )
         self._parts = self._counter("disagg_ttft_part_seconds", "Where the time to the first token went", "part")
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Time to the first token", TTFT_S)
-        self._itl = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of an answer", TPOT_S)
         self._tpot = self._histogram("vllm:request_time_per_output_token_seconds", "Time per output token", TPOT_S)
         self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "Request sent until its last token", REQUEST_S)
         self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for an engine", REQUEST_S)
@@ -46,12 +45,12 @@ class RequestMetrics:
         self._decode = self._histogram("vllm:request_decode_time_seconds", "First token until last token", REQUEST_S)
         self._prompts = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", TOKENS)
         self._answers = self._histogram("vllm:request_generation_tokens", "Tokens of an answer", TOKENS)
-        self._arrived: dict[tuple[int, int], float] = {}  # by request and answer: when its last tokens arrived
-        self._of_tokens: dict[str, tuple[Counter, Histogram]] = {}  # by model: finding them costs more than counting
+        self._tokens = TokenMetrics()
+        registry.register(self._tokens)
 
     def notice(self, event: Event) -> None:
         if isinstance(event, Generated):
-            self._tokens(event)
+            self._tokens.arrived(event)
         elif isinstance(event, Completed):
             self._answer(event)
         elif isinstance(event, Ended):
@@ -59,24 +58,9 @@ class RequestMetrics:
         elif isinstance(event, Refused):
             self._problem(event.model, event.problem)
 
-    def _tokens(self, event: Generated) -> None:
-        """Tokens that arrive together share the time since those before them."""
-        model, key = event.request.model, (event.request.number, event.choice)
-        generated, between = self._of_tokens.get(model) or self._find(model)
-        generated.inc(event.tokens)
-        before = self._arrived.get(key)
-        self._arrived[key] = event.at
-        if before is not None:
-            for _ in range(event.tokens):
-                between.observe((event.at - before) / event.tokens)
-
-    def _find(self, model: str) -> tuple[Counter, Histogram]:
-        found = self._of_tokens[model] = (self._generated.labels(model), self._itl.labels(model))
-        return found
-
     def _answer(self, event: Completed) -> None:
         model, metrics = event.request.model, event.completion.metrics
-        self._arrived.pop((event.request.number, event.choice), None)
+        self._tokens.ended(event.request.number, event.choice)
         self._success.labels(model, event.completion.finish_reason).inc()
         if event.fell_back:
             reason = event.stage.reason if event.stage else "first choice"
@@ -86,7 +70,7 @@ class RequestMetrics:
 
     def _ended(self, event: Ended) -> None:
         for choice in range(event.request.choices):
-            self._arrived.pop((event.request.number, choice), None)
+            self._tokens.ended(event.request.number, choice)
         if event.problem is not None:
             self._problem(event.request.model, event.problem)
         elif event.state == "cancelled":

@@ -321,3 +321,21 @@ def test_a_gateway_gets_its_packages_and_its_clients_keys_and_no_model() -> None
 def test_a_host_that_is_no_gateway_gets_no_keys() -> None:
     found = facts("spark_bare")
     assert "keys" not in names(planning.plan(made(replace(here(fleet()), keys=b"{}"), spark(), found), found))
+
+
+def test_the_plan_of_a_remote_gateway_says_where_to_write_the_keys_that_are_not_deployed() -> None:
+    found, engine = (
+        facts("spark_bare", "front"),
+        EngineOptions("openai", url="http://h/v1", key_file="~/.config/mini.key"),
+    )
+    whole = replace(spark(), name="mini", roles=("whole",), engine=engine)
+    installation = here(fleet(spark(), front(), whole))
+    (note,) = planning.plan(made(installation, front(), found), found).notes
+    assert note == (
+        "the key of mini is not deployed: write it there into ~/.config/mini.key, and run: chmod 600 ~/.config/mini.key"
+    )
+    here_too = replace(front(), connector="local")
+    assert planning.plan(made(installation, here_too, found), found).notes == ()
+    assert not any(
+        "mini" in one for one in planning.plan(made(installation, spark(), facts("spark_bare")), found).notes
+    )

@@ -47,6 +47,7 @@ def read(**fields: Any) -> GatewayRequest:
         ({"text": {"format": SCHEMA}}, {**DEFAULTS, "json_schema": {"type": "array"}}),
         ({"tools": [TOOL], "parallel_tool_calls": False}, {**DEFAULTS, "tools": [FLAT]}),
         ({"tools": [TOOL, {"type": "web_search"}], "tool_choice": "none"}, DEFAULTS),
+        ({"tools": [TOOL, {"type": "web_search"}], "tool_choice": "auto"}, {**DEFAULTS, "tools": [FLAT]}),
         ({"tools": [TOOL], "tool_choice": "required"}, {**DEFAULTS, "tools": [FLAT], "must_call": ["f"]}),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},
@@ -59,6 +60,82 @@ def read(**fields: Any) -> GatewayRequest:
 )
 def test_fields_become_options(fields: dict[str, Any], options: dict[str, Any]) -> None:
     assert read(**fields).options == options
+
+
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edit files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*"'},
+}
+NAMESPACE = {"type": "namespace", "name": "mcp__files", "description": "Files.", "tools": [TOOL]}
+OF_AGENT = [TOOL, PATCH, NAMESPACE, {"type": "web_search", "external_web_access": False}, {"type": "local_shell"}]
+TOLD = [
+    FLAT,
+    {
+        "name": "apply_patch",
+        "description": 'Edit files.\n\nIts input has this form (lark):\nstart: "*"',
+        "parameters": {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]},
+    },
+    {**FLAT, "name": "mcp__files__f"},
+]
+
+
+def test_an_agents_tools_become_functions_or_are_left_out_with_a_warning() -> None:
+    request = read(tools=OF_AGENT)
+    assert request.options == {**DEFAULTS, "tools": TOLD}
+    body = DIALECT.writer(Head(request, "id", 0.0)).whole([DONE])
+    assert body["disagg"]["warnings"] == (
+        "tools[1].format: the model is told this grammar, and not held to it",
+        "tools[3]: the model is not told about web_search, which is no function",
+        "tools[4]: the model is not told about local_shell, which is no function",
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        ({"type": "custom", "name": "apply_patch"}, "apply_patch"),
+        ({"type": "function", "name": "f"}, "f"),
+        ({"type": "function", "name": "f", "namespace": "mcp__files"}, "mcp__files__f"),
+    ],
+)
+def test_each_of_an_agents_tools_can_be_forced(choice: dict[str, Any], name: str) -> None:
+    assert read(tools=OF_AGENT, tool_choice=choice).options["must_call"] == (name,)
+
+
+@pytest.mark.parametrize(
+    ("called", "arguments", "item"),
+    [
+        ("f", {"a": 1}, {"type": "function_call", "name": "f", "arguments": '{"a":1}'}),
+        (
+            "mcp__files__f",
+            {"a": 1},
+            {"type": "function_call", "name": "f", "namespace": "mcp__files", "arguments": '{"a":1}'},
+        ),
+        ("apply_patch", {"input": "*** x"}, {"type": "custom_tool_call", "name": "apply_patch", "input": "*** x"}),
+        ("apply_patch", {"in": "x"}, {"type": "custom_tool_call", "name": "apply_patch", "input": '{"in":"x"}'}),
+        ("unheard_of", {}, {"type": "function_call", "name": "unheard_of", "arguments": "{}"}),
+    ],
+)
+def test_a_call_is_written_as_its_caller_knows_the_tool_and_can_be_sent_back(
+    called: str, arguments: dict[str, Any], item: dict[str, Any]
+) -> None:
+    writer = DIALECT.writer(Head(read(tools=OF_AGENT, stream=True), "id", 0.0))
+    call = ToolCall(called, arguments, "c1")
+    added, delta, ended, done = events(writer.piece(Piece(0, "", (), tool_calls=(call,))))[2:]
+    field = "input" if item["type"] == "custom_tool_call" else "arguments"
+    kind = "custom_tool_call_input" if field == "input" else "function_call_arguments"
+    assert [delta["type"], ended["type"]] == [f"response.{kind}.delta", f"response.{kind}.done"]
+    assert delta["delta"] == ended[field] == item[field] and added["item"][field] == ""
+    assert {**done["item"], "id": "", "status": ""} == {**item, "id": "", "status": "", "call_id": "c1"}
+    output = {"type": item["type"] + "_output", "call_id": "c1", "output": "done"}
+    (messages,) = (prompt["messages"] for prompt in read(input=[done["item"], output]).prompts)
+    sent_back = {"input": item["input"]} if field == "input" else arguments
+    assert messages == [
+        {"role": "assistant", "content": "", "tool_calls": [{"name": called, "arguments": sent_back, "id": "c1"}]},
+        {"role": "tool", "content": "done", "tool_call_id": "c1", "name": called},
+    ]
 
 
 CALL_ITEM = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}', "id": "fc_1"}
@@ -133,8 +210,12 @@ def test_items_become_messages(instructions: str | None, given: Any, messages: l
         ({"input": [USER, {"type": "web_search_call"}]}, "input[1].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{**CALL_ITEM, "arguments": "[1]"}]}, "input[0].arguments"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "namespace", "name": "x", "tools": [TOOL]}]}, "tools[0].type"),
+        ({"tools": [{"type": "telepathy"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "namespace"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom", "name": "f"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),

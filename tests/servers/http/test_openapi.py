@@ -70,10 +70,10 @@ def operation_of(document: dict[str, Any], method: str, path: str) -> Any:
     return schemathesis.openapi.from_dict(document)[path][method]
 
 
-def for_each(cases: Any, check: Any) -> None:
-    """Check some cases, the same ones in every run."""
+def for_each(cases: Any, check: Any, examples: int = EXAMPLES) -> None:
+    """Check so many cases, the same ones in every run."""
     some: Any = settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         derandomize=True,
         database=None,
         deadline=None,

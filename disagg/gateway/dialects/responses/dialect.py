@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Final
 from disagg.api.base import Contract
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Head, read_fields
-from disagg.gateway.dialects.form import ANY_OBJECT, FunctionBody, form_of
+from disagg.gateway.dialects.form import ANY_OBJECT, form_of
 from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.problems import Problem
 from disagg.gateway.dialects.request import GatewayRequest
 from disagg.gateway.dialects.responses.items import Items, messages
+from disagg.gateway.dialects.responses.tools import Offer, Tool, function_name, offered
 from disagg.gateway.dialects.responses.writer import ResponseWriter
 from disagg.http.stream import EVENT_STREAM
 
@@ -35,15 +36,6 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 HARMLESS_IN_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
 _REASONING: Final = "reasoning.encrypted_content"
 _LOGPROBS: Final = "message.output_text.logprobs"
-
-
-class FunctionTool(Contract, frozen=True):
-    """A tool. Only functions are understood."""
-
-    type: str
-    name: str = ""
-    description: str | None = None
-    parameters: Mapping[str, Any] | None = None
 
 
 class TextFormat(Contract, frozen=True):
@@ -71,7 +63,7 @@ class ResponsesBody(openai.SamplingFields, frozen=True, kw_only=True):
     input: str | Items
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: tuple[FunctionTool, ...] | None = None
+    tools: tuple[Tool, ...] | None = None
     tool_choice: Any = None
     text: dict[str, Any] | None = None
     reasoning: Reasoning | None = None
@@ -100,12 +92,15 @@ class Responses:
             template["reasoning_effort"] = fields.reasoning.effort
         if template:
             options["chat_template_kwargs"] = template
+        offer = offered(() if fields.tool_choice == "none" else fields.tools or ())
         return GatewayRequest(
             model=fields.model,
             prompts=({"messages": messages(fields.instructions, fields.input)},),
-            options=options | _form(fields),
+            options=options | _form(fields, offer),
             stream=bool(fields.stream),
             seal_reasoning=_REASONING in include,
+            called_as=offer.names,
+            left_out=tuple(offer.left_out),
         )
 
     def writer(self, head: Head) -> ResponseWriter:
@@ -115,22 +110,24 @@ class Responses:
         return openai.error_body(problem)
 
 
-def _form(fields: ResponsesBody) -> dict[str, Any]:
+def _form(fields: ResponsesBody, offer: Offer) -> dict[str, Any]:
     choice = fields.tool_choice
-    if isinstance(choice, Mapping):  # as chats write it
-        choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
-    tools = [] if choice == "none" else [_function(tool, place) for place, tool in enumerate(fields.tools or ())]
+    if isinstance(choice, Mapping):
+        choice = _named(choice, offer)
     try:
         text = read_fields(TextConfig, fields.text or {}, HARMLESS_IN_TEXT)
     except RequestError as error:
         raise RequestError(f"text.{error.message}", error.hint) from None
-    return form_of(tools, choice, _schema(text.format), "text.format")
+    return form_of(offer.functions, choice, _schema(text.format), "text.format")
 
 
-def _function(tool: FunctionTool, place: int) -> FunctionBody:
-    if tool.type != "function":
-        raise RequestError(f"tools[{place}].type: only functions are supported (got {tool.type!r})")
-    return FunctionBody(tool.name, tool.description, tool.parameters)
+def _named(choice: Mapping[str, Any], offer: Offer) -> Mapping[str, Any]:
+    """The choice of one tool as chats write it. A custom tool can be forced only if its input may be any text."""
+    namespace = choice.get("namespace")
+    name = function_name(str(choice.get("name")), namespace if isinstance(namespace, str) else None)
+    called = offer.names.get(name)
+    kind = "function" if called is not None and called.kind == choice.get("type") else choice.get("type")
+    return {"type": kind, "function": {"name": name}}
 
 
 def _schema(form: TextFormat | None) -> Mapping[str, Any] | None:

@@ -11,9 +11,11 @@ from disagg.api.base import Contract
 from disagg.api.requests import MAX_MESSAGES
 from disagg.errors import RequestError
 from disagg.gateway.dialects.openai.messages import CallBody, FunctionCall, call_of
+from disagg.gateway.dialects.responses.tools import INPUT, function_name
 
 SEALED: Final = "disagg:"
 """Reasoning begins like this where OpenAI's would be encrypted. Agents send it back as it is."""
+_CALLS: Final = ("function_call", "custom_tool_call")
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text")
 
 
@@ -28,7 +30,8 @@ Content = str | tuple[Part, ...]
 
 
 class Item(Contract, frozen=True):
-    """An item: a message, a reasoning, a function_call or a function_call_output. Without a type it is a message."""
+    """An item: a message, a reasoning, the call of a function or a custom tool, or its output. Without a type it is a
+    message. namespace, input: of calls."""
 
     type: str = "message"
     role: Annotated[str, Meta(min_length=1, max_length=32)] = "user"
@@ -36,7 +39,9 @@ class Item(Contract, frozen=True):
     encrypted_content: str | None = None
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     arguments: str = "{}"
+    input: str = ""
     output: Content | None = None
 
 
@@ -51,7 +56,7 @@ def messages(instructions: str | None, given: str | Sequence[Item]) -> list[dict
     written: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(given, str):
         return [*written, {"role": "user", "content": given}]
-    names = {item.call_id: item.name for item in given if item.type == "function_call"}
+    names = {item.call_id: _name(item) for item in given if item.type in _CALLS}
     for index, item in enumerate(given):
         place = f"input[{index}]"
         match item.type:
@@ -61,9 +66,12 @@ def messages(instructions: str | None, given: str | Sequence[Item]) -> list[dict
                 if reasoning := _reasoning(item, place):
                     _answer(written, ("reasoning", "content", "tool_calls"))["reasoning"] = reasoning
             case "function_call":
-                call = call_of(CallBody(FunctionCall(item.name, item.arguments), item.call_id), place, "arguments")
+                call = call_of(CallBody(FunctionCall(_name(item), item.arguments), item.call_id), place, "arguments")
                 _answer(written, ()).setdefault("tool_calls", []).append(call)
-            case "function_call_output":
+            case "custom_tool_call":
+                called = {"name": _name(item), "arguments": {INPUT: item.input}, "id": item.call_id}
+                _answer(written, ()).setdefault("tool_calls", []).append(called)
+            case "function_call_output" | "custom_tool_call_output":
                 text = _text(item.output, f"{place}.output")
                 result = {"role": "tool", "content": text, "tool_call_id": item.call_id}
                 name = names.get(item.call_id)
@@ -71,6 +79,10 @@ def messages(instructions: str | None, given: str | Sequence[Item]) -> list[dict
             case _:
                 raise RequestError(f"{place}.type: {item.type!r} is not supported by this gateway")
     return written
+
+
+def _name(item: Item) -> str:
+    return function_name(item.name, item.namespace)
 
 
 def _add_message(written: list[dict[str, Any]], item: Item, place: str) -> None:

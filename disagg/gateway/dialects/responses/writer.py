@@ -13,7 +13,9 @@ from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.events import Finished, Piece, Usage
 from disagg.gateway.dialects.openai import common as openai
 from disagg.gateway.dialects.problems import Problem
+from disagg.gateway.dialects.request import CalledAs
 from disagg.gateway.dialects.responses.items import SEALED
+from disagg.gateway.dialects.responses.tools import input_of
 from disagg.http.stream import event_bytes
 from disagg.inference.types import Completion
 
@@ -104,15 +106,28 @@ class ResponseWriter:
         return ended + self._done()
 
     def _call(self, call: ToolCall) -> bytes:
-        arguments = msgspec.json.encode(call.arguments).decode()
+        called = self._head.request.called_as.get(call.name, CalledAs("function", call.name))
+        custom = called.kind == "custom"
+        field, text = (
+            ("input", input_of(call.arguments))
+            if custom
+            else ("arguments", msgspec.json.encode(call.arguments).decode())
+        )
         before = self._close("completed")
-        fields = {"type": "function_call", "call_id": call.id, "name": call.name}
-        item = {"id": self._id("fc"), **fields, "arguments": "", "status": "in_progress"}
+        item = {
+            "id": self._id("ctc" if custom else "fc"),
+            "type": "custom_tool_call" if custom else "function_call",
+            "call_id": call.id,
+            "name": called.name,
+            **({"namespace": called.namespace} if called.namespace else {}),
+            field: "",
+            "status": "in_progress",
+        }
         self._items.append(item)
         before += self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
-        before += self._of_item("response.function_call_arguments.delta", delta=arguments)
-        before += self._of_item("response.function_call_arguments.done", arguments=arguments)
-        self._items[-1] = {**item, "arguments": arguments, "status": "completed"}
+        name = "response.custom_tool_call_input" if custom else "response.function_call_arguments"
+        before += self._of_item(f"{name}.delta", delta=text) + self._of_item(f"{name}.done", **{field: text})
+        self._items[-1] = {**item, field: text, "status": "completed"}
         return before + self._done()
 
     def _done(self) -> bytes:
@@ -173,7 +188,10 @@ class ResponseWriter:
             "truncation": "disabled",
             "usage": None if done is None else _usage(done),
         }
-        return response if done is None else {**response, "disagg": openai.disagg_body(done)}
+        if done is None:
+            return response
+        body = openai.disagg_body(done)
+        return {**response, "disagg": {**body, "warnings": (*head.request.left_out, *body["warnings"])}}
 
 
 def _format(schema: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""The tools of POST /v1/responses. Agents offer more kinds than models know: each becomes a function, or is left
+out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from disagg.api.base import Contract
+from disagg.errors import RequestError
+from disagg.gateway.dialects.form import FunctionBody
+from disagg.gateway.dialects.request import CalledAs
+
+LEFT_OUT: Final = frozenset(
+    {
+        "code_interpreter",
+        "computer",
+        "computer_use_preview",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "shell",
+        "apply_patch",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
+"""Kinds of tools that run at OpenAI, or that only its models know how to call. The model is not told about them, and
+the answer is one that a caller must expect anyway: no tool has to be called."""
+INPUT: Final = "input"
+"""The argument of the function that a custom tool becomes."""
+_OF_CUSTOM: Final = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+
+
+class ToolFormat(Contract, frozen=True):
+    """The form of a custom tool's input: text, or a grammar."""
+
+    type: str
+    syntax: str = ""
+    definition: str = ""
+
+
+class Tool(Contract, frozen=True):
+    """A tool. tools: of a namespace. format: of a custom tool's input."""
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    format: ToolFormat | None = None
+    tools: tuple[Tool, ...] = ()
+
+
+@dataclass(slots=True)
+class Offer:
+    """What the model is told of a list of tools. names: how the caller knows each function. left_out: a line for each
+    tool that the model is not told about, and for each grammar that it is not held to."""
+
+    functions: list[FunctionBody] = field(default_factory=list)
+    names: dict[str, CalledAs] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def offered(tools: Sequence[Tool]) -> Offer:
+    """Raises RequestError for a kind of tool that nobody knows, and for two of one name."""
+    offer = Offer()
+    for index, tool in enumerate(tools):
+        _add(offer, tool, f"tools[{index}]", None)
+    return offer
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """The name by which the model knows a function of a namespace."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def input_of(arguments: Mapping[str, Any]) -> str:
+    """The input of a custom tool, from the arguments of the function that it became."""
+    given = arguments.get(INPUT)
+    return given if isinstance(given, str) else msgspec.json.encode(arguments).decode()
+
+
+def _add(offer: Offer, tool: Tool, place: str, namespace: str | None) -> None:
+    if tool.type == "namespace" and namespace is None:
+        for index, inner in enumerate(tool.tools):
+            _add(offer, inner, f"{place}.tools[{index}]", tool.name)
+    elif tool.type == "function":
+        _tell(offer, tool, place, CalledAs("function", tool.name, namespace), tool.parameters)
+    elif tool.type == "custom":
+        if tool.format is not None and tool.format.definition:
+            offer.left_out.append(f"{place}.format: the model is told this grammar, and not held to it")
+        _tell(offer, tool, place, CalledAs("custom", tool.name, namespace), _OF_CUSTOM)
+    elif tool.type in LEFT_OUT:
+        offer.left_out.append(f"{place}: the model is not told about {tool.type}, which is no function")
+    else:
+        raise RequestError(f"{place}.type: {tool.type!r} is not supported by this gateway")
+
+
+def _tell(offer: Offer, tool: Tool, place: str, called: CalledAs, parameters: Mapping[str, Any] | None) -> None:
+    name = function_name(called.name, called.namespace)
+    if name in offer.names:
+        raise RequestError(f"{place}.name: there are two tools {name!r}")
+    offer.names[name] = called
+    offer.functions.append(FunctionBody(name, _description(tool), parameters))
+
+
+def _description(tool: Tool) -> str | None:
+    """With the grammar of a custom tool's input, which the model is told and not held to."""
+    if tool.format is None or not tool.format.definition:
+        return tool.description
+    return (
+        f"{tool.description or ''}\n\nIts input has this form ({tool.format.syntax}):\n{tool.format.definition}".strip()
+    )
