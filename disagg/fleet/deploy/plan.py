@@ -59,7 +59,7 @@ def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
         yield "its launchd daemon needs root, and sudo asks for a password there: you will have to run one command"
-    if not desired.host.local:
+    if desired.host.placement.deployed:
         for name, path in desired.key_files.items():
             yield f"the key of {name} is not deployed: write it there into {path}, and run: chmod 600 {path}"
     wanted = {definition.key for definition in desired.definitions}

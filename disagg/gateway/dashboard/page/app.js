@@ -390,7 +390,7 @@ const CLIENTS = [
   ["Open WebUI", null, (base, model, key) => `docker run -d -p 3000:8080 \\\n  -e OPENAI_API_BASE_URL=${base}/v1 \\\n  -e OPENAI_API_KEY=${key} \\\n  ghcr.io/open-webui/open-webui:main`],
   ["Ollama", "/api/show", (base, model) => `OLLAMA_HOST=${base} ollama run ${model}`],
   ["Claude Code", "/v1/messages", (base, model, key) => `export ANTHROPIC_BASE_URL=${base}\nexport ANTHROPIC_AUTH_TOKEN=${key}\nexport ANTHROPIC_MODEL=${model}\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=${model}\nclaude`],
-  ["Codex (config.toml)", "/v1/responses", (base, model) => `model = "${model}"\nmodel_provider = "disagg"\nweb_search = "disabled"\n\n[model_providers.disagg]\nname = "disagg"\nbase_url = "${base}/v1"\nenv_key = "DISAGG_API_KEY"\nwire_api = "responses"`],
+  ["Codex (config.toml)", "/v1/responses", (base, model) => `model = "${model}"\nmodel_provider = "disagg"\n\n[model_providers.disagg]\nname = "disagg"\nbase_url = "${base}/v1"\nenv_key = "DISAGG_API_KEY"\nwire_api = "responses"`],
 ];
 
 function drawConnect() {
