@@ -36,7 +36,11 @@ if test -f "$log" && [ "$(wc -c <"$log")" -gt {log_limit} ]; then mv -f "$log" "
 exec >>"$log" 2>&1
 printf '{{"time": "%s", "level": "info", "event": "starting", "release": "%s", "pid": %s}}\\n' \\
     "$(date -u +%Y-%m-%dT%H:%M:%S.000Z)" "$hash" "$$"
-printf '%s %s\\n' "$$" "$hash" >.serving.$$ && mv -f .serving.$$ serving
+if printf '%s %s\\n' "$$" "$hash" >.serving.$$; then mv -f .serving.$$ serving
+else # a full disk: the present file has its block already
+    rm -f .serving.$$
+    printf '%s %s\\n' "$$" "$hash" 1<>serving
+fi
 DISAGG_TOKEN_FILE=$folder/token
 DISAGG_GATEWAY_FOLDER=$folder
 DISAGG_RELEASE=$hash

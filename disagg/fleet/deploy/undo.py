@@ -10,6 +10,7 @@ from disagg.fleet.deploy.scripts import UNINSTALL
 from disagg.fleet.deploy.steps import Plan, Refusal, RunScript, Step
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services import command
+from disagg.fleet.services.process import END_GROUP
 
 
 def rollback(host: Host, facts: HostFacts) -> Plan:
@@ -51,6 +52,9 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
         action = RunScript(remove.script, remove.argv, 90.0)
         hint = hint if manager == "launchd" else ""
         steps.append(Step("service", what, facts.paths.folder, "not installed", action, hint))
+    if facts.serving is not None and facts.serving.alive and not steps:
+        action = RunScript(END_GROUP, (str(facts.serving.pid),), 90.0)
+        steps.append(Step("end", "end the server, which no service manager has", facts.paths.folder, "serving", action))
     if facts.folder or (models and facts.carried):
         kept = {release.environment for release in facts.releases if release.host != host.name}
         free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]

@@ -109,7 +109,7 @@ for name in "$host" "$host.wired-limit"; do
     if test -f "$plist"; then emit installed "launchd:$name" "$(digest "$plist")" 1; fi
 done
 
-if test -f "$mine/supervisor.json"; then emit installed process '' 1; fi
+if test -f "$mine/supervisor.json" || [ -n "$(supervisor_process "$host")" ]; then emit installed process '' 1; fi
 
 # What is deployed
 

@@ -35,6 +35,22 @@ runs() { # host, pid, a word of its command line: whether it is a process of thi
     return 1
 }
 
+with_words() { # words of a command line: "pid group rest" of the processes that have them, rest being what follows
+    ps -axww -o pid= -o pgid= -o args= 2>/dev/null | words=$1 awk '
+        (at = index($0, ENVIRON["words"])) { print $1, $2, substr($0, at + length(ENVIRON["words"])) }'
+}
+
+supervisor_process() { # host: the pid of its supervisor, though its record may be lost
+    for verb in start restart; do
+        with_words "supervise.py $verb $HOME/.disagg/hosts/$1" | awk 'NF == 2 { print $1; exit }'
+    done
+}
+
+serving_process() { # host: "pid release" of the process that serves a release of it, though its record may be lost
+    own=$(cd "$HOME/.disagg/hosts/$1" 2>/dev/null && pwd -P) || return 0
+    with_words "--config $own/releases/" | awk '$1 == $2 { print $1, substr($3, 1, 16); exit }'
+}
+
 emit_server() { # host: its releases, its token, its server
     for link in current previous running; do
         if test -L "$HOME/.disagg/hosts/$1/$link"; then
@@ -51,7 +67,13 @@ emit_server() { # host: its releases, its token, its server
         read -r pid release <"$HOME/.disagg/hosts/$1/serving"
         alive=0
         if runs "$1" "$pid" ""; then alive=1; fi
-        emit serving "$pid" "$release" "$alive"
+    else
+        pid= release= alive=0
     fi
+    if [ "$alive" = 0 ]; then
+        found=$(serving_process "$1")
+        if [ -n "$found" ]; then pid=${found% *} release=${found#* } alive=1; fi
+    fi
+    if [ -n "$pid" ]; then emit serving "$pid" "$release" "$alive"; fi
 }
 

@@ -10,11 +10,11 @@ emit_server "$host"
 
 # The service managers that have a definition of this host: whether the service is active, how often it was restarted
 
-if test -f "$mine/supervisor.json"; then
-    pid=$(sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
+supervisor=$(supervisor_process "$host")
+if test -f "$mine/supervisor.json" || [ -n "$supervisor" ]; then
     restarts=$(sed -n 's/.*"restarts": *\([0-9][0-9]*\).*/\1/p' "$mine/supervisor.json" 2>/dev/null)
     active=0
-    if [ -n "$pid" ] && runs "$host" "$pid" supervise; then active=1; fi
+    if [ -n "$supervisor" ]; then active=1; fi
     emit manager process "$active" "${restarts:-0}"
 fi
 if test -f "$HOME/.config/systemd/user/disagg-$host.service"; then

@@ -20,6 +20,7 @@ from disagg.fleet.lifecycle.status.host_status import HealthState
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.output import last_lines
+from disagg.fleet.services.process import END_GROUP
 
 _VERB_S: Final = 90.0
 """Limit of one service manager command; stopping waits for requests in progress."""
@@ -30,17 +31,6 @@ _BRIEF_S: Final = 1.5
 _INSPECT_EVERY_S: Final = 1.0
 _NEEDS_ROOT: Final = 77
 
-_END: Final = """\
-# $1: a process group that no service manager controls.
-kill -s TERM -- "-$1" 2>/dev/null || exit 0
-n=0
-while kill -0 "$1" 2>/dev/null; do
-    n=$((n + 1))
-    if [ $n -eq 150 ]; then kill -s KILL -- "-$1" 2>/dev/null; fi
-    if [ $n -gt 175 ]; then echo "process $1 survives SIGKILL" >&2; exit 1; fi
-    sleep 0.2
-done
-"""
 _RUN_CURRENT: Final = """\
 # $1: a host's folder. From now on its service manager runs the deployed release, also after a crash.
 cd "$1" || exit 1
@@ -180,7 +170,7 @@ def stop_there(machine: Machine, name: str) -> bool:
         _manage(machine, name, facts.home, manager, "stop")
     left = read_server_facts(machine, name, None).pid
     if left is not None:
-        result = machine.run([str(left)], script=_END, timeout=_VERB_S)
+        result = machine.run([str(left)], script=END_GROUP, timeout=_VERB_S)
         if not result.ok:
             raise FleetError(f"{name}: {last_lines(result.stderr, 3)}", f"disagg ssh {name}")
     return False

@@ -61,20 +61,21 @@ def start(folder: Path) -> None:
         os.setsid()
         if os.fork() == 0:
             os.close(reader)
-            _detach(folder)
             os._exit(_supervise(folder, writer))
         os._exit(0)
     os.close(writer)
     os.waitpid(first, 0)
     with os.fdopen(reader, "rb") as pipe:
-        pipe.read(1)  # end of file: it has written its record, or has ended
+        if refusal := pipe.read().decode():  # ends once it has started the server, or has ended
+            raise SystemExit(refusal)
 
 
 def stop(folder: Path) -> None:
     """Stop the supervisor and its server, and wait until they have ended."""
     if _running(folder):
         with suppress(ProcessLookupError):  # it has just ended
-            os.kill(_record(folder)["pid"], signal.SIGTERM)
+            for supervisor in _supervisors(folder):
+                os.kill(supervisor, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_S + 10
         while _running(folder):
             if time.monotonic() > deadline:
@@ -97,12 +98,19 @@ def _open_log(folder: Path) -> int:
 
 
 def _supervise(folder: Path, ready: int) -> int:
-    lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Supervise until SIGTERM. Whatever it needs to be found by is written before there is a server."""
     try:
+        _detach(folder)
+        lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        supervisor = _Supervisor(folder)
+        supervisor.write_record()
     except BlockingIOError:  # another supervisor has started meanwhile
         return 0
-    _Supervisor(folder).run(ready)
+    except OSError as error:
+        os.write(ready, f"the supervisor cannot start: {error}".encode())
+        return 1
+    supervisor.run(ready)
     return 0
 
 
@@ -134,14 +142,14 @@ class _Supervisor:
                 break
             delay = FIRST_DELAY_S if time.monotonic() - began > STEADY_S else delay
             self._restarts += 1
-            self._write_record()
+            self._update_record()
             reason = _reason(self._last_exit, _out_of_memory_kills() > killed_before)
             self._log("server_ended", exit=self._last_exit, restart_in_s=delay, restarts=self._restarts, **reason)
             select.select([self._woken], [], [], delay)
             delay = min(delay * 2, LONGEST_DELAY_S)
         signal.alarm(0)
         self._child = None
-        self._write_record()
+        self._update_record()
 
     def _start_child(self) -> None:
         running = self._folder / "running" / "run"
@@ -149,7 +157,7 @@ class _Supervisor:
         self._child = subprocess.Popen(
             ["/bin/sh", run], stdin=subprocess.DEVNULL, start_new_session=True, env=self._notices.environment()
         )
-        self._write_record()
+        self._update_record()
         if self._stopping:  # the signal arrived while there was no child to pass it on to
             self._stop()
 
@@ -181,7 +189,13 @@ class _Supervisor:
         if self._child is not None and self._child.returncode is None:
             _signal_group(self._child.pid, number)
 
-    def _write_record(self) -> None:
+    def _update_record(self) -> None:
+        """A full disk must not end the supervisor: its record names it already, and the process table its server."""
+        with suppress(OSError):
+            self.write_record()
+
+    def write_record(self) -> None:
+        """Raises OSError if there is no room for it, not even in its present place."""
         child = self._child.pid if self._child else None
         record = {
             "pid": os.getpid(),
@@ -190,9 +204,19 @@ class _Supervisor:
             "restarts": self._restarts,
             "last_exit": self._last_exit,
         }
-        part = self._folder / f".supervisor.json.{os.getpid()}"
-        part.write_text(json.dumps(record) + "\n", encoding="utf-8")
-        part.replace(self._folder / "supervisor.json")
+        text, path = json.dumps(record) + "\n", self._folder / "supervisor.json"
+        part = path.with_name(f".supervisor.json.{os.getpid()}")
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            if not path.is_file():
+                raise
+            with path.open("r+", encoding="utf-8") as present:  # on a full disk: it has its block already
+                present.write(text)
+                present.truncate()
 
     def _log(self, name: str, **fields: Any) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
@@ -271,11 +295,18 @@ def _out_of_memory_kills() -> int:
 
 
 def _end_orphan(folder: Path) -> None:
-    """End a server whose supervisor was killed: it would occupy the port of the next server."""
+    """End servers whose supervisor was killed: one would occupy the port of the next server. The record may be lost."""
     record = _record(folder)
     child, began = record.get("child"), record.get("child_began")
-    if not isinstance(child, int) or not began:
-        return
+    if isinstance(child, int) and began:
+        _end(child, began)
+    served = f"--config {folder.resolve()}/releases/"
+    for pid, group, arguments in _processes():
+        if pid == group and served in arguments:
+            _end(pid, _began(pid))
+
+
+def _end(child: int, began: str) -> None:
     for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 5.0)):
         if _began(child) != began:
             return
@@ -300,6 +331,23 @@ def _began(pid: int) -> str:
     return "" if state.startswith("Z") else began.strip()
 
 
+def _supervisors(folder: Path) -> list[int]:
+    """The supervisor of this folder by its record, or by the process table if its record is lost."""
+    processes = _processes()
+    ends = tuple(f"supervise.py {verb} {folder}" for verb in ("start", "restart"))
+    ours = [pid for pid, _, arguments in processes if arguments.endswith(ends)]
+    recorded = _record(folder).get("pid")
+    return [recorded] if recorded in ours else [pid for pid in ours if pid != os.getpid()]
+
+
+def _processes() -> list[tuple[int, int, str]]:
+    """Pid, process group and command line of all processes."""
+    argv = ["ps", "-axww", "-o", "pid=", "-o", "pgid=", "-o", "args="]
+    lines = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False).stdout.splitlines()
+    fields = (line.split(None, 2) for line in lines)
+    return [(int(one[0]), int(one[1]), one[2]) for one in fields if len(one) == 3]
+
+
 def _running(folder: Path) -> bool:
     try:
         lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CLOEXEC)
@@ -317,7 +365,7 @@ def _running(folder: Path) -> bool:
 def _record(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads((folder / "supervisor.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
 

@@ -283,6 +283,13 @@ def test_another_service_manager_takes_the_start_at_boot_from_the_one_before() -
     assert note.endswith("sudo rm /Library/LaunchDaemons/disagg.mac-studio-1.wired-limit.plist")
 
 
+def test_uninstall_ends_a_server_that_no_service_manager_has() -> None:
+    found = facts("spark_deployed", installed={})
+    assert found.serving is not None and found.serving.alive
+    plan = undo.uninstall(spark(), found, models=False)
+    assert names(plan) == ["end", "remove"] and of_type(plan.steps[0].action, RunScript).argv == ("4242",)
+
+
 def test_uninstall_where_nothing_is_has_no_steps() -> None:
     assert undo.uninstall(spark(), facts("spark_bare"), models=True).steps == ()
 

@@ -64,7 +64,8 @@ class Yard:
         (own / "logs").mkdir(exist_ok=True)
         (own / "token").write_text(self.state.token() + "\n")
         script = run_script(paths, host, sys.executable)
-        fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour, f"{own}/"]
+        fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour]
+        fake += ["--config", f"{folder}/hosts.toml", "--host", name]  # as a real server's command line ends
         (folder / "run").write_text(script[: script.rindex("exec ")] + f"unset PYTHONPATH\nexec {shlex.join(fake)}\n")
         start = f'exec {sys.executable} {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
         (folder / "supervise").write_text(start)
@@ -173,6 +174,19 @@ def test_a_server_whose_supervisor_was_killed_is_not_called_fine(yard: Yard) -> 
         and present(failed.error).hint == "disagg restart --host a"
     )
     assert outcomes(yard.lifecycle().restart(["a"])) == {"a": "restarted"}
+
+
+def test_a_server_whose_records_are_lost_is_found_by_its_release_and_stopped(yard: Yard) -> None:
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    before = yard.pid("a")
+    os.kill(supervise.status(yard.own("a"))["pid"], signal.SIGKILL)
+    wait_until(lambda: not supervise.status(yard.own("a"))["running"], seconds=60)
+    for record in ("serving", "supervisor.json"):
+        (yard.own("a") / record).unlink()
+    facts = read_server_facts(LocalMachine("a"), "a", None)
+    assert (facts.pid, facts.release, facts.managers) == (before, "a" * 16, {})
+    assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "stopped"} and yard.states()["a"] == "not running"
 
 
 def test_start_while_the_supervisor_waits_does_not_wait_with_it(yard: Yard) -> None:

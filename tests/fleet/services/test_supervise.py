@@ -212,6 +212,26 @@ def test_a_server_whose_supervisor_was_killed_does_not_stay_in_the_way(folder: F
     assert second["running"] and not alive(first["child"])
 
 
+def test_without_room_for_its_record_no_server_is_started(folder: Folder) -> None:
+    (folder.path / "supervisor.json").mkdir()  # stands for a full disk: the record can be written nowhere
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        folder.call("start")
+    assert "the supervisor cannot start" in failed.value.stderr and "supervisor.json" in failed.value.stderr
+    assert not folder.call("status")["running"] and "up " not in folder.log()
+
+
+def test_a_supervisor_that_cannot_write_its_record_survives_and_is_found_to_be_stopped(folder: Folder) -> None:
+    first = folder.call("start")
+    (folder.path / "supervisor.json").unlink()
+    (folder.path / "supervisor.json").mkdir()
+    os.killpg(first["child"], signal.SIGKILL)
+    wait_for(lambda: folder.log().count("up ") == 2, seconds=60)
+    assert alive(first["pid"])
+    second = int(folder.log().split("up ")[-1].split()[0])
+    assert not folder.call("stop")["running"]
+    assert not alive(first["pid"]) and not alive(second)
+
+
 def test_a_server_that_is_deaf_to_sigterm_is_killed(folder: Folder) -> None:
     folder.change("GRACE_S = 30.0", "GRACE_S = 1.0")
     folder.serve("trap '' TERM; echo deaf; while :; do sleep 1; done")
