@@ -13,7 +13,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of Python processes: without bytecode files, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast lint format clean
+.PHONY: demo test test-fast lint format pictures clean
 
 demo: $(VENV)/.ready
 	$(BIN)/disagg demo
@@ -36,6 +36,11 @@ lint: $(VENV)/.ready
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The README's pictures show times: draw them as root, on a machine that does nothing else.
+pictures: $(VENV)/.ready
+	$(BIN)/disagg demo --svg docs/demo.svg
+	$(BIN)/python -m scripts.picture_fleet docs/fleet.svg
 
 # The stamp is removed first, so that an interrupted set-up is done again.
 $(VENV)/.ready: pyproject.toml disagg/fleet/constraints.txt
