@@ -16,6 +16,8 @@ from disagg.cli.words import read_prompt
 from disagg.demo.prompt import MAX_TOKENS, PROMPT
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from disagg.demo.flow import DemoResult
     from disagg.inference.several import ModelAnswer
 
@@ -45,10 +47,7 @@ def demo(
     if as_json:
         print_json(result.to_json())
     else:
-        from disagg.cli.views.demo import demo_view
-
-        console = stdout()
-        console.print(demo_view(result, console.width, answers=not live))
+        _print(stdout(), result, answers=not live)
     if svg is not None:
         _save_svg(result, svg)
 
@@ -85,16 +84,23 @@ def _run(config: Path | None, prompt: str, max_tokens: int, timeout: float, live
             raise
 
 
+def _print(console: Console, result: DemoResult, answers: bool) -> None:
+    from disagg.cli.views.demo import demo_view, next_steps
+
+    console.print(demo_view(result, console.width, answers))
+    console.print()
+    console.print(next_steps(), soft_wrap=True)
+
+
 def _save_svg(result: DemoResult, path: Path) -> None:
     import io
 
     from rich.console import Console
 
-    from disagg.cli.views.demo import demo_view
     from disagg.errors import UsageError
 
     console = Console(record=True, file=io.StringIO(), width=_SVG_WIDTH, force_terminal=True, color_system="truecolor")
-    console.print(demo_view(result, _SVG_WIDTH, answers=True))
+    _print(console, result, answers=True)
     try:
         console.save_svg(str(path), title="disagg demo")
     except OSError as error:

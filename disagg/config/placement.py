@@ -9,7 +9,7 @@ Connector = Literal["ssh", "local"]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ServerPlacement:
     """How disagg reaches a host, installs it and runs its server.
 
     ssh: reached over SSH, so it has an account, a host key and a clock of its own. deployed: `disagg deploy` installs a
@@ -23,9 +23,9 @@ class Placement:
     spawned: bool
 
 
-PLACEMENTS: Final[dict[Connector, Placement]] = {
-    "local": Placement(ssh=False, deployed=False, spawned=True),
-    "ssh": Placement(ssh=True, deployed=True, spawned=False),
+PLACEMENTS: Final[dict[Connector, ServerPlacement]] = {
+    "local": ServerPlacement(ssh=False, deployed=False, spawned=True),
+    "ssh": ServerPlacement(ssh=True, deployed=True, spawned=False),
 }
-NOT_MANAGED: Final = Placement(ssh=False, deployed=False, spawned=False)
+NOT_MANAGED: Final = ServerPlacement(ssh=False, deployed=False, spawned=False)
 """Of a whole-request host, which disagg only asks."""

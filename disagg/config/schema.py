@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from disagg.api.names import Role
-from disagg.config.placement import NOT_MANAGED, PLACEMENTS, Connector, Placement
+from disagg.config.placement import NOT_MANAGED, PLACEMENTS, Connector, ServerPlacement
 from disagg.config.toml.messages import nearest, one_of, printable
 from disagg.errors import UnknownModel, UsageError
 
@@ -125,7 +125,7 @@ class Host:
         return self.url.startswith("https://")
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> ServerPlacement:
         """Where its server runs, and what follows from it."""
         return NOT_MANAGED if self.whole else PLACEMENTS[self.connector]
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from disagg.config import EngineOptions, Host
-from disagg.config.placement import PLACEMENTS, Connector, Placement
+from disagg.config.placement import PLACEMENTS, Connector, ServerPlacement
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,13 +16,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("connector", "engine", "role", "placement"),
     [
-        ("ssh", "mlx", "decode", Placement(ssh=True, deployed=True, spawned=False)),
-        ("local", "mlx", "decode", Placement(ssh=False, deployed=False, spawned=True)),
-        ("ssh", "openai", "whole", Placement(ssh=False, deployed=False, spawned=False)),
+        ("ssh", "mlx", "decode", ServerPlacement(ssh=True, deployed=True, spawned=False)),
+        ("local", "mlx", "decode", ServerPlacement(ssh=False, deployed=False, spawned=True)),
+        ("ssh", "openai", "whole", ServerPlacement(ssh=False, deployed=False, spawned=False)),
     ],
 )
 def test_a_host_is_deployed_to_over_ssh_or_spawned_here_or_only_asked(
-    connector: Connector, engine: str, role: str, placement: Placement
+    connector: Connector, engine: str, role: str, placement: ServerPlacement
 ) -> None:
     host = Host("h", "10.0.0.1", (role,), "m", EngineOptions(engine), 8000, connector=connector)  # type: ignore[arg-type]
     assert host.placement == placement

@@ -11,10 +11,11 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import typer
 
+from disagg.api.names import Role
 from disagg.cli.common.context import settings
 from disagg.errors import DisaggError
 
@@ -43,7 +44,7 @@ def complete_model(context: typer.Context, incomplete: str) -> list[tuple[str, s
 
 def complete_role(context: typer.Context, incomplete: str) -> list[str]:
     """The roles that a host can have."""
-    return [role for role in ("prefill", "decode") if role.startswith(incomplete)]
+    return [role for role in get_args(Role) if role.startswith(incomplete)]
 
 
 def complete_device(context: typer.Context, incomplete: str) -> list[str]:

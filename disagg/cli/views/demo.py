@@ -1,11 +1,10 @@
-"""The result of `disagg demo`: answers, figures of each model, the comparison, the servers' health, what to do next."""
+"""The result of `disagg demo`: answers, figures, the comparison, the servers' health; and what to do next."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from itertools import zip_longest
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -25,7 +24,7 @@ _MODEL_PANEL_WIDTH = 60
 
 
 def demo_view(result: DemoResult, width: int, answers: bool) -> RenderableType:
-    """From the figures of each model to the next commands. `answers`: the texts too, which a terminal has shown."""
+    """From each model's figures to the servers' health. `answers`: the texts too, which a terminal has shown."""
     models = [model_panel(answer.completion) for answer in result.together if answer.completion]
     return Group(
         *([final_view(result.prompt, result.together, width)] if answers else []),
@@ -33,8 +32,6 @@ def demo_view(result: DemoResult, width: int, answers: bool) -> RenderableType:
         comparison_panel(result.comparison),
         health_panel(result.health),
         footnote(),
-        Text(),
-        next_steps(),
     )
 
 
@@ -58,22 +55,27 @@ def comparison_panel(comparison: Comparison) -> Panel:
     return Panel(body, title=f"[bold]{title}[/]", title_align="left", border_style="green")
 
 
-def next_steps() -> RenderableType:
-    """The commands to type next, and what to expect of the demo's models."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(style="bold cyan", overflow="fold")
-    commands = [f"export DISAGG_CONFIG={_short(HOSTS_FILE)}", "disagg start"]
+def next_steps() -> Text:
+    """The commands to type next, each on a line of its own, and what to expect of the demo's models.
+
+    Print it with `soft_wrap`: a command that were wrapped between words could not be copied.
+    """
+    keep = [f"export DISAGG_CONFIG={_short(HOSTS_FILE)}", "disagg start"]
     activate = Path(sys.prefix, "bin", "activate")
     if shutil.which("disagg") is None and activate.exists():
-        commands.insert(0, f"source {_short(activate)}")
-    for title, command in zip_longest(["next: keep these servers"], commands, fillvalue=""):
-        grid.add_row(title, command)
-    prompt = f"disagg generate qwen -f {_short(PROMPT_FILE)} --max-tokens {METHOD_TOKENS}"
-    grid.add_row("      ask one model", prompt)
-    grid.add_row("      your own machines", "disagg init")
+        keep.insert(0, f"source {_short(activate)}")
+    ask = f"disagg generate qwen -f {_short(PROMPT_FILE)} --max-tokens {METHOD_TOKENS}"
+    text = Text()
+    for title, commands in (
+        ("next: keep these servers", keep),
+        ("ask one model", [ask]),
+        ("your own machines", ["disagg init"]),
+    ):
+        text.append(f"{title}\n", "dim")
+        for command in commands:
+            text.append(f"  {command}\n", "bold cyan")
     tiny = "The demo's models are tiny: they continue a pattern like the one above, and answer no questions."
-    return Group(grid, Text(), Text(tiny, "dim"))
+    return text.append(f"\n{tiny}", "dim")
 
 
 def _short(path: Path) -> str:

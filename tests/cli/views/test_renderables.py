@@ -382,5 +382,6 @@ def test_the_next_steps_of_the_demo_activate_the_environment_unless_disagg_is_in
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/disagg" if there else None)
-    first = shown(next_steps(), 200).splitlines()[0]
-    assert ("source bin/activate" in first) != there
+    steps = next_steps().plain.splitlines()
+    assert ("  source bin/activate" in steps) != there
+    assert "  disagg start" in steps and "  disagg init" in steps
