@@ -12,7 +12,7 @@ import msgspec
 
 from disagg.api.requests import ChatMessage, PromptBody
 
-BLOCK_BYTES = 256  # about 64 tokens: what a shorter common beginning would save is less than a hop costs
+BLOCK_BYTES = 256  # about 64 tokens: a shorter common beginning saves less than another host costs
 MAX_BLOCKS = 1024  # of one prompt
 MAX_ENTRIES = 32_768
 MAX_HOLDERS = 4

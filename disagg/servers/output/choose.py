@@ -1,4 +1,8 @@
-"""Which Output a request gets, by the model's format and what was asked for."""
+"""Which Output a request gets, by the model's format and what was asked for.
+
+Plain: text. Marked: text with reasoning and calls between marks such as <think>. Harmony: the channels of gpt-oss.
+Forced: an answer that is held to be a call of a tool.
+"""
 
 from __future__ import annotations
 
