@@ -79,6 +79,11 @@ class ReportingHost(ABC, Generic[Engine]):
         return True
 
     @property
+    def engine_failure(self) -> str:
+        """Why it cannot, as the engine states it; empty if it does not."""
+        return ""
+
+    @property
     @abstractmethod
     def kv_bytes(self) -> int:
         """KV of requests that the host holds now."""

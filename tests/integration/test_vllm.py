@@ -21,7 +21,7 @@ from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, write_hosts
 
 pytestmark = [
     pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
-    pytest.mark.timeout(420),
+    pytest.mark.timeout(1500),
 ]
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {

@@ -97,6 +97,11 @@ class PromptEngine(ABC):
         """False once no run can be computed any more. Readable from any thread."""
         return True
 
+    @property
+    def failure(self) -> str:
+        """Why no run can be computed any more; empty if nothing is known. Readable from any thread."""
+        return ""
+
     @abstractmethod
     def start_answer(
         self,

@@ -53,6 +53,8 @@ class VLLMEngine(SendingEngine):
         self._failure: ModelError | None = None
         if options.tensor_parallel == 1:  # the only worker is in this process
             load.worker_connector().worker.on_layer = self._beat
+        # A step may wait minutes for a worker that has ended.
+        self._vllm.engine_core.engine_core.model_executor.register_failure_callback(self._worker_ended)
         from disagg.engines.vllm.profile import measure, weight_bytes
 
         actual = measure(self._vllm, reference)
@@ -75,6 +77,11 @@ class VLLMEngine(SendingEngine):
     def alive(self) -> bool:
         """See PromptEngine."""
         return self._failure is None
+
+    @property
+    def failure(self) -> str:
+        """See PromptEngine."""
+        return self._failure.message if self._failure else ""
 
     def warm_up(self) -> None:
         """See PromptEngine."""
@@ -157,7 +164,8 @@ class VLLMEngine(SendingEngine):
             outputs = self._vllm.step()
         except Exception as error:
             reason = (str(error).strip().splitlines() or [repr(error)])[0]
-            self._failure = ModelError(f"vLLM has failed: {reason}", "see the traceback in the server's log")
+            failure = ModelError(f"vLLM has failed: {reason}", "see the traceback in the server's log")
+            self._failure = self._failure or failure
             raise
         ended = time.monotonic()
         shares = self._shares()
@@ -179,6 +187,11 @@ class VLLMEngine(SendingEngine):
         """See PromptEngine."""
         self._reports.close()
         self._vllm.engine_core.shutdown()
+
+    def _worker_ended(self) -> None:
+        """On vLLM's thread that watches its workers. It ends the others."""
+        hint = "see the server's log; the server ends itself, and its service manager starts it again"
+        self._failure = ModelError("a worker process of vLLM has ended", hint)
 
     def _beat(self) -> None:
         self.on_beat()

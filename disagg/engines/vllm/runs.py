@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy
 import numpy.typing
 
+from disagg import logs
 from disagg.api.delivery import KVReport
 from disagg.api.events import FinishReason
 from disagg.api.sampling import Sampling
@@ -125,6 +126,8 @@ class PromptRun(Run):
             reports = self._awaited.done.result(max(0.0, self._deadline - time.monotonic()) + REPORT_S)
         except FutureTimeout:
             raise PeerLost("vLLM did not report the end of a KV transfer by its deadline") from None
+        if len(reports) > 1:
+            logs.info("kv_of_ranks", kv_bytes=[report.kv_bytes for report in reports])
         return combined(reports)
 
     def close(self) -> None:

@@ -55,9 +55,9 @@ class EngineHealth:
         else:
             self.fault = f"its self-test failed: {_reason(error)}"
 
-    def died(self) -> None:
-        """The engine's thread has ended: only a restart helps."""
-        self.dead, self.fault = True, "its thread has ended"
+    def died(self, why: str = "") -> None:
+        """The engine, or its thread, has ended: only a restart helps. why: as the engine states it."""
+        self.dead, self.fault = True, why or "its thread has ended"
 
 
 def is_engine_error(error: BaseException) -> bool:

@@ -56,7 +56,7 @@ class Monitor:
         service = self._service
         alive = service.engine_alive
         if not alive:
-            service.engine_health.died()
+            service.engine_health.died(service.engine_failure)
         stalled_s = service.progress.stalled_s(now, service.busy)
         stalled = stalled_s > 0
         if stalled != service.stalled:

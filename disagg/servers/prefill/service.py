@@ -82,6 +82,10 @@ class PrefillService(Service[PromptEngine]):
         return self._scheduler.alive and (self._engine is None or self._engine.alive)
 
     @property
+    def engine_failure(self) -> str:
+        return self._engine.failure if self._engine else ""
+
+    @property
     def queue_s(self) -> float:
         return self._scheduler.queue_s
 

@@ -1,16 +1,14 @@
-"""`.venv-vllm/bin/python -m tests.engines.vllm.program one|two FOLDER`: vLLM's KV against transformers'.
+"""`.venv-vllm/bin/python -m tests.engines.vllm.program FOLDER`: vLLM's KV against transformers'.
 
-On so many ranks. The folder is a tiny checkpoint. Prints a JSON object: the largest difference of any key or value, as
+The folder is a tiny checkpoint. Prints a JSON object: the largest difference of any key or value, as
 sent and received, and what is held after requests that were cancelled at random. Run in the environment with vLLM.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import queue
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +20,6 @@ from disagg.config import EngineOptions
 from disagg.engines.base import SendingRun
 from disagg.engines.exit import exit_without_cleanup
 from disagg.engines.vllm.engine import VLLMEngine
-from disagg.engines.vllm.runs import PromptRun
 from disagg.errors import DisaggError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
@@ -49,7 +46,7 @@ class Begun(NamedTuple):
 class Bench:
     """One loaded engine, and the receiver that its KV is sent to."""
 
-    def __init__(self, folder: Path, ranks: int = 1) -> None:
+    def __init__(self, folder: Path) -> None:
         options = EngineOptions(
             "vllm",
             dtype="float32",
@@ -58,7 +55,6 @@ class Bench:
             threads=1,
             kv_cache_memory_bytes=64 << 20,
             enforce_eager=True,
-            tensor_parallel=ranks,
         )
         self.engine = VLLMEngine(folder, CONTEXT, options)
         self.tickets = Tickets()
@@ -173,39 +169,6 @@ class Reference:
         return worst
 
 
-def examine_ranks(folder: Path) -> dict[str, Any]:
-    """Two ranks: the same KV, each rank sends its own heads, and the death of one ends a prompt at once."""
-    chance = random.Random(8)
-    bench = Bench(folder, ranks=2)
-    worst, _ = bench.difference([prompt(chance, n) for n in (65, 257)])
-    begun = bench.begin(prompt(chance, 101))
-    assert isinstance(begun.run, PromptRun)
-    while not begun.run.done:
-        begun.run.step()
-    sent = [report.kv_bytes for report in begun.run._awaited.done.result(PATIENCE_S)]
-    bench.end(begun)
-    begun = bench.begin(prompt(chance, 1500))
-    begun.run.step()
-    workers = bench.engine._vllm.engine_core.engine_core.model_executor.workers
-    os.kill(workers[1].proc.pid, signal.SIGKILL)
-    began = time.monotonic()
-    try:
-        begun.run.sent()
-        failure = "none"
-    except DisaggError as error:
-        failure = error.message
-    found = {
-        "model": folder.name,
-        "worst": {"two ranks": worst},
-        "whole": bench.engine.info.layout.nbytes(100),
-        "sent": sent,
-        "failure": failure,
-        "at once": time.monotonic() - began < PATIENCE_S / 2,
-    }
-    bench.server.close()
-    return found
-
-
 def prompt(chance: random.Random, length: int) -> list[int]:
     return [chance.randrange(8, tiny_models.VOCAB) for _ in range(length)]
 
@@ -250,7 +213,6 @@ def examine(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    check = {"one": examine, "two": examine_ranks}[sys.argv[1]]
-    sys.stdout.write(json.dumps(check(Path(sys.argv[2]))) + "\n")
+    sys.stdout.write(json.dumps(examine(Path(sys.argv[1]))) + "\n")
     sys.stdout.flush()
     exit_without_cleanup(0)

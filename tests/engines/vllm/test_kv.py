@@ -15,7 +15,7 @@ from tests.fleets import HAS_VLLM, VLLM_PYTHON
 
 pytestmark = [
     pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
-    pytest.mark.timeout(420),
+    pytest.mark.timeout(1500),
 ]
 
 ROOT = Path(__file__).parents[3]
@@ -24,11 +24,11 @@ LARGEST = 1e-3
 NOTHING_HELD = dict.fromkeys(("requests", "orders", "blocks", "reports", "tickets"), 0)
 
 
-def run(ranks: str, folder: Path) -> dict[str, Any]:
+def run(folder: Path) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [str(VLLM_PYTHON), "-m", "tests.engines.vllm.program", ranks, str(folder)]
+    command = [str(VLLM_PYTHON), "-m", "tests.engines.vllm.program", str(folder)]
     answer = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=400
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1400
     )
     assert answer.returncode == 0, answer.stderr[-4000:]
     return dict(json.loads(next(line for line in answer.stdout.splitlines() if line.startswith("{"))))
@@ -36,16 +36,9 @@ def run(ranks: str, folder: Path) -> dict[str, Any]:
 
 def test_the_kv_is_that_of_transformers_and_cancelled_prompts_leave_nothing(tmp_path: Path) -> None:
     """Prompts shorter and longer than the window, in chunks, with cached prefixes, eight at once."""
-    found = run("one", tiny_models.make("gemma3_text", tmp_path / "model"))
+    found = run(tiny_models.make("gemma3_text", tmp_path / "model"))
     assert {case: worst for case, worst in found["worst"].items() if worst > LARGEST} == {}, found
     assert {case for case, tokens in found["prefix tokens"].items() if tokens} == {"prefix", "whole prefix"}
     assert max(found["logits"]) <= LARGEST, "log-probabilities, the prompt whole and in pieces"
     assert found["held"] == NOTHING_HELD
     assert found["beats"] > 0, "of layers: a step itself does not beat here"
-
-
-def test_two_ranks_send_their_own_heads_and_the_death_of_one_ends_its_prompts_at_once(tmp_path: Path) -> None:
-    found = run("two", tiny_models.make("qwen3", tmp_path / "model"))
-    assert found["worst"]["two ranks"] <= LARGEST
-    assert found["sent"] == [found["whole"] // 2] * 2
-    assert found["failure"] == "a worker of vLLM ended while it sent KV" and found["at once"]

@@ -89,3 +89,5 @@ def test_a_dead_engine_is_not_tested() -> None:
     health = EngineHealth(0.0)
     health.died()
     assert health.fault == "its thread has ended" and not health.test_due(1e6, busy=False)
+    health.died("a worker has ended")
+    assert health.fault == "a worker has ended"

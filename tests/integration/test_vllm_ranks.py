@@ -1,0 +1,82 @@
+"""A prefill server with vLLM on two ranks: its tokens, what each rank sends, and what is left when one is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from disagg.inference.client import AsyncClient
+from disagg.servers.health.watchdog import EXIT_CODE
+from tests import tiny_models
+from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, wait_until, write_hosts
+from tests.integration.test_vllm import ANSWER, PREFILL, ids, prompt
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
+    pytest.mark.timeout(1500),
+]
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    folder = tmp_path_factory.mktemp("ranks")
+    model = tiny_models.make("qwen3", folder / "model")
+    hosts = write_hosts(folder, {"m": model}, prefill_engine="vllm", prefill={**PREFILL, "tensor_parallel": 2})
+    with running(hosts) as fleet:
+        yield fleet
+
+
+def workers(fleet: RunningFleet) -> list[psutil.Process]:
+    """The processes of vLLM's ranks, by rank."""
+    below = psutil.Process(fleet.processes["m-prefill"].pid).children(recursive=True)
+    named = {process.name(): process for process in below}
+    return [process for name, process in sorted(named.items()) if "Worker" in name]
+
+
+def events(fleet: RunningFleet, name: str) -> list[dict[str, Any]]:
+    lines = (json.loads(line) for line in fleet.log("m-prefill").splitlines() if line.startswith("{"))
+    return [line for line in lines if line["event"] == name]
+
+
+async def test_two_ranks_give_the_tokens_of_one_machine_and_each_sends_half_the_heads(fleet: RunningFleet) -> None:
+    tokens = prompt(300)
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+        handed_over = await client.generate("m", tokens=tokens, **ANSWER)
+        alone = await client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER)
+    assert handed_over.metrics.method == "disaggregated"
+    assert ids(handed_over) == ids(alone) and len(set(ids(alone))) > 12
+    (sent,) = events(fleet, "kv_of_ranks")
+    assert sent["kv_bytes"] == [handed_over.metrics.kv_bytes // 2] * 2
+
+
+async def test_a_request_whose_rank_is_killed_is_answered_exactly_and_the_server_ends_itself(
+    fleet: RunningFleet,
+) -> None:
+    """The rank is stopped first, so that it is killed while its prompt is computed, however fast that is."""
+    tokens = prompt(1500)
+    ranks = workers(fleet)
+    assert len(ranks) == 2, [process.name() for process in ranks]
+    ranks[1].send_signal(signal.SIGSTOP)
+    async with AsyncClient(fleet.fleet, token=TOKEN) as client:
+        asked = asyncio.create_task(client.generate("m", tokens=tokens, cache_salt="killed", **ANSWER))
+        while not (await asyncio.to_thread(fleet.status, "m-prefill"))["running"]:
+            await asyncio.sleep(0.02)
+        ranks[1].kill()
+        answer = await asked
+        alone = await client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER)
+    assert answer.metrics.method != "disaggregated" and answer.warnings
+    assert ids(answer) == ids(alone)
+    wait_until(lambda: fleet.processes["m-prefill"].poll() is not None, PATIENCE_S, "the prefill server to end")
+    assert fleet.processes.pop("m-prefill").poll() == EXIT_CODE
+    (last,) = events(fleet, "watchdog")
+    assert any(why in last["message"] for why in ("a worker process of vLLM has ended", "vLLM has failed"))
+    wait_until(lambda: not any(process.is_running() for process in ranks), PATIENCE_S, "the ranks to end")
+    status = fleet.status("m-decode")
+    assert (status["running"], status["queue"], status["kv_bytes"]) == (0, 0, 0)
