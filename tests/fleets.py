@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,12 +21,13 @@ from disagg.engines.vllm.load import ENVIRONMENT
 from disagg.inference.sync_client import Client
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests import preloaded
+from tests.ports import free_ports
 from tests.preloaded import ForkedServer, Preloaded
 
 TOKEN = "test-token-of-sixteen-or-more"
 START_S = 90.0
 VLLM_START_S = 1200.0  # 15 CPU seconds, 45 with two ranks, on a machine that may do ten other things
-STOP_S = 30.0
+STOP_S = 60.0
 VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 """Of the environment with vLLM, which `make test` sets up."""
 HAS_VLLM = (VLLM_PYTHON.parents[1] / ".ready").exists()
@@ -58,7 +58,9 @@ class RunningFleet:
     def http(self, host: str, token: str = TOKEN) -> httpx.Client:
         """A bare HTTP client of one server."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=self.fleet.hosts[host].url, headers=headers, timeout=30, trust_env=False)
+        url = self.fleet.hosts[host].url
+        # verify=False: else each client reads the certificates of the whole web, and polls make many clients.
+        return httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False, verify=False)
 
     def status(self, host: str) -> dict[str, Any]:
         with self.http(host) as http:
@@ -189,15 +191,6 @@ def vllm_process() -> Preloaded:
     process = Preloaded({**ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}, str(VLLM_PYTHON), "vllm")
     atexit.register(process.close)
     return process
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
 
 
 def wait_until(condition: Any, seconds: float, what: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.fleets import free_ports
+from tests.ports import free_ports
 
 CONFIG = {
     "model_type": "llama",

@@ -6,7 +6,7 @@ import pytest
 
 import disagg
 from disagg.cli.app import main
-from tests.fleet.farm import free_ports
+from tests.ports import free_ports
 
 ROOT = str(Path(disagg.__file__).parents[1])
 """For PYTHONPATH of subprocesses: they run this very package."""

@@ -15,7 +15,8 @@ from tests.faults import process
 from tests.faults.flow import Fault
 from tests.faults.proxy import Injection, OnCall, Proxy
 from tests.faults.ptrace import StoppedThread, busiest_thread
-from tests.fleets import TOKEN, RunningFleet, free_ports
+from tests.fleets import TOKEN, RunningFleet
+from tests.ports import free_ports
 
 MODEL = "tiny"
 CONTEXT = 8192

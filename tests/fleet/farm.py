@@ -1,6 +1,5 @@
 """Local fleets of fake servers, started through the real spawn path."""
 
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -11,16 +10,9 @@ from disagg.config import EngineOptions, Fleet, Host, Model
 from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from tests.deadlines import LONG_S
+from tests.ports import free_ports
 
 FAKE = Path(__file__).with_name("fake_server.py")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = LONG_S) -> None:

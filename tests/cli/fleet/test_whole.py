@@ -10,7 +10,7 @@ import pytest
 from disagg.fleet.doctor import examine
 from disagg.fleet.lifecycle.status.host_status import HealthState, HostStatus
 from tests.cli.commandline import HOST, MODEL, run
-from tests.fleet.farm import free_ports
+from tests.ports import free_ports
 from tests.whole.fake_openai import MODEL_THERE, Script, ended, openai_server, said
 
 WHOLE = """

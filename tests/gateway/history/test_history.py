@@ -158,7 +158,7 @@ def test_a_disk_that_is_too_slow_loses_entries_and_delays_nothing(
     assert recorder.dropped >= 190 and caplog.text.count("the disk is too slow") == 1
     lock.execute("ROLLBACK")
     lock.close()
-    wait_until(lambda: len(read(path, ALL)) > 0, 30, "the entries that were queued")
+    wait_until(lambda: len(read(path, ALL)) > 0, 60, "the entries that were queued")
     recorder.close()
 
 
@@ -246,7 +246,7 @@ async def test_an_error_while_the_last_entries_are_written_ends_the_thread(
     following = Recorder._next
 
     def together(recorder: Recorder) -> Any:
-        assert taken.wait(30)
+        assert taken.wait(60)
         return following(recorder)
 
     monkeypatch.setattr(recording, "Store", Full)
@@ -255,5 +255,5 @@ async def test_an_error_while_the_last_entries_are_written_ends_the_thread(
     recorder.notice(Completed(REQUEST, 0, completion("one"), STAGE))
     recorder._queue.put(None)
     taken.set()
-    recorder._thread.join(30)
+    recorder._thread.join(60)
     assert not recorder._thread.is_alive() and "disk is full" in str(recorder.stopped)

@@ -15,7 +15,8 @@ import pytest
 
 from benchmarks.gateway_load import Bodies, End, Tally, asked_alone, load_gateway, missing_from_history
 from disagg.token import GATEWAY_FOLDER_VARIABLE, TOKEN_FILE_VARIABLE
-from tests.fleets import RunningFleet, free_ports, wait_until
+from tests.fleets import RunningFleet, wait_until
+from tests.ports import free_ports
 
 STREAMS: Final = 20
 COMPLETE: Final = 20  # answers before the gateway is killed, and as many after it

@@ -13,15 +13,16 @@ from disagg.gateway.clients.keys import KeyFile
 from disagg.gateway.live import feed
 from disagg.gateway.remote.follow import gateway_states, host_states
 from disagg.token import TOKEN_FILE_VARIABLE
-from tests.fleets import RunningFleet, free_ports
+from tests.fleets import RunningFleet
 from tests.gateway.fake_client import FakeClient
 from tests.gateway.test_serve import running
+from tests.ports import free_ports
 
 
 async def test_the_states_of_a_gateway_are_read_until_it_stops() -> None:
     async with (
         running(FakeClient()) as gateway,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         aclosing(gateway_states(gateway.url, None)) as states,
     ):
         first = await anext(states)
@@ -52,7 +53,7 @@ async def test_without_a_gateway_the_hosts_show_their_own_load(
     tiny_fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tiny_fleet.folder / "token"))
-    async with asyncio.timeout(20), aclosing(host_states(tiny_fleet.fleet)) as states:
+    async with asyncio.timeout(60), aclosing(host_states(tiny_fleet.fleet)) as states:
         state = await anext(states)
         while {host.state for host in state.hosts} != {"up"}:
             state = await anext(states)
