@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from disagg.config import EngineOptions
 from disagg.inference.client import AsyncClient
 from disagg.inference.types import Completion
 from tests import tiny_models
@@ -56,27 +55,28 @@ def ids(answer: Completion) -> list[int]:
     return [token.id for token in answer.tokens]
 
 
-def by_transformers(fleet: RunningFleet, prompts: list[list[int]]) -> list[list[int]]:
-    """The answers of transformers alone, computed here."""
-    from disagg.api.sampling import Sampling
-    from disagg.engines.transformers.engine import TransformersPrefillEngine
+def require_those_of_transformers(fleet: RunningFleet, prompts: list[list[int]], answers: list[Completion]) -> None:
+    """The answers are those of transformers alone, which computes here."""
+    from tests.engines.mlx.mlx_parts import Reference  # torch and mlx: seconds that most tests do without
 
-    options = EngineOptions("transformers", dtype="float32", device="cpu", threads=1)
-    engine = TransformersPrefillEngine(fleet.fleet.models["m"].sources["mlx"], 8192, options)
-    return [[token.id for token in engine.generate(tokens, Sampling(**SAMPLING))] for tokens in prompts]
+    transformers = Reference(fleet.folder / "model")
+    for tokens, answer in zip(prompts, answers, strict=True):
+        assert ids(answer) == transformers.greedy(tokens, draft=ids(answer)), f"{len(tokens)} tokens"
 
 
 async def test_every_length_gives_the_tokens_of_both_frameworks_alone(fleet: RunningFleet) -> None:
     prompts = [prompt(length) for length in LENGTHS]
-    expected = by_transformers(fleet, prompts)
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
-        for tokens, wanted in zip(prompts, expected, strict=True):
-            handed_over = await client.generate("m", tokens=tokens, cache_salt=f"{len(tokens)}", **ANSWER)
-            assert handed_over.metrics.method == "disaggregated"
-            assert ids(handed_over) == wanted, f"{len(tokens)} tokens"
-            alone = await client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER)
-            assert ids(alone) == wanted
-    assert all(len(set(answer)) > 12 for answer in expected)
+        handed_over = [
+            await client.generate("m", tokens=tokens, cache_salt=f"{len(tokens)}", **ANSWER) for tokens in prompts
+        ]
+        alone = await asyncio.gather(
+            *(client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER) for tokens in prompts)
+        )
+    assert [answer.metrics.method for answer in handed_over] == ["disaggregated"] * len(LENGTHS)
+    assert [ids(answer) for answer in handed_over] == [ids(answer) for answer in alone]
+    require_those_of_transformers(fleet, prompts, handed_over)
+    assert all(len(set(ids(answer))) > 12 for answer in handed_over)
 
 
 @pytest.mark.parametrize("fleet", ["llama"], indirect=True)
@@ -86,4 +86,4 @@ async def test_eight_prompts_at_once_give_the_tokens_of_each_alone(fleet: Runnin
         together = await asyncio.gather(
             *(client.generate("m", tokens=tokens, cache_salt="together", **ANSWER) for tokens in prompts)
         )
-    assert [ids(answer) for answer in together] == by_transformers(fleet, prompts)
+    require_those_of_transformers(fleet, prompts, together)

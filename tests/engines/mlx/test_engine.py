@@ -167,7 +167,7 @@ def test_seeds_reproduce_an_answer_whatever_else_runs(engine: MLXDecodeEngine) -
     by_itself = start(engine, prompt(20), seed=11, **WARM).result()
     neighbours = [start(engine, prompt(9 + i, seed=i), seed=i, max_tokens=40, temperature=1.3) for i in range(2)]
     for neighbour in neighbours:
-        assert neighbour.first.wait(30)
+        assert neighbour.first.wait(60)
     in_company = start(engine, prompt(20), seed=11, **WARM).result()
     other_seed = start(engine, prompt(20), seed=12, **WARM).result()
 
@@ -224,7 +224,7 @@ def test_kv_bytes_count_the_engines_own_caches_and_not_what_its_receiver_counts(
         collector = start(engine, tokens, kv, max_tokens=200)
         assert engine.kv_bytes == 0
 
-    assert collector.first.wait(30)
+    assert collector.first.wait(60)
     assert engine.kv_bytes >= kv.nbytes
     collector.result()
     assert idle(engine), "everything is let go before the last token is handed out"
@@ -275,11 +275,11 @@ def test_a_token_computed_while_its_request_was_cancelled_is_not_handed_out(
 def test_a_cancelled_request_counts_as_dropped_only_when_its_row_has_left_the_batch(engine: MLXDecodeEngine) -> None:
     running, dropped = Collector(), threading.Event()
     engine.submit(DecodeRequest("leaving", prompt(5), Sampling(max_tokens=5000, ignore_eos=True)), running)
-    assert running.first.wait(30)
+    assert running.first.wait(60)
     with held_up(engine):
         engine.cancel("leaving", dropped.set)
         assert len(engine._loop._batch) == 1 and not dropped.is_set()
-    assert dropped.wait(30)
+    assert dropped.wait(60)
     until(lambda: idle(engine))
 
 
@@ -299,13 +299,13 @@ def test_a_request_that_the_engine_does_not_have_counts_as_dropped_at_once(tiny:
 def test_a_request_that_is_cancelled_as_the_engine_closes_counts_as_dropped(tiny: TinyModel) -> None:
     engine, running, dropped = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS), Collector(), threading.Event()
     engine.submit(DecodeRequest("leaving", prompt(5), Sampling(max_tokens=5000, ignore_eos=True)), running)
-    assert running.first.wait(30)
+    assert running.first.wait(60)
     with held_up(engine):
         engine.cancel("leaving", dropped.set)
         closing = threading.Thread(target=engine.close)
         closing.start()
         until(lambda: not engine.alive)
-    closing.join(30)
+    closing.join(60)
     assert dropped.is_set()
 
 
@@ -314,7 +314,7 @@ def test_cancelling_one_request_does_not_change_its_neighbours(engine: MLXDecode
     doomed = Collector()
     engine.submit(DecodeRequest("doomed", prompt(90), Sampling(max_tokens=300, ignore_eos=True)), doomed)
     survivor = start(engine, prompt(30), max_tokens=30)
-    assert survivor.first.wait(30)
+    assert survivor.first.wait(60)
     engine.cancel("doomed")
 
     assert survivor.result() == expected
@@ -363,7 +363,7 @@ def test_a_failing_step_fails_the_batch_with_a_clear_error_and_the_engine_goes_o
     expected = start(engine, prompt(20), max_tokens=10).result()
     lost = [start(engine, prompt(20 + i), max_tokens=500) for i in range(2)]
     for collector in lost:
-        assert collector.first.wait(30)
+        assert collector.first.wait(60)
     failing.set()
 
     for collector in lost:
@@ -406,7 +406,7 @@ def test_warm_up_runs_both_ways_and_leaves_nothing(architecture: str, mlx_engine
 def test_closing_ends_what_runs_with_cancelled_and_refuses_what_comes(tiny: TinyModel) -> None:
     engine = MLXDecodeEngine(tiny("llama"), 8192, OPTIONS)
     running = [start(engine, prompt(20), max_tokens=5000) for _ in range(6)]
-    assert running[0].first.wait(30)
+    assert running[0].first.wait(60)
     engine.close()
     engine.close()
 
@@ -436,7 +436,7 @@ def test_a_thread_that_dies_fails_all_requests_and_commands_then_and_later(
     mortal: MLXDecodeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = start(mortal, prompt(20), max_tokens=5000)
-    assert running.first.wait(30) and mortal.alive
+    assert running.first.wait(60) and mortal.alive
     with held_up(mortal):  # commands that lie behind the one that ends the thread
         monkeypatch.setattr(mortal._loop._batch, "build", break_down)
         waiting = [start(mortal, prompt(20)) for _ in range(2)]
@@ -486,7 +486,7 @@ def test_a_batch_from_which_nothing_can_be_removed_fails_its_requests_and_the_en
     collectors = {name: Collector() for name in ("leaving", "staying")}
     for name, collector in collectors.items():
         engine.submit(DecodeRequest(name, prompt(20), Sampling(max_tokens=5000, ignore_eos=True)), collector)
-        assert collector.first.wait(30)
+        assert collector.first.wait(60)
     monkeypatch.setattr(BatchGenerator, "remove", raise_bad_cache)
     engine.cancel("leaving")
 
@@ -507,7 +507,7 @@ def test_a_batch_that_cannot_be_measured_fails_its_requests_finished_ones_too(
             monkeypatch.setattr(BatchGenerator, "prompt_cache_nbytes", property(raise_bad_cache))
 
     running, finishing = start(engine, prompt(20), max_tokens=5000), Breaking()
-    assert running.first.wait(30)
+    assert running.first.wait(60)
     engine.submit(DecodeRequest("finishing", prompt(20), Sampling(max_tokens=4, ignore_eos=True)), finishing)
     for collector in (finishing, running):
         with pytest.raises(ModelError, match="RuntimeError: bad cache"):

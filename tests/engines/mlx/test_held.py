@@ -115,13 +115,13 @@ def chat(model: Chat) -> Chat:
 def test_a_second_turn_gives_the_answer_of_a_full_prefill(chat: Chat, new: int, ship: bool) -> None:
     first = prompt(150)
     answer, held = chat.send(first, ship=ship)
-    assert (held, answer.result()) == (0, chat.reference.greedy(first, 24))
+    assert (held, answer.result()) == (0, chat.reference.greedy(first, 24, draft=answer.ids))
     second = [*first, *answer.ids, *prompt(new, seed=2)]
 
     answer, held = chat.send(second, ship=ship)
 
     assert held == min(len(first) + 24, len(second) - 1)
-    assert answer.result() == chat.reference.greedy(second, 24)
+    assert answer.result() == chat.reference.greedy(second, 24, draft=answer.ids)
     assert answer.timing.computed_prompt_tokens == (1 if ship else len(second) - held)
 
 
@@ -146,7 +146,7 @@ def test_a_prompt_that_leaves_out_part_of_the_answer_goes_on_from_where_it_diffe
     answer, held = chat.send(second)
 
     assert held == (159 if chat.cuts else 149)
-    assert answer.result() == chat.reference.greedy(second, 24)
+    assert answer.result() == chat.reference.greedy(second, 24, draft=answer.ids)
 
 
 @pytest.mark.parametrize("cut", [20, WINDOW - 30])
@@ -158,7 +158,7 @@ def test_within_the_first_window_a_sliding_layer_is_cut_at_any_token(chat: Chat,
     answer, held = chat.send(second)
 
     assert held == cut
-    assert answer.result() == chat.reference.greedy(second, 24)
+    assert answer.result() == chat.reference.greedy(second, 24, draft=answer.ids)
 
 
 def test_requests_with_and_without_held_kv_share_a_batch(chat: Chat) -> None:
@@ -176,8 +176,8 @@ def test_requests_with_and_without_held_kv_share_a_batch(chat: Chat) -> None:
         if index % 2:
             assert running[-1][1].first.wait(60)
 
-    expected = [chat.reference.greedy(tokens, 16) for tokens in seconds]
-    assert [answer.result() for _, answer, _ in running] == [*expected, *expected]
+    for tokens, answer, _ in running:
+        assert answer.result() == chat.reference.greedy(tokens, 16, draft=answer.ids)
     assert [held > 0 for _, _, held in running[:5]] == [True, True, True, True, False]
 
 
@@ -191,10 +191,11 @@ def test_two_requests_go_on_from_the_same_kv_and_do_not_change_it(chat: Chat) ->
     running = [chat.send(tokens) for tokens in branches]
 
     for tokens, (answer, held) in zip(branches, running, strict=True):
-        assert (held, answer.result()) == (len(common), chat.reference.greedy(tokens, 24))
-    again, held = chat.send([*common, *prompt(17, seed=17)])
+        assert (held, answer.result()) == (len(common), chat.reference.greedy(tokens, 24, draft=answer.ids))
+    third = [*common, *prompt(17, seed=17)]
+    again, held = chat.send(third)
     assert held == len(common)
-    assert again.result() == chat.reference.greedy([*common, *prompt(17, seed=17)], 24)
+    assert again.result() == chat.reference.greedy(third, 24, draft=again.ids)
     assert chat.engine.held_bytes > before
 
 
@@ -220,7 +221,7 @@ def test_a_request_that_is_cancelled_in_its_answer_leaves_its_kv(chat: Chat) -> 
     again, held = chat.send(second)
 
     assert held >= len(tokens) - 1
-    assert again.result() == chat.reference.greedy(second, 24)
+    assert again.result() == chat.reference.greedy(second, 24, draft=again.ids)
 
 
 def test_an_answer_goes_on_after_the_tokens_that_another_host_gave(chat: Chat) -> None:
@@ -280,7 +281,7 @@ def test_a_conversation_of_ten_turns_needs_the_kv_of_its_new_tokens_only(chat: C
     layout, tokens = chat.engine.info.layout, prompt(200)
     for turn in range(1, 11):
         answer, held = chat.send(tokens, 8, ship=turn % 2 == 0)
-        assert answer.result() == chat.reference.greedy(tokens, 8)
+        assert answer.result() == chat.reference.greedy(tokens, 8, draft=answer.ids)
         if turn > 1:
             assert len(tokens) - held == 30
             assert layout.nbytes(len(tokens) - 1, held) == layout.nbytes(29)
@@ -321,7 +322,7 @@ def test_kv_that_cannot_be_copied_is_not_held_and_its_answer_is_whole(
     tokens = prompt(100)
     monkeypatch.setattr(mlx_held, "rows", _raise)
     answer, _ = chat.send(tokens)
-    assert answer.result() == chat.reference.greedy(tokens, 24)
+    assert answer.result() == chat.reference.greedy(tokens, 24, draft=answer.ids)
     assert (chat.engine.held_bytes, chat.engine.find_held(tokens, "")) == (0, None)
 
 
