@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,14 +154,14 @@ def test_a_shipment_that_cannot_be_made_leaves_nothing_and_is_reported(
 
     def transfer(*args: Any, **options: Any) -> Transfer:
         opened.append(Transfer(*args, **options))
-        monkeypatch.setattr(threading, "Thread", no_thread)
         return opened[0]
 
-    with monkeypatch.context():
-        monkeypatch.setattr("disagg.engines.vllm.shipment.Transfer", transfer)
+    with monkeypatch.context() as patched:
+        patched.setattr("disagg.engines.vllm.shipment.Transfer", transfer)
+        # The shipment's own threads only: the receiver, which is in this process, needs one for the transfer.
+        patched.setattr("disagg.engines.vllm.shipment.threading", SimpleNamespace(Thread=no_thread))
         with pytest.raises(RuntimeError, match="new thread"):
             Shipment(wanted, header_for(slot))
-    monkeypatch.undo()
     assert isinstance(opened[0].failed, Cancelled)
     report_failure(wanted, 1, HandoffError("no threads are left"))
     with pytest.raises(HandoffError, match="no threads are left"):
