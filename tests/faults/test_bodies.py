@@ -32,7 +32,7 @@ def test_random_bodies_are_answered_or_refused_with_a_reason(tiny_fleet: Running
                 else:
                     assert ErrorAnswer.from_bytes(answer.read()).error.message, sent
     assert bugs(tiny_fleet.log(host)[before:]) == []
-    wait_until(lambda: idle(tiny_fleet, host), 20, "the server to be idle")
+    wait_until(lambda: idle(tiny_fleet, host), 60, "the server to be idle")
 
 
 def bugs(log: str) -> list[str]:

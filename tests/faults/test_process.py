@@ -63,7 +63,7 @@ def test_a_stopped_thread_does_nothing_while_the_others_of_its_process_go_on(ech
 def blocked(thread_id: int, pid: int) -> int:
     """The thread, once it waits in a read."""
     where = Path(f"/proc/{pid}/task/{thread_id}/syscall")
-    wait_until(lambda: where.read_text().startswith("0 "), 20, "the thread to read")
+    wait_until(lambda: where.read_text().startswith("0 "), 60, "the thread to read")
     return thread_id
 
 

@@ -11,7 +11,7 @@ from tests.faults.flow import Fault
 from tests.faults.proxy import Injection, Proxy
 from tests.fleets import wait_until
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from disagg.token import TOKEN_FILE_VARIABLE
 from tests.fleets import RunningFleet, wait_until
 
 START_S = 60.0
-STOP_S = 30.0
+STOP_S = 60.0
 
 
 @pytest.fixture(scope="session")

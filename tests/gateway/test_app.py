@@ -115,7 +115,7 @@ async def test_a_gateway_that_is_stopped_says_that_the_answer_is_cut() -> None:
 @pytest.mark.parametrize("error", [ServerUnavailable("gone"), RuntimeError("a bug")])
 async def test_one_of_several_answers_that_fails_ends_them_all(error: Exception) -> None:
     client = FakeClient("text ", 0.01, error)
-    async with fake_client.http(fake_client.app(client)) as http, asyncio.timeout(5):
+    async with fake_client.http(fake_client.app(client)) as http, asyncio.timeout(60):
         response = await http.post("/v1/chat/completions", json={**STREAMED, "n": 3})
     assert "error" in events(response.text)[-1]
     assert [one.closed for one in client.streams] == [True] * 3
@@ -123,7 +123,7 @@ async def test_one_of_several_answers_that_fails_ends_them_all(error: Exception)
 
 async def test_several_answers_to_a_prompt_are_asked_for_once_the_first_has_begun() -> None:
     client = FakeClient(0.05, "text")
-    async with fake_client.http(fake_client.app(client)) as http, asyncio.timeout(5):
+    async with fake_client.http(fake_client.app(client)) as http, asyncio.timeout(60):
         asking = asyncio.ensure_future(http.post("/v1/chat/completions", json={**CHAT, "n": 3}))
         while not client.asked:
             await asyncio.sleep(0)

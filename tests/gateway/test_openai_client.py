@@ -219,12 +219,12 @@ def test_leaving_a_stream_cancels_its_request_on_the_hosts(client: openai.OpenAI
     )
     next(iter(stream))
     stream.close()
-    wait_until(lambda: tiny_fleet.status("tiny-decode")["running"] == 0, 30, "the request to end")
+    wait_until(lambda: tiny_fleet.status("tiny-decode")["running"] == 0, 60, "the request to end")
     assert tiny_fleet.status("tiny-decode")["counters"]["cancelled"] == before + 1
 
 
 def test_paths_work_without_v1_and_a_request_id_comes_back(gateway: str) -> None:
-    with httpx.Client(base_url=gateway, trust_env=False) as http:
+    with httpx.Client(base_url=gateway, trust_env=False, verify=False) as http:
         answer = http.post(
             "/chat/completions",
             json={"model": "tiny", "messages": CHAT, "max_tokens": 1},
@@ -280,7 +280,7 @@ def test_several_requests_together_have_the_answers_of_each_alone(client: openai
         client.chat.completions.create(**chat).choices[0].message.content,
         client.completions.create(**text).choices[0].text,
     ]
-    with httpx.Client(base_url=gateway, timeout=60, trust_env=False) as http:
+    with httpx.Client(base_url=gateway, timeout=60, trust_env=False, verify=False) as http:
         together = http.post("/v1/parallel", json={"requests": [chat, text]}).json()
     first, second = (one["body"]["choices"][0] for one in together["results"])
     assert [first["message"]["content"], second["text"]] == alone

@@ -50,6 +50,11 @@ async def running(
         listener.close()
 
 
+def new_http() -> httpx.AsyncClient:
+    """Without the certificates of the whole web."""
+    return httpx.AsyncClient(trust_env=False, verify=False, timeout=60)
+
+
 async def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_S", 0.1)
     async with running(FakeClient()) as gateway:
@@ -63,7 +68,7 @@ async def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.
 
 async def test_idle_connections_make_room_for_new_ones() -> None:
     crowd = ConnectionBounds(connections=6, unproven=4, unproven_per_address=4)
-    async with running(FakeClient("one "), crowd) as gateway, httpx.AsyncClient(trust_env=False) as http:
+    async with running(FakeClient("one "), crowd) as gateway, new_http() as http:
         idle = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(12)]
         answer = await http.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
         assert answer.text.endswith("data: [DONE]\n\n")
@@ -77,9 +82,9 @@ async def test_a_caller_without_a_place_is_told_so_and_health_is_still_answered(
     full = ConnectionBounds(connections=1)
     async with (
         running(FakeClient("one ", 60.0), full) as gateway,
-        httpx.AsyncClient(trust_env=False) as http,
-        httpx.AsyncClient(trust_env=False) as late,
-        httpx.AsyncClient(trust_env=False) as router,
+        new_http() as http,
+        new_http() as late,
+        new_http() as router,
         http.stream("POST", f"{gateway.url}/v1/chat/completions", json=CHAT) as answer,
     ):
         lines = answer.aiter_lines()
@@ -92,8 +97,8 @@ async def test_a_caller_without_a_place_is_told_so_and_health_is_still_answered(
 
 
 async def test_a_slow_answer_is_not_taken_for_a_slow_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.1)
-    async with running(FakeClient(0.4, "late ")) as gateway, httpx.AsyncClient(trust_env=False) as http:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.5)
+    async with running(FakeClient(0.8, "late ")) as gateway, new_http() as http:
         for _ in range(2):
             answer = await http.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
             assert answer.text.endswith("data: [DONE]\n\n")
@@ -101,7 +106,7 @@ async def test_a_slow_answer_is_not_taken_for_a_slow_head(monkeypatch: pytest.Mo
 
 async def test_a_gateway_that_stops_lets_running_answers_finish() -> None:
     client = FakeClient("one ", 0.4, "two")
-    async with running(client) as gateway, httpx.AsyncClient(trust_env=False) as http:
+    async with running(client) as gateway, new_http() as http:
         async with http.stream("POST", f"{gateway.url}/v1/chat/completions", json=CHAT) as answer:
             lines = answer.aiter_lines()
             await anext(lines)
@@ -116,7 +121,7 @@ async def test_a_gateway_that_cannot_wait_any_longer_ends_answers_with_an_error(
 ) -> None:
     monkeypatch.setattr(serve, "DRAIN_S", 0)
     client = FakeClient("one ", 60.0)
-    async with running(client) as gateway, httpx.AsyncClient(trust_env=False) as http:
+    async with running(client) as gateway, new_http() as http:
         async with http.stream("POST", f"{gateway.url}/v1/chat/completions", json=CHAT) as answer:
             lines = answer.aiter_lines()
             await anext(lines)

@@ -12,7 +12,7 @@ import pytest
 from disagg.http import accept as accept_module
 from disagg.http.accept import UNACKNOWLEDGED_S, accept, set_options
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 async def test_without_descriptors_a_server_waits_and_does_not_fill_its_log(

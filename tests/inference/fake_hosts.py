@@ -29,7 +29,7 @@ def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            answer = httpx.get(real.url + self.path, headers=self._headers(), timeout=20, trust_env=False)
+            answer = httpx.get(real.url + self.path, headers=self._headers(), timeout=60, trust_env=False, verify=False)
             self.send_response(answer.status_code)
             self.send_header("Content-Length", str(len(answer.content)))
             self.end_headers()
@@ -39,7 +39,7 @@ def breaking_off(real: Host, after: int, end: End) -> Iterator[int]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             url = real.url + self.path
             with httpx.stream(
-                "POST", url, content=body, headers=self._headers(), timeout=20, trust_env=False
+                "POST", url, content=body, headers=self._headers(), timeout=60, trust_env=False, verify=False
             ) as answer:
                 self.send_response(answer.status_code)
                 self.end_headers()
@@ -100,5 +100,5 @@ def be_patient(client: Client) -> None:
 
     async def ask(host: Host) -> None: ...
 
-    change_timeouts(client, silence=60.0, stall=60.0)
+    change_timeouts(client, silence=60.0, stall=60.0, note=60.0, slow_transfer=60.0)
     client._async._driver.refresher._ask = ask  # type: ignore[method-assign]

@@ -142,7 +142,7 @@ def test_a_synchronous_stream_that_is_closed_or_dropped_cancels_its_request(port
     next(other)
     del other
     gc.collect()
-    wait_until(lambda: closed.ended and dropped.ended, 20, "both requests to be cancelled")
+    wait_until(lambda: closed.ended and dropped.ended, 60, "both requests to be cancelled")
     assert stream.text == "ab" and list(stream) == []
 
 
@@ -152,6 +152,6 @@ def test_a_chunk_has_the_time_of_its_arrival_not_of_its_reading(portal: Blocking
         return completion("m", text="a")
 
     stream = Stream(portal, perform)
-    wait_until(lambda: stream.text == "a", 20, "the chunk to arrive")
+    wait_until(lambda: stream.text == "a", 60, "the chunk to arrive")
     now = time.monotonic()
     assert next(stream).arrived < now

@@ -121,13 +121,13 @@ def test_a_killed_server_comes_back_by_itself_and_the_log_says_so(fleet: Operato
         reader = threading.Thread(target=lambda: lines.extend(present(following.stdout)))
         reader.start()
         try:
-            wait_until(lambda: lines, 30, "the log to be followed")
+            wait_until(lambda: lines, 60, "the log to be followed")
             os.kill(before, signal.SIGKILL)
             wait_until(lambda: any("ready" in line for line in lines[1:]), PATIENCE_S, "the server to be back")
             assert any("server_ended" in line and "exit=-9" in line for line in lines)
         finally:
             following.send_signal(signal.SIGINT)
-            reader.join(20)
+            reader.join(60)
     assert following.returncode == 130
     assert server_pid(fleet.bed, DECODE) != before
     assert fleet.status()[DECODE]["state"] == "healthy"
@@ -172,7 +172,7 @@ def test_a_service_that_crashes_at_start_is_reported_with_its_log_and_not_left_c
         )
         status = fleet.status(3, "--host", DECODE)[DECODE]
         assert status["state"] == "failed" and "config.json" in status["why"]
-        wait_until(lambda: not any(map(serving, fleet.bed.hosts[DECODE].command_lines())), 20, "nothing to run there")
+        wait_until(lambda: not any(map(serving, fleet.bed.hosts[DECODE].command_lines())), 60, "nothing to run there")
     finally:
         model.write_text(content)
 
@@ -201,7 +201,7 @@ def test_a_port_that_another_program_has_is_named_with_the_program(fleet: Operat
     ]
     with subprocess.Popen([*inside, *listener], start_new_session=True) as other:
         try:
-            wait_until(lambda: _listens(host.address, 8000), 20, "the other program to listen")
+            wait_until(lambda: _listens(host.address, 8000), 60, "the other program to listen")
             refused = " ".join(printed_by(fleet.run("start", "--host", PREFILL, code=1)).split())
             assert "port 8000 there is in use by python3 (pid " in refused
             status = fleet.status(3, "--host", PREFILL, "--timeout", 4)[PREFILL]
@@ -243,5 +243,5 @@ def test_stop_leaves_no_process_on_any_host_also_of_hosts_that_left_the_file(fle
         fleet, (f"[hosts.{DECODE}]", f"[hosts.{renamed}]"), (f"[hosts.{DECODE}.engine]", f"[hosts.{renamed}.engine]")
     ):
         assert fleet.run("stop", "--all").stdout.count("stopped") == 4
-    wait_until(lambda: not servers(fleet.bed), 20, "nothing to run anywhere")
+    wait_until(lambda: not servers(fleet.bed), 60, "nothing to run anywhere")
     assert {one["state"] for one in fleet.status(3).values()} == {"not running"}

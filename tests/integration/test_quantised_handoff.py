@@ -33,7 +33,7 @@ from disagg.kv.received import ReceivedKV
 from disagg.kv.send import Transfer
 from disagg.kv.wire.frames import Header
 from tests import tiny_models
-from tests.fleets import RunningFleet, running, write_hosts
+from tests.fleets import RunningFleet, running, wait_until, write_hosts
 from tests.simulated import CONFIG, write_simulated
 
 WIDE = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
@@ -131,8 +131,8 @@ def test_real_servers_say_so_wherever_figures_are_shown(fleet: RunningFleet) -> 
     assert (handed_over.method, handed_over.decode_computed_tokens) == ("disaggregated", 1)
     assert (handed_over.kv_wire, alone.kv_wire) == ("int8-g64", None)
     for host, event in (("m-prefill", "prefilled"), ("m-decode", "decoded")):
-        (said, *_) = [line for line in events(fleet, host) if line["event"] == event]
-        assert said["kv_wire"] == "int8-g64"
+        wait_until(lambda: logged(fleet, host, event), PATIENCE_S, f"{event} in the log of {host}")  # noqa: B023
+        assert logged(fleet, host, event)[0]["kv_wire"] == "int8-g64"
 
 
 def test_prompts_of_every_length_are_handed_over(fleet: RunningFleet) -> None:
@@ -144,8 +144,9 @@ def test_prompts_of_every_length_are_handed_over(fleet: RunningFleet) -> None:
             assert metrics.kv_wire == "int8-g64"
 
 
-def events(fleet: RunningFleet, host: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in fleet.log(host).splitlines() if line.startswith("{")]
+def logged(fleet: RunningFleet, host: str, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in fleet.log(host).splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == event]
 
 
 def heavy_kv(folder: Path, kv_wire: str) -> Path:
@@ -158,7 +159,7 @@ def heavy_kv(folder: Path, kv_wire: str) -> Path:
     return path
 
 
-def ask(fleet: RunningFleet, tokens: int = 1500) -> Metrics:
+def ask(fleet: RunningFleet, tokens: int = 700) -> Metrics:
     with fleet.client() as client:
         answer = client.generate("m", tokens=[1] * (tokens + 1), max_tokens=2, cache_salt=secrets.token_hex(4))
         return answer.metrics
@@ -169,7 +170,7 @@ def test_auto_sends_the_first_prompts_as_they_are_and_then_int8_over_a_link_that
         first, second, third = (ask(fleet) for _ in range(3))
         assert [metrics.kv_wire for metrics in (first, second, third)] == ["as-is", "as-is", "int8-g64"]
         assert third.kv_bytes / first.kv_bytes == 136 / 256
-        *_, before, after = [line for line in events(fleet, "m-prefill") if line["event"] == "kv_wire"]
+        *_, before, after = logged(fleet, "m-prefill", "kv_wire")
         assert (before["chosen"], before["link_bytes_per_s"]) == ("as-is", None)
         assert after["chosen"] == "int8-g64" and after["link_bytes_per_s"] > 0
 

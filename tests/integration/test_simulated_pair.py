@@ -11,7 +11,7 @@ from disagg.errors import ContextLengthExceeded, DeadlineExceeded
 from tests.fleets import RunningFleet, running, wait_until
 from tests.simulated import ROW_BYTES, write_simulated
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import frames
 
 FINGERPRINT = Fingerprint("tiny", 1000, "rope-1", "tokenizer-1", "template-1", "special-1")
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 WINDOW = 7
 
 

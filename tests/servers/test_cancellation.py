@@ -43,11 +43,14 @@ async def test_200_requests_cancelled_at_random_moments_leave_nothing_a_second_l
             async with gate:
                 request = asyncio.ensure_future(client.generate("tiny", PROMPT, max_tokens=1000))
                 await asyncio.wait((request,), timeout=chance.uniform(0, usual * 2))
-                assert not request.done(), request.exception()
-                request.cancel()
+                if not request.cancel():
+                    request.result()  # no error; it is no longer than `usual` was for 40 tokens
                 await asyncio.wait((request,))
+                ended.append(request.cancelled())
 
+        ended: list[bool] = []
         await asyncio.gather(*(cancelled_midway() for _ in range(CANCELLED_REQUESTS)))
+        assert sum(ended) > CANCELLED_REQUESTS / 2
         await asyncio.to_thread(wait_until, lambda: idle(tiny_fleet), 20, "both hosts to hold nothing")
         answer = await client.generate("tiny", PROMPT, max_tokens=4)
     assert len(answer.tokens) == 4
@@ -59,13 +62,19 @@ def test_a_caller_that_leaves_before_its_kv_came_frees_the_slot(tiny_fleet: Runn
             lines = answer.iter_lines()  # held: the response closes when its iterator is dropped
             assert next(lines) == "event: slot"
             assert not idle(tiny_fleet)
-        wait_until(lambda: idle(tiny_fleet), 20, "the slot to be freed")
+        wait_until(lambda: idle(tiny_fleet), 60, "the slot to be freed")
 
 
 @pytest.mark.parametrize(
-    ("host", "path", "phase"), [("decode", "/decode", "waiting for KV"), ("prefill", "/generate", "generating")]
+    ("host", "path", "until", "phase"),
+    [
+        ("decode", "/decode", "event: slot", "waiting for KV"),
+        ("prefill", "/generate", "event: tokens", "generating"),
+    ],
 )
-def test_a_cancelled_request_leaves_a_log_line(tiny_fleet: RunningFleet, host: str, path: str, phase: str) -> None:
+def test_a_cancelled_request_leaves_a_log_line(
+    tiny_fleet: RunningFleet, host: str, path: str, until: str, phase: str
+) -> None:
     request_id = secrets.token_hex(8)
     body = unheld(sampling={"max_tokens": 1500, "ignore_eos": True})
 
@@ -78,8 +87,8 @@ def test_a_cancelled_request_leaves_a_log_line(tiny_fleet: RunningFleet, host: s
         http.stream("POST", path, json=body, headers={"X-Request-Id": request_id}) as answer,
     ):
         lines = answer.iter_lines()
-        assert next(lines).startswith("event: ")
-    wait_until(logged, 20, "the log line")
+        assert until in lines
+    wait_until(logged, 60, "the log line")
     assert [line["phase"] for line in logged()] == [phase]
 
 
@@ -89,4 +98,4 @@ def test_kv_that_never_comes_ends_the_request_at_its_deadline(tiny_fleet: Runnin
     assert answer.status_code == httpx.codes.OK
     assert "event: error" in answer.text
     assert "deadline" in answer.text.splitlines()[-2]
-    wait_until(lambda: idle(tiny_fleet), 20, "the slot to be freed")
+    wait_until(lambda: idle(tiny_fleet), 60, "the slot to be freed")

@@ -86,15 +86,19 @@ def test_a_host_that_hosts_toml_does_not_name_lists_those_there_are(tmp_path: Pa
 
 
 def test_sigterm_lets_a_running_answer_finish_and_refuses_new_ones(tmp_path: Path, model: Path) -> None:
-    with running(write_hosts(tmp_path, {"m": model})) as fleet, fleet.client() as client:
+    with (
+        running(write_hosts(tmp_path, {"m": model})) as fleet,
+        fleet.client() as client,
+        fleet.http("m-decode") as http,
+    ):
+        assert http.get("/health").json()["status"] == "ok"  # connected before the answer begins
         stream = client.stream("m", "def f(x):", max_tokens=400)
         assert isinstance(next(stream), Chunk)
         codes: list[int] = []
         stopping = threading.Thread(target=lambda: codes.append(fleet.stop("m-decode")))
         stopping.start()
-        with fleet.http("m-decode") as http:
-            wait_until(lambda: http.get("/health").json()["status"] == "draining", 20, "the server to drain")
-            refused = http.post("/generate", json={"model": "m", "prompt": "x"})
+        wait_until(lambda: http.get("/health").json()["status"] == "draining", 60, "the server to drain")
+        refused = http.post("/generate", json={"model": "m", "prompt": "x"})
         for _ in stream:
             pass
         stopping.join()
@@ -140,4 +144,4 @@ def test_hosts_with_different_tokenizers_are_found_out_not_served(tmp_path: Path
     with running(path) as fleet, fleet.client() as client:
         answer = client.generate("m", "Def F(X):", max_tokens=4)
     assert answer.metrics.method == "fallback"
-    assert "tokenizer" in answer.warnings[0]
+    assert any("tokenizer" in warning for warning in answer.warnings), answer.warnings

@@ -26,7 +26,7 @@ from disagg.servers.service import AnyService
 from tests.simulated import write_simulated
 from tests.values import present
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @asynccontextmanager

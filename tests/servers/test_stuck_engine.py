@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,24 +24,26 @@ from disagg.servers.http.app import build
 from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
 from disagg.token import TOKEN_FILE_VARIABLE
-from tests.servers.test_service import serving
+from tests.servers.test_service import idle, serving
 from tests.simulated import write_simulated
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 TOKEN = "test-token-of-sixteen-or-more"
 LONG = {"model": "m", "tokens": [9] * 40, "sampling": {"max_tokens": 10_000, "ignore_eos": True}}
+PATIENT = StallPolicy(quiet_s=PATIENCE_S, computing_s=PATIENCE_S)
+STRICT = StallPolicy(quiet_s=0.5, computing_s=0.5)
 
 
 @pytest.fixture(params=["m-prefill", "m-decode"])
 async def service(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[AnyService]:
-    """A service behind HTTP that notices in two seconds what else takes ten."""
+    """A service behind HTTP whose engine is given time, until a test has blocked it."""
     monkeypatch.setattr(monitor, "TICK_S", 0.05)
     monkeypatch.setattr(sse, "CLEANUP_S", 0.2)
     async with serving(tmp_path, request.param) as one:
-        one.progress.policy = StallPolicy(quiet_s=2.0, computing_s=2.0)
+        one.progress.policy = PATIENT
         server = _Server(one, build(one, TOKEN))
         running = asyncio.ensure_future(server.serve([listener_of(one.host)]))
         watching = asyncio.ensure_future(Monitor(one).run())
@@ -56,23 +57,30 @@ async def service(
 
 
 def client(service: AnyService) -> httpx.AsyncClient:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    return httpx.AsyncClient(base_url=service.host.url, headers=headers, timeout=PATIENCE_S, trust_env=False)
+    headers, url = {"Authorization": f"Bearer {TOKEN}"}, service.host.url
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, trust_env=False, verify=False)
 
 
-def hang_after_the_next_step(service: AnyService, goes_on: threading.Event) -> None:
-    """Block the engine's thread, inside a piece of its work, until `goes_on`."""
-    if service.role == "decode":
-        service.engine.on_beat = goes_on.wait
-        return
-    scheduler: Any = service._scheduler  # type: ignore[attr-defined]
-    advance = scheduler._advance
+async def hang_after_the_next_step(service: AnyService, goes_on: threading.Event) -> None:
+    """Block the engine's thread, inside a piece of its work, until `goes_on`. Returns once it is blocked."""
+    hangs = threading.Event()
 
-    def hanging(job: object) -> None:
-        advance(job)
+    def hang() -> None:
+        hangs.set()
         goes_on.wait()
 
-    scheduler._advance = hanging
+    if service.role == "decode":
+        service.engine.on_beat = hang
+    else:
+        scheduler: Any = service._scheduler  # type: ignore[attr-defined]
+        advance = scheduler._advance
+
+        def advance_and_hang(job: object) -> None:
+            advance(job)
+            hang()
+
+        scheduler._advance = advance_and_hang
+    assert await asyncio.to_thread(hangs.wait, PATIENCE_S)
 
 
 async def until(service: AnyService, status: str) -> None:
@@ -87,30 +95,28 @@ async def test_callers_of_an_engine_that_hangs_in_a_step_get_an_error_and_it_may
         async with client(service) as caller, caller.stream("POST", "/generate", json=LONG) as answer:
             lines = answer.aiter_lines()
             assert await anext(lines) == "event: tokens"
-            hang_after_the_next_step(service, goes_on)
-            began = time.monotonic()
+            await hang_after_the_next_step(service, goes_on)
+            service.progress.policy = STRICT
             rest = [line async for line in lines]
         assert "event: error" in rest and "has made no progress" in "".join(rest)
-        assert time.monotonic() - began < PATIENCE_S / 2
         await until(service, "stalled")
         async with client(service) as caller:
             refused = await caller.post("/generate", json=LONG)
         assert refused.status_code == httpx.codes.BAD_GATEWAY and "no progress" in refused.text
     finally:
+        service.progress.policy = PATIENT
         goes_on.set()
     service.progress.beat()
     await until(service, "ok")
     async with asyncio.timeout(PATIENCE_S):
-        while service.active or sse.unfinished():
+        while service.active or sse.unfinished() or not idle(service):
             await asyncio.sleep(0.02)
-    status = service.status()
-    assert (status.queue, status.running, status.kv_bytes, status.counters.failed) == (0, 0, 0, 1)
+    assert service.status().counters.failed == 1
 
 
 async def test_a_lease_that_is_not_extended_ends_its_request_within_a_tick(
     service: AnyService,
 ) -> None:
-    service.progress.policy = StallPolicy(quiet_s=PATIENCE_S, computing_s=PATIENCE_S)
     async with client(service) as caller, caller.stream("POST", "/generate", json={**LONG, "lease_s": 0.3}) as answer:
         rest = [line async for line in answer.aiter_lines()]
     last = json.loads([line for line in rest if line][-1].removeprefix("data: "))

@@ -370,7 +370,7 @@ def test_lookups_and_give_ups_of_other_threads_never_meet_a_half_changed_tree() 
         add(store, tokens)
     stop.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert errors == []
     assert store.nbytes == counted(store)
 

@@ -29,7 +29,7 @@ from disagg.inference.hosts.view import FleetView
 from disagg.inference.types import Phase, Stage
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient, completion
-from tests.gateway.test_serve import running
+from tests.gateway.test_serve import new_http, running
 
 HOST = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("mlx"), 8001)
 FLEET = Fleet("test", Path("hosts.toml"), {"m": Model("m", {}, 4096)}, {"d": HOST})
@@ -228,7 +228,7 @@ async def read_events(answer: httpx.Response, count: int) -> list[tuple[str, Any
     """The first events of a stream: name and data."""
     found: list[tuple[str, Any]] = []
     name = ""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for line in answer.aiter_lines():
             if line.startswith("event: "):
                 name = line.removeprefix("event: ")
@@ -242,7 +242,7 @@ async def read_events(answer: httpx.Response, count: int) -> list[tuple[str, Any
 async def test_a_watcher_gets_the_past_once_and_then_the_state_with_the_apis_that_are_served() -> None:
     async with (
         running(FakeClient("one ")) as gateway,
-        httpx.AsyncClient(trust_env=False) as http,
+        new_http() as http,
         http.stream("GET", f"{gateway.url}/api/live") as answer,
     ):
         found = await read_events(answer, 3)
@@ -253,11 +253,11 @@ async def test_a_watcher_gets_the_past_once_and_then_the_state_with_the_apis_tha
 
 async def test_only_so_many_may_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "MAX_WATCHERS", 1)
-    async with running(FakeClient()) as gateway, httpx.AsyncClient(trust_env=False) as http:
+    async with running(FakeClient()) as gateway, new_http() as http:
         async with http.stream("GET", f"{gateway.url}/api/live") as answer:
             await read_events(answer, 1)
             assert (await http.get(f"{gateway.url}/api/live")).status_code == 429
-        async with asyncio.timeout(10):  # its place is free again soon after it has left
+        async with asyncio.timeout(60):  # its place is free again soon after it has left
             while True:
                 async with http.stream("GET", f"{gateway.url}/api/live") as answer:
                     if answer.status_code == 200:

@@ -14,8 +14,9 @@ import pytest
 from disagg.config import Host
 from disagg.errors import HandoffError, ServerUnavailable
 from disagg.inference.sync_client import Client
-from tests.fleets import TOKEN, RunningFleet, free_ports
+from tests.fleets import TOKEN, RunningFleet
 from tests.inference.fake_hosts import change_timeouts, start_at, with_first
+from tests.ports import free_ports
 
 PROMPT = [9 + i for i in range(60)]  # salted, so that no test finds it held
 OVERLOADED = b'{"error": {"code": "Overloaded", "message": "the queue is full", "hint": ""}}'
@@ -31,7 +32,8 @@ def misbehaving(kind: str, real: Host) -> Iterator[int]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if kind == "forgetful":
                 headers = {name: self.headers[name] for name in ("Authorization", "X-Request-Id")}
-                httpx.post(real.url + self.path, content=body, headers=headers, timeout=20, trust_env=False)
+                with httpx.Client(headers=headers, timeout=60, trust_env=False, verify=False) as plain:
+                    plain.post(real.url + self.path, content=body)
             elif kind == "half":
                 self.send_response(200)
                 self.end_headers()

@@ -46,7 +46,7 @@ async def ask(http: Connections, port: int) -> DoneEvent:
 
 async def kept(http: Connections) -> None:
     """Until a connection is kept."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not any(http._idle.values()):
             await asyncio.sleep(0)
 

@@ -95,7 +95,7 @@ async def test_room_that_a_thread_frees_after_its_request_has_ended_goes_to_the_
     room.wake()
     assert (room.reserved, task.done()) == (80, False)
     await asyncio.to_thread(engine)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await task
     assert room.reserved == 30
 

@@ -21,7 +21,7 @@ from disagg.servers.run import make_service
 from tests.simulated import ROW_BYTES, write_simulated
 from tests.values import of_type, present
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SLOW = PrefillOffer(wait_s=60.0, tokens_s=1.0)
 PROMPT = tuple(range(40))
 DECODE = DecodeBody(model="m", tokens=PROMPT, sampling=Sampling(max_tokens=4))
@@ -119,7 +119,7 @@ async def test_a_request_waits_for_kv_memory_until_its_deadline_and_no_longer(se
     async with aclosing(ask(service, replace(DECODE, sampling=Sampling(max_tokens=150)))) as large:
         await anext(large)
         with pytest.raises(DeadlineExceeded, match="there was no room for its KV"):
-            await answered(service, replace(DECODE, deadline_s=0.05))
+            await answered(service, replace(DECODE, deadline_s=0.3))
     await idle(service)
 
 
@@ -149,7 +149,7 @@ async def test_a_cancelled_request_keeps_its_kv_memory_until_the_engine_has_drop
         await anext(large)
     assert service.load_figures().running == 0 and service.load_figures().kv_bytes == 190 * ROW_BYTES
     with pytest.raises(DeadlineExceeded, match="there was no room for its KV"):
-        await answered(service, replace(DECODE, deadline_s=0.05))
+        await answered(service, replace(DECODE, deadline_s=0.3))
     confirm[0]()
     assert service.load_figures().kv_bytes == 0
     assert isinstance((await answered(service, replace(body, cache_salt="the next")))[-1], DoneEvent)
@@ -160,7 +160,7 @@ async def test_slots_leave_places_for_requests_that_need_none(service: DecodeSer
     for events in waiting:
         assert isinstance(await anext(events), SlotEvent)
     with pytest.raises(DeadlineExceeded, match="no free slot"):
-        await answered(service, replace(DECODE, deadline_s=0.05))
+        await answered(service, replace(DECODE, deadline_s=0.3))
     body = GenerateBody(model="m", tokens=PROMPT, sampling=Sampling(max_tokens=4))
     assert isinstance((await answered(service, body))[-1], DoneEvent)
     for events in waiting:

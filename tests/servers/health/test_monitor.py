@@ -24,7 +24,7 @@ from disagg.servers.service import AnyService
 from tests.servers.test_service import answer, serving
 from tests.values import present
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 GENERATE = GenerateBody(model="m", prompt="hello", sampling=Sampling(max_tokens=3))
 
 

@@ -35,7 +35,7 @@ LIMITS: Mapping[str, Mapping[str, Any]] = {
     "model": {"enum": ["tiny", "alias-of-tiny"]},
     "prompt": {"type": "string", "minLength": 1, "maxLength": 50},
     "role": {"enum": ["system", "user", "assistant"]},
-    "deadline_s": {"minimum": 0.2, "maximum": 0.3},
+    "deadline_s": {"minimum": 20, "maximum": 30},
     "max_tokens": {"maximum": 4},
 }
 TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 600}, "minItems": 2, "maxItems": 50}
@@ -52,7 +52,7 @@ def test_any_request_is_answered_as_the_document_states(
     before, statuses = len(tiny_fleet.log(host)), Counter[int]()
 
     def answered(case: Case[Any]) -> None:
-        answer = case.call(tiny_fleet.fleet.hosts[host].url, headers=HEADERS, timeout=20)
+        answer = case.call(tiny_fleet.fleet.hosts[host].url, headers=HEADERS, timeout=60)
         assert answer.status_code < 500 or answer.status_code in STATED, answer.text
         case.validate_response(answer, checks=CHECKS)
         statuses[answer.status_code] += 1
@@ -63,7 +63,7 @@ def test_any_request_is_answered_as_the_document_states(
     if method == "POST":
         for_each(refused.as_strategy(GenerationMode.NEGATIVE), answered)
     assert bugs(tiny_fleet.log(host)[before:]) == []
-    wait_until(lambda: idle(tiny_fleet, host), 20, "the server to be idle")
+    wait_until(lambda: idle(tiny_fleet, host), 60, "the server to be idle")
 
 
 def operation_of(document: dict[str, Any], method: str, path: str) -> Any:
@@ -98,6 +98,8 @@ def narrow(stated: dict[str, Any], fleet: RunningFleet) -> dict[str, Any]:
             value.update(deliver if field == "deliver" else LIMITS.get(field, {}))
         if name.endswith("Body") and "deadline_s" in properties:
             properties["tokens"] = TOKENS
+            if name == "DecodeBody":  # KV that never comes is waited for until then
+                properties["deadline_s"].update(minimum=0.4, maximum=0.5)
             for field in ("messages", "answer_tokens", "lease_s", "tools", "chat_template_kwargs"):
                 properties.pop(field)
             schema["required"].append("deadline_s")

@@ -15,7 +15,7 @@ from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
 from tests.servers.test_service import serving
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 TOKEN = "test-token-of-sixteen-or-more"
 HEAD = f"HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
 

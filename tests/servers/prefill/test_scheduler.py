@@ -15,7 +15,7 @@ from disagg.errors import Cancelled, DisaggError, ModelError, Overloaded, PeerLo
 from disagg.servers.prefill.order import CPU_CHUNKS, Candidate, Policy, chunk, is_alone, order
 from disagg.servers.prefill.scheduler import PromptJob, Scheduler
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 POLICY = Policy(chunk_tokens=2048, kv_bytes=1000, queue_tokens=100_000)
 NOW = 100.0
 A, B = ("10.0.0.1", 9001), ("10.0.0.2", 9001)
