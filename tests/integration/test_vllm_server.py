@@ -5,6 +5,7 @@ The `vllm serve` is a process of its own, as somebody else would run it; the pre
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import pytest
 
 from disagg.inference.client import AsyncClient
 from tests import tiny_models
-from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, free_ports, running, write_hosts
-from tests.integration.test_vllm import ANSWER, ARCHITECTURES, LENGTHS, by_transformers, ids, prompt
+from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, write_hosts
+from tests.integration.test_vllm import ANSWER, ARCHITECTURES, LENGTHS, ids, prompt, require_those_of_transformers
+from tests.ports import free_ports
 from tests.vllm_serve import VLLMServe, vllm_serve
 
 pytestmark = [
@@ -45,13 +47,18 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 async def test_every_length_gives_the_tokens_of_both_frameworks_alone(pair: Pair) -> None:
     prompts = [prompt(length) for length in LENGTHS]
-    expected = by_transformers(pair.fleet, prompts)
     async with AsyncClient(pair.fleet.fleet, token=TOKEN) as client:
-        for tokens, wanted in zip(prompts, expected, strict=True):
-            handed_over = await client.generate("m", tokens=tokens, cache_salt=f"{len(tokens)}", **ANSWER)
-            assert handed_over.metrics.method == "disaggregated"
-            assert ids(handed_over) == wanted, f"{len(tokens)} tokens"
-            alone = await client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER)
-            assert ids(alone) == wanted
-            there = await client.generate("m", tokens=tokens, alone="prefill", cache_salt="there", **ANSWER)
-            assert ids(there) == wanted
+        handed_over = [
+            await client.generate("m", tokens=tokens, cache_salt=f"{len(tokens)}", **ANSWER) for tokens in prompts
+        ]
+        by_decode = await asyncio.gather(
+            *(client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER) for tokens in prompts)
+        )
+        by_prefill = [
+            await client.generate("m", tokens=tokens, alone="prefill", cache_salt="there", **ANSWER)
+            for tokens in prompts
+        ]
+    for alone in (by_decode, by_prefill):
+        assert [ids(answer) for answer in alone] == [ids(answer) for answer in handed_over]
+    assert [answer.metrics.method for answer in handed_over] == ["disaggregated"] * len(LENGTHS)
+    require_those_of_transformers(pair.fleet, prompts, handed_over)
