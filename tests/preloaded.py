@@ -1,9 +1,10 @@
-"""Servers that are forked from a process with their frameworks imported, which saves seconds of each start.
+"""Programs that are forked from a process with their imports done, which saves seconds of each server's start.
 
-`python -m tests.preloaded transformers` is that process, or `vllm` in the environment of that. It reads requests and
-writes replies, one JSON object per line: {"argv", "env", "log", "network", "program"} starts `python -m PROGRAM ARGV`
-and is answered with {"pid"}; {"pid"} is answered with {"code"}, null while that server runs. At the end of its input it
-kills what still runs. MLX is imported after the fork: it starts threads, and no thread survives a fork.
+`python -m tests.preloaded transformers` is that process, `vllm` in the environment of that, or `disagg` for the command
+line. It reads requests and writes replies, one JSON object per line: {"program", "argv", "env", "log", "errors",
+"network"} starts `python -m PROGRAM ARGV` and is answered with {"pid"}; {"pid"} is answered with {"code"}, null while
+that program runs. At the end of its input it kills what still runs. MLX is imported after the fork: it starts threads,
+and no thread survives a fork.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +30,16 @@ _CLONE_NEWNET = 0x40000000
 AVAILABLE = sys.platform == "linux"
 _SERVERS = ("disagg.servers.run", "disagg.servers.prefill.service")
 _MODULES = {
+    "disagg": (
+        "disagg.cli.app",
+        "disagg.cli.views",
+        "disagg.fleet.deploy.deployment",
+        "disagg.fleet.lifecycle.fleet_servers",
+        "disagg.fleet.machine.ssh.machine",
+        "disagg.inference.client",
+        "fabric",
+        "rich.live",
+    ),
     "transformers": (
         "disagg.engines.transformers.engine",
         *_SERVERS,
@@ -73,10 +85,13 @@ class Preloaded:
         log: Path,
         network: str = "",
         program: str = "disagg.servers",
+        *,
+        errors: Path | None = None,
     ) -> ForkedServer:
-        """network: the file of a network namespace, "" for this process's own. program: the module to run."""
-        request = {"argv": list(argv), "env": dict(environment), "log": str(log), "network": network}
-        return ForkedServer(self, int(self.ask({**request, "program": program})["pid"]))
+        """network: the file of a network namespace, "" for this process's own. program: the module to run. errors:
+        stderr, if not in the log."""
+        request = {"argv": list(argv), "env": dict(environment), "log": str(log), "errors": str(errors or log)}
+        return ForkedServer(self, int(self.ask({**request, "network": network, "program": program})["pid"]))
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
@@ -103,11 +118,12 @@ class ForkedServer:
         return self.returncode
 
     def wait(self, timeout: float = 60.0) -> int:
-        deadline = time.monotonic() + timeout
+        deadline, pause = time.monotonic() + timeout, 0.002
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("disagg.servers", timeout)
-            time.sleep(0.01)
+                raise subprocess.TimeoutExpired("disagg", timeout)
+            time.sleep(pause)
+            pause = min(0.05, pause * 1.3)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -156,8 +172,8 @@ def _fork(request: Mapping[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    for target, descriptor in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+    log, errors = (os.open(request[name], os.O_WRONLY | os.O_APPEND | os.O_CREAT) for name in ("log", "errors"))
+    for target, descriptor in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, errors)):
         os.dup2(descriptor, target)
     if request["network"]:
         with Path(request["network"]).open("rb") as namespace:
@@ -166,12 +182,18 @@ def _fork(request: Mapping[str, Any]) -> int:
     os.environ.update(request["env"])
     sys.argv = [request["program"], *request["argv"]]
     sys.path += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    code = 1
     try:
         runpy.run_module(request["program"], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:  # a server ends by itself, without coming back here
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001  # as the interpreter would
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)  # the server ends by itself, without coming back here
+        os._exit(code)
 
 
 def enter_network(descriptor: int) -> None:  # os.setns is from Python 3.12 on

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import disagg
+from tests import preloaded
 from tests.fleet.deploy.guests import install_uv
+from tests.preloaded import Preloaded
 from tests.testbed.bed import Bed
 
 ROOT = str(Path(disagg.__file__).parents[1])
@@ -40,24 +45,49 @@ class Operator:
 
     def run(self, *arguments: object, code: int = 0, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run `disagg ARGUMENTS`, which must end with this code."""
-        done = subprocess.run(
-            self.argv(*arguments),
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=timeout,
-            env=self.environment,
-            cwd=self.code,
-            check=False,
-        )
+        argv = self.argv(*arguments)
+        if preloaded.AVAILABLE and self.code == ROOT and self.bed.hub is not None:
+            done = self._forked(argv[3:], timeout)
+        else:
+            done = subprocess.run(
+                argv,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=timeout,
+                env=self.environment,
+                cwd=self.code,
+                check=False,
+            )
         assert done.returncode == code, f"disagg {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
+
+    def _forked(self, argv: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
+        """In a process with disagg's modules imported, which takes half a second of CPU time less."""
+        assert self.bed.hub is not None
+        network = f"/proc/{self.bed.hub.pid}/ns/net"
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder, "out"), Path(folder, "err")
+            process = disagg_process().start(argv, self.environment, out, network, program="disagg", errors=err)
+            try:
+                code = process.wait(timeout)
+            finally:
+                process.kill()
+            return subprocess.CompletedProcess(argv, code, out.read_text(), err.read_text())
 
     def status(self, code: int = 0, *arguments: object) -> dict[str, dict[str, Any]]:
         """`disagg status --json`, by host."""
         return {
             one["host"]: one for one in json.loads(self.run("status", "--json", *arguments, code=code).stdout)["hosts"]
         }
+
+
+@cache
+def disagg_process() -> Preloaded:
+    """The process that forks command lines."""
+    process = Preloaded(framework="disagg")
+    atexit.register(process.close)
+    return process
 
 
 def operator(bed: Bed, folder: Path) -> Operator:

@@ -1,4 +1,5 @@
-"""Two bare machines: their whole environments come from the package index, and they serve from these alone.
+"""Two bare machines: their whole environments come from the package index, and they serve from these alone. One has uv,
+which installs torch in a fraction of pip's CPU time; pip installs the other's.
 
 The index is the one that pip uses here, so that the hosts take the very torch that this machine would. The tests build
 on one another.
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from uv import find_uv_bin
 
 from tests.integration.deployed import ROOT, Operator
 from tests.testbed.bed import Bed
@@ -27,7 +29,6 @@ HOSTS = """\
 name = "bare"
 
 [deploy]
-installer = "pip"
 index_url = "{index}"
 
 [models.tiny]
@@ -61,8 +62,11 @@ def fleet(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     """Deployed and started. Afterwards nothing is left: an environment with torch is large."""
     machines.need_links()
     folder = tmp_path_factory.mktemp("operator")
-    for name in (PREFILL, DECODE):
-        leave_compiling_to_imports(machines.hosts[name].home)
+    homes = [machines.hosts[name].home for name in (PREFILL, DECODE)]
+    for home in homes:
+        (home / ".local/bin/uv").unlink(missing_ok=True)  # a stand-in of other tests
+    install_uv(homes[0])
+    leave_compiling_to_imports(homes[1])
     with package_index(machines) as index, machines.entered():
         made = Operator(machines, folder / "hosts.toml", folder)
         made.config.write_text(hosts_toml(machines, index.url))
@@ -71,7 +75,15 @@ def fleet(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         made.run("start")
         yield made
         made.run("uninstall", "--yes", "--models")
-        assert not any((machines.hosts[name].home / ".disagg").exists() for name in (PREFILL, DECODE))
+        assert not any((home / ".disagg").exists() for home in homes)
+    (homes[0] / ".local/bin/uv").unlink()
+    for home in homes:
+        shutil.rmtree(home / ".cache", ignore_errors=True)
+
+
+def install_uv(home: Path) -> None:
+    (home / ".local/bin").mkdir(parents=True, exist_ok=True)
+    shutil.copy(find_uv_bin(), home / ".local/bin/uv")
 
 
 def leave_compiling_to_imports(home: Path) -> None:
@@ -93,6 +105,11 @@ def hosts_toml(bed: Bed, index: str) -> str:
         )
     )
     return HOSTS.format(index=index) + "".join(hosts)
+
+
+def test_uv_installs_where_it_is_and_pip_elsewhere(fleet: Operator) -> None:
+    made = {name: next(fleet.bed.hosts[name].home.glob(".disagg/envs/*/pyvenv.cfg")) for name in (PREFILL, DECODE)}
+    assert {name: "uv = " in file.read_text() for name, file in made.items()} == {PREFILL: True, DECODE: False}
 
 
 def test_two_bare_hosts_answer_with_what_the_index_gave_them(fleet: Operator) -> None:

@@ -32,7 +32,7 @@ def install_uv(bed: Bed) -> None:
         if uv.exists():
             continue
         _make_guest(host.home / "guest", bed.real, without_torch=host.mac)
-        uv.parent.mkdir(parents=True)
+        uv.parent.mkdir(parents=True, exist_ok=True)
         uv.write_text(UV)
         uv.chmod(0o755)
         owner = host.home.stat()
