@@ -101,7 +101,7 @@ def run_chaos(args: argparse.Namespace) -> int:
 
 def run_soak(args: argparse.Namespace) -> int:
     with small_fleet(proxied=False, max_kv_bytes=soak.MAX_KV_BYTES) as fleet:
-        report = asyncio.run(soak.run(fleet, _settings(soak.Settings, args)))
+        report = asyncio.run(soak.run(fleet, _settings(soak.Settings, args), write))
     write("\n".join(soak.table(report)))
     return int(bool(report.problems))
 

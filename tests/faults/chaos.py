@@ -15,12 +15,14 @@ from typing import Any, Final, Literal
 
 from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
+from disagg.inference.types import Stage
 from tests.faults import process
 from tests.faults.fleet import MODEL, FaultFleet
 
 TIMEOUT_S: Final = 60.0
 HANG_S: Final = TIMEOUT_S + 10
 PROMPTS: Final = 8
+SLOWEST: Final = 8  # requests whose stages the report has
 Harm = Literal["killed", "frozen"]
 
 
@@ -49,7 +51,8 @@ class Event:
 
 @dataclass(slots=True)
 class Outcome:
-    """How one request ended. gap_s: its longest time without a token after the first one, and when that began."""
+    """How one request ended. gap_s: its longest time without a token after the first one, and when that began.
+    stages: what it came to, each with the seconds since its start."""
 
     name: str
     started: float
@@ -59,6 +62,20 @@ class Outcome:
     gap_s: float = 0.0
     gap_at: float = 0.0
     notes: tuple[str, ...] = ()
+    stages: list[tuple[float, Stage]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.started
+
+    @property
+    def story(self) -> str:
+        """Where its time went."""
+        hosts = "{} {} -> {}"
+        return ", ".join(
+            f"{at:.1f} {hosts.format(one.phase, one.prefill_server or '-', one.decode_server or '-')}"
+            for at, one in self.stages
+        )
 
 
 @dataclass(slots=True)
@@ -183,10 +200,16 @@ async def _outcome(client: AsyncClient, request: Request) -> Outcome:
     times: list[float] = []
     notes: list[str] = []
     outcome = Outcome("hung", time.monotonic(), 0.0)
+
+    def watch(stage: Stage) -> None:
+        outcome.stages.append((time.monotonic() - outcome.started, stage))
+
     try:
         async with asyncio.timeout(HANG_S):
             salt = secrets.token_hex(8)  # so that every request hands its KV off
-            stream = client.stream(MODEL, tokens=request.tokens, timeout=TIMEOUT_S, cache_salt=salt, **request.options)
+            stream = client.stream(
+                MODEL, tokens=request.tokens, timeout=TIMEOUT_S, cache_salt=salt, watch=watch, **request.options
+            )
             async with stream:
                 async for chunk in stream:
                     ids += [token.id for token in chunk.tokens]
@@ -245,7 +268,7 @@ def table(report: Report) -> list[str]:
     """The report as lines of text."""
     counts = Counter(outcome.name for outcome in report.outcomes)
     harms = Counter((event.host, event.harm) for event in report.events)
-    seconds = sorted(outcome.ended - outcome.started for outcome in report.outcomes)
+    seconds = sorted(outcome.seconds for outcome in report.outcomes)
     lines = [f"{report.settings}", f"{len(report.outcomes)} requests, {len(report.events)} harms"]
     lines += [f"  {count:5d}  {name}" for name, count in counts.most_common()]
     lines += [f"  {count:5d} x {host} {harm}" for (host, harm), count in sorted(harms.items())]
@@ -254,6 +277,8 @@ def table(report: Report) -> list[str]:
         lines.append(f"decode host {harm} to next token: {percentiles(sorted(failover_times(report, harm)))}")
     notes = Counter(note.split(":")[0] for outcome in report.outcomes for note in outcome.notes)
     lines += [f"  {count:5d} noted: {note}" for note, count in notes.most_common(12)]
+    slowest = sorted(report.outcomes, key=lambda one: one.seconds, reverse=True)[:SLOWEST]
+    lines += [f"  {one.seconds:.1f} s, {one.name}: {one.story}" for one in slowest]
     return lines + [f"  problem: {problem}" for problem in report.problems[:40]]
 
 

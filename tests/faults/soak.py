@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,8 +61,8 @@ class Report:
         return self.late[name].resident / self.early[name].resident
 
 
-async def run(fleet: FaultFleet, settings: Settings) -> Report:
-    """Raises nothing for a request that fails: the report has its message."""
+async def run(fleet: FaultFleet, settings: Settings, tell: Callable[[str], None] = lambda _: None) -> Report:
+    """Raises nothing for a request that fails: the report has its message. tell: gets a line after each part."""
     chance = random.Random(settings.seed)
     before, failed, aborted = fleet.held(), [], 0
     curve: dict[int, Mapping[str, Held]] = {}
@@ -94,8 +94,16 @@ async def run(fleet: FaultFleet, settings: Settings) -> Report:
     for first in range(0, settings.requests, settings.early):
         last = min(first + settings.early, settings.requests)
         curve[last] = await part(first, last)
+        tell(row(last, curve[last]))
     left = await asyncio.to_thread(fleet.left_over, curve[min(curve)])
     return Report(curve, aborted, tuple(failed), tuple(left))
+
+
+def row(requests: int, held: Mapping[str, Held]) -> str:
+    """What each server has open after so many requests: memory, threads, sockets, files."""
+    return f"{requests:6d}  " + "  ".join(
+        f"{name} {one.resident / 1e6:.1f} MB {one.threads}/{one.sockets}/{one.files}" for name, one in held.items()
+    )
 
 
 def table(report: Report) -> list[str]:
@@ -106,6 +114,5 @@ def table(report: Report) -> list[str]:
             f"{name}: {early.resident / 1e6:.1f} -> {late.resident / 1e6:.1f} MB ({report.growth(name) - 1:+.1%}), "
             f"{early.threads} -> {late.threads} threads, {early.sockets} -> {late.sockets} sockets"
         )
-    for number, held in report.curve.items():
-        lines.append(f"{number:6d}  " + "  ".join(f"{name} {one.resident / 1e6:.1f} MB" for name, one in held.items()))
+    lines += [row(number, held) for number, held in report.curve.items()]
     return lines + [f"  problem: {problem}" for problem in report.problems[:20]]

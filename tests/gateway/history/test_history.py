@@ -47,6 +47,12 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
     one.close()
 
 
+def test_the_pages_of_the_file_take_no_more_memory_than_their_bound(tmp_path: Path) -> None:
+    store = Store(tmp_path / "history.db", HistoryBounds(cache_kib=64))
+    assert store._connection.execute("PRAGMA cache_size").fetchone() == (-64,)  # negative: in KiB
+    store.close()
+
+
 def test_an_entry_has_the_figures_and_the_route_and_no_text() -> None:
     found = of_completion(Completed(REQUEST, 0, completion("one two", held_tokens=4), STAGE))
     assert (found.model, found.key, found.state, found.reason) == ("m", "editor", "ok", "prefill failed")
