@@ -1,5 +1,5 @@
-"""What `python -m disagg.verify` prints and `disagg verify` shows, and how it talks to the process of the prefill
-engine: one PrefillReady, then a PrefillReply for each PrefillCall, each as one line of JSON."""
+"""What `python -m disagg.verify` prints and `disagg verify` shows. Its prefill engine is a process of its own, which
+writes one PrefillReady, then a PrefillReply for each PrefillCall, each as one line of JSON."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class PrefillReady(Contract, frozen=True, kw_only=True):
 
 
 class PrefillCall(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something to compute from these tokens: the first `count` tokens of the greedy answer; logits after each of the
-    last `count` tokens, written to `file` as float32 (numpy's format); or the KV of all but the last token, sent to
-    `to` with this ticket. chunk_tokens: the prompt in pieces of so many tokens."""
+    """Something to compute from these tokens. `answer`: the first `count` tokens of the greedy answer; `logits`: after
+    each of the last `count` tokens, written to `file` as float32 (numpy's format); `send`: the KV of all but the last
+    token, sent to `to` with this ticket. chunk_tokens: the prompt in pieces of so many tokens."""
 
     call: Literal["answer", "logits", "send"]
     tokens: tuple[int, ...]

@@ -1,5 +1,7 @@
-"""A prefill engine in a process of its own and a decode engine in this one, with a KV transfer over loopback between
-them."""
+"""A prefill engine in a process of its own and a decode engine in this one.
+
+KV crosses from one to the other over loopback.
+"""
 
 from __future__ import annotations
 

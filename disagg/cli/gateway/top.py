@@ -39,7 +39,8 @@ def top(
     from disagg.cli.views.gateway.top import Shown, top_view
 
     console = stdout()
-    waiting = console.status(f"asking {url}") if console.is_terminal and not as_json else nullcontext()
+    asked = "asking the hosts" if hosts else f"asking {url}"
+    waiting = console.status(asked) if console.is_terminal and not as_json else nullcontext()
     with waiting:
         source, state = asyncio.run(_source(context, url, hosts))
     if as_json:

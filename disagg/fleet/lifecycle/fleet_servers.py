@@ -152,7 +152,7 @@ class FleetServers:
         ]
 
     def _one(self, host: Host, why: str, action: Callable[[Server], ServerResult]) -> ServerResult:
-        """The action's result on one host, which no other command changes meanwhile; a DisaggError becomes a failed
+        """The action's result on one host, which no other command changes meanwhile. A DisaggError becomes a failed
         result. why: the command."""
         began = time.monotonic()
         try:

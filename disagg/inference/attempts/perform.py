@@ -62,7 +62,7 @@ class HostCaller:
 
 @dataclass(slots=True)
 class FirstKV:
-    """Judges the way of the KV by the phases that both hosts of a hand-off state; passes them on to `reported`."""
+    """Decides by the phases that both hosts state whether the KV is late; passes the phases on to `reported`."""
 
     limit_s: float
     reported: Callable[[str], None]

@@ -47,7 +47,7 @@ class Transfer:
         self._result: TransferResult | None = None
         self._digest = frames.new_digest()
         self._spans: list[Span] = []
-        self._backlog = 0
+        self._backlog = 0  # the first span after the last wait for KV: from there on the link is the bottleneck
         self._thread = threading.Thread(target=self._run, name=f"kv-send-{header.request_id}", daemon=True)
         self._thread.start()
 

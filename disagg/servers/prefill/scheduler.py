@@ -25,7 +25,8 @@ RATE_WEIGHT = 0.2  # of the newest measurement in the moving average
 @dataclass(slots=True, eq=False)
 class PromptJob:
     """One prompt. start: opens its run, on the scheduler's thread. tokens: of the prompt. kv_bytes: of its KV, while it
-    is started. queued_bytes: KV that waits to be sent to `to`. Only the scheduler changes the rest.
+    is started. queued_bytes: KV that waits to be sent to `to`. Only the scheduler changes the rest; stepped: the number
+    of the step that computed it last.
 
     started: done once the run is open; computed: its result is the run, once nothing is left to compute. Both get the
     error that ended the job.
@@ -226,14 +227,14 @@ class Scheduler:
             self._rate(job, before - _ahead(stepped), _computed_s(prompts) - computed_s)
         for done in self._started() if self.policy.together else (job,):
             if done.run is not None and done.run.done:
-                self._settle(done, done.run)
+                self._complete(done, done.run)
 
     def _started(self) -> list[PromptJob]:
         """Those whose runs a step may have finished."""
         with self._changed:
             return [job for job in self._jobs if job.state == "started"]
 
-    def _settle(self, job: PromptJob, run: PrefillRun) -> None:
+    def _complete(self, job: PromptJob, run: PrefillRun) -> None:
         with self._changed:
             job.state = "computed"
         job.computed.set_result(run)
@@ -257,7 +258,7 @@ class Scheduler:
                 run.close()
         except Exception:  # noqa: BLE001 - as above
             logs.log.exception("engine_failed_while_closing")
-        _settle(job, error)
+        _give_error(job, error)
 
 
 def _ahead(jobs: Sequence[PromptJob]) -> int:
@@ -270,7 +271,7 @@ def _computed_s(jobs: Sequence[PromptJob]) -> float:
     return sum(job.run.timing.compute_s for job in jobs if job.run is not None)
 
 
-def _settle(job: PromptJob, error: DisaggError) -> None:
+def _give_error(job: PromptJob, error: DisaggError) -> None:
     for future in (job.started, job.computed):
         if not future.done():
             future.set_exception(error)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+from typing import Any
+
 import msgspec
 import pytest
 from rich.console import Console
 
 from disagg.api.gateway.history import HistoryEntry
 from disagg.api.gateway.live import LiveHost, LiveModel, LiveRequest, LiveState, Totals
+from disagg.cli.app import invoke
+from disagg.cli.gateway import screen as live_screen
+from disagg.cli.gateway import top as command
 from disagg.cli.gateway.screen import _Screen
 from disagg.cli.views.gateway.top import Shown, keys_of, press, top_view
 
@@ -153,3 +160,25 @@ def test_a_name_in_brackets_is_shown_as_it_is() -> None:
     )
     for name in ("[/h]", "[/r]", "[bold]k", "[/p]", "[/d]", "[/m]", "[/o]"):
         assert name in picture
+
+
+@pytest.mark.parametrize(("option", "asked"), [("--url=http://a", "asking http://a"), ("--hosts", "asking the hosts")])
+def test_before_the_first_picture_the_terminal_shows_who_is_asked(
+    option: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = io.StringIO()
+    console = Console(file=printed, width=80, force_terminal=True, color_system=None)
+
+    async def source(*_: Any) -> Any:
+        async with asyncio.timeout(60):
+            while asked not in printed.getvalue():  # a thread of rich prints it
+                await asyncio.sleep(0.01)
+        return None, STATE
+
+    async def run(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(command, "stdout", lambda: console)
+    monkeypatch.setattr(command, "_source", source)
+    monkeypatch.setattr(live_screen, "run", run)
+    invoke(["top", option])

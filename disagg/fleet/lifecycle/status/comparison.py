@@ -31,8 +31,8 @@ def flag_differing(statuses: Sequence[HostStatus]) -> list[HostStatus]:
 
 
 def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatus]:
-    """Add a remark to healthy servers if another release was deployed since they started, or if they run other code or
-    settings than those of this checkout and hosts.toml."""
+    """Add a remark to healthy servers that do not run what is deployed, or what is here. That is another release than
+    the one deployed since, or other code or settings than those of this checkout and hosts.toml."""
 
     def remarked(status: HostStatus) -> HostStatus:
         if not status.ok:
