@@ -1,7 +1,8 @@
 """The fleet's shared secret, and the folder of a fleet's local state.
 
-The token comes from the file named by $DISAGG_TOKEN_FILE, else by `token_file` in hosts.toml, else from the fleet's
-state folder, in which `disagg start` creates one.
+The token comes from the file named by $DISAGG_TOKEN_FILE, else by `token_file` in hosts.toml, else from
+$XDG_STATE_HOME/disagg/NAME/token, in which `disagg start` or `disagg deploy` creates one. It follows the fleet's name,
+not the path of hosts.toml, so that clones of one fleet share it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ RELEASE_VARIABLE = "DISAGG_RELEASE"  # names the release that a deployed server 
 
 
 def state_folder(fleet: Fleet) -> Path:
-    """$XDG_STATE_HOME/disagg/NAME-HASH: tokens, pids and logs of this fleet on this machine."""
+    """$XDG_STATE_HOME/disagg/NAME-HASH: pids and logs of this fleet on this machine."""
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return base / "disagg" / f"{fleet.name}-{hashlib.sha256(str(fleet.path.resolve()).encode()).hexdigest()[:8]}"
 
@@ -52,7 +53,13 @@ def token_path(fleet: Fleet) -> Path:
     """The file that holds the fleet's token."""
     if named := os.environ.get(TOKEN_FILE_VARIABLE):
         return Path(named)
-    return fleet.token_file or state_folder(fleet) / "token"
+    return fleet.token_file or made_token_path(fleet, state_folder(fleet))
+
+
+def made_token_path(fleet: Fleet, state: Path) -> Path:
+    """The file of a token that disagg makes itself. state: the fleet's state folder, where earlier versions put it."""
+    earlier = state / "token"
+    return earlier if earlier.exists() else state.parent / fleet.name / "token"
 
 
 def fleet_token(fleet: Fleet) -> str:

@@ -59,6 +59,12 @@ def deploy(
             help="If one host cannot be deployed: deploy the others, or change nothing on any.",
         ),
     ] = True,
+    adopt_token: Annotated[
+        bool, typer.Option("--adopt-token", help="Use the token that the hosts have, on this machine too.")
+    ] = False,
+    replace_token: Annotated[
+        bool, typer.Option("--replace-token", help="Put this machine's token on hosts that have another one.")
+    ] = False,
     break_lock: BreakLock = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +77,9 @@ def deploy(
     hosts = _choose(fleet, host, role, model)
     if not dry_run:
         _require_answer("deploy", "changes", yes=yes, as_json=as_json)
-    decide = _deploying(fleet, dry=dry_run)
+    if adopt_token:
+        _adopt_token(fleet, hosts, refused=dry_run or replace_token)
+    decide = _deploying(fleet, dry=dry_run, replace_token=replace_token)
     if dry_run:
         _show_plan(fleet, _plan_only(hosts, decide), as_json)
     question = None if yes else "Deploy"
@@ -133,14 +141,25 @@ def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: 
     return choose(fleet, names or (), role, model)
 
 
-def _deploying(fleet: Fleet, dry: bool) -> Planner:
+def _adopt_token(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> None:
+    """Make the hosts' token this machine's. refused: another option forbids it."""
+    from disagg.errors import UsageError
+    from disagg.fleet.changes.tokens import token_of
+    from disagg.fleet.lifecycle.state import State
+
+    if refused:
+        raise UsageError("--adopt-token cannot be combined with --replace-token or --dry-run", "leave one of them out")
+    State.of(fleet).adopt_token(token_of(hosts))
+
+
+def _deploying(fleet: Fleet, dry: bool, replace_token: bool = False) -> Planner:
     from disagg.fleet.deploy.deployment import planner
     from disagg.fleet.deploy.release import Installation
     from disagg.fleet.lifecycle.state import State
 
     state = State.of(fleet)
     token = "" if dry and not state.has_token() else state.ensure_token()
-    return planner(Installation.current(fleet, token))
+    return planner(Installation.current(fleet, token), replace_token)
 
 
 def _plan_only(hosts: Sequence[Host], decide: Planner) -> list[DeployResult]:

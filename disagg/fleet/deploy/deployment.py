@@ -15,7 +15,7 @@ from disagg.fleet.changes.lock import locked
 from disagg.fleet.deploy import fit
 from disagg.fleet.deploy import plan as planning
 from disagg.fleet.deploy.apply import OnStep, apply, ignore
-from disagg.fleet.deploy.refusals import refusals
+from disagg.fleet.deploy.refusals import another_token, refusals
 from disagg.fleet.deploy.release import Installation, target_state
 from disagg.fleet.deploy.steps import Plan, Refusal
 from disagg.fleet.facts.host import HostFacts, read_host_facts
@@ -70,13 +70,15 @@ def choose(fleet: Fleet, names: Sequence[str] = (), role: str | None = None, mod
     return [host for host in hosts if host.placement.deployed]
 
 
-def planner(installation: Installation) -> Planner:
-    """The planner of `disagg deploy`: towards the target state of this installation."""
+def planner(installation: Installation, replace_token: bool = False) -> Planner:
+    """The planner of `disagg deploy`: towards the target state of this installation. replace_token: also on hosts that
+    have another token, which are refused otherwise."""
 
     def make_plan(host: Host, facts: HostFacts) -> Plan:
         found = _fit(installation.fleet, host, facts)
         cards = fit.too_few_cards(host, facts.hardware, facts.os)
-        reasons = (*refusals(host, facts), *cards, *(fit.refusals(found) if found else ()))
+        foreign = () if replace_token else tuple(another_token(installation.token, facts))
+        reasons = (*refusals(host, facts), *cards, *(fit.refusals(found) if found else ()), *foreign)
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
             return planning.refused(host, *reasons, wanted)

@@ -153,7 +153,9 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     token = hashlib.sha256(desired.token).hexdigest()
     if (facts.token_digest, facts.token_mode) != (token, "-rw-------"):
         write = WriteFile(paths.token, desired.token, 0o600)
-        yield Step("token", "write the fleet's token", paths.token, "token_digest", write)
+        replaced = facts.token_digest not in ("", token)
+        what = f"replace the token {facts.token_digest[:8]}" if replaced else "write the fleet's token"
+        yield Step("token", what, paths.token, "token_digest", write)
     if desired.keys and facts.keys_digest != hashlib.sha256(desired.keys).hexdigest():
         keys = WriteFile(paths.keys, desired.keys, 0o600)
         yield Step("keys", "write the keys of the gateway's clients", paths.keys, "keys_digest", keys)

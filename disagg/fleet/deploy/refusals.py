@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from disagg.config import Host
+from disagg.fleet.changes.tokens import digest
 from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
@@ -35,6 +36,17 @@ def no_room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
         yield Refusal(
             f"{facts.home} has {_gib(facts.disk_free)} free, and this needs about {_gib(need)}",
             f"make room, or see what is large: du -sh {facts.paths.root}/*",
+        )
+
+
+def another_token(token: str, facts: HostFacts) -> Iterator[Refusal]:
+    """A Refusal if the host has a token that is not this machine's. token: empty if this machine has none."""
+    if facts.token_digest not in ("", digest(token)):
+        ours = f"this machine's is {digest(token)[:8]}" if token else "this machine has none"
+        yield Refusal(
+            f"it has the token {facts.token_digest[:8]} of another operator, and {ours}",
+            f"disagg deploy --host {facts.host} --adopt-token uses its token here from now on; "
+            "--replace-token puts this machine's there, and locks out whoever has the other",
         )
 
 

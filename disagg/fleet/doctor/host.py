@@ -131,7 +131,7 @@ def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
         yield fault(
             "token",
             "its token differs from the one on this machine",
-            f"{deploy}; disagg restart --host {readings.host.name}",
+            f"{deploy} --adopt-token, or --replace-token and disagg restart --host {readings.host.name}",
         )
     else:
         yield ok("token", "0600")

@@ -1,7 +1,6 @@
 """The state of a fleet on this machine between two commands: one private folder per hosts.toml.
 
 $XDG_STATE_HOME/disagg/<fleet name>-<hash of the file's path>/     mode 0700
-    token         the fleet's shared secret (0600), unless hosts.toml names a token_file
     path          the path of hosts.toml
     <host>.pid    the process that is this host's server (JSON)
     <host>.log    output of that process; <host>.log.1 is the run before, or what was written before the log was full
@@ -24,7 +23,7 @@ from pathlib import Path
 from disagg.config import Fleet
 from disagg.errors import DisaggError, FleetError
 from disagg.fleet.lifecycle.loglines import last_error
-from disagg.token import read_token, state_folder, token_path
+from disagg.token import made_token_path, read_token, state_folder, token_path
 
 _LOG_TAIL_BYTES = 64 << 10
 
@@ -53,7 +52,7 @@ class State:
         if root is None:
             return State(state_folder(fleet), token_path(fleet))
         folder = root / state_folder(fleet).name
-        return State(folder, fleet.token_file or folder / "token")
+        return State(folder, fleet.token_file or made_token_path(fleet, folder))
 
     def prepare(self, fleet: Fleet) -> None:
         """Create the folder, and the token unless hosts.toml names a file for it. ConfigError if it is unusable."""
@@ -65,10 +64,18 @@ class State:
     def ensure_token(self) -> str:
         """The fleet's shared secret; created first unless it exists or hosts.toml names a file for it. ConfigError if
         other users can read it."""
-        if self.token_file == self.folder / "token" and not self.has_token():
-            self._make()
-            _write_private(self.token_file, secrets.token_hex(32) + "\n", once=True)
+        if self.token_file.parent.parent == self.folder.parent and not self.has_token():
+            self._keep_token(secrets.token_hex(32), once=True)
         return self.token()
+
+    def adopt_token(self, token: str) -> None:
+        """Make this the fleet's token on this machine."""
+        self._keep_token(token, once=False)
+
+    def _keep_token(self, token: str, once: bool) -> None:
+        with _reported(self.token_file):
+            self.token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_private(self.token_file, f"{token}\n", once=once)
 
     def token(self) -> str:
         """The fleet's shared secret; ConfigError if there is none."""

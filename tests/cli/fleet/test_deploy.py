@@ -49,6 +49,15 @@ def test_without_a_terminal_or_with_json_a_command_that_asks_needs_yes(
         assert reason in captured.err + captured.out and f"disagg {command} --yes" in captured.err + captured.out
 
 
+@pytest.mark.parametrize("other", ["--replace-token", "--dry-run"])
+def test_adopting_a_token_is_neither_replacing_it_nor_a_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    path = write_fleet(tmp_path, connector="ssh")
+    assert run("--config", path, "deploy", "--yes", "--adopt-token", other) == 2
+    assert "--adopt-token cannot be combined" in capsys.readouterr().err
+
+
 def test_a_dry_run_of_deploy_does_not_ask(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ class Site:
     package: dict[str, bytes] = field(default_factory=lambda: dict(PACKAGE))
     changes: Mapping[str, str] = field(default_factory=dict)
     declared: tuple[str, ...] = ("anyio>=4",)
+    replace_token: bool = True
 
     def __post_init__(self) -> None:
         weights = self.folder / "fleet" / "weights"
@@ -129,7 +130,7 @@ class Site:
         return read_host_facts(machine, self.host)
 
     def deployment(self, connect: Callable[[Host], Machine] = lambda host: LocalMachine(host.name)) -> Deployment:
-        return Deployment([self.host], planner(self.here), "deploy", connect=connect)
+        return Deployment([self.host], planner(self.here, self.replace_token), "deploy", connect=connect)
 
     def deploy(self, machine: Machine | None = None, break_lock: bool = False) -> DeployResult:
         connect = (lambda host: machine) if machine is not None else (lambda host: LocalMachine(host.name))

@@ -16,13 +16,14 @@ import pytest
 
 from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
 from disagg.fleet.changes.lock import LockHolder, locked
+from disagg.fleet.changes.tokens import digest
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, exit_code
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from disagg.fleet.deploy.undo import rollback, uninstall
 from disagg.fleet.machine.local import LocalMachine
 from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import PACKAGE, Saboteur, Site
-from tests.values import present
+from tests.values import of_type, present
 
 NEW_CODE = {**PACKAGE, "disagg/servers/__main__.py": b"VALUE = 2\n"}
 
@@ -79,6 +80,23 @@ def test_a_changed_line_transfers_the_package_alone(site: Site) -> None:
     assert list(machine.trees) == [f"{site.own}/releases/{site.current()}"]
     assert stamps(site.root / "envs") == environments
     assert "2" in (site.own / "current/disagg/servers/__main__.py").read_text()
+
+
+def test_a_host_with_another_operators_token_is_refused_with_a_choice(site: Site) -> None:
+    site.deploy()
+    theirs, site.token, site.replace_token = site.token, "the-token-of-another-clone", False
+    report = site.deploy()
+    error = of_type(report.error, DeployRefused)
+    assert (
+        f"token {digest(theirs)[:8]} of another operator, and this machine's is {digest(site.token)[:8]}"
+        in error.message
+    )
+    assert "--adopt-token" in error.hint and "--replace-token" in error.hint
+    assert (site.own / "token").read_text() == f"{theirs}\n"
+    site.replace_token = True
+    replaced = site.deploy()
+    assert f"replace the token {digest(theirs)[:8]}" in [step.what for step in present(replaced.plan).steps]
+    assert (site.own / "token").read_text() == f"{site.token}\n"
 
 
 def test_uv_is_asked_for_the_locked_versions_from_where_hosts_toml_says(site: Site) -> None:

@@ -32,7 +32,7 @@ def test_the_folder_is_private_and_the_token_is_made_once(fleet: Fleet, tmp_path
     state.prepare(fleet)
     assert len(token) == 64 and state.token() == token
     assert (mode(state.folder), mode(state.token_file)) == (0o700, 0o600)
-    assert sorted(path.name for path in state.folder.iterdir()) == ["path", "token"]
+    assert [path.name for path in state.folder.iterdir()] == ["path"]
 
 
 def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(
@@ -47,7 +47,25 @@ def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(
 
     monkeypatch.setattr(secrets, "token_hex", make_while_another_does)
     assert state.ensure_token() == state.token() != "f" * 64
-    assert sorted(path.name for path in state.folder.iterdir()) == ["path", "token"]
+    assert [path.name for path in state.token_file.parent.iterdir()] == ["token"]
+
+
+def test_the_token_follows_the_fleets_name_and_not_the_path_of_its_file(fleet: Fleet, tmp_path: Path) -> None:
+    state = State.of(fleet, tmp_path / "state")
+    clone = State.of(replace(fleet, path=tmp_path / "clone/hosts.toml"), tmp_path / "state")
+    assert clone.ensure_token() == state.ensure_token() and clone.folder != state.folder
+    clone.adopt_token("the-token-of-the-hosts")
+    assert state.token() == "the-token-of-the-hosts" and mode(state.token_file) == 0o600
+    other = State.of(replace(fleet, name="other"), tmp_path / "state")
+    assert other.ensure_token() != state.token()
+
+
+def test_a_token_that_an_earlier_version_made_is_used_on(fleet: Fleet, tmp_path: Path) -> None:
+    earlier = State.of(fleet, tmp_path / "state").folder / "token"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("made-by-an-earlier-version\n")
+    earlier.chmod(0o600)
+    assert State.of(fleet, tmp_path / "state").ensure_token() == "made-by-an-earlier-version"
 
 
 def test_the_folder_follows_xdg_state_home_and_differs_per_file(

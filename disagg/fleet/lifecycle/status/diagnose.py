@@ -81,7 +81,8 @@ def _token(status: HostStatus, host: Host, server: ServerFacts, token: str | Non
     if ours == server.token_digest:
         return replace(status, why="it was started with an earlier token than the deployed one", hint=restart)
     why = "its token differs from the one here" if ours else "there is no token here"
-    return replace(status, why=why, hint=f"disagg deploy --host {host.name} && {restart}")
+    adopt = f"disagg deploy --adopt-token --host {host.name} uses its token here"
+    return replace(status, why=why, hint=f"{adopt}; or --replace-token, then {restart}")
 
 
 def _alive(status: HostStatus, host: Host) -> HostStatus:

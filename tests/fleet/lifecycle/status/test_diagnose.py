@@ -93,7 +93,8 @@ ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2
             replace(DEPLOYED, pid=5, token_digest="other"),
             "unauthorised",
             "its token differs from the one here",
-            "disagg deploy --host spark && disagg restart --host spark",
+            "disagg deploy --adopt-token --host spark uses its token here; or --replace-token, then "
+            "disagg restart --host spark",
         ),
         (
             "unauthorised",
