@@ -34,6 +34,8 @@ SLOW_PATHS = {
     "engines/vllm/test_kv.py",
     "engines/vllm/test_pages.py",
     "engines/vllm/test_worker.py",
+    "engines/vllm/served/test_describe.py",
+    "engines/vllm/served/test_engine.py",
     "engines/test_constraint.py",
     "engines/staging",
     "engines/transformers",

@@ -37,6 +37,7 @@ class Shipment:
         self._report: KVReport | None = None
         self._progress: deque[KVProgress] = deque(maxlen=MAX_PROGRESS)
         self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)  # a byte too many in it is not needed
         with contextlib.ExitStack() as undo:
             undo.callback(self._wake.close)
             undo.callback(self._woken.close)
@@ -90,6 +91,7 @@ class Shipment:
                 threading.Thread(target=self._finish, name="kv-finish", daemon=True).start()
                 self._watch(sock, lambda: self._report is not None)
                 assert self._report is not None
+                self._tell_steps(sock)  # if all was over before the first look
                 sock.sendall(self._report.to_bytes() + b"\n")
         except OSError:  # nobody waits for this prompt any more
             self._failure = self._failure or Cancelled("the engine that ordered this KV gave it up")
@@ -107,8 +109,11 @@ class Shipment:
             if self._woken not in ready:
                 raise ConnectionResetError("the engine closed its connection, or the deadline has passed")
             self._woken.recv(16)
-            while self._progress:
-                sock.sendall(KVReport(progress=self._progress.popleft()).to_bytes() + b"\n")
+            self._tell_steps(sock)
+
+    def _tell_steps(self, sock: socket.socket) -> None:
+        while self._progress:
+            sock.sendall(KVReport(progress=self._progress.popleft()).to_bytes() + b"\n")
 
     def _finish(self) -> None:
         try:

@@ -51,8 +51,8 @@ def fit(
     nbytes: int | None = None,
 ) -> Fit | None:
     """What a host needs for its model, and has. config, nbytes: config.json and the size of the files that it holds;
-    without them, what is known of the source. None if either side is unknown."""
-    if host.simulated:
+    without them, what is known of the source. None if either side is unknown, or another server has the model."""
+    if host.simulated or host.engine.name == "vllm-server":
         return None
     device = _device(host, hardware, os)
     room = _room(host, hardware, device)

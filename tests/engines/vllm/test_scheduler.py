@@ -6,11 +6,12 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
-from disagg.api.delivery import ORDER_FIELD, KVOrder
+from disagg.api.delivery import DESCRIBE, ORDER_FIELD, KVOrder, OrderAnswer
 from disagg.api.requests import KVAddress
 from disagg.engines.vllm.rows import StepShare
 from disagg.engines.vllm.scheduler import Piece, SchedulerSide
 from disagg.kv.fingerprint import token_hash
+from tests.engines.vllm.served.fake_serve import INFO
 
 ORDER = KVOrder(
     id="the secret of the order",
@@ -73,3 +74,34 @@ def test_what_vllm_logs_of_a_step_has_no_secret_and_its_workers_get_it_whole() -
     assert "secret" not in repr((orders, orders.__dict__, wanted.kv_transfer_params))
     (piece,) = pickle.loads(pickle.dumps(orders)).pieces
     assert piece.begun.order == ORDER
+
+
+def test_an_order_that_came_by_http_is_one_and_its_answer_says_that_it_was_taken() -> None:
+    side = SchedulerSide()
+    wanted = request("a", 10, None)
+    wanted.kv_transfer_params = {ORDER_FIELD: ORDER.to_json()}
+    side.add(wanted)
+    (piece,) = side.step(planned({"a": 0}, {}, {"a": 6})).pieces
+    assert piece.begun is not None and piece.begun.order == ORDER
+    assert side.answer(wanted) == OrderAnswer()
+
+
+def test_an_order_that_cannot_be_read_is_answered_with_the_reason_and_sends_nothing() -> None:
+    side = SchedulerSide()
+    wanted = request("a", 10, None)
+    wanted.kv_transfer_params = {ORDER_FIELD: {**ORDER.to_json(), "of a later version": 1}}
+    side.add(wanted)
+    answer = side.answer(wanted)
+    assert side.prompts == 0
+    assert answer is not None and answer.error is not None and "version" in answer.error["hint"]
+
+
+def test_what_the_connector_is_answers_a_request_for_it_and_a_request_of_others_gets_nothing() -> None:
+    side = SchedulerSide()
+    asked = request("a", 1, None)
+    assert side.answer(asked) is None
+    asked.kv_transfer_params = {ORDER_FIELD: DESCRIBE}
+    side.add(asked)
+    assert (side.prompts, side.answer(asked)) == (0, OrderAnswer())
+    side.info = INFO
+    assert side.answer(asked) == OrderAnswer(connector=INFO)

@@ -11,9 +11,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from disagg.api.delivery import KVOrder, KVReport, ReportHello
+from disagg.api.delivery import KVOrder, KVProgress, KVReport, ReportHello
 from disagg.api.requests import KVAddress
 from disagg.engines.vllm.reports import Awaited, Reports
 from disagg.engines.vllm.runs import combined
@@ -196,3 +197,19 @@ def test_a_report_in_pieces_is_one_report(reports: Reports) -> None:
             worker.sendall(line[at : at + 5])
             time.sleep(0)
         assert [report.kv_bytes for report in awaited.done.result(PATIENCE_S)] == [7]
+
+
+def test_the_steps_of_a_prompt_are_reported_if_its_order_asks_for_it(receiver: Receiver, reports: Reports) -> None:
+    cache = Cache.random(mixed_layout(), 9)
+    for asked in (True, False):
+        steps: list[KVProgress] = []
+        slot, awaited = receiver.issue(cache), reports.expect("an id of sixteen", steps.append)
+        shipment = Shipment(
+            msgspec.structs.replace(order(receiver, reports, slot, awaited), progress=asked), header_for(slot)
+        )
+        shipment.step(KVProgress(0, 9, 1.0))
+        send(shipment, cache)
+        awaited.done.result(PATIENCE_S)
+        of_type(receiver.result(slot), ReceivedKV).release()
+        assert steps == [KVProgress(0, 9, 1.0)] * asked
+        reports.drop(awaited)

@@ -41,6 +41,14 @@ class Server:
         connection.connect()
         return connection
 
+    def listens(self) -> bool:
+        """Whether it accepts connections."""
+        try:
+            self.connect().close()
+        except OSError:
+            return False
+        return True
+
     def ask(self, method: str, path: str, body: bytes | None, timeout: float) -> bytes:
         """The content of an answer, within so many seconds for each part. ModelError if there is none."""
         try:

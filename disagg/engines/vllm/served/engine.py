@@ -59,6 +59,7 @@ class ServedEngine(SendingEngine):
         check.require(found, options.url, layout, fingerprint, context)
         self._messages: queue.Queue[Callable[[], None]] = queue.Queue(MAX_MESSAGES)
         self._calls: dict[str, Call] = {}
+        self._alive = True
         self._reports = Reports(self._reporting_address())
         self.info = EngineInfo(
             backend=f"vllm-server/{found.device}",
@@ -70,6 +71,12 @@ class ServedEngine(SendingEngine):
             memory_bytes=found.memory_bytes,
             eos_ids=reference.eos_ids,
         )
+
+    @property
+    def alive(self) -> bool:
+        """See PromptEngine. Not once nothing listens there: whatever is started instead is met anew, by a new
+        process."""
+        return self._alive
 
     def warm_up(self) -> None:
         """See PromptEngine."""
@@ -162,6 +169,8 @@ class ServedEngine(SendingEngine):
         on_line: Callable[[bytes], None] | None = None,
     ) -> None:
         def ended(result: bytes | DisaggError) -> None:
+            if isinstance(result, ModelError) and not self._server.listens():
+                self._alive = False
             self._messages.put(partial(take_end, result))
 
         self._calls[run.name] = Call(self._server, COMPLETIONS, body, deadline=deadline, on_end=ended, on_line=on_line)

@@ -40,8 +40,9 @@ def installed_requirements() -> PackageRequirements:
 
 
 def extras(host: Host) -> tuple[str, ...]:
-    """The extras of disagg for the host's engine; a simulated one has those of its role."""
-    if host.engine.name == "vllm":
+    """The extras of disagg for the host's engine; a simulated one has those of its role. Beside a `vllm serve` those
+    of vLLM: with its environment as `python` and site_packages nothing of that is installed again."""
+    if host.engine.name in ("vllm", "vllm-server"):
         return ("vllm",)
     by_role = tuple(extra for extra in _EXTRAS if extra in host.roles)
     return (*by_role, "quantize") if host.engine.quantization is not None else by_role

@@ -1,0 +1,83 @@
+"""disagg/engines/vllm/served/calls.py: a request to `vllm serve` ends once, however it ends."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+import pytest
+
+from disagg.engines.vllm.served.calls import Call, Server
+from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, ModelError, RequestError
+from tests.engines.vllm.served.fake_serve import serving
+from tests.fleets import free_ports
+from tests.kv.kv_parts import PATIENCE_S
+
+Ends = queue.Queue[bytes | DisaggError]
+
+
+def call(url: str, ends: Ends, deadline_s: float = PATIENCE_S) -> Call:
+    return Call(Server(url), "/v1/completions", b"{}", deadline=time.monotonic() + deadline_s, on_end=ends.put)
+
+
+def test_an_answer_is_given_as_it_is() -> None:
+    ends: Ends = queue.Queue()
+    with serving(lambda body: (200, b"content")) as fake:
+        call(fake.url, ends)
+        assert ends.get(timeout=PATIENCE_S) == b"content"
+
+
+def test_the_lines_of_a_streamed_answer_are_given_one_by_one() -> None:
+    ends: Ends = queue.Queue()
+    lines: list[bytes] = []
+    with serving(lambda body: (200, b"data: 1\n\ndata: 2\n\n")) as fake:
+        deadline = time.monotonic() + PATIENCE_S
+        Call(Server(fake.url), "/v1/completions", b"{}", deadline=deadline, on_end=ends.put, on_line=lines.append)
+        assert ends.get(timeout=PATIENCE_S) == b""
+    assert [line for line in lines if line.strip()] == [b"data: 1\n", b"data: 2\n"]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, RequestError), (404, ModelError), (500, ModelError)])
+def test_a_refusal_is_an_error(status: int, kind: type[DisaggError]) -> None:
+    ends: Ends = queue.Queue()
+    with serving(lambda body: (status, b"no")) as fake:
+        call(fake.url, ends)
+        assert type(ends.get(timeout=PATIENCE_S)) is kind
+
+
+def test_a_request_that_is_closed_ends_at_once_and_its_server_sees_the_end() -> None:
+    ends: Ends = queue.Queue()
+    go_on = threading.Event()
+    with serving(lambda body: (200, b"late") if go_on.wait(PATIENCE_S) else (500, b"")) as fake:
+        one = call(fake.url, ends)
+        assert fake.asked.wait(PATIENCE_S)
+        one.close()
+        assert isinstance(ends.get(timeout=PATIENCE_S), Cancelled)
+        go_on.set()
+
+
+def test_a_request_that_is_closed_before_it_is_sent_ends_too() -> None:
+    ends: Ends = queue.Queue()
+    with serving(lambda body: (200, b"content")) as fake:
+        call(fake.url, ends).close()
+        assert isinstance(ends.get(timeout=PATIENCE_S), Cancelled | bytes)
+    assert ends.empty()
+
+
+def test_a_server_that_answers_nothing_until_the_deadline_is_left() -> None:
+    ends: Ends = queue.Queue()
+    go_on = threading.Event()
+    with serving(lambda body: (200, b"late") if go_on.wait(PATIENCE_S) else (500, b"")) as fake:
+        call(fake.url, ends, deadline_s=0.1)
+        assert isinstance(ends.get(timeout=PATIENCE_S), DeadlineExceeded)
+        go_on.set()
+
+
+def test_a_server_that_is_not_there_does_not_listen_and_ends_its_requests() -> None:
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    ends: Ends = queue.Queue()
+    call(url, ends)
+    error = ends.get(timeout=PATIENCE_S)
+    assert isinstance(error, ModelError) and url in error.message
+    assert not Server(url).listens()

@@ -1,0 +1,139 @@
+"""disagg/engines/vllm/served/engine.py: orders to a `vllm serve`, and what comes of them, without vLLM."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from disagg.api.delivery import DESCRIBE, ORDER_FIELD, KVOrder, KVProgress, KVReport, OrderAnswer, ReportHello
+from disagg.api.sampling import Sampling
+from disagg.config import EngineOptions
+from disagg.engines.base import SendingRun
+from disagg.engines.model import checkpoint
+from disagg.engines.vllm.served.engine import ServedEngine
+from disagg.errors import Cancelled, ModelError, PeerLost
+from disagg.kv.wire.frames import Header
+from tests import tiny_models
+from tests.engines.vllm.served.fake_serve import INFO, FakeServe, completed, serving
+from tests.kv.kv_parts import PATIENCE_S, until
+
+TOKENS = [11, 12, 13]
+Answer = tuple[int, bytes]
+
+
+class Bench:
+    """An engine on a FakeServe that describes the tiny model, and answers orders as `taken` says."""
+
+    def __init__(self, model: tiny_models.TinyModel) -> None:
+        reference = checkpoint.reference_profile(model, 64)
+        layout, fingerprint = checkpoint.layout(reference, "float32").to_json(), checkpoint.fingerprint(reference)
+        self.info = msgspec.structs.replace(INFO, layout=layout, fingerprint=fingerprint.to_json())
+        self.path = model
+        self.go_on = threading.Event()
+        self.taken: Answer = (200, completed(OrderAnswer().to_json()))
+        self.fake: FakeServe
+        self.engine: ServedEngine
+
+    def answer(self, body: dict[str, Any]) -> Answer:
+        if body.get("kv_transfer_params", {}).get(ORDER_FIELD) == DESCRIBE:
+            return 200, completed(OrderAnswer(connector=self.info).to_json())
+        assert self.go_on.wait(PATIENCE_S)
+        return self.taken
+
+    def send(self) -> SendingRun:
+        info = self.engine.info
+        header = Header("ticket", "r1", info.fingerprint, info.layout, "hash", len(TOKENS))
+        deadline = time.monotonic() + PATIENCE_S
+        return self.engine.send(TOKENS, ("10.0.0.2", 9001), header, deadline=deadline, next_token=14, salt="")
+
+    def order(self) -> KVOrder:
+        """The order that the server has got."""
+        until(lambda: len(self.fake.bodies) > 1)
+        return KVOrder.from_json(self.fake.bodies[-1]["kv_transfer_params"][ORDER_FIELD])
+
+    def stepped(self, run: SendingRun) -> SendingRun:
+        until(lambda: run.step() or run.done)  # type: ignore[func-returns-value]
+        return run
+
+
+@pytest.fixture
+def bench(tiny: tiny_models.TinyModel) -> Iterator[Bench]:
+    bench = Bench(tiny("llama"))
+    with serving(bench.answer) as bench.fake:
+        options = EngineOptions("vllm-server", dtype="float32", url=bench.fake.url)
+        bench.engine = ServedEngine(bench.path, 64, options)
+        yield bench
+        bench.go_on.set()
+        bench.engine.close()
+
+
+@contextmanager
+def worker(order: KVOrder) -> Iterator[socket.socket]:
+    """A worker that has announced itself."""
+    with socket.create_connection((order.report.host, order.report.port), timeout=PATIENCE_S) as sock:
+        sock.sendall(ReportHello(order.id, 1).to_bytes() + b"\n")
+        yield sock
+
+
+def test_a_prompt_is_sent_once_its_worker_has_reported_and_vllm_has_answered(bench: Bench) -> None:
+    run, order = bench.send(), bench.order()
+    assert (order.ticket, order.next_token, order.deliver.port, order.progress) == ("ticket", 14, 9001, True)
+    with worker(order) as sock:
+        sock.sendall(KVReport(progress=KVProgress(1, 3, 1.0)).to_bytes() + b"\n")
+        until(lambda: run.step() or (run.held == 0 and run._running is not None))  # type: ignore[attr-defined, func-returns-value]
+        bench.go_on.set()
+        bench.stepped(run)
+        sock.sendall(KVReport(kv_bytes=70).to_bytes() + b"\n")
+        assert (run.sent().payload_bytes, run.held, run.timing.tokens) == (70, 1, 2)
+    run.close()
+
+
+def test_a_prompt_whose_worker_dies_fails_before_vllm_answers(bench: Bench) -> None:
+    run = bench.send()
+    with worker(bench.order()):
+        pass
+    with pytest.raises(PeerLost):
+        bench.stepped(run).sent()
+    run.close()
+
+
+def test_a_prompt_that_is_closed_is_awaited_no_more_and_its_worker_sees_it(bench: Bench) -> None:
+    run = bench.send()
+    with worker(bench.order()) as sock:
+        until(lambda: bool(run._awaited.connections))  # type: ignore[attr-defined]
+        run.close()
+        assert sock.recv(1) == b""
+    assert bench.engine._reports.outstanding == 0
+    with pytest.raises(Cancelled):
+        run.sent()
+
+
+def test_an_engine_whose_server_does_not_listen_any_more_is_not_alive(bench: Bench) -> None:
+    assert bench.engine.alive
+    bench.taken = 500, b"dying"
+    bench.engine._server.listens = lambda: False  # type: ignore[method-assign]
+    bench.go_on.set()
+    with pytest.raises(ModelError, match="HTTP 500: dying"):
+        bench.stepped(bench.send()).sent()
+    assert not bench.engine.alive
+
+
+def test_an_answer_gives_its_tokens_and_one_that_breaks_off_raises_it(bench: Bench) -> None:
+    logprobs = {"token_logprobs": [-0.5], "top_logprobs": [{}]}
+    choice = {"token_ids": [7], "logprobs": logprobs, "finish_reason": None}
+    lines = [b"data: " + json.dumps({"choices": [{**choice, "finish_reason": end}]}).encode() for end in (None, "stop")]
+    bench.go_on.set()
+    bench.taken = 200, b"\n\n".join(lines) + b"\n\ndata: [DONE]\n\n"
+    tokens = list(bench.engine.generate(TOKENS, Sampling(max_tokens=9)))
+    assert [(token.id, token.finish) for token in tokens] == [(7, None), (7, "stop")]
+    bench.taken = 200, lines[0] + b"\n\n"
+    with pytest.raises(ModelError, match="before the answer was complete"):
+        list(bench.engine.generate(TOKENS, Sampling(max_tokens=9)))
