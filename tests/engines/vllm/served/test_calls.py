@@ -11,8 +11,8 @@ import pytest
 from disagg.engines.vllm.served.calls import Call, Server
 from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, ModelError, RequestError
 from tests.engines.vllm.served.fake_serve import serving
-from tests.fleets import free_ports
 from tests.kv.kv_parts import PATIENCE_S
+from tests.ports import free_ports
 
 Ends = queue.Queue[bytes | DisaggError]
 

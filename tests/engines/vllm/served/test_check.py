@@ -14,8 +14,8 @@ from disagg.engines.vllm.served.check import meet, require
 from disagg.errors import DisaggError, ModelError, PreflightRefused
 from disagg.kv.layout import Layout
 from tests.engines.vllm.served.fake_serve import INFO, completed, serving
-from tests.fleets import free_ports
 from tests.kv.kv_parts import FINGERPRINT, mixed_layout
+from tests.ports import free_ports
 
 DESCRIBED = completed(OrderAnswer(connector=INFO).to_json())
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ Answer = tuple[int, bytes]
 class Bench:
     """An engine on a FakeServe that describes the tiny model, and answers orders as `taken` says."""
 
-    def __init__(self, model: tiny_models.TinyModel) -> None:
+    def __init__(self, model: Path) -> None:
         reference = checkpoint.reference_profile(model, 64)
         layout, fingerprint = checkpoint.layout(reference, "float32").to_json(), checkpoint.fingerprint(reference)
         self.info = msgspec.structs.replace(INFO, layout=layout, fingerprint=fingerprint.to_json())
