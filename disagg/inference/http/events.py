@@ -82,8 +82,8 @@ class ProgressJudge:
         self.queued_since = None
 
     def _begins_sooner_elsewhere(self, queued_s: float, now: float) -> bool:
-        """Whether another host has room, so that a place in a queue that moves may be given up. At the end of another
-        long queue the request would wait again."""
+        """Whether another host may begin sooner. A place in a queue that moves is given up only for a host that has
+        room: at the end of another long queue the request would wait again."""
         stands = now - self.beat >= self.timeouts.stall
         return queued_s >= self.patience.seconds and self.patience.elsewhere(not stands)
 

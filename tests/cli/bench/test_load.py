@@ -57,7 +57,7 @@ def test_tables_and_verdict_go_to_stdout_and_progress_to_stderr(
     assert bench(*SMALL) == 0
     out, err = capsys.readouterr()
     assert "Verdict" in out and "TPOT = (E2E - TTFT) / (output tokens - 1)" in out and "2/2" in out
-    assert re.search(r"measuring 12 requests \(2 points × 3 modes, warm-up included\): about \d+ s", err)
+    assert re.search(r"measuring 12 requests \(2 points × 3 modes, with warm-up\): about \d+ s", err)
     assert err.index("measuring 12 requests") < err.index("measuring prompt 16")
     assert (
         "transformers/cpu" in out

@@ -150,7 +150,7 @@ def test_the_time_of_a_run_is_printed_before_it(seconds: float | None, time: str
     console, monitor = Console(file=io.StringIO(), width=80), RunMonitor()
     with live(monitor, console, simulated=True):
         monitor.estimated(plan((point(), point(200)), requests=10), seconds)
-    assert printed(console) == (f"simulated: measuring 66 requests (2 points × 3 modes, warm-up included): {time}\n")
+    assert printed(console) == (f"simulated: measuring 66 requests (2 points × 3 modes, with warm-up): {time}\n")
 
 
 def test_a_column_without_a_figure_is_left_out() -> None:
