@@ -100,7 +100,7 @@ def live(monitor: RunMonitor, console: Console, simulated: bool = False) -> Iter
 
 
 def _announcement(plan: BenchPlan, seconds: float | None) -> str:
-    """What will be measured and how long it will take: "measuring 132 requests (4 points × 3 modes, with warm-up): about 2 min"."""
+    """What will be measured and how long it will take: "measuring 132 requests (...): about 2 min"."""
     points, modes = (_counted(len(plan.points), "point"), _counted(len(plan.modes), "mode"))
     time = "no estimate: a first request failed" if seconds is None else f"about {_duration(seconds)}"
     return f"measuring {_counted(plan.total, 'request')} ({points} × {modes}, with warm-up): {time}"
