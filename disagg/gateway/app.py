@@ -83,10 +83,10 @@ def build(client: AsyncClient, access: Access, serving: GatewayHealth, watch: Ga
         body = serving.answer(request)
         return json_response(body.to_json(), 200 if body.status == "ok" else 503)
 
-    document = json_response(gateway_document())
+    documents = {keyless: json_response(gateway_document(keyless=keyless)) for keyless in (True, False)}
 
     async def described(_: Request) -> Response:
-        return document
+        return documents[access.keyless]
 
     routes = [
         Route("/health", health, methods=["GET"]),

@@ -115,9 +115,10 @@ def calls() -> Iterator[Operation]:
     yield Operation("GET", "/api/live", "Requests and hosts now.", live)
 
 
-def gateway_document() -> dict[str, Any]:
-    """What GET /openapi.json answers."""
-    return openapi.document("disagg gateway", VERSION, _KEY, list(calls()))
+def gateway_document(*, keyless: bool = False) -> dict[str, Any]:
+    """What GET /openapi.json answers. keyless: callers need no key now."""
+    document = openapi.document("disagg gateway", VERSION, _KEY, list(calls()))
+    return {**document, "security": [{}, *document["security"]]} if keyless else document
 
 
 def _post(path: str, summary: str, body: type[Contract], error: type[Contract]) -> Operation:

@@ -37,7 +37,7 @@ MODELS = {"enum": ["m", "alias-of-m"]}
 @pytest.mark.parametrize(("method", "path"), CALLS)
 def test_any_request_is_answered_as_the_document_states(method: str, path: str) -> None:
     answered = Answered(fake_client.app(FakeClient("one ", "two ")), {})
-    document = shallow(gateway_document())
+    document = shallow(gateway_document(keyless=True))
     for_each(
         operation_of(narrow(document), method, path).as_strategy(GenerationMode.POSITIVE).map(with_integers),
         answered.check,
@@ -58,6 +58,14 @@ def test_so_is_any_request_of_a_client_with_a_key(path: str, tmp_path: Path) -> 
         answered.check,
     )
     assert answered.statuses[200] and not answered.statuses[401], answered.statuses
+
+
+async def test_the_document_asks_for_a_key_once_there_is_one(tmp_path: Path) -> None:
+    async with fake_client.http(fake_client.app(FakeClient(), tmp_path / "keys.json")) as http:
+        before = (await http.get("/openapi.json")).json()["security"]
+        KeyFile(tmp_path / "keys.json").add("test")
+        after = (await http.get("/openapi.json")).json()["security"]
+    assert (before, after) == ([{}, {"token": []}], [{"token": []}])
 
 
 def test_a_client_without_its_key_is_refused_as_the_document_states(tmp_path: Path) -> None:

@@ -49,6 +49,14 @@ class Access:
         _prove(request)
         return key
 
+    @property
+    def keyless(self) -> bool:
+        """Whether programs of this machine need no key now."""
+        try:
+            return not self._public and self._ring.empty
+        except ConfigError:
+            return False
+
     def still(self, request: Request, key: Key | None) -> bool:
         """Whether this request, which had this key, would be accepted with it now."""
         try:
