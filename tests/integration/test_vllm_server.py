@@ -6,10 +6,13 @@ The `vllm serve` is a process of its own, as somebody else would run it; the pre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
+import psutil
 import pytest
 
 from disagg.inference.client import AsyncClient
@@ -21,9 +24,9 @@ from tests.vllm_serve import VLLMServe, vllm_serve
 
 pytestmark = [
     pytest.mark.skipif(not HAS_VLLM, reason="no environment with vLLM: make .venv-vllm/.ready"),
-    pytest.mark.timeout(420),
+    pytest.mark.timeout(1500),
 ]
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +65,53 @@ async def test_every_length_gives_the_tokens_of_both_frameworks_alone(pair: Pair
         assert [ids(answer) for answer in alone] == [ids(answer) for answer in handed_over]
     assert [answer.metrics.method for answer in handed_over] == ["disaggregated"] * len(LENGTHS)
     require_those_of_transformers(pair.fleet, prompts, handed_over)
+
+
+async def test_its_status_states_what_vllm_computes(pair: Pair) -> None:
+    async with AsyncClient(pair.fleet.fleet, token=TOKEN) as client:
+        await client.generate("m", tokens=prompt(300, seed=5), **ANSWER)
+    status = pair.fleet.status("m-prefill")
+    assert status["backend"] == "vllm-server/cpu"
+    assert {one["status"] for one in status["preflight"]} == {"ok"}
+    assert load(pair, "m-prefill")["prefill_tokens_s"] > 0
+
+
+async def test_what_is_cancelled_leaves_no_request_no_block_and_no_kv(pair: Pair) -> None:
+    async with AsyncClient(pair.fleet.fleet, token=TOKEN) as client:
+        answers = [
+            asyncio.ensure_future(client.generate("m", tokens=prompt(3000, seed), **ANSWER)) for seed in range(10, 14)
+        ]
+        await until(lambda: pair.vllm.busy()[0] > 0)
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+    await until(lambda: pair.vllm.busy() == (0, 0))
+    await until(lambda: load(pair, "m-prefill")["kv_bytes"] == 0)
+    await until(lambda: load(pair, "m-decode")["kv_bytes"] == 0)
+
+
+async def test_a_server_that_is_killed_while_it_sends_leaves_the_prompt_to_the_decode_host(pair: Pair) -> None:
+    """The last test of this server."""
+    tokens = prompt(3000, seed=6)
+    async with AsyncClient(pair.fleet.fleet, token=TOKEN) as client:
+        answer = asyncio.ensure_future(client.generate("m", tokens=tokens, **ANSWER))
+        await until(lambda: 0 < load(pair, "m-prefill")["queue_tokens"] < len(tokens) - 1)
+        processes = [*psutil.Process(pair.vllm.process.pid).children(recursive=True)]
+        for process in (*processes, psutil.Process(pair.vllm.process.pid)):
+            process.kill()
+        completion = await answer
+    require_those_of_transformers(pair.fleet, [tokens], [completion])
+    assert completion.metrics.method == "fallback"
+    assert any("Using fallback mode" in warning for warning in completion.warnings)
+
+
+def load(pair: Pair, host: str) -> dict[str, Any]:
+    with pair.fleet.http(host) as http:
+        return dict(http.get("/load").json())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
