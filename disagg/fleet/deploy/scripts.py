@@ -89,7 +89,11 @@ shift 3
 set -e
 if [ $# -gt 0 ]; then rm -rf "$@"; fi
 rm -rf "$root/hosts/$host"
-if [ "$models" = 1 ]; then rm -rf "$root/models"; fi
+if [ "$models" = 1 ]; then # those that no other host of this machine reads
+    for model in "$root"/models/carried/*; do
+        grep -qF "/models/carried/${model##*/}" "$root"/hosts/*/releases/*/hosts.toml 2>/dev/null || rm -rf "$model"
+    done
+fi
 rmdir "$root/hosts" 2>/dev/null || exit 0
 rm -rf "$root/envs"
 rmdir "$root/models/carried" "$root/models" "$root" 2>/dev/null || exit 0

@@ -17,8 +17,10 @@ MARK = b"@disagg "
 """Starts the line before the program's own output; login shells may print a greeting before it."""
 
 BOOTSTRAP = (
-    'exec /bin/sh -c \'echo @disagg $$; echo @disagg 0 >&2; read -r n && eval "$(dd bs=1 count="$n" 2>/dev/null)"\''
+    "exec /bin/sh -c 'echo; echo @disagg $$; { echo; echo @disagg 0; } >&2; "
+    'read -r n && eval "$(dd bs=1 count="$n" 2>/dev/null)"\''
 )
+"""The empty lines end what a login shell printed without a line end, so that MARK starts a line."""
 
 GUARD = r"""
 live=; timer=

@@ -372,8 +372,12 @@ def test_uninstall_keeps_what_another_host_of_the_machine_uses(site: Site) -> No
     other.mkdir(parents=True)
     environment = next((site.root / "envs").iterdir())
     (other / "environment").write_text(environment.name)
+    model = next((site.root / "models/carried").iterdir())
+    (other / "hosts.toml").write_text(f'mlx = "{model}"\n')
+    (model.parent / "of-no-other-host").mkdir()
     run(site, lambda host, facts: uninstall(host, facts, True), "uninstall")
     assert other.is_dir() and (environment / ".complete").exists()
+    assert [path.name for path in model.parent.iterdir()] == [model.name] and (model / "config.json").exists()
     assert not site.own.exists()
 
 

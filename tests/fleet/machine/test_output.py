@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
+from disagg.fleet.machine import shell
 from disagg.fleet.machine.output import OutputStream, last_lines
 
 SAID = b"Welcome\nback\n@disagg 4711\none\ntwo\r\nthree\rfour\n\nlast"
@@ -19,6 +22,15 @@ def test_lines_come_out_the_same_however_the_bytes_are_cut(size: int) -> None:
     assert stream.pid == 4711
     assert stream.text == "one\ntwo\r\nthree\rfour\n\nlast"
     assert lines == ["one", "two", "three", "four", "", "last"]
+
+
+def test_a_greeting_without_a_line_end_does_not_hide_the_mark() -> None:
+    login = f"printf Welcome; printf Careful >&2; {shell.BOOTSTRAP}"
+    done = subprocess.run(["sh", "-c", login], input=shell.program(["echo", "one"]), capture_output=True, check=True)
+    out, err = OutputStream(), OutputStream()
+    out.feed(done.stdout)
+    err.feed(done.stderr)
+    assert out.pid is not None and (out.text, err.pid, err.text) == ("one\n", 0, "")
 
 
 def test_a_character_cut_in_two_is_one_character() -> None:
