@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -147,8 +148,14 @@ class FaultFleet:
 
 TWO_AND_TWO: Final[Mapping[str, int]] = {"prefill": 2, "decode": 2}
 KV: Final = " KV"  # ends the name of the proxy of a KV port
-SPARE: Final = {"sockets": 2, "threads": 8}
-"""A health check's own connections; threads of pools that grow up to a bound."""
+POOLS: Final[Mapping[str, int]] = {
+    "asyncio, for work off the event loop": min(32, (os.cpu_count() or 1) + 4),
+    "kv-memory, which allocates memory for KV": 4,
+    "streams of MLX, one for each of those": 4,
+}
+"""Pools of a server that grow up to so many threads while it is used, and stay."""
+SPARE: Final = {"sockets": 2, "threads": sum(POOLS.values())}
+"""A health check's own connections; the pools."""
 
 
 @contextmanager
@@ -160,8 +167,8 @@ def running(
     roles: Mapping[str, int] = TWO_AND_TWO,
     max_kv_bytes: int = 1 << 28,
 ) -> Iterator[FaultFleet]:
-    """The fleet, ready. proxied: callers and prefill hosts reach hosts through proxies. max_kv_bytes: of a decode host,
-    which bounds the KV of finished conversations that it keeps."""
+    """The fleet, ready. proxied: callers and prefill hosts reach hosts through proxies. max_kv_bytes: of each host,
+    which bounds the KV of finished prompts and conversations that it keeps."""
     hosts = {f"{role}-{n + 1}": role for role, count in roles.items() for n in range(count)}
     decode = [name for name, role in hosts.items() if role == "decode"]
     ports = dict(zip(hosts, free_ports(len(hosts)), strict=True))
@@ -214,7 +221,8 @@ def hosts_file(
         if role == "decode":
             lines.append(f"kv_port = {kv_ports[name]}")
         engine = "mlx" if role == "decode" else "transformers"
-        option = "chunk_tokens = 256" if role == "prefill" else f"max_kv_bytes = {max_kv_bytes}"
+        decodes = f"max_kv_bytes = {max_kv_bytes}"
+        option = decodes if role == "decode" else f"chunk_tokens = 256\nmax_held_bytes = {max_kv_bytes}"
         lines.append(
             f'[hosts.{name}.engine]\nname = "{engine}"\ndtype = "float32"\ndevice = "cpu"\nthreads = 1\n{option}'
         )

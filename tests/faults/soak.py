@@ -14,7 +14,7 @@ from tests.faults.fleet import MODEL, FaultFleet
 from tests.faults.process import Held
 
 ALLOWED_GROWTH: Final = 1.02
-MAX_KV_BYTES: Final = 8 << 20  # of a decode host: KV of finished conversations fills it before the first measurement
+MAX_KV_BYTES: Final = 8 << 20  # of a host: KV of finished requests fills it before the first measurement
 TIMEOUT_S: Final = 60.0
 
 

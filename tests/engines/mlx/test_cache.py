@@ -19,6 +19,7 @@ from disagg.errors import LayoutMismatch
 from disagg.kv.arena import Arenas
 from disagg.kv.layout import LayerLayout, Layout, StateTensor
 from disagg.kv.received import Placement, ReceivedKV
+from tests.faults.fleet import POOLS
 from tests.received import received
 from tests.values import present
 
@@ -179,3 +180,7 @@ def test_kv_that_does_not_fit_the_model_is_refused_by_layer() -> None:
     narrow = replace(LAYERS[1], window=8)
     with pytest.raises(LayoutMismatch, match="layer 1: the KV has 8 of 20 tokens"):
         mlx_cache.build(MODEL, kv_of(20, layers=(LAYERS[0], narrow)))
+
+
+def test_the_pool_that_allocates_memory_is_as_large_as_the_fault_harness_allows_threads() -> None:
+    assert mlx_cache._ALLOCATORS._max_workers == POOLS["kv-memory, which allocates memory for KV"]
