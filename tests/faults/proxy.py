@@ -137,15 +137,18 @@ class _Connection:
         self._path: Needle | None = None
         for end in (caller, server):
             end.settimeout(None)
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with suppress(OSError):  # of a connection that has ended already, on macOS
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def run(self) -> None:
         """Forward both directions until both have ended."""
         answers = threading.Thread(target=self._pump, args=("answer",), daemon=True)
         answers.start()
-        self._pump("request")
-        answers.join()
-        self.end(reset=False)
+        try:
+            self._pump("request")
+            answers.join()
+        finally:
+            self.end(reset=False)
 
     def end(self, *, reset: bool) -> None:
         """Close both sockets, if they are open."""
