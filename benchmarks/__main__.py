@@ -93,6 +93,21 @@ def prefill(rounds: int, quick: bool) -> Iterator[Row]:
     yield at_most("the same in CPU time of the computing thread", got["slowdown_of_its_thread"], 0.03, sent)
 
 
+def vllm(rounds: int, quick: bool) -> Iterator[Row]:
+    """vLLM through our server compared with vLLM alone, and with our transformers engine."""
+    figure, python = (
+        "prefill tokens/s through a server with vLLM / vLLM without connector",
+        Path(".venv-vllm/bin/python"),
+    )
+    if not python.exists():
+        yield skipped(figure, "at least 0.97", "make .venv-vllm/.ready")
+        return
+    got = run([sys.executable, "-m", "benchmarks.vllm_prefill", "--rounds", str(rounds), "--python", str(python)])
+    rate = f"{got['tokens_per_s']['server']:.0f} tokens/s"
+    yield at_least(figure, got["server_over_bare"], 0.97, rate)
+    yield at_least("the same / our transformers engine", got["vllm_over_transformers"], 1.0, rate)
+
+
 def decode(rounds: int, quick: bool) -> Iterator[Row]:
     """Compared with mlx_lm.server."""
     got = run([sys.executable, "-m", "benchmarks.peers.mlx_server", "--rounds", str(rounds)])
@@ -137,7 +152,7 @@ def shaped(rounds: int, quick: bool) -> Iterator[Row]:
     )
 
 
-PARTS: Sequence[Callable[[int, bool], Iterator[Row]]] = (handoff, shaped, prefill, ttft, decode, gateway, peers)
+PARTS: Sequence[Callable[[int, bool], Iterator[Row]]] = (handoff, shaped, prefill, vllm, ttft, decode, gateway, peers)
 
 
 def at_least(figure: str, value: float, target: float, detail: str = "") -> Row:

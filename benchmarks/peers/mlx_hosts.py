@@ -23,15 +23,16 @@ from disagg.fleet.lifecycle.fleet_servers import FleetServers
 from disagg.fleet.lifecycle.state import State
 from disagg.fleet.lifecycle.temporary.ports import free_ports
 
-START_S = 120.0
+START_S = 600.0
 # The variables that disagg's own servers set for `threads = 1` before they import a framework.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+TRANSFORMERS = 'engine = {name = "transformers", dtype = "float32", device = "cpu", threads = 1}'
 _HOSTS = """
 [fleet]
 name = "peers"
 [models.model]
 context = 4096
-sources = {{transformers = "{model}", mlx = "{model}"}}
+sources = {{transformers = "{model}", vllm = "{model}", mlx = "{model}"}}
 [hosts.prefill]
 address = "127.0.0.1"
 roles = ["prefill"]
@@ -39,7 +40,7 @@ model = "model"
 port = {ports[0]}
 connector = "local"
 service = "process"
-engine = {{name = "transformers", dtype = "float32", device = "cpu", threads = 1}}
+{prefill}
 [hosts.decode]
 address = "127.0.0.1"
 roles = ["decode"]
@@ -106,10 +107,10 @@ async def _stream(client: AsyncClient, prompt: str, tokens: int, where: dict[str
 
 
 @contextmanager
-def fleet_server(model: Path, folder: Path) -> Iterator[FleetServer]:
-    """Start both servers, wait until they are healthy, and stop them on exit."""
+def fleet_server(model: Path, folder: Path, prefill: str = TRANSFORMERS) -> Iterator[FleetServer]:
+    """Start both servers, wait until they are healthy, and stop them on exit. prefill: lines of hosts.toml."""
     hosts = folder / "hosts.toml"
-    hosts.write_text(_HOSTS.format(model=model, ports=free_ports(["127.0.0.1"] * 3, set())))
+    hosts.write_text(_HOSTS.format(model=model, ports=free_ports(["127.0.0.1"] * 3, set()), prefill=prefill))
     fleet = load(hosts)
     state = State.of(fleet, folder / "state")
     lifecycle = FleetServers(fleet, state)

@@ -1,0 +1,62 @@
+"""`python -m benchmarks.vllm_bare FOLDER`: vLLM without our connector, in the environment with vLLM.
+
+The same engine arguments as a prefill host's. Reads a JSON array of token ids per line, and prints for each the seconds
+in which vLLM computed it and one token after it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from disagg.api.sampling import Sampling
+from disagg.config import EngineOptions
+from disagg.engines.exit import exit_without_cleanup
+from disagg.engines.vllm import load
+from disagg.engines.vllm.sampling import parameters
+
+CONTEXT = 4096
+STEP_TOKENS = 512
+CACHE_BYTES = 256 << 20
+
+
+def make(folder: Path) -> Any:
+    """vLLM's LLMEngine."""
+    options = EngineOptions(
+        "vllm",
+        dtype="float32",
+        device="cpu",
+        chunk_tokens=STEP_TOKENS,
+        kv_cache_memory_bytes=CACHE_BYTES,
+        enforce_eager=True,
+    )
+    load.prepare_environment(options)
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_engine_args(EngineArgs(**load.arguments(folder, CONTEXT, options)))
+
+
+def seconds(engine: Any, name: str, tokens: Sequence[int]) -> float:
+    """Compute one prompt."""
+    began = time.perf_counter()
+    engine.add_request(name, {"prompt_token_ids": list(tokens)}, parameters(Sampling(max_tokens=1, ignore_eos=True)))
+    while engine.has_unfinished_requests():
+        engine.step()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    engine = make(Path(sys.argv[1]))
+    for number, line in enumerate(sys.stdin):
+        sys.stdout.write(f"seconds {seconds(engine, str(number), json.loads(line))!r}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
+    exit_without_cleanup(0)
