@@ -7,7 +7,7 @@ PYTHON ?= python3
 # Three processes, also on two cores: slow tests wait for servers and hosts now and then. Each process more costs a
 # minute of CPU time: it imports every test, both frameworks and the clients, and has servers and checkpoints of its own.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-FAST_PROCESSES := $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 4)))
+FAST_PROCESSES := $(shell echo $$(($(CORES) < 4 ? $(CORES) : 4)))
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
 # Tests start hundreds of Python processes: without bytecode files, each would compile the package again.
@@ -23,7 +23,7 @@ test: $(VENV)/.ready
 	tests/testbed/requirements.sh
 	$(BIN)/python -m pytest --numprocesses 3 $(BY_FILE)
 
-# Units only: no servers, no hosts behind SSH, no engines.
+# Units only: no servers, no hosts behind SSH, no engines. They compute all the time, so a process for each core.
 test-fast: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses $(FAST_PROCESSES) $(BY_FILE) -m "not slow"
 

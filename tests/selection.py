@@ -18,9 +18,11 @@ FAST = "not slow"
 FAST_LIMIT_S = 1.0
 SLOW_PATHS = {
     "bench/handoff",
+    "benchmarks/test_peers_pair.py",
     "cli/bench",
     "cli/fleet",
     "cli/common/test_completion.py",
+    "cli/test_app.py",
     "cli/test_demo.py",
     "cli/common/test_signals.py",
     "demo",
@@ -44,7 +46,9 @@ SLOW_PATHS = {
     "fleet/deploy/test_apply.py",
     "fleet/lifecycle",
     "fleet/services/test_supervise.py",
+    "gateway/test_member.py",
     "gateway/test_openai_client.py",
+    "gateway/test_openapi.py",
     "integration",
     "planning/test_checkpoint.py",
     "servers/http/test_openapi.py",
