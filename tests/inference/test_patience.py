@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import asdict
 
 import pytest
@@ -97,16 +97,12 @@ def test_a_host_has_room_if_it_would_begin_with_a_request_at_once(load: Load | N
 
 
 @clockless
-@pytest.mark.parametrize(
-    ("first", "timeout", "least", "most"), [(queued, 60, 20, 23), (silent, 3.9, 2, 3), (stuck, 9, 3, 6)]
-)
-async def test_a_decode_host_that_does_not_get_on_is_left_while_another_can_still_answer(
-    first: Script, timeout: float, least: float, most: float
-) -> None:
-    async with client_of(d1={"generate": first}, d2={"generate": whole}) as (client, _):
-        answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=timeout)
-    assert answer.metrics.decode_server == "d2"
-    assert least <= answer.metrics.ttft_parts.failed_attempts < most
+@pytest.mark.parametrize("first", [queued, silent, stuck])
+async def test_a_decode_host_that_does_not_get_on_is_left_while_another_can_still_answer(first: Script) -> None:
+    hosts: dict[str, Mapping[str, Script]] = {"d1": {"generate": first}, "d2": {"generate": whole}}
+    async with client_of(Timeouts(silence=300.0, stall=300.0), **hosts) as (client, _):
+        answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=60)
+    assert answer.metrics.decode_server == "d2" and answer.metrics.ttft_parts.failed_attempts >= 19
 
 
 @clockless
@@ -127,7 +123,7 @@ async def test_a_prefill_host_that_states_for_ever_that_the_prompt_waits_is_left
     async with client_of(d1=d1, p1=p1, p2=p2) as (client, hosts):
         answer = await client.generate("m", tokens=[1, 2], max_tokens=2, timeout=60)
     assert answer.metrics.method == "disaggregated" and answer.metrics.prefill_server == "p2"
-    assert 20 <= answer.metrics.ttft_parts.failed_attempts < 23
+    assert answer.metrics.ttft_parts.failed_attempts >= 20
 
 
 @clockless
@@ -141,7 +137,7 @@ async def test_a_place_in_a_queue_that_moves_is_kept_while_the_other_host_is_ful
 
     async with client_of(d1={"generate": begins_late}, d2={"generate": whole}) as (client, hosts):
         hosts["d2"].load = Load("ok", boot_id="d2", queue=3, running=1, running_limit=1)
-        answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=60)
+        answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=90)
     assert answer.metrics.decode_server == "d1" and not hosts["d2"].asked
 
 
@@ -151,7 +147,7 @@ async def test_a_host_that_comes_back_while_a_request_waits_in_a_queue_gets_it()
         hosts["d2"].load = Load("loading", boot_id="d2")
         asyncio.get_running_loop().call_later(30, setattr, hosts["d2"], "load", Load("ok", boot_id="d2"))
         answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=60)
-    assert answer.metrics.decode_server == "d2" and 30 <= answer.metrics.ttft_parts.failed_attempts < 35
+    assert answer.metrics.decode_server == "d2" and answer.metrics.ttft_parts.failed_attempts >= 30
 
 
 @clockless
@@ -184,8 +180,9 @@ async def test_an_answer_that_is_complete_does_not_fail_because_the_prefill_host
         async for event in waiting("sending KV"):
             yield event
 
-    async with client_of(d1={"decode": answers}, p1={"prefill": still_sending}) as (client, _):
-        answer = await client.generate("m", tokens=[1, 2], max_tokens=1, timeout=3)
+    hosts: dict[str, Mapping[str, Script]] = {"d1": {"decode": answers}, "p1": {"prefill": still_sending}}
+    async with client_of(Timeouts(figures=300.0), **hosts) as (client, _):
+        answer = await client.generate("m", tokens=[1, 2], max_tokens=1, timeout=60)
     assert answer.metrics.method == "disaggregated" and "the figures of p1 are missing" in answer.warnings[0]
 
 
@@ -194,7 +191,7 @@ async def test_a_host_whose_retry_after_is_longer_than_the_request_is_asked_agai
     async def busy_at_first(body: Body) -> Events:
         if time.monotonic() < began + 5:
             overloaded = Overloaded("the queue is full")
-            overloaded.retry_after_s = 30
+            overloaded.retry_after_s = 90
             yield progress("queued")
             yield overloaded
             return
@@ -203,5 +200,5 @@ async def test_a_host_whose_retry_after_is_longer_than_the_request_is_asked_agai
 
     began = time.monotonic()
     async with client_of(d1={"generate": busy_at_first}) as (client, _):
-        answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=20)
+        answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=60)
     assert answer.metrics.completion_tokens == 2
