@@ -95,6 +95,20 @@ def test_the_picture_has_models_requests_hosts_and_the_last_answers_in_80_column
     assert max(map(len, picture.splitlines())) <= 80
 
 
+def test_a_whole_request_host_has_no_figure_for_its_kv() -> None:
+    host = LiveHost(name="mini", role="whole", model="qwen", state="up")
+    picture = text(Shown(part="hosts"), state=msgspec.structs.replace(STATE, hosts=(host,)))
+    assert next(line for line in picture.splitlines() if "mini" in line).split() == [
+        "mini",
+        "whole",
+        "up",
+        "0",
+        "0",
+        "–",
+        "–",
+    ]
+
+
 @pytest.mark.parametrize(("order", "first"), [("time", "ask"), ("tokens", "chat"), ("model", "ask")])
 def test_requests_are_sorted(order: str, first: str) -> None:
     picture = text(Shown(order=order, part="requests"))  # type: ignore[arg-type]

@@ -166,7 +166,7 @@ def _hosts(seen: Sequence[LiveHost]) -> RenderableType:
             Text(host.state, style=_STATES.get(host.state, "red")),
             str(host.running),
             str(host.queue),
-            size(host.kv_bytes + host.kv_held_bytes),
+            "–" if host.role == "whole" else size(host.kv_bytes + host.kv_held_bytes),
             speed(measured),
         )
         if host.reason:
