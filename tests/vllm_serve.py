@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 
 from disagg.engines.vllm.load import ENVIRONMENT
 from tests.fleets import VLLM_START_S, vllm_process, wait_until
@@ -68,10 +69,11 @@ def vllm_serve(
         wait_until(ready, VLLM_START_S, "vllm serve to be ready")
         yield server
     finally:
-        process.terminate()
-        with suppress(Exception):
-            process.wait(30)
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(process.pid)
+            for one in (*parent.children(recursive=True), parent):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
 
 
 def _named_vllm(folder: Path) -> Path:
