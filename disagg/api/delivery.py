@@ -35,7 +35,7 @@ class KVOrder(Contract, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deliver: KVAddress
     ticket: str
     request_id: str
-    next_token: Annotated[int, Meta(ge=0)]
+    next_token: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     start: Annotated[int, Meta(ge=0)] = 0
     wire: WireForm = AS_IS
     deadline_s: Annotated[float, Meta(gt=0)]

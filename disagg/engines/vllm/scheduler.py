@@ -10,7 +10,7 @@ from typing import Any
 from disagg.api.base import InvalidValue
 from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, KVOrder, OrderAnswer
 from disagg.engines.vllm.rows import PromptRows, StepShare
-from disagg.errors import DisaggError, HandoffError
+from disagg.errors import HandoffError
 from disagg.kv.fingerprint import token_hash
 
 
@@ -54,8 +54,9 @@ class _Prompt:
     def begin(self) -> Begun | None:
         if self.begun:
             return None
+        hashed = token_hash([*self.request.prompt_token_ids, self.order.next_token])
         self.begun = True
-        return Begun(self.order, self.rows.tokens, token_hash([*self.request.prompt_token_ids, self.order.next_token]))
+        return Begun(self.order, self.rows.tokens, hashed)
 
 
 class SchedulerSide:
@@ -83,10 +84,8 @@ class SchedulerSide:
     def answer(self, request: Any) -> OrderAnswer | None:
         """What a request that ends is answered, for `vllm serve`; None if it has no order."""
         order = _order(request)
-        if order is None:
-            return None
-        if isinstance(order, DisaggError):
-            return OrderAnswer(error=order.to_json())
+        if order is None or isinstance(order, OrderAnswer):
+            return order
         return OrderAnswer(connector=self.info if order == DESCRIBE else None)
 
     def step(self, output: Any) -> StepOrders:
@@ -102,7 +101,10 @@ class SchedulerSide:
             self.shares[id] = StepShare(computed[id], computed[id] + scheduled, scheduled / total)
             prompt = self._prompts.get(id)
             if prompt is not None and not prompt.rows.complete:
-                orders.pieces.append(self._piece(id, prompt, output))
+                try:
+                    orders.pieces.append(self._piece(id, prompt, output))
+                except Exception as error:  # noqa: BLE001 - raised here, it would end vLLM for all its callers
+                    orders.dropped += self._give_up(id, prompt, error)
         return orders
 
     def _piece(self, id: str, prompt: _Prompt, output: Any) -> Piece:
@@ -111,6 +113,13 @@ class SchedulerSide:
         tables = output.kv_connector_block_state.get_block_ids(id)
         return Piece(id, rows, tables, prompt.rows.complete, share, prompt.begin())
 
+    def _give_up(self, id: str, prompt: _Prompt, error: Exception) -> list[str]:
+        """Answer this prompt with an error; vLLM computes it all the same. The ids that its workers are to drop."""
+        del self._prompts[id]
+        failure = HandoffError(f"a step of the prompt cannot be sent: {error!r}", "report this with vLLM's version")
+        prompt.request.kv_transfer_params[ORDER_FIELD] = OrderAnswer(error=failure.to_json())
+        return [id] if prompt.begun else []
+
     def finished(self, id: str) -> None:
         """A request ended in any way. One whose rows are not complete was dropped."""
         prompt = self._prompts.pop(id, None)
@@ -118,18 +127,29 @@ class SchedulerSide:
             self._dropped.append(id)
 
 
-def _order(request: Any) -> KVOrder | str | DisaggError | None:
-    """The order of a request: as it is from the same process, and as JSON from `vllm serve`. DESCRIBE as it is. An
-    error for one that cannot be read; None without one."""
-    given = (request.kv_transfer_params or {}).get(ORDER_FIELD)
-    if given is None or isinstance(given, KVOrder):
+def _order(request: Any) -> KVOrder | str | OrderAnswer | None:
+    """The order of a request: as it is from the same process, and as JSON from `vllm serve`. DESCRIBE as it is. The
+    answer to one that is refused; None without one. JSON is replaced by what is returned, for vLLM logs a request's
+    parameters if a step fails, and the JSON has secrets."""
+    params = request.kv_transfer_params
+    if not isinstance(params, dict):  # a caller of vLLM can make it anything
+        return None
+    given = params.get(ORDER_FIELD)
+    if given is None or given == DESCRIBE or isinstance(given, KVOrder | OrderAnswer):
         return given
-    if given == DESCRIBE:
-        return DESCRIBE
+    params[ORDER_FIELD] = order = _read(given, request)
+    return order
+
+
+def _read(given: Any, request: Any) -> KVOrder | OrderAnswer:
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        failure = HandoffError("a prompt of embeddings has no hash of its tokens", "send token ids")
+        return OrderAnswer(error=failure.to_json())
     try:
         return KVOrder.from_json(given)
     except InvalidValue as error:
-        return HandoffError(
+        failure = HandoffError(
             f"the order of KV cannot be read: {error}",
             "install the same version of disagg on the prefill host and beside vLLM",
         )
+        return OrderAnswer(error=failure.to_json())

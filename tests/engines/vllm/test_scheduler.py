@@ -6,6 +6,8 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from disagg.api.delivery import DESCRIBE, ORDER_FIELD, KVOrder, OrderAnswer
 from disagg.api.requests import KVAddress
 from disagg.engines.vllm.rows import StepShare
@@ -27,7 +29,20 @@ ORDER = KVOrder(
 def request(id: str, tokens: int, order: KVOrder | None) -> Any:
     params = None if order is None else {ORDER_FIELD: order}
     ids = list(range(tokens))
-    return SimpleNamespace(request_id=id, num_prompt_tokens=tokens, prompt_token_ids=ids, kv_transfer_params=params)
+    return SimpleNamespace(
+        request_id=id,
+        num_prompt_tokens=tokens,
+        prompt_token_ids=ids,
+        prompt_embeds=None,
+        kv_transfer_params=params,
+    )
+
+
+def by_http(id: str, tokens: int, order: Any) -> Any:
+    """A request whose order is JSON."""
+    made = request(id, tokens, None)
+    made.kv_transfer_params = {ORDER_FIELD: order}
+    return made
 
 
 def planned(new: dict[str, int], cached: dict[str, int], scheduled: dict[str, int]) -> Any:
@@ -78,22 +93,73 @@ def test_what_vllm_logs_of_a_step_has_no_secret_and_its_workers_get_it_whole() -
 
 def test_an_order_that_came_by_http_is_one_and_its_answer_says_that_it_was_taken() -> None:
     side = SchedulerSide()
-    wanted = request("a", 10, None)
-    wanted.kv_transfer_params = {ORDER_FIELD: ORDER.to_json()}
+    wanted = by_http("a", 10, ORDER.to_json())
     side.add(wanted)
     (piece,) = side.step(planned({"a": 0}, {}, {"a": 6})).pieces
     assert piece.begun is not None and piece.begun.order == ORDER
     assert side.answer(wanted) == OrderAnswer()
 
 
-def test_an_order_that_cannot_be_read_is_answered_with_the_reason_and_sends_nothing() -> None:
+def test_an_order_that_came_by_http_has_no_secret_in_what_vllm_logs_and_reaches_workers_with_its_request() -> None:
     side = SchedulerSide()
-    wanted = request("a", 10, None)
-    wanted.kv_transfer_params = {ORDER_FIELD: {**ORDER.to_json(), "of a later version": 1}}
+    for id, given in {"a": ORDER.to_json(), "b": {**ORDER.to_json(), "of a later version": 1}}.items():
+        wanted = by_http(id, 10, given)
+        side.add(wanted)
+        assert "secret" not in repr(pickle.loads(pickle.dumps(wanted.kv_transfer_params)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"of a later version": 1}, {"next_token": 2**32}, {"next_token": -1}, {"deadline_s": 0}], ids=str
+)
+def test_an_order_that_cannot_be_read_is_answered_with_the_reason_and_sends_nothing(change: dict[str, Any]) -> None:
+    side = SchedulerSide()
+    wanted = by_http("a", 10, {**ORDER.to_json(), **change})
+    side.add(wanted)
+    assert side.prompts == 0
+    for _ in range(2):
+        answer = side.answer(wanted)
+        assert answer is not None and answer.error is not None and "version" in answer.error["hint"]
+
+
+@pytest.mark.parametrize(("ids", "embeds"), [(None, "a tensor"), ([0] * 10, "a tensor"), (None, None)])
+def test_an_order_for_a_prompt_of_embeddings_is_refused(ids: list[int] | None, embeds: str | None) -> None:
+    side = SchedulerSide()
+    wanted = by_http("a", 10, ORDER.to_json())
+    wanted.prompt_token_ids, wanted.prompt_embeds = ids, embeds
     side.add(wanted)
     answer = side.answer(wanted)
     assert side.prompts == 0
-    assert answer is not None and answer.error is not None and "version" in answer.error["hint"]
+    assert answer is not None and answer.error is not None and "embeddings" in answer.error["message"]
+
+
+def test_parameters_that_are_no_object_are_those_of_others() -> None:
+    side = SchedulerSide()
+    asked = request("a", 1, None)
+    asked.kv_transfer_params = "from vllm_xargs"
+    side.add(asked)
+    assert (side.prompts, side.answer(asked)) == (0, None)
+
+
+def test_a_prompt_whose_step_cannot_be_sent_ends_alone_with_the_reason() -> None:
+    side = SchedulerSide()
+    unsound, begun, sound = (by_http(id, 10, ORDER.to_json()) for id in ("unsound", "begun", "sound"))
+    for one in (unsound, begun, sound):
+        side.add(one)
+    unsound.prompt_token_ids = [2**32]
+    ids = ("unsound", "begun", "sound")
+    first = side.step(planned(dict.fromkeys(ids, 0), {}, dict.fromkeys(ids, 4)))
+    assert ([piece.id for piece in first.pieces], first.dropped) == (["begun", "sound"], [])
+    output = planned({}, dict.fromkeys(ids, 4), dict.fromkeys(ids, 4))
+    tables = {"sound": ([1, 2],)}
+    output.kv_connector_block_state.get_block_ids = lambda id: tables[id]
+    second = side.step(output)
+    assert ([piece.id for piece in second.pieces], second.dropped) == (["sound"], ["begun"])
+    for one in (unsound, begun):
+        answer = side.answer(one)
+        assert answer is not None and answer.error is not None
+        side.add(one)  # preempted, and given blocks again
+        side.finished(one.request_id)
+    assert (side.prompts, side.answer(sound), side.step(planned({}, {}, {})).dropped) == (1, OrderAnswer(), [])
 
 
 def test_what_the_connector_is_answers_a_request_for_it_and_a_request_of_others_gets_nothing() -> None:
