@@ -73,6 +73,11 @@ def fleet_token(fleet: Fleet) -> str:
     return read_token(path)
 
 
+def token_digest(token: str) -> str:
+    """The SHA-256 of the file that a token is in on a host, as hosts report it. Its first 8 digits name a token."""
+    return hashlib.sha256(f"{token}\n".encode()).hexdigest()
+
+
 def read_token(path: Path) -> str:
     """The token in this file. Raises ConfigError if there is none, or if other users of this machine can read it."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
@@ -12,11 +11,7 @@ from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
-
-
-def digest(token: str) -> str:
-    """The SHA-256 of the file that a token is in on a host, as hosts report it. Its first 8 digits name a token."""
-    return hashlib.sha256(f"{token}\n".encode()).hexdigest()
+from disagg.token import token_digest
 
 
 def token_of(hosts: Sequence[Host], connect: Callable[[Host], Machine] = machine_for) -> str:
@@ -34,7 +29,7 @@ def token_of(hosts: Sequence[Host], connect: Callable[[Host], Machine] = machine
     if not holders:
         raise UsageError("no host has a token that could be adopted", "disagg deploy")
     if len(holders) > 1:
-        groups = "; ".join(f"{digest(token)[:8]} on {', '.join(names)}" for token, names in holders.items())
+        groups = "; ".join(f"{token_digest(token)[:8]} on {', '.join(names)}" for token, names in holders.items())
         hint = "choose whose: disagg deploy --adopt-token --host NAME, then disagg deploy --replace-token"
         raise UsageError(f"the hosts have different tokens: {groups}", hint)
     return next(iter(holders))

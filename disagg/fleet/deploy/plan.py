@@ -20,6 +20,7 @@ from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, Service
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HASH
 from disagg.fleet.services import launchd, program, systemd
+from disagg.token import token_digest
 
 _MODULES: Final = {
     "prefill": ("torch", "transformers"),
@@ -150,9 +151,9 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
         files = desired.source.files
         yield Step("model", f"send the model {name}", place, "carried", PutTree(place, files))
         yield Step("adopt", f"move the model {name} into place", target, "carried", RunScript(ADOPT, (place, target)))
-    token = hashlib.sha256(desired.token).hexdigest()
+    token = token_digest(desired.token)
     if (facts.token_digest, facts.token_mode) != (token, "-rw-------"):
-        write = WriteFile(paths.token, desired.token, 0o600)
+        write = WriteFile(paths.token, f"{desired.token}\n".encode(), 0o600)
         replaced = facts.token_digest not in ("", token)
         what = f"replace the token {facts.token_digest[:8]}" if replaced else "write the fleet's token"
         yield Step("token", what, paths.token, "token_digest", write)
@@ -248,7 +249,7 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
 
 
 def _needs(desired: TargetState, facts: HostFacts) -> ServiceAction:
-    token = hashlib.sha256(desired.token).hexdigest()
+    token = token_digest(desired.token)
     outdated = desired.hash in facts.damaged or facts.token_digest not in ("", token)
     if facts.serving is not None and facts.serving.alive and outdated:
         return "restart"

@@ -87,7 +87,7 @@ class TargetState:
     source: ModelSource
     files: Mapping[str, bytes] = field(repr=False)
     hash: str
-    token: bytes = field(repr=False)
+    token: str = field(repr=False)
     definitions: tuple[Definition, ...] = ()
     keys: bytes = field(default=b"", repr=False)
     key_files: Mapping[str, str] = field(default_factory=dict)
@@ -104,10 +104,12 @@ def target_state(installation: Installation, host: Host, facts: HostFacts) -> Ta
     defined = definitions(host, facts)
     files = {**installation.package, **_own_files(installation.fleet, host, facts.paths, made, model_source)}
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
-    token, keys = f"{installation.token}\n".encode(), installation.keys if host.gateway else b""
+    keys = installation.keys if host.gateway else b""
     whole = [one for one in installation.fleet.hosts.values() if one.whole] if host.gateway else []
     key_files = {one.name: one.engine.key_file for one in whole if one.engine.key_file}
-    return TargetState(host, made, model_source, files, digest(files), token, defined, keys, key_files)
+    return TargetState(
+        host, made, model_source, files, release_hash(files), installation.token, defined, keys, key_files
+    )
 
 
 def _own_files(
@@ -159,8 +161,8 @@ def package_files(root: Path = ROOT) -> dict[str, bytes]:
     return {f"disagg/{path.relative_to(root).as_posix()}": path.read_bytes() for path in source_files(root)}
 
 
-def digest(files: Mapping[str, bytes]) -> str:
-    """16 hexadecimal digits that name these files. They are of the SHA-256 over the sorted lines that `sha256sum`
-    prints for them, so that the host probe can verify a release with sha256sum alone (facts/host.sh)."""
+def release_hash(files: Mapping[str, bytes]) -> str:
+    """The name of a release of these files: the first 16 digits of the SHA-256 over the sorted lines that `sha256sum`
+    prints for them. So the host probe can verify a release with sha256sum alone (facts/host.sh)."""
     lines = sorted(f"{hashlib.sha256(content).hexdigest()}  ./{name}\n" for name, content in files.items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]

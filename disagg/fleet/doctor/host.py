@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 from collections.abc import Iterator
 from typing import Final
 
@@ -13,6 +12,7 @@ from disagg.fleet.doctor.hardware import disk, gpu, memory, size, wired_limit
 from disagg.fleet.facts.findings import Finding, fault, note, ok, warning
 from disagg.fleet.facts.python import deployed_python
 from disagg.fleet.lifecycle.status.host_status import HostStatus
+from disagg.token import token_digest
 
 OLDEST_PYTHON: Final = (3, 11)
 _LINUX_NO_ROUTE: Final = errno.EHOSTUNREACH
@@ -127,7 +127,7 @@ def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
             f"others can read {path} ({facts.token_mode})",
             f"disagg exec --host {readings.host.name} -- chmod 600 {path}",
         )
-    elif facts.token_digest != hashlib.sha256(f"{token}\n".encode()).hexdigest():
+    elif facts.token_digest != token_digest(token):
         yield fault(
             "token",
             "its token differs from the one on this machine",

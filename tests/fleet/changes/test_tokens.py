@@ -9,9 +9,10 @@ import pytest
 
 from disagg.config import Host
 from disagg.errors import HostUnreachable, UsageError
-from disagg.fleet.changes.tokens import digest, token_of
+from disagg.fleet.changes.tokens import token_of
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
+from disagg.token import token_digest
 from tests.fleet.facts.fixture_facts import spark
 
 HOSTS = [spark(name=name) for name in ("a", "b", "c")]
@@ -45,7 +46,7 @@ def test_of_different_tokens_none_is_chosen(home: Path) -> None:
     give(home, "b", "two-token-of-this-fleet")
     with pytest.raises(UsageError) as refused:
         token_of(HOSTS, connect)
-    assert f"{digest('one-token-of-this-fleet')[:8]} on a" in refused.value.message
+    assert f"{token_digest('one-token-of-this-fleet')[:8]} on a" in refused.value.message
     assert "one-token" not in refused.value.message
 
 
@@ -55,4 +56,4 @@ def test_no_token_is_an_error(home: Path) -> None:
 
 
 def test_a_tokens_digest_is_that_of_its_file() -> None:
-    assert digest("x") == hashlib.sha256(b"x\n").hexdigest()
+    assert token_digest("x") == hashlib.sha256(b"x\n").hexdigest()

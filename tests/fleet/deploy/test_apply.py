@@ -16,11 +16,11 @@ import pytest
 
 from disagg.errors import Cancelled, CommandFailed, DeployRefused, FleetError, HostLocked, HostUnreachable
 from disagg.fleet.changes.lock import LockHolder, locked
-from disagg.fleet.changes.tokens import digest
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, exit_code
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from disagg.fleet.deploy.undo import rollback, uninstall
 from disagg.fleet.machine.local import LocalMachine
+from disagg.token import token_digest
 from tests.deadlines import LONG_S
 from tests.fleet.deploy.deploy_site import PACKAGE, Saboteur, Site
 from tests.values import of_type, present
@@ -88,14 +88,14 @@ def test_a_host_with_another_operators_token_is_refused_with_a_choice(site: Site
     report = site.deploy()
     error = of_type(report.error, DeployRefused)
     assert (
-        f"token {digest(theirs)[:8]} of another operator, and this machine's is {digest(site.token)[:8]}"
+        f"token {token_digest(theirs)[:8]} of another operator, and this machine's is {token_digest(site.token)[:8]}"
         in error.message
     )
     assert "--adopt-token" in error.hint and "--replace-token" in error.hint
     assert (site.own / "token").read_text() == f"{theirs}\n"
     site.replace_token = True
     replaced = site.deploy()
-    assert f"replace the token {digest(theirs)[:8]}" in [step.what for step in present(replaced.plan).steps]
+    assert f"replace the token {token_digest(theirs)[:8]}" in [step.what for step in present(replaced.plan).steps]
     assert (site.own / "token").read_text() == f"{site.token}\n"
 
 

@@ -15,6 +15,7 @@ from disagg.fleet.deploy.refusals import refusals
 from disagg.fleet.deploy.release import Installation, TargetState, target_state
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, WriteFile
 from disagg.fleet.facts.host import HostFacts, InstalledService, Python, Release, Serving
+from disagg.token import token_digest
 from tests.fleet.facts.fixture_facts import facts, fleet, front, here, names, spark, studio, wanted
 from tests.values import of_type, present
 
@@ -28,7 +29,7 @@ def done(made: TargetState, before: HostFacts) -> HostFacts:
         previous=before.current,
         releases=(*before.releases, Release(made.host.name, made.hash, made.environment.hash)),
         environments={**before.environments, made.environment.hash: True},
-        token_digest=hashlib.sha256(made.token).hexdigest(),
+        token_digest=token_digest(made.token),
         token_mode="-rw-------",
         installed={one.key: InstalledService(one.digest, True) for one in made.definitions},
         leftovers=(),

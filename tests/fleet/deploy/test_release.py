@@ -15,9 +15,9 @@ from disagg.fleet.deploy.models import ModelSource, source
 from disagg.fleet.deploy.release import (
     Installation,
     TargetState,
-    digest,
     fleet_file,
     package_files,
+    release_hash,
     run_script,
     target_state,
 )
@@ -43,8 +43,8 @@ def test_the_package_goes_without_caches_and_weights() -> None:
 
 
 def test_its_name_is_over_names_and_contents() -> None:
-    assert digest({"a": b"1", "b": b"2"}) == digest({"b": b"2", "a": b"1"})
-    assert len({digest({"a": b"1"}), digest({"a": b"2"}), digest({"b": b"1"}), digest({})}) == 4
+    assert release_hash({"a": b"1", "b": b"2"}) == release_hash({"b": b"2", "a": b"1"})
+    assert len({release_hash({"a": b"1"}), release_hash({"a": b"2"}), release_hash({"b": b"1"}), release_hash({})}) == 4
 
 
 def test_another_hosts_change_makes_a_new_release_only_where_it_is_heeded() -> None:

@@ -13,6 +13,7 @@ from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.models.inventory import StoredModel
 from disagg.fleet.models.sources import RequiredModel
 from disagg.nvidia import GPU
+from disagg.token import token_digest
 from tests.planning.published_configs import QWEN, QWEN_FP8
 from tests.testbed.bed import HOSTS_TOML
 
@@ -48,7 +49,7 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
         current=RELEASE,
         releases=(Release(name, RELEASE, ENVIRONMENT),),
         environments={ENVIRONMENT: True},
-        token_digest=_digest(),
+        token_digest=token_digest(TOKEN),
         token_mode="-rw-------",
         serving=Serving(4711, RELEASE, True),
     )
@@ -78,7 +79,7 @@ def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
         current=RELEASE,
         releases=(Release(name, RELEASE, ENVIRONMENT),),
         environments={ENVIRONMENT: True},
-        token_digest=_digest(),
+        token_digest=token_digest(TOKEN),
         token_mode="-rw-------",
         serving=Serving(815, RELEASE, True),
     )
@@ -112,9 +113,3 @@ def change(seen: Any, host: Any = None, facts: Any = None, hardware: Any = None,
 def status(seen: Any, state: Any = "healthy", **changes: Any) -> Any:
     blank = HostStatus(seen.host.name, seen.host.roles, seen.host.model, seen.host.url, state, version="0.1.0")
     return replace(blank, **changes)
-
-
-def _digest() -> str:
-    import hashlib
-
-    return hashlib.sha256(f"{TOKEN}\n".encode()).hexdigest()

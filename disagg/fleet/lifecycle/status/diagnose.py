@@ -5,7 +5,6 @@ Only hosts that are not serving are read: `disagg status` of a healthy fleet ope
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -26,6 +25,7 @@ from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
+from disagg.token import token_digest
 
 _NOT_SERVING: Final = ("not running", "unreachable", "silent", "foreign", "unauthorised")
 Connect = Callable[[Host, float], Machine]
@@ -76,7 +76,7 @@ def explained(status: HostStatus, host: Host, server: ServerFacts | DisaggError,
 
 
 def _token(status: HostStatus, host: Host, server: ServerFacts, token: str | None) -> HostStatus:
-    ours = hashlib.sha256(f"{token}\n".encode()).hexdigest() if token else None
+    ours = token_digest(token) if token else None
     restart = f"disagg restart --host {host.name}"
     if ours == server.token_digest:
         return replace(status, why="it was started with an earlier token than the deployed one", hint=restart)
