@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -97,11 +98,16 @@ async def test_a_caller_without_a_place_is_told_so_and_health_is_still_answered(
 
 
 async def test_a_slow_answer_is_not_taken_for_a_slow_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.5)
-    async with running(FakeClient(0.8, "late ")) as gateway, new_http() as http:
-        for _ in range(2):
-            answer = await http.post(f"{gateway.url}/v1/chat/completions", json=CHAT)
-            assert answer.text.endswith("data: [DONE]\n\n")
+    loop, ahead_s = asyncio.get_running_loop(), 0.0
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + ahead_s)
+    client = FakeClient(protocol.HEAD_S + 1, "late ")
+    async with running(client) as gateway, new_http() as http:
+        for requests in (1, 2):
+            answer = asyncio.ensure_future(http.post(f"{gateway.url}/v1/chat/completions", json=CHAT))
+            while len(client.streams) < requests:
+                await asyncio.sleep(0.01)
+            ahead_s += protocol.HEAD_S + 2  # the timer of the head, if it still runs, is due before the fake's
+            assert (await answer).text.endswith("data: [DONE]\n\n")
 
 
 async def test_a_gateway_that_stops_lets_running_answers_finish() -> None:

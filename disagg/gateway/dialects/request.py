@@ -55,7 +55,7 @@ class GatewayRequest:
     stream with the numbers of tokens. reasoning: the caller wants the model's reasoning, if its dialect makes a choice.
     seal_reasoning: it is also sent in a form that agents send back as it is. called_as: by the names that the model is
     told, functions that the caller knows by others. left_out: what of the request the model is not told, or not held
-    to; the answer's warnings begin with it.
+    to; the answer's warnings begin with it. echoed: fields of the body that the answer repeats.
     """
 
     model: str
@@ -68,6 +68,7 @@ class GatewayRequest:
     seal_reasoning: bool = False
     called_as: Mapping[str, CalledAs] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    echoed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def choices(self) -> int:

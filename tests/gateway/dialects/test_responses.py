@@ -77,8 +77,10 @@ TOLD = [
         "description": 'Edit files.\n\nIts input has this form (lark):\nstart: "*"',
         "parameters": {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]},
     },
-    {**FLAT, "name": "mcp__files__f"},
+    {**FLAT, "name": "mcp__files__f", "description": "Files."},
 ]
+FORCED = {"type": "function", "name": "f"}
+FREE = {"type": "custom", "name": "say", "description": "Say it.", "format": {"type": "text"}}
 
 
 def test_an_agents_tools_become_functions_or_are_left_out_with_a_warning() -> None:
@@ -95,13 +97,41 @@ def test_an_agents_tools_become_functions_or_are_left_out_with_a_warning() -> No
 @pytest.mark.parametrize(
     ("choice", "name"),
     [
-        ({"type": "custom", "name": "apply_patch"}, "apply_patch"),
+        ({"type": "custom", "name": "say"}, "say"),
         ({"type": "function", "name": "f"}, "f"),
         ({"type": "function", "name": "f", "namespace": "mcp__files"}, "mcp__files__f"),
     ],
 )
-def test_each_of_an_agents_tools_can_be_forced(choice: dict[str, Any], name: str) -> None:
-    assert read(tools=OF_AGENT, tool_choice=choice).options["must_call"] == (name,)
+def test_a_tool_whose_input_has_no_grammar_can_be_forced(choice: dict[str, Any], name: str) -> None:
+    assert read(tools=[*OF_AGENT, FREE], tool_choice=choice).options["must_call"] == (name,)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "function", "told"),
+    [
+        ("Files.", "Reads one.", "Files.\n\nReads one."),
+        ("Files.", None, "Files."),
+        (None, "Reads one.", "Reads one."),
+        (None, None, ""),
+    ],
+)
+def test_a_function_is_described_after_its_namespace(namespace: str | None, function: str | None, told: str) -> None:
+    tools = [{**NAMESPACE, "description": namespace, "tools": [{**TOOL, "description": function}]}]
+    assert [tool["description"] for tool in read(tools=tools).options["tools"]] == [told]
+
+
+@pytest.mark.parametrize(
+    ("given", "echoed"),
+    [
+        ({}, ([], "auto")),
+        ({"tools": OF_AGENT}, (OF_AGENT, "auto")),
+        ({"tools": OF_AGENT, "tool_choice": "none"}, (OF_AGENT, "none")),
+        ({"tools": OF_AGENT, "tool_choice": FORCED}, (OF_AGENT, FORCED)),
+    ],
+)
+def test_a_response_repeats_the_callers_own_tools(given: dict[str, Any], echoed: Any) -> None:
+    body = DIALECT.writer(Head(read(**given), "id", 0.0)).whole([DONE])
+    assert (body["tools"], body["tool_choice"]) == echoed
 
 
 @pytest.mark.parametrize(
@@ -216,6 +246,7 @@ def test_items_become_messages(instructions: str | None, given: Any, messages: l
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "custom", "name": "f"}}, "tool_choice"),
+        ({"tools": [PATCH], "tool_choice": {"type": "custom", "name": "apply_patch"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),
@@ -332,7 +363,7 @@ def test_log_probabilities_come_with_their_text() -> None:
 def test_a_response_repeats_what_was_asked_for() -> None:
     request = read(tools=[TOOL], tool_choice="required", reasoning={"effort": "low"}, temperature=0.5)
     body = DIALECT.writer(Head(request, "id", 0.0)).whole([DONE])
-    assert body["tools"] == [{"type": "function", "strict": False, **FLAT}] and body["tool_choice"] == "required"
+    assert body["tools"] == [TOOL] and body["tool_choice"] == "required"
     assert (body["reasoning"]["effort"], body["temperature"], body["max_output_tokens"]) == ("low", 0.5, None)
 
 

@@ -92,7 +92,8 @@ class Responses:
             template["reasoning_effort"] = fields.reasoning.effort
         if template:
             options["chat_template_kwargs"] = template
-        offer = offered(() if fields.tool_choice == "none" else fields.tools or ())
+        choice = fields.tool_choice
+        offer = offered(() if choice == "none" else fields.tools or ())
         return GatewayRequest(
             model=fields.model,
             prompts=({"messages": messages(fields.instructions, fields.input)},),
@@ -101,6 +102,7 @@ class Responses:
             seal_reasoning=_REASONING in include,
             called_as=offer.names,
             left_out=tuple(offer.left_out),
+            echoed={"tools": body.get("tools") or [], "tool_choice": "auto" if choice is None else choice},
         )
 
     def writer(self, head: Head) -> ResponseWriter:
@@ -122,10 +124,14 @@ def _form(fields: ResponsesBody, offer: Offer) -> dict[str, Any]:
 
 
 def _named(choice: Mapping[str, Any], offer: Offer) -> Mapping[str, Any]:
-    """The choice of one tool as chats write it. A custom tool can be forced only if its input may be any text."""
+    """The choice of one tool as chats write it. Raises RequestError for a custom tool whose input has a grammar: the
+    input of a forced one would be any text."""
     namespace = choice.get("namespace")
     name = function_name(str(choice.get("name")), namespace if isinstance(namespace, str) else None)
     called = offer.names.get(name)
+    if name in offer.with_grammar:
+        message = f"tool_choice: {name!r} cannot be forced, because the model is not held to the grammar of its input"
+        raise RequestError(message, 'choose "auto"')
     kind = "function" if called is not None and called.kind == choice.get("type") else choice.get("type")
     return {"type": kind, "function": {"name": name}}
 

@@ -60,11 +60,13 @@ class Tool(Contract, frozen=True):
 
 @dataclass(slots=True)
 class Offer:
-    """What the model is told of a list of tools. names: how the caller knows each function. left_out: a line for each
-    tool that the model is not told about, and for each grammar that it is not held to."""
+    """What the model is told of a list of tools. names: how the caller knows each function. with_grammar: functions
+    whose input has a grammar. left_out: a line for each tool that the model is not told about, and for each grammar
+    that it is not held to."""
 
     functions: list[FunctionBody] = field(default_factory=list)
     names: dict[str, CalledAs] = field(default_factory=dict)
+    with_grammar: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -87,34 +89,40 @@ def input_of(arguments: Mapping[str, Any]) -> str:
     return given if isinstance(given, str) else msgspec.json.encode(arguments).decode()
 
 
-def _add(offer: Offer, tool: Tool, place: str, namespace: str | None) -> None:
+def _add(offer: Offer, tool: Tool, place: str, namespace: Tool | None) -> None:
     if tool.type == "namespace" and namespace is None:
         for index, inner in enumerate(tool.tools):
-            _add(offer, inner, f"{place}.tools[{index}]", tool.name)
+            _add(offer, inner, f"{place}.tools[{index}]", tool)
     elif tool.type == "function":
-        _tell(offer, tool, place, CalledAs("function", tool.name, namespace), tool.parameters)
+        _tell(offer, tool, place, namespace)
     elif tool.type == "custom":
-        if tool.format is not None and tool.format.definition:
+        if _has_grammar(tool):
             offer.left_out.append(f"{place}.format: the model is told this grammar, and not held to it")
-        _tell(offer, tool, place, CalledAs("custom", tool.name, namespace), _OF_CUSTOM)
+        _tell(offer, tool, place, namespace)
     elif tool.type in LEFT_OUT:
         offer.left_out.append(f"{place}: the model is not told about {tool.type}, which is no function")
     else:
         raise RequestError(f"{place}.type: {tool.type!r} is not supported by this gateway")
 
 
-def _tell(offer: Offer, tool: Tool, place: str, called: CalledAs, parameters: Mapping[str, Any] | None) -> None:
-    name = function_name(called.name, called.namespace)
+def _tell(offer: Offer, tool: Tool, place: str, namespace: Tool | None) -> None:
+    name = function_name(tool.name, namespace.name if namespace else None)
     if name in offer.names:
         raise RequestError(f"{place}.name: there are two tools {name!r}")
-    offer.names[name] = called
-    offer.functions.append(FunctionBody(name, _description(tool), parameters))
+    custom = tool.type == "custom"
+    offer.names[name] = CalledAs("custom" if custom else "function", tool.name, namespace.name if namespace else None)
+    offer.functions.append(FunctionBody(name, _description(tool, namespace), _OF_CUSTOM if custom else tool.parameters))
+    if custom and _has_grammar(tool):
+        offer.with_grammar.add(name)
 
 
-def _description(tool: Tool) -> str | None:
-    """With the grammar of a custom tool's input, which the model is told and not held to."""
-    if tool.format is None or not tool.format.definition:
-        return tool.description
-    return (
-        f"{tool.description or ''}\n\nIts input has this form ({tool.format.syntax}):\n{tool.format.definition}".strip()
-    )
+def _has_grammar(tool: Tool) -> bool:
+    return tool.format is not None and bool(tool.format.definition)
+
+
+def _description(tool: Tool, namespace: Tool | None) -> str | None:
+    """After that of its namespace, and before the grammar of a custom tool's input, which the model is not held to."""
+    parts = [namespace.description if namespace else None, tool.description]
+    if tool.format is not None and tool.format.definition:
+        parts.append(f"Its input has this form ({tool.format.syntax}):\n{tool.format.definition}")
+    return "\n\n".join(part for part in parts if part) or None
