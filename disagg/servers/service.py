@@ -30,6 +30,7 @@ from disagg.errors import (
 from disagg.servers import caller as callers
 from disagg.servers.admission import Admission
 from disagg.servers.caller import Caller
+from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.health.leases import Leases
 from disagg.servers.report import Engine, ReportingHost, last_error
 from disagg.servers.request import ActiveRequest
@@ -67,7 +68,12 @@ class Service(ReportingHost[Engine]):
 
     @abstractmethod
     async def probe_engine(self) -> None:
-        """Let the engine compute one token. Raises what the engine raises; the caller sets a limit of time."""
+        """Let the engine compute one token. Raises what the engine raises; the caller keeps to `test_limit_s`."""
+
+    @property
+    def test_limit_s(self) -> float:
+        """Seconds that `probe_engine` may take."""
+        return TEST_LIMIT_S
 
     @abstractmethod
     async def load(self) -> None:

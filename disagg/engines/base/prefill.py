@@ -91,6 +91,8 @@ class PromptEngine(ABC):
     process."""
     together: bool = False
     """Whether a step of one run is a step of all that are open."""
+    test_limit_s: float | None = None
+    """Seconds that a self-test may take; None: as many as of any engine."""
 
     @property
     def alive(self) -> bool:

@@ -13,6 +13,7 @@ FAILURES_IN_A_ROW = 3
 IDLE_TEST_S = 60.0  # an engine that has shown nothing for this long is tested
 FAULT_TEST_S = 5.0  # between two tests of an engine that does not work
 TEST_LIMIT_S = 10.0
+"""Of a test, unless the engine states another limit."""
 
 
 class EngineHealth:
@@ -69,7 +70,7 @@ def is_engine_error(error: BaseException) -> bool:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer within {TEST_LIMIT_S:g} s"
+        return str(error) or "no answer in time"
     if isinstance(error, Cancelled):
         return "it is closed"
     return error.message if isinstance(error, DisaggError) else repr(error)

@@ -8,7 +8,6 @@ import time
 
 from disagg import logs
 from disagg.errors import ServerUnavailable
-from disagg.servers.health.engine import TEST_LIMIT_S
 from disagg.servers.health.watchdog import DEAD_S, STUCK_S, Problem
 from disagg.servers.service import AnyService
 
@@ -81,11 +80,13 @@ class Monitor:
 
     async def _test_engine(self) -> None:
         """Let the engine compute a token. A failure, or no answer, is its fault until a later test passes."""
-        health = self._service.engine_health
+        health, limit_s = self._service.engine_health, self._service.test_limit_s
         error: BaseException | None = None
         try:
-            async with asyncio.timeout(TEST_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 await self._service.probe_engine()
+        except TimeoutError:
+            error = TimeoutError(f"no answer within {limit_s:g} s")
         except Exception as failure:  # noqa: BLE001 - whatever it is, the engine does not work
             error = failure
         finally:

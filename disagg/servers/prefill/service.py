@@ -97,6 +97,10 @@ class PrefillService(Service[PromptEngine]):
         finally:
             self._scheduler.release(job)
 
+    @property
+    def test_limit_s(self) -> float:
+        return self.engine.test_limit_s or super().test_limit_s
+
     async def load(self) -> None:
         self._engine = await on_daemon_thread(self._prepare, "load")
         if self._engine.info.backend.endswith("/cpu"):

@@ -62,7 +62,7 @@ def test_a_fault_lasts_until_a_self_test_passes() -> None:
     assert health.fault == "its last 3 requests failed in the engine: NaN"
     health.request_ended(None, 2.0)
     assert health.fault
-    health.tested(TimeoutError(), 3.0)
+    health.tested(TimeoutError("no answer within 10 s"), 3.0)
     assert health.fault == "its self-test failed: no answer within 10 s"
     health.tested(None, 4.0)
     assert not health.fault

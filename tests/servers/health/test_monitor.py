@@ -15,8 +15,7 @@ from disagg.api.sampling import Sampling
 from disagg.errors import ModelError, ServerUnavailable
 from disagg.servers import caller as callers
 from disagg.servers.caller import Caller
-from disagg.servers.health import monitor as module
-from disagg.servers.health.engine import IDLE_TEST_S
+from disagg.servers.health.engine import IDLE_TEST_S, TEST_LIMIT_S
 from disagg.servers.health.monitor import Monitor, Problems
 from disagg.servers.health.progress import StallPolicy
 from disagg.servers.health.watchdog import DEAD_S
@@ -59,18 +58,27 @@ async def test_an_engine_that_does_not_answer_its_self_test_is_unhealthy_until_i
     service: AnyService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monitor, probe = Monitor(service), service.probe_engine
-    monkeypatch.setattr(module, "TEST_LIMIT_S", 0.01)
+    monkeypatch.setattr(type(service), "test_limit_s", 0.01)
     monkeypatch.setattr(service, "probe_engine", asyncio.Event().wait)
     monitor.tick(time.monotonic() + IDLE_TEST_S)
     await until_tested(monitor)
-    assert service.load_figures().status == "error" and "no answer" in service.problem
+    assert service.load_figures().status == "error" and "no answer within 0.01 s" in service.problem
     with pytest.raises(ServerUnavailable, match="does not work"):
         await anext(answer(service, "/generate", GENERATE))
     monkeypatch.setattr(service, "probe_engine", probe)
-    monkeypatch.setattr(module, "TEST_LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(type(service), "test_limit_s", PATIENCE_S)
     monitor.tick(time.monotonic() + IDLE_TEST_S)
     await until_tested(monitor)
     assert service.load_figures().status == "ok"
+
+
+async def test_an_engine_may_state_how_long_its_self_test_takes(
+    service: AnyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert service.test_limit_s == TEST_LIMIT_S
+    if service.role == "prefill":
+        monkeypatch.setattr(service.engine, "test_limit_s", 60.0)
+        assert service.test_limit_s == 60.0
 
 
 async def test_a_host_whose_engine_fails_every_request_reports_an_error_until_a_self_test_passes(
