@@ -15,8 +15,7 @@ from typing import Any
 import numpy
 import numpy.typing
 
-from disagg.api.delivery import ORDER_FIELD, KVOrder
-from disagg.api.requests import KVAddress
+from disagg.api.delivery import ORDER_FIELD
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, PrefillRun, SendingEngine, SendingRun, Token
@@ -94,25 +93,11 @@ class VLLMEngine(SendingEngine):
         """See SendingEngine."""
         if header.start >= len(tokens):
             return SentByItself(to, header, deadline)
-        awaited = self._reports.expect(secrets.token_urlsafe(24))
-        order = KVOrder(
-            id=awaited.id,
-            report=self._reports.address,
-            deliver=KVAddress(*to),
-            ticket=header.ticket,
-            request_id=header.request_id,
-            next_token=next_token,
-            start=header.start,
-            wire=header.wire,
-            deadline_s=max(0.001, deadline - time.monotonic()),
-        )
-        run = PromptRun(self, len(tokens), awaited, self._reports, deadline)
-        try:
+        with self._reports.expecting() as awaited:
+            order = self._reports.order(awaited, to, header, deadline=deadline, next_token=next_token)
+            run = PromptRun(self, len(tokens), awaited, self._reports, deadline)
             sampling = Sampling(max_tokens=1, ignore_eos=True)
             self._add(run, tokens, parameters(sampling, {ORDER_FIELD: order}), salt)
-        except BaseException:
-            self._reports.drop(awaited)
-            raise
         return run
 
     def start_answer(

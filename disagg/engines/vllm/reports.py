@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 from disagg import logs
 from disagg.api.base import InvalidValue
-from disagg.api.delivery import MAX_LINE_BYTES, KVProgress, KVReport, ReportHello
+from disagg.api.delivery import MAX_LINE_BYTES, KVOrder, KVProgress, KVReport, ReportHello
 from disagg.api.requests import KVAddress
 from disagg.errors import DisaggError, PeerLost
+from disagg.kv.wire.frames import Header
 
 POLL_S = 0.5
 HELLO_S = 5.0  # for a worker's first line
@@ -67,7 +69,8 @@ class Reports:
     def __init__(self, host: str = "127.0.0.1", *, hello_s: float = HELLO_S, pause_s: float = PAUSE_S) -> None:
         self._hello_s, self._pause_s = hello_s, pause_s
         self._listen_from: float | None = None  # while it does not listen
-        self._listener = socket.create_server((host, 0), backlog=256)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=256)
         self._listener.setblocking(False)
         self.address = KVAddress(host, int(self._listener.getsockname()[1]))
         self._lock = threading.Lock()
@@ -89,6 +92,40 @@ class Reports:
         with self._lock:
             self._awaited[id] = awaited
         return awaited
+
+    @contextlib.contextmanager
+    def expecting(self, on_step: Callable[[KVProgress], None] = lambda progress: None) -> Iterator[Awaited]:
+        """`expect` of a new order, which is passed on in the block; `drop` if the block fails."""
+        awaited = self.expect(secrets.token_urlsafe(24), on_step)
+        try:
+            yield awaited
+        except BaseException:
+            self.drop(awaited)
+            raise
+
+    def order(
+        self,
+        awaited: Awaited,
+        to: tuple[str, int],
+        header: Header,
+        *,
+        deadline: float,
+        next_token: int,
+        progress: bool = False,
+    ) -> KVOrder:
+        """To send the KV of `header` to the decode host at `to`, and to report here. The rest as of SendingEngine."""
+        return KVOrder(
+            id=awaited.id,
+            report=self.address,
+            deliver=KVAddress(*to),
+            ticket=header.ticket,
+            request_id=header.request_id,
+            next_token=next_token,
+            start=header.start,
+            wire=header.wire,
+            deadline_s=max(0.001, deadline - time.monotonic()),
+            progress=progress,
+        )
 
     def drop(self, awaited: Awaited) -> None:
         """Await nothing more; workers that still send the prompt's KV give it up. May be called twice."""

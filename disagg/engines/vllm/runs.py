@@ -112,7 +112,7 @@ class PromptRun(Run):
     def take(self, output: Any, began: float, ended: float) -> None:
         """See Run. Of a prompt that vLLM gave up before its first step no worker reports anything."""
         super().take(output, began, ended)
-        if (error := _refusal(output.outputs[0].finish_reason)) is not None:
+        if (error := refusal(output.outputs[0].finish_reason)) is not None:
             self._awaited.fail(error)
 
     def fail(self, error: DisaggError) -> None:
@@ -224,7 +224,7 @@ class AnswerRun(Run):
         self._failure = self._failure or error
 
     def _pass_on(self, answer: Any) -> None:
-        if (error := _refusal(answer.finish_reason)) is not None:
+        if (error := refusal(answer.finish_reason)) is not None:
             raise error
         for index, (id, logprobs) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
             last = self.finished and index == len(answer.token_ids) - 1
@@ -258,7 +258,7 @@ class LogitsRun(Run):
             self._row[found.token_ids] = found.logprobs
 
 
-def _refusal(reason: str | None) -> DisaggError | None:
+def refusal(reason: str | None) -> DisaggError | None:
     """The error of a request that vLLM ended for this reason; None if it goes on, or is complete."""
     if reason not in ("error", "abort"):
         return None

@@ -33,6 +33,16 @@ def hello(reports: Reports, worker: socket.socket, id: str = "an id of sixteen")
     return awaited
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_reports_come_by_the_protocol_of_the_address_that_reaches_the_server(host: str) -> None:
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if host == "::1" else socket.AF_INET).close()
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    with closing(Reports(host)) as reports, connected(reports) as worker:
+        hello(reports, worker)
+
+
 class SettledMeanwhile(Future[Sequence[KVReport]]):
     """Another thread settles it after each look at it."""
 

@@ -4,5 +4,7 @@ engine    the SendingEngine: orders to it, and answers of it
 check     what is asked of a `vllm serve` before it gets orders, and every reason to refuse it
 forms     bodies and answers of its HTTP interface; pure
 calls     HTTP requests that can be ended at any time
+prompt    the run of a prompt whose KV is sent
+request   how long a request may be silent
 describe  what it is, from inside its processes: the connector's side of `check`
 """

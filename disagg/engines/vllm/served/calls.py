@@ -22,6 +22,7 @@ from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, ModelError
 CONNECT_S: Final = 3.0
 MAX_BYTES: Final = 1 << 24
 """Of an answer, and of a line of one that is streamed."""
+_LEAST_S: Final = 0.001  # a socket's timeout; one of 0 would not block
 _JSON: Final = {"Content-Type": "application/json"}
 
 
@@ -52,15 +53,19 @@ class Server:
     def ask(self, method: str, path: str, body: bytes | None, timeout: float) -> bytes:
         """The content of an answer, within so many seconds for each part. ModelError if there is none."""
         try:
-            with contextlib.closing(self.connect()) as connection:
-                return _content(_response(connection, method, path, body, timeout))
-        except (OSError, http.client.HTTPException) as error:
-            raise gone(self.url, error) from error
+            with (
+                contextlib.closing(self.connect()) as connection,
+                _response(connection, method, path, body, timeout) as response,
+            ):
+                return _content(response)
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a chunk without a size
+            raise unreachable(self.url, error) from error
 
 
 class Call:
     """One POST. on_line: called for each line of a streamed answer. on_end: called once at the end, with the content of
-    an answer that is not streamed, or with why there is none. Both on the call's thread."""
+    an answer that is not streamed, or with why there is none. first: called before the request; what it raises is its
+    end. All on the call's thread."""
 
     def __init__(
         self,
@@ -71,9 +76,10 @@ class Call:
         deadline: float,
         on_end: Callable[[bytes | DisaggError], None],
         on_line: Callable[[bytes], None] | None = None,
+        first: Callable[[], None] | None = None,
     ) -> None:
         self._server, self._path, self._body = server, path, body
-        self._deadline, self._on_end, self._on_line = deadline, on_end, on_line
+        self._deadline, self._on_end, self._on_line, self._first = deadline, on_end, on_line, first
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._closed = False
@@ -92,25 +98,29 @@ class Call:
             ended: bytes | DisaggError = self._exchange()
         except DisaggError as error:
             ended = error
-        except TimeoutError:
-            ended = DeadlineExceeded("vllm serve did not answer by the request's deadline", "raise the timeout")
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            ended = gone(self._server.url, error)
+        except Exception as error:  # noqa: BLE001 - without an end, whoever waits for it would wait for ever
+            if isinstance(error, TimeoutError) and self._left() <= _LEAST_S:
+                ended = DeadlineExceeded("vllm serve did not answer by the request's deadline", "raise the timeout")
+            else:
+                ended = unreachable(self._server.url, error)
         self._on_end(Cancelled("the request to vllm serve was ended") if self._closed else ended)
 
     def _exchange(self) -> bytes:
+        if self._first is not None:
+            self._first()
         with contextlib.closing(self._server.connect()) as connection:
+            sock = connection.sock  # the connection lets go of it if the server closes it after this answer
             try:
-                self._hold(connection.sock)
-                response = _response(connection, "POST", self._path, self._body, self._left())
-                if self._on_line is None or response.status != HTTPStatus.OK:
-                    return _content(response)
-                while line := response.readline(MAX_BYTES):
-                    self._on_line(line)
-                    if response.isclosed():
-                        break
-                    connection.sock.settimeout(self._left())
-                return b""
+                self._hold(sock)
+                with _response(connection, "POST", self._path, self._body, self._left()) as response:
+                    if self._on_line is None or response.status != HTTPStatus.OK:
+                        return _content(response)
+                    while line := response.readline(MAX_BYTES):
+                        self._on_line(line)
+                        if response.isclosed():
+                            break
+                        sock.settimeout(self._left())
+                    return b""
             finally:
                 self._hold(None)
 
@@ -122,11 +132,11 @@ class Call:
                 raise Cancelled("the request to vllm serve was ended")
 
     def _left(self) -> float:
-        return max(0.001, self._deadline - time.monotonic())
+        return max(_LEAST_S, self._deadline - time.monotonic())
 
 
-def gone(url: str, error: Exception) -> DisaggError:
-    """A connection that could not be made, or broke."""
+def unreachable(url: str, error: Exception) -> DisaggError:
+    """The error of a connection that could not be made, or broke."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return ModelError(f"no vllm serve answers at {url}: {reason}", "start it, or see why it ended in its log")
 

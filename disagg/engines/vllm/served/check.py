@@ -17,9 +17,9 @@ PATIENCE_S: Final = 60.0
 """For the one token that describes a server: it may be computing long prompts of other callers."""
 
 
-def meet(server: Server, wanted: str | None) -> tuple[str, ConnectorInfo]:
-    """The model's name at this server, and what its connector is. wanted: the name, if hosts.toml has one. ModelError
-    if it cannot be ordered anything."""
+def describe(server: Server, wanted: str | None) -> tuple[str, ConnectorInfo]:
+    """The model's name at this server, and what its connector is; it computes a token for this. wanted: the name, if
+    hosts.toml has one. ModelError if it cannot be ordered anything."""
     names = model_names(server.ask("GET", MODELS, None, PATIENCE_S))
     name = served_name(names, wanted, server.url)
     content = server.ask("POST", COMPLETIONS, prompt_body(name, [0], "", DESCRIBE), PATIENCE_S)
@@ -41,7 +41,8 @@ def meet(server: Server, wanted: str | None) -> tuple[str, ConnectorInfo]:
 def served_name(names: list[str], wanted: str | None, url: str) -> str:
     """The model's name in requests. ModelError if the server has none of that name."""
     if wanted is not None and wanted not in names:
-        raise ModelError(f"the vllm serve at {url} serves {', '.join(names)}, not {wanted}", "correct engine.model")
+        message = f"the vllm serve at {url} serves {', '.join(names)}, not {wanted}"
+        raise ModelError(message, "correct engine.model; an adapter (LoRA) is refused: decode hosts do not have it")
     if not names:
         raise ModelError(f"the vllm serve at {url} serves no model", "start it with one")
     return wanted or names[0]

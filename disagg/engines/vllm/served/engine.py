@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,8 +17,7 @@ from typing import Final
 import numpy
 import numpy.typing
 
-from disagg.api.delivery import KVOrder, KVProgress
-from disagg.api.requests import KVAddress
+from disagg.api.delivery import KVProgress
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import EngineInfo, PrefillRun, SendingEngine, SendingRun, Token
@@ -34,6 +32,7 @@ from disagg.engines.vllm.served import check
 from disagg.engines.vllm.served.calls import Call, Server
 from disagg.engines.vllm.served.forms import COMPLETIONS, answer_body, output, prompt_body
 from disagg.engines.vllm.served.prompt import ServedPrompt
+from disagg.engines.vllm.served.request import BEGIN_S, SLOWEST_TOKENS_S, Request
 from disagg.errors import DisaggError, ModelError
 from disagg.kv.wire.frames import Header
 
@@ -45,9 +44,10 @@ class ServedEngine(SendingEngine):
     """A SendingEngine."""
 
     together = True
+    test_limit_s = check.PATIENCE_S
 
     def __init__(self, source: str | Path, context: int, options: EngineOptions) -> None:
-        """Meet the server at options.url, which has the model of `source` loaded to serve `context` tokens. ModelError
+        """Check the server at options.url, which has the model of `source` loaded to serve `context` tokens. ModelError
         if it cannot be ordered anything, PreflightRefused if it does not compute what the checkpoint describes."""
         assert options.url is not None
         path = checkpoint.resolve(source)
@@ -55,11 +55,12 @@ class ServedEngine(SendingEngine):
         reference = checkpoint.reference_profile(path, context, self.tokenizer)
         layout, fingerprint = checkpoint.layout(reference, options.dtype), checkpoint.fingerprint(reference)
         self._server = Server(options.url)
-        self._model, found = check.meet(self._server, options.model)
+        self._model, self._found = check.describe(self._server, options.model)
+        found = self._found
         check.require(found, options.url, layout, fingerprint, context)
-        self._messages: queue.Queue[Callable[[], None]] = queue.Queue(MAX_MESSAGES)
-        self._calls: dict[str, Call] = {}
-        self._alive = True
+        self._messages: queue.Queue[tuple[Run, Callable[[], None]]] = queue.Queue(MAX_MESSAGES)
+        self._requests: dict[str, Request] = {}
+        self._failure: ModelError | None = None
         self._reports = Reports(self._reporting_address())
         self.info = EngineInfo(
             backend=f"vllm-server/{found.device}",
@@ -74,14 +75,17 @@ class ServedEngine(SendingEngine):
 
     @property
     def alive(self) -> bool:
-        """See PromptEngine. Not once nothing listens there: whatever is started instead is met anew, by a new
-        process."""
-        return self._alive
+        """See PromptEngine. Not once nothing listens there, or another server: a new process checks what is there
+        then."""
+        return self._failure is None
+
+    @property
+    def failure(self) -> str:
+        """See PromptEngine."""
+        return self._failure.message if self._failure else ""
 
     def warm_up(self) -> None:
-        """See PromptEngine."""
-        for _ in self.generate([0] * min(64, self.info.profile.context - 2), Sampling(max_tokens=2, ignore_eos=True)):
-            pass
+        """See PromptEngine. Nothing: it has computed a token to describe itself."""
 
     def send(
         self, tokens: Sequence[int], to: tuple[str, int], header: Header, *, deadline: float, next_token: int, salt: str
@@ -93,24 +97,14 @@ class ServedEngine(SendingEngine):
 
         def stepped(progress: KVProgress) -> None:
             with contextlib.suppress(queue.Full):  # the next one says the same
-                self._messages.put_nowait(partial(run.begin_step, progress, time.monotonic()))
+                self._messages.put_nowait((run, partial(run.begin_step, progress, time.monotonic())))
 
-        awaited = self._reports.expect(secrets.token_urlsafe(24), stepped)
-        order = KVOrder(
-            id=awaited.id,
-            report=self._reports.address,
-            deliver=KVAddress(*to),
-            ticket=header.ticket,
-            request_id=header.request_id,
-            next_token=next_token,
-            start=header.start,
-            wire=header.wire,
-            deadline_s=max(0.001, deadline - time.monotonic()),
-            progress=True,
-        )
-        run = ServedPrompt(self, len(tokens), awaited, self._reports, deadline)
-        body = prompt_body(self._model, tokens, salt, order.to_json())
-        self._call(run, body, deadline, lambda ended: run.take_end(ended, time.monotonic()))
+        with self._reports.expecting(stepped) as awaited:
+            order = self._reports.order(awaited, to, header, deadline=deadline, next_token=next_token, progress=True)
+            run = ServedPrompt(self, len(tokens), awaited, self._reports, deadline)
+            body = prompt_body(self._model, tokens, salt, order.to_json())
+            make = partial(Call, self._server, COMPLETIONS, body, deadline=deadline)
+            self._begin(run, BEGIN_S, make, lambda ended: run.take_end(ended, time.monotonic()))
         return run
 
     def start_answer(
@@ -123,16 +117,26 @@ class ServedEngine(SendingEngine):
         salt: str = "",
         constraint: Constraint | None = None,
     ) -> PrefillRun:
-        """See PromptEngine. As of the engine `vllm`."""
+        """See PromptEngine. As of the engine `vllm`. The server describes itself first: unlike a prompt's KV, whose
+        header the decode host checks, tokens do not show which weights they are from."""
         run = AnswerRun(self, len(tokens), emit, sampling)
         wanted = fields(sampling, answered=answered, eos_ids=self.info.eos_ids, constraint=constraint)
         body = answer_body(self._model, tokens, salt, wanted)
         began = time.monotonic()
 
         def line(text: bytes) -> None:
-            self._messages.put(partial(_take_line, run, len(tokens), text, began, time.monotonic()))
+            self._messages.put((run, partial(_take_line, run, len(tokens), text, began, time.monotonic())))
 
-        self._call(run, body, began + ANSWER_S, lambda ended: _end_answer(run, ended), line)
+        make = partial(
+            Call,
+            self._server,
+            COMPLETIONS,
+            body,
+            deadline=began + ANSWER_S,
+            on_line=line,
+            first=self._require_same,
+        )
+        self._begin(run, BEGIN_S + len(tokens) / SLOWEST_TOKENS_S, make, lambda ended: _end_answer(run, ended))
         return run
 
     def logits(
@@ -142,38 +146,48 @@ class ServedEngine(SendingEngine):
         raise ModelError("vllm serve gives no logits", "verify with the engine vllm: disagg verify --engine vllm")
 
     def step(self) -> None:
-        """Wait a moment for messages about any run, and take all that are there."""
+        """Wait a moment for messages about any run, and take all that are there. A run without one for too long
+        fails."""
         with contextlib.suppress(queue.Empty):
-            take = self._messages.get(timeout=POLL_S)
+            run, take = self._messages.get(timeout=POLL_S)
             while True:
                 take()
-                take = self._messages.get_nowait()
+                if (request := self._requests.get(run.name)) is not None:
+                    request.note(time.monotonic())
+                run, take = self._messages.get_nowait()
+        now = time.monotonic()
+        for request in self._requests.values():
+            request.judge(now)
 
     def drop(self, run: Run) -> None:
         """End the run's request, which vLLM aborts if it has not finished."""
-        if (call := self._calls.pop(run.name, None)) is not None:
-            call.close()
+        if (request := self._requests.pop(run.name, None)) is not None:
+            request.call.close()
 
     def close(self) -> None:
         """See PromptEngine."""
-        for call in list(self._calls.values()):
-            call.close()
+        for request in list(self._requests.values()):
+            request.call.close()
         self._reports.close()
 
-    def _call(
-        self,
-        run: Run,
-        body: bytes,
-        deadline: float,
-        take_end: Callable[[bytes | DisaggError], None],
-        on_line: Callable[[bytes], None] | None = None,
+    def _begin(
+        self, run: Run, begin_s: float, make: Callable[..., Call], take_end: Callable[[bytes | DisaggError], None]
     ) -> None:
+        """Send the run's request. begin_s: for its first message."""
+
         def ended(result: bytes | DisaggError) -> None:
             if isinstance(result, ModelError) and not self._server.listens():
-                self._alive = False
-            self._messages.put(partial(take_end, result))
+                self._failure = self._failure or result
+            self._messages.put((run, partial(take_end, result)))
 
-        self._calls[run.name] = Call(self._server, COMPLETIONS, body, deadline=deadline, on_end=ended, on_line=on_line)
+        self._requests[run.name] = Request(run, make(on_end=ended), time.monotonic(), begin_s)
+
+    def _require_same(self) -> None:
+        """Raise ModelError, and end this engine, if the server is not what it was at the start."""
+        if check.describe(self._server, self._model)[1] != self._found:
+            message = f"the vllm serve at {self._server.url} has been replaced by a different one"
+            self._failure = ModelError(message, "the server restarts itself, and checks it")
+            raise self._failure
 
     def _reporting_address(self) -> str:
         """The address of this machine that the server's workers reach: the one that reaches the server."""
@@ -202,7 +216,9 @@ def _take_line(run: AnswerRun, tokens: int, text: bytes, began: float, now: floa
 
 
 def _end_answer(run: AnswerRun, ended: bytes | DisaggError) -> None:
+    if run.finished:  # the end of its connection does not matter
+        return
     if isinstance(ended, DisaggError):
         run.fail(ended)
-    elif not run.finished:
+    else:
         run.fail(ModelError("vllm serve ended before the answer was complete", "see its log"))

@@ -75,11 +75,20 @@ def order_answer(content: bytes) -> OrderAnswer | None:
         raise ModelError(f"the connector in vllm serve answered what cannot be read: {error}", _SAME_VERSION) from None
 
 
-def model_names(content: bytes) -> list[str]:
-    """The names in the answer to GET /v1/models. ModelError if it is none."""
+def finish_reason(content: bytes) -> str | None:
+    """Why vLLM ended a request that is not streamed; None if that is not stated."""
     try:
-        return [str(one["id"]) for one in _object(content)["data"]]
-    except (KeyError, TypeError):
+        return str(_object(content)["choices"][0]["finish_reason"])
+    except (KeyError, TypeError, IndexError):
+        return None
+
+
+def model_names(content: bytes) -> list[str]:
+    """The names in the answer to GET /v1/models, without those of adapters, which have a parent. ModelError if it is no
+    such answer."""
+    try:
+        return [str(one["id"]) for one in _object(content)["data"] if not one.get("parent")]
+    except (KeyError, TypeError, AttributeError):
         raise ModelError(f"this is no answer of vllm serve: {clipped(repr(content))}", _NOT_VLLM) from None
 
 
@@ -119,14 +128,14 @@ def refusal(status: int, content: bytes) -> DisaggError:
     if status == _BAD_REQUEST:
         return RequestError(message, "see its log")
     if status == _UNAUTHORIZED:
-        return ModelError(message, "it wants a key: name a file with it, key_file")
+        return ModelError(message, "start it without --api-key: this host has no key to send")
     return ModelError(message, "see its log")
 
 
 def _object(content: bytes) -> dict[str, Any]:
     try:
         body = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise ModelError(f"this is no answer of vllm serve: {clipped(repr(content))}", _NOT_VLLM)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from typing import Final
-
 from disagg.api.delivery import KVProgress
 from disagg.engines.vllm.reports import Awaited, Reports
 from disagg.engines.vllm.rows import StepShare
-from disagg.engines.vllm.runs import Engine, PromptRun
-from disagg.engines.vllm.served.forms import START_COMMAND, order_answer
+from disagg.engines.vllm.runs import Engine, PromptRun, refusal
+from disagg.engines.vllm.served.forms import START_COMMAND, finish_reason, order_answer
 from disagg.errors import DisaggError, ModelError
-
-SILENCE_S: Final = 30.0
-"""Of a prompt that is computed, after which vLLM counts as stuck: a step takes a few seconds at most."""
 
 
 class ServedPrompt(PromptRun):
@@ -23,14 +17,6 @@ class ServedPrompt(PromptRun):
     def __init__(self, engine: Engine, tokens: int, awaited: Awaited, reports: Reports, deadline: float) -> None:
         super().__init__(engine, tokens, awaited, reports, deadline)
         self._running: tuple[KVProgress, float] | None = None  # the newest step, and when it began
-
-    def step(self, max_tokens: int | None = None) -> None:
-        """See PrefillRun."""
-        super().step(max_tokens)
-        silent_s = 0.0 if self._running is None or self.done else time.monotonic() - self._running[1]
-        if silent_s > SILENCE_S:
-            message = f"vllm serve has made no progress with the prompt for {silent_s:.0f} s"
-            self.fail(ModelError(message, "see its log, and start it again"))
 
     def begin_step(self, progress: KVProgress, now: float) -> None:
         """A worker has begun a step. Those of several ranks are one."""
@@ -49,8 +35,10 @@ class ServedPrompt(PromptRun):
                 raise ModelError("this vllm serve has no connector of disagg", f"start it as in {START_COMMAND}")
             if answer.error is not None:
                 raise DisaggError.from_json(answer.error)
-        except DisaggError as error:
-            self.fail(error)
+            if (error := refusal(finish_reason(ended))) is not None:
+                raise error
+        except DisaggError as failure:
+            self.fail(failure)
             return
         if self._running is None:  # no report has come before the answer
             self._running = KVProgress(0, self._tokens, 1.0), self._started

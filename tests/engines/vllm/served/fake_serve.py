@@ -78,6 +78,7 @@ def serving(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Iterator[F
         thread.join()
 
 
-def completed(connector: Any) -> bytes:
-    """The answer to a prompt. connector: what it says in kv_transfer_params; None without one."""
-    return json.dumps({"choices": [], "kv_transfer_params": connector and {"disagg": connector}}).encode()
+def completed(connector: Any, reason: str = "length") -> bytes:
+    """The answer to a prompt. connector: what it says in kv_transfer_params; None without one. reason: for its end."""
+    choice = {"finish_reason": reason}
+    return json.dumps({"choices": [choice], "kv_transfer_params": connector and {"disagg": connector}}).encode()

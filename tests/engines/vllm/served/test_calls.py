@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -36,6 +39,68 @@ def test_the_lines_of_a_streamed_answer_are_given_one_by_one() -> None:
         Call(Server(fake.url), "/v1/completions", b"{}", deadline=deadline, on_end=ends.put, on_line=lines.append)
         assert ends.get(timeout=PATIENCE_S) == b""
     assert [line for line in lines if line.strip()] == [b"data: 1\n", b"data: 2\n"]
+
+
+@contextmanager
+def raw(answer: bytes) -> Iterator[str]:
+    """The URL of a server that gives one request this answer, and closes the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            sock, _ = listener.accept()
+            with sock, sock.makefile("rb") as received:
+                while received.readline().strip():
+                    pass
+                received.read(len(b"{}"))
+                sock.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(PATIENCE_S)
+
+
+CHUNKS = b"4\r\na\nb\n\r\n2\r\nc\n\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKS,
+        b"HTTP/1.0 200 OK\r\n\r\na\nb\nc\n",
+    ],
+    ids=["chunks", "no length"],
+)
+def test_a_streamed_answer_after_which_the_server_closes_is_read_to_its_end(answer: bytes) -> None:
+    ends: Ends = queue.Queue()
+    lines: list[bytes] = []
+    with raw(answer) as url:
+        deadline = time.monotonic() + PATIENCE_S
+        Call(Server(url), "/v1/completions", b"{}", deadline=deadline, on_end=ends.put, on_line=lines.append)
+        assert ends.get(timeout=PATIENCE_S) == b""
+    assert lines == [b"a\n", b"b\n", b"c\n"]
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [RecursionError("deep"), TimeoutError("connecting"), AttributeError("a defect")])
+def test_whatever_fails_in_a_request_before_its_deadline_is_its_servers_failure(error: Exception) -> None:
+    ends: Ends = queue.Queue()
+    deadline = time.monotonic() + PATIENCE_S
+    server = Server("http://127.0.0.1:1")
+    Call(server, "/", b"{}", deadline=deadline, on_end=ends.put, first=lambda: fail(error))
+    assert type(ends.get(timeout=PATIENCE_S)) is ModelError
+
+
+def test_what_is_raised_before_a_request_is_its_end() -> None:
+    ends: Ends = queue.Queue()
+    with serving(lambda body: (200, b"content")) as fake:
+        first = RequestError("no")
+        Call(Server(fake.url), "/", b"{}", deadline=0.0, on_end=ends.put, first=lambda: fail(first))
+        assert ends.get(timeout=PATIENCE_S) is first
+    assert not fake.bodies
 
 
 @pytest.mark.parametrize(("status", "kind"), [(400, RequestError), (404, ModelError), (500, ModelError)])

@@ -10,7 +10,7 @@ import pytest
 from disagg.api.delivery import DESCRIBE, ORDER_FIELD, ConnectorInfo, OrderAnswer
 from disagg.api.status import PreflightFinding
 from disagg.engines.vllm.served.calls import Server
-from disagg.engines.vllm.served.check import meet, require
+from disagg.engines.vllm.served.check import describe, require
 from disagg.errors import DisaggError, ModelError, PreflightRefused
 from disagg.kv.layout import Layout
 from tests.engines.vllm.served.fake_serve import INFO, completed, serving
@@ -22,8 +22,8 @@ DESCRIBED = completed(OrderAnswer(connector=INFO).to_json())
 
 def test_a_server_with_the_connector_is_known_by_its_model_and_what_the_connector_says() -> None:
     with serving(lambda body: (200, DESCRIBED)) as fake:
-        assert meet(Server(fake.url), None) == ("tiny", INFO)
-        assert meet(Server(fake.url), "tiny") == ("tiny", INFO)
+        assert describe(Server(fake.url), None) == ("tiny", INFO)
+        assert describe(Server(fake.url), "tiny") == ("tiny", INFO)
     assert fake.bodies[0]["kv_transfer_params"] == {ORDER_FIELD: DESCRIBE}
 
 
@@ -31,7 +31,7 @@ def test_a_server_with_the_connector_is_known_by_its_model_and_what_the_connecto
     ("content", "wanted", "message", "hint"),
     [
         (completed(None), None, "has no connector of disagg", "--kv-transfer-config"),
-        (DESCRIBED, "another", "serves tiny, not another", "correct engine.model"),
+        (DESCRIBED, "another", "serves tiny, not another", "correct engine.model; an adapter"),
         (completed(OrderAnswer().to_json()), None, "knows nothing of its ranks", "VLLM_ENABLE_V1_MULTIPROCESSING"),
         (completed({"error": {"message": "it is full"}}), None, "it is full", ""),
         (b"hello", None, "no answer of vllm serve", "correct the url"),
@@ -42,14 +42,14 @@ def test_a_server_that_cannot_be_ordered_anything_is_refused(
     content: bytes, wanted: str | None, message: str, hint: str
 ) -> None:
     with serving(lambda body: (200, content)) as fake, pytest.raises(DisaggError, match=message) as caught:
-        meet(Server(fake.url), wanted)
+        describe(Server(fake.url), wanted)
     assert hint in caught.value.hint
 
 
 def test_a_server_that_is_not_there_is_named_by_its_url() -> None:
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ModelError, match=f"no vllm serve answers at {url}"):
-        meet(Server(url), None)
+        describe(Server(url), None)
 
 
 def test_a_server_that_has_the_same_model_and_kv_is_accepted() -> None:

@@ -19,7 +19,8 @@ from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
 from disagg.engines.base import SendingRun
 from disagg.engines.model import checkpoint
-from disagg.engines.vllm.served.engine import ServedEngine
+from disagg.engines.vllm.runs import AnswerRun
+from disagg.engines.vllm.served.engine import ServedEngine, _end_answer
 from disagg.errors import Cancelled, ModelError, PeerLost
 from disagg.kv.wire.frames import Header
 from tests import tiny_models
@@ -125,6 +126,45 @@ def test_an_engine_whose_server_does_not_listen_any_more_is_not_alive(bench: Ben
     with pytest.raises(ModelError, match="HTTP 500: dying"):
         bench.stepped(bench.send()).sent()
     assert not bench.engine.alive
+    assert bench.engine.failure == "vllm serve answered HTTP 500: dying"
+
+
+def test_requests_that_a_server_leaves_unanswered_fail_whoevers_turn_the_step_is(bench: Bench) -> None:
+    first, second = bench.send(), bench.engine.start_answer(TOKENS, Sampling(), lambda token: None)
+    for request in bench.engine._requests.values():
+        request.limit_s = -1.0
+    first.step()
+    with pytest.raises(ModelError, match="no progress"):
+        first.sent()
+    with pytest.raises(ModelError, match="no progress"):
+        second.step()
+    first.close()
+    second.close()
+
+
+def test_an_engine_whose_server_was_replaced_answers_nothing_and_is_not_alive(bench: Bench) -> None:
+    bench.go_on.set()
+    bench.info = msgspec.structs.replace(bench.info, fingerprint={})
+    with pytest.raises(ModelError, match="replaced by a different one"):
+        list(bench.engine.generate(TOKENS, Sampling(max_tokens=9)))
+    assert not bench.engine.alive and "replaced" in bench.engine.failure
+
+
+def test_a_prompt_that_cannot_be_ordered_is_not_awaited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("disagg.engines.vllm.served.engine.Call", no_thread)
+    with pytest.raises(RuntimeError):
+        bench.send()
+    assert bench.engine._reports.outstanding == 0 and not bench.engine._requests
+
+
+def test_an_answer_that_is_complete_is_not_failed_by_the_end_of_its_connection(bench: Bench) -> None:
+    run = AnswerRun(bench.engine, 3, lambda token: None, Sampling())
+    run.finished = True
+    _end_answer(run, ModelError("reset"))
+    assert run.done
 
 
 def test_an_answer_gives_its_tokens_and_one_that_breaks_off_raises_it(bench: Bench) -> None:

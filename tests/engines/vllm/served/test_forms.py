@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from disagg.api.delivery import ORDER_FIELD, OrderAnswer
 from disagg.api.sampling import Sampling
 from disagg.engines.vllm.sampling import fields
 from disagg.engines.vllm.served.forms import (
+    START_COMMAND,
     Logprob,
     answer_body,
+    finish_reason,
     model_names,
     order_answer,
     output,
@@ -89,13 +92,33 @@ def test_the_connectors_answer_is_read_from_vllms(connector: Any, answer: OrderA
     assert order_answer(completed(connector)) == answer
 
 
+def test_the_command_in_the_documentation_is_the_one_that_messages_state() -> None:
+    text = Path(__file__).parents[4].joinpath("docs/vllm.md").read_text("utf-8")
+    assert START_COMMAND[START_COMMAND.index("--kv-transfer-config") :] in text
+
+
 def test_an_answer_of_another_connector_version_is_refused() -> None:
     with pytest.raises(ModelError, match="cannot be read") as caught:
         order_answer(completed({"error": 7}))
     assert "same version of disagg" in caught.value.hint
 
 
-@pytest.mark.parametrize("content", [b"<html>", b"[]", b'{"data": 5}', b'{"data": [{}]}', b"\xff"])
+def test_an_adapter_is_no_model_to_order_from() -> None:
+    models = [{"id": "tiny", "parent": None}, {"id": "adapter", "parent": "tiny"}]
+    assert model_names(json.dumps({"data": models}).encode()) == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b'{"choices": [{"finish_reason": "abort"}]}', "abort"), (b'{"choices": []}', None), (b"{}", None)],
+)
+def test_the_reason_for_the_end_of_a_request_is_read_if_it_is_there(content: bytes, reason: str | None) -> None:
+    assert finish_reason(content) == reason
+
+
+@pytest.mark.parametrize(
+    "content", [b"<html>", b"[]", b'{"data": 5}', b'{"data": [{}]}', b'{"data": [5]}', b"\xff", b"[" * 200_000]
+)
 def test_what_is_no_list_of_models_is_no_vllm_serve(content: bytes) -> None:
     with pytest.raises(ModelError, match="no answer of vllm serve"):
         model_names(content)

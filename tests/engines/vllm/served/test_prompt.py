@@ -10,7 +10,6 @@ import pytest
 from disagg.api.delivery import KVProgress, OrderAnswer
 from disagg.engines.vllm.reports import Reports
 from disagg.engines.vllm.runs import Run
-from disagg.engines.vllm.served import prompt
 from disagg.engines.vllm.served.prompt import ServedPrompt
 from disagg.errors import DisaggError, ModelError, PeerLost
 from tests.engines.vllm.served.fake_serve import completed
@@ -67,8 +66,9 @@ def test_a_step_that_is_reported_after_the_answer_changes_nothing(run: ServedPro
         (completed({"error": PeerLost("gone").to_json()}), PeerLost, "gone"),
         (ModelError("no vllm serve answers"), ModelError, "no vllm serve answers"),
         (b"nonsense", ModelError, "no answer of vllm serve"),
+        (completed(OrderAnswer().to_json(), "abort"), DisaggError, "ended the request with 'abort'"),
     ],
-    ids=["without connector", "order refused", "no server", "another server"],
+    ids=["without connector", "order refused", "no server", "another server", "given up"],
 )
 def test_an_order_that_was_not_taken_fails_with_the_reason(
     run: ServedPrompt, answer: bytes | DisaggError, kind: type[DisaggError], message: str
@@ -76,16 +76,4 @@ def test_an_order_that_was_not_taken_fails_with_the_reason(
     run.take_end(answer, 5.0)
     assert run.done
     with pytest.raises(kind, match=message):
-        run.sent()
-
-
-def test_a_prompt_whose_steps_stop_fails_and_one_that_has_not_begun_waits(
-    run: ServedPrompt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prompt, "SILENCE_S", 0.0)
-    run.step()
-    assert not run.done
-    run.begin_step(KVProgress(0, 100, 1.0), 0.0)
-    run.step()
-    with pytest.raises(ModelError, match="no progress"):
         run.sent()

@@ -1,0 +1,43 @@
+"""disagg/engines/vllm/served/request.py: a request about which nothing comes fails, also one that has not begun."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from disagg.api.sampling import Sampling
+from disagg.engines.vllm.runs import AnswerRun
+from disagg.engines.vllm.served.calls import Call
+from disagg.engines.vllm.served.request import BEGIN_S, SILENCE_S, Request
+from disagg.errors import ModelError
+from tests.engines.vllm.served.test_prompt import NoEngine
+
+
+@pytest.fixture
+def request_() -> Request:
+    run = AnswerRun(NoEngine(), 3, lambda token: None, Sampling())
+    return Request(run, cast(Call, None), 100.0, BEGIN_S)
+
+
+def test_a_request_that_vllm_does_not_begin_fails(request_: Request) -> None:
+    request_.judge(100.0 + BEGIN_S)
+    assert not request_.run.finished
+    request_.judge(101.0 + BEGIN_S)
+    assert request_.run.finished
+    with pytest.raises(ModelError, match="no progress with the request for 61 s"):
+        request_.run.step()
+
+
+def test_each_message_gives_a_request_time_for_the_next_one(request_: Request) -> None:
+    request_.note(150.0)
+    request_.judge(150.0 + SILENCE_S)
+    assert not request_.run.finished
+    request_.judge(151.0 + SILENCE_S)
+    assert request_.run.finished
+
+
+def test_a_request_that_has_ended_may_be_silent(request_: Request) -> None:
+    request_.run.finished = True
+    request_.judge(1e9)
+    assert request_.run.done
