@@ -126,7 +126,7 @@ class Gateway:
         self._limits = Limits()
         self._name = hops.new_name()
         self._running = 0  # answers that were asked for
-        self._body_limit = requests.body_limit(max(model.context for model in client.fleet.models.values()))
+        self._body_bounds = requests.body_bounds(max(model.context for model in client.fleet.models.values()))
 
     def post(self, dialect: Dialect) -> Handler:
         """The endpoint of one dialect."""
@@ -239,7 +239,7 @@ class Gateway:
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         """The body, which must be a JSON object. Raises RequestError and BodyTooLarge."""
-        data = await requests.body(request, self._body_limit, "shorten the prompt")
+        data = await requests.body(request, self._body_bounds, "shorten the prompt")
         try:
             body = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,13 +18,26 @@ BODY_S = 60.0  # for a whole request body to arrive
 SURPLUS_BODY_S = 2.0
 MIN_BODY_LIMIT: Final = 1 << 20
 BODY_BYTES_PER_TOKEN: Final = 64  # of context: several times what any tokenizer's average token takes, also as JSON
+MIN_OPENINGS: Final = 50_000
+TOKENS_PER_OPENING: Final = 4  # of context: source code and most JSON have more
 REQUEST_ID: Final = "X-Request-Id"
 TRACEPARENT: Final = "traceparent"
 
 
-def body_limit(context: int) -> int:
-    """The bytes that a request body may have. context: tokens of the largest prompt."""
-    return max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context)
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """What a request body may have. size: bytes. openings: characters `[` and `{`, also in texts, since each list and
+    each object takes a parser a fraction of a microsecond, during which nothing else of the process runs."""
+
+    size: int = MIN_BODY_LIMIT
+    openings: int = MIN_OPENINGS
+
+
+def body_bounds(context: int) -> BodyBounds:
+    """context: tokens of the largest prompt."""
+    return BodyBounds(
+        max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context), max(MIN_OPENINGS, context // TOKENS_PER_OPENING)
+    )
 
 
 def request_id(request: Request) -> str:
@@ -48,17 +62,19 @@ def traceparent(request: Request) -> str:
     return given if found and found[1].strip("0") and found[2].strip("0") and given[:2] != "ff" else ""
 
 
-async def body(request: Request, limit: int, hint: str) -> bytes:
-    """The whole body. Raises BodyTooLarge with this hint if it is longer than `limit` bytes, RequestError if it does
-    not arrive in time, Cancelled if the caller disconnects."""
+async def body(request: Request, bounds: BodyBounds, hint: str) -> bytes:
+    """The whole body. Raises BodyTooLarge with this hint if it is too long, RequestError with this hint if it has too
+    many openings, RequestError if it does not arrive in time, Cancelled if the caller disconnects."""
     try:
-        data = await _read(request, limit, BODY_S)
+        data = await _read(request, bounds.size, BODY_S)
     except TimeoutError:
         raise RequestError(f"the request body did not arrive within {BODY_S:g} s", "send it at once") from None
     except ClientDisconnect:
         raise Cancelled("the caller disconnected before its request body had arrived") from None
     if data is None:
-        raise BodyTooLarge(f"the request body is over {limit} bytes", hint)
+        raise BodyTooLarge(f"the request body is over {bounds.size} bytes", hint)
+    if data.count(b"[") + data.count(b"{") > bounds.openings:
+        raise RequestError(f"the request body has over {bounds.openings} of the characters [ and {{", hint)
     return data
 
 

@@ -212,11 +212,21 @@ async def test_an_option_out_of_bounds_is_named() -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "top_p")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"1", b"\xff", b'"' * 9, b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"1", b"\xff", b'"' * 9, b"[" * 40_000])
 async def test_a_body_that_is_no_json_object_is_a_400(body: bytes) -> None:
     async with fake_client.http(fake_client.app(FakeClient())) as http:
         response = await http.post("/v1/chat/completions", content=body)
     assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_a_body_with_too_many_lists_is_a_400_that_names_the_bound() -> None:
+    async with fake_client.http(fake_client.app(FakeClient("one "))) as http:
+        answers = [
+            await http.post("/v1/completions", json={"model": "m", "prompt": "[" * openings})
+            for openings in (49_999, 50_000)
+        ]
+    assert [answer.status_code for answer in answers] == [200, 400]
+    assert answers[1].json()["error"]["message"].startswith("the request body has over 50000 of the characters [ and {")
 
 
 async def test_a_body_over_the_limit_is_a_413_and_other_methods_a_405() -> None:

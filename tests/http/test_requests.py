@@ -1,4 +1,4 @@
-"""disagg/http/requests.py: what names a request."""
+"""disagg/http/requests.py: what names a request, and what its body may have."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import re
 
 import pytest
 from starlette.requests import Request
+from starlette.types import Message
 
-from disagg.http.requests import request_id, traceparent
+from disagg.errors import BodyTooLarge, RequestError
+from disagg.http.requests import BodyBounds, body, body_bounds, request_id, traceparent
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -42,3 +44,50 @@ def test_an_id_that_is_missing_or_not_usable_is_replaced(given: str) -> None:
 )
 def test_a_trace_context_that_is_not_valid_is_ignored(given: str) -> None:
     assert traceparent(request(traceparent=given)) == ""
+
+
+@pytest.mark.parametrize(
+    ("context", "size", "openings"),
+    [(1, 1 << 20, 50_000), (32_768, 2 << 20, 50_000), (131_072, 8 << 20, 50_000), (1 << 20, 64 << 20, 262_144)],
+)
+def test_a_body_is_bounded_by_the_context(context: int, size: int, openings: int) -> None:
+    assert body_bounds(context) == BodyBounds(size, openings)
+
+
+BOUNDS = BodyBounds(size=8, openings=3)
+
+
+@pytest.mark.parametrize("given", [b"", b"12345678", b"[[[]]]", b"{{[]}}", b'"[{["'])
+async def test_a_body_within_its_bounds_is_read(given: bytes) -> None:
+    assert await body(sending(given), BOUNDS, "") == given
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        (b"123456789", BodyTooLarge, "the request body is over 8 bytes"),
+        (b"[[[[[[[[[", BodyTooLarge, "the request body is over 8 bytes"),
+        (b"[[[[]]]]", RequestError, "the request body has over 3 of the characters [ and {"),
+        (b"{{{{}}}}", RequestError, "the request body has over 3 of the characters [ and {"),
+        (b'"[{[{"', RequestError, "the request body has over 3 of the characters [ and {"),
+    ],
+)
+async def test_a_body_beyond_its_bounds_is_refused_by_the_bound(
+    given: bytes, kind: type[RequestError], message: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        await body(sending(given), BOUNDS, "shorten it")
+    assert (type(caught.value), caught.value.message, caught.value.hint) == (kind, message, "shorten it")
+
+
+def sending(data: bytes) -> Request:
+    """A request with this body, in two parts."""
+    parts: list[Message] = [
+        {"type": "http.request", "body": data[:3], "more_body": True},
+        {"type": "http.request", "body": data[3:]},
+    ]
+
+    async def receive() -> Message:
+        return parts.pop(0)
+
+    return Request({"type": "http", "headers": []}, receive)

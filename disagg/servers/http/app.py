@@ -151,13 +151,13 @@ async def _prompt(service: AnyService, request: Request) -> bytes:
     """A body with a prompt, unless it is too large for the model's context."""
     context = service.model.context
     hint = f"shorten the prompt: {context} tokens of context cannot need more"
-    return await requests.body(request, requests.body_limit(context), hint)
+    return await requests.body(request, requests.body_bounds(context), hint)
 
 
 def _lease(service: AnyService) -> Handler:
     async def lease(request: Request) -> Response:
         hint = f"name at most {MAX_LEASES} requests at a time"
-        named = parse(LeaseBody, await requests.body(request, requests.MIN_BODY_LIMIT, hint))
+        named = parse(LeaseBody, await requests.body(request, requests.BodyBounds(), hint))
         return _json(service.extend_leases(named.request_ids))
 
     return lease

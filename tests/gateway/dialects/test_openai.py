@@ -160,6 +160,7 @@ def test_a_prompt_has_four_forms(given: Any, prompts: Any) -> None:
         (chat, {"temperature": "hot"}, "temperature"),
         (chat, {"top_logprobs": 2}, "top_logprobs"),
         (chat, {"tools": [{"type": "function"}]}, "tools[0].type"),
+        (chat, {"tools": [TOOL] * 129}, "tools"),
         (chat, {"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
         (chat, {"tool_choice": "required"}, "tool_choice"),
         (chat, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),

@@ -243,6 +243,8 @@ def test_items_become_messages(instructions: str | None, given: Any, messages: l
         ({"tools": [{"type": "telepathy"}]}, "tools[0].type"),
         ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "namespace"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [{**NAMESPACE, "tools": [TOOL] * 129}]}, "tools[0].tools"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "custom", "name": "f"}}, "tool_choice"),

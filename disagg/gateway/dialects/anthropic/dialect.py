@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Meta
 
 from disagg.api.base import Contract
-from disagg.api.requests import MAX_MESSAGES
+from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS
 from disagg.errors import RequestError
 from disagg.gateway.dialects.anthropic.messages import Block, Message, messages, system
 from disagg.gateway.dialects.anthropic.writer import AnthropicWriter, error_body
@@ -71,7 +71,7 @@ class CountBody(Contract, frozen=True, kw_only=True):
     model: str
     messages: Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | tuple[Block, ...] | None = None
-    tools: tuple[dict[str, Any], ...] | None = None
+    tools: Annotated[tuple[dict[str, Any], ...], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Meta
 
 from disagg.api.base import Contract
-from disagg.api.requests import MAX_MESSAGES
+from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Head, Writer, read_fields
 from disagg.gateway.dialects.form import ANY_OBJECT, ToolBody, form_of, functions
@@ -128,7 +128,7 @@ class OllamaChatBody(OllamaBody, frozen=True, kw_only=True):
     """POST /api/chat. Without messages Ollama loads the model."""
 
     messages: Annotated[tuple[OllamaMessage, ...], Meta(max_length=MAX_MESSAGES)] = ()
-    tools: tuple[ToolBody, ...] | None = None
+    tools: Annotated[tuple[ToolBody, ...], Meta(max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateBody(OllamaBody, frozen=True, kw_only=True):

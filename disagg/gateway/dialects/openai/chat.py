@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from disagg.api.events import TokenLogprob
-from disagg.api.requests import MAX_MESSAGES
+from disagg.api.requests import MAX_MESSAGES, MAX_TOOLS
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Head
 from disagg.gateway.dialects.events import Finished, Piece
@@ -28,7 +28,7 @@ class ChatBody(openai.SamplingFields, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: tuple[ToolBody, ...] | None = None
+    tools: Annotated[tuple[ToolBody, ...], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None

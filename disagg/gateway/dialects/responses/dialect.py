@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Meta
 
 from disagg.api.base import Contract
+from disagg.api.requests import MAX_TOOLS
 from disagg.errors import RequestError
 from disagg.gateway.dialects.base import Head, read_fields
 from disagg.gateway.dialects.form import ANY_OBJECT, form_of
@@ -63,7 +66,7 @@ class ResponsesBody(openai.SamplingFields, frozen=True, kw_only=True):
     input: str | Items
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: tuple[Tool, ...] | None = None
+    tools: Annotated[tuple[Tool, ...], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     text: dict[str, Any] | None = None
     reasoning: Reasoning | None = None

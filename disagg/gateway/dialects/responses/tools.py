@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from disagg.api.base import Contract
+from disagg.api.requests import MAX_TOOLS
 from disagg.errors import RequestError
 from disagg.gateway.dialects.form import FunctionBody
 from disagg.gateway.dialects.request import CalledAs
@@ -55,7 +57,7 @@ class Tool(Contract, frozen=True):
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     format: ToolFormat | None = None
-    tools: tuple[Tool, ...] = ()
+    tools: Annotated[tuple[Tool, ...], Meta(max_length=MAX_TOOLS)] = ()
 
 
 @dataclass(slots=True)
