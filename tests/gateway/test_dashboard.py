@@ -52,6 +52,12 @@ def test_a_narrow_window_shows_what_to_do_about_a_host_without_its_meters() -> N
     )
 
 
+def test_on_a_phone_a_rows_cells_stand_in_lines_each_after_its_heading() -> None:
+    phone = present(re.search(r"@media \(max-width: 640px\) \{.*?\n\}", CSS, re.S))[0]
+    assert ".table tr { display: flex; flex-wrap: wrap;" in phone and "td.wide { flex-basis: 100%;" in phone
+    assert "content: attr(data-head)" in phone and "row.children[place].dataset.head = text" in JS
+
+
 def test_every_element_that_the_script_looks_up_exists() -> None:
     ids = set(re.findall(r'id="([\w-]+)"', HTML))
     assert set(re.findall(r'(?:\$|show)\("([\w-]+)"', JS)) <= ids

@@ -61,6 +61,7 @@ function show(id, data, draw) {
 function table(caption, heads, rows, empty) {
   if (!rows.length) return el("p", { class: "empty" }, empty);
   const head = heads.map(([text, kind]) => el("th", { scope: "col", class: kind }, text));
+  for (const row of rows) heads.forEach(([text], place) => (row.children[place].dataset.head = text));
   return el("div", { class: "table", tabindex: 0, role: "region", "aria-label": `Table: ${caption}` }, el("table", {},
     el("caption", { class: "unseen" }, caption), el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows)));
 }
