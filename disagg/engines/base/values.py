@@ -34,3 +34,4 @@ class EngineInfo:
     preflight: tuple[PreflightFinding, ...] = ()
     memory_bytes: int = 0  # weights, as loaded
     eos_ids: frozenset[int] = field(default_factory=frozenset)
+    kv_bytes: int | None = None  # KV of prompts that it has memory for, if it knows

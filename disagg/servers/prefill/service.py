@@ -105,7 +105,8 @@ class PrefillService(Service[PromptEngine]):
         self._engine = await on_daemon_thread(self._prepare, "load")
         if self._engine.info.backend.endswith("/cpu"):
             self._scheduler.policy = replace(self._scheduler.policy, **CPU_CHUNKS)
-        self._scheduler.policy = replace(self._scheduler.policy, together=self._engine.together)
+        kv_bytes = min(self.kv_limit, self._engine.info.kv_bytes or self.kv_limit)
+        self._scheduler.policy = replace(self._scheduler.policy, together=self._engine.together, kv_bytes=kv_bytes)
         self.state = "ok"
 
     def _prepare(self) -> PromptEngine:

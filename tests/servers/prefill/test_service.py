@@ -21,7 +21,7 @@ from disagg.api.events import DoneEvent, Event, ShippedEvent, TokensEvent
 from disagg.api.requests import GenerateBody, KVAddress, PrefillBody
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions, load
-from disagg.engines.base import PrefillRun
+from disagg.engines.base import PrefillRun, PromptEngine
 from disagg.errors import DeadlineExceeded, Overloaded, RequestError
 from disagg.kv.fingerprint import token_hash
 from disagg.kv.receive import KVServer
@@ -264,3 +264,24 @@ async def test_the_kv_of_started_prompts_is_bounded_by_what_the_engine_holds(
     service = PrefillService(fleet, replace(fleet.hosts["m-prefill"], engine=engine), lambda: pytest.fail("not loaded"))
     assert service.kv_limit == limit
     await service.close()
+
+
+@pytest.mark.parametrize(("has", "limit"), [(None, 8 << 30), (1 << 20, 1 << 20), (16 << 30, 8 << 30)])
+async def test_prompts_are_begun_within_what_the_engine_states_that_it_has(
+    tmp_path: Path, has: int | None, limit: int
+) -> None:
+    path = write_simulated(tmp_path)
+    fleet = load(path)
+    made = of_type(make_service(fleet, fleet.hosts["m-prefill"]), PrefillService)
+
+    def make_engine() -> PromptEngine:
+        engine = made._make_engine()
+        engine.info = replace(engine.info, kv_bytes=has)
+        return engine
+
+    service = PrefillService(fleet, made.host, make_engine)
+    await service.load()
+    try:
+        assert service.kv_limit == limit
+    finally:
+        await service.close()

@@ -71,6 +71,7 @@ class ServedEngine(SendingEngine):
             preflight=found.preflight,
             memory_bytes=found.memory_bytes,
             eos_ids=reference.eos_ids,
+            kv_bytes=found.kv_bytes,
         )
 
     @property
