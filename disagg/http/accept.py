@@ -52,11 +52,18 @@ def listen(address: str, port: int, hints: ListenHints) -> socket.socket:
 async def accept(
     listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], free_descriptor: Callable[[], bool]
 ) -> None:
-    """Accept until cancelled. free_descriptor: closes the least useful connection; False if there is none."""
+    """Accept until cancelled. free_descriptor: closes the least useful connection; False if there is none.
+
+    Nothing is awaited between accepting and passing on, as it is in `loop.sock_accept`: cancelled there, a connection
+    would be left open without an owner.
+    """
     loop = asyncio.get_running_loop()
     while True:
         try:
-            connection, _ = await loop.sock_accept(listener)
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            await _readable(listener)
+            continue
         except OSError as error:  # no descriptor or memory is left, or the caller has gone already
             freed = free_descriptor()
             logs.event(logging.WARNING, "cannot_accept", reason=str(error), closed_an_idle_connection=freed)
@@ -67,6 +74,21 @@ async def accept(
             await loop.connect_accepted_socket(make_protocol, connection)
         except OSError:  # the caller has gone
             connection.close()
+
+
+async def _readable(listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(listener, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(listener)
 
 
 def set_options(connection: socket.socket) -> None:

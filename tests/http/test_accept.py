@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import socket
+import warnings
 from typing import Any
 
 import pytest
@@ -15,40 +17,65 @@ from disagg.http.accept import UNACKNOWLEDGED_S, accept, set_options
 PATIENCE_S = 60.0
 
 
+class Listener(socket.socket):
+    """A listening socket whose first `failures` calls of accept find no descriptor."""
+
+    failures = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bind(("127.0.0.1", 0))
+        self.listen()
+        self.setblocking(False)
+
+    def accept(self) -> Any:
+        if self.failures > 0:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+class Closing(asyncio.Protocol):
+    """Closes each connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
 async def test_without_descriptors_a_server_waits_and_does_not_fill_its_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(accept_module, "RETRY_S", 0.02)
-    loop, tries = asyncio.get_running_loop(), 0
-    real = loop.sock_accept
-
-    async def sock_accept(listener: socket.socket) -> Any:
-        nonlocal tries
-        tries += 1
-        if tries <= 3:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return await real(listener)
-
-    monkeypatch.setattr(loop, "sock_accept", sock_accept)
-    accepted = asyncio.Event()
-
-    class Greeting(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            accepted.set()
-            transport.close()
-
     freed = iter([True, False, False])
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        accepting = asyncio.ensure_future(accept(listener, Greeting, lambda: next(freed)))
+    with Listener() as listener:
+        listener.failures = 3
+        accepting = asyncio.ensure_future(accept(listener, Closing, lambda: next(freed)))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         async with asyncio.timeout(PATIENCE_S):
-            await accepted.wait()
             assert await reader.read() == b""
         writer.close()
         accepting.cancel()
         await asyncio.wait((accepting,))
     assert [record.getMessage() for record in caplog.records] == ["cannot_accept"] * 3
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_comes_as_the_server_stops_is_closed(turns: int) -> None:
+    """Stopped after so many turns of the event loop: before it is accepted, meanwhile, and after."""
+    with warnings.catch_warnings(record=True) as seen, Listener() as listener:
+        warnings.simplefilter("always")
+        accepting = asyncio.ensure_future(accept(listener, Closing, lambda: False))
+        await asyncio.sleep(0)
+        with socket.create_connection(listener.getsockname(), PATIENCE_S):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            accepting.cancel()
+            await asyncio.wait((accepting,))
+            for _ in range(6):  # what the transport has scheduled
+                await asyncio.sleep(0)
+        del accepting
+        gc.collect()
+    assert [str(one.message) for one in seen] == []
 
 
 def test_the_kernel_finds_out_that_a_caller_is_gone() -> None:

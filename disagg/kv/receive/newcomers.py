@@ -87,6 +87,9 @@ class Newcomers:
             self._end(newcomer)
         except DisaggError as error:
             self._refuse(newcomer, error, now)
+        except Exception:  # out of memory, for one
+            self._end(newcomer)
+            raise
 
     def expire(self, now: float) -> None:
         """End those whose time has passed; one that has sent no whole preamble gets a reply."""
@@ -114,7 +117,7 @@ class Newcomers:
         self._forget(newcomer)
         try:
             self._admit(newcomer.sock, newcomer.address, preamble)
-        except DisaggError:
+        except Exception:
             self._waiting[newcomer.sock.fileno()] = newcomer
             self._poll.register(newcomer.sock, select.POLLIN)
             raise

@@ -145,7 +145,10 @@ class KVServer:
             self._connections[channel] = thread
         try:
             thread.start()
-        except RuntimeError as error:  # no thread: not for being busy, which would pass, so that callers go elsewhere
+        except (
+            RuntimeError,
+            MemoryError,
+        ) as error:  # no thread: not for being busy, which would pass, so that callers go elsewhere
             with self._lock:
                 del self._connections[channel]
             self._tickets.unclaim(slot, channel.abort)

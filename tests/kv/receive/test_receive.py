@@ -566,9 +566,30 @@ def test_the_reply_to_a_hostile_header_stays_small(receiver: Receiver) -> None:
     receiver.require_serving()
 
 
-def test_a_host_out_of_threads_rejects_a_peer_and_goes_on(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_whose_ticket_cannot_be_looked_up_is_closed(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[MemoryError] = []
+
+    def no_memory(*_: object) -> Slot:
+        failed.append(MemoryError("of a test"))  # keeps what the failure's frames hold, the socket for one
+        raise failed[0]
+
+    slot = receiver.issue(CACHE)
+    with monkeypatch.context() as patch:
+        patch.setattr(receiver.tickets, "claim", no_memory)
+        assert receiver.exchange(frames.encode_header(header_for(slot))) == []
+    assert len(failed) == 1
+    receiver.tickets.revoke(slot.ticket)
+    receiver.require_serving()
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
+def test_a_host_out_of_threads_rejects_a_peer_and_goes_on(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def no_thread(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+        raise kind("can't start new thread")
 
     slot = receiver.issue(CACHE)
     with monkeypatch.context() as patch:
