@@ -33,18 +33,18 @@ CREATE INDEX IF NOT EXISTS answers_by_time ON answers (time);
 """
 
 
+CACHE_KIB: Final = 256
+"""Of the file's pages in memory. The writer only appends and removes the oldest: SQLite's own 2,000 KiB would fill up
+in the first 1,300 requests for nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryBounds:
-    """How much is kept: entries of at most this age in seconds, at most so many of them, and in so many bytes.
-
-    cache_kib: of the file's pages in memory. The writer only appends and removes the oldest: SQLite's own 2,000 KiB
-    would fill up in the first 1,300 requests for nothing.
-    """
+    """How much is kept: entries of at most this age in seconds, at most so many of them, and in so many bytes."""
 
     age_s: float = 30 * 86400.0
     rows: int = 100_000
     size: int = 1 << 30
-    cache_kib: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Store:
         if version not in (0, VERSION):
             raise sqlite3.DatabaseError(f"it was written by another version of disagg (format {version})")
         self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute(f"PRAGMA cache_size = -{bounds.cache_kib}")
+        self._connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         self._connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
         self._connection.executescript(_TABLE)
         self._connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -21,7 +21,7 @@ from disagg.gateway.dialects.problems import problem_of
 from disagg.gateway.history import recorder as recording
 from disagg.gateway.history.entry import of_completion, of_end
 from disagg.gateway.history.recorder import Recorder
-from disagg.gateway.history.store import Filter, HistoryBounds, Store, read
+from disagg.gateway.history.store import CACHE_KIB, Filter, HistoryBounds, Store, read
 from disagg.gateway.observe.events import Accepted, Completed, Ended
 from disagg.gateway.watch import GatewayWatch
 from disagg.inference.client import AsyncClient
@@ -48,8 +48,8 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 
 
 def test_the_pages_of_the_file_take_no_more_memory_than_their_bound(tmp_path: Path) -> None:
-    store = Store(tmp_path / "history.db", HistoryBounds(cache_kib=64))
-    assert store._connection.execute("PRAGMA cache_size").fetchone() == (-64,)  # negative: in KiB
+    store = Store(tmp_path / "history.db", HistoryBounds())
+    assert store._connection.execute("PRAGMA cache_size").fetchone() == (-CACHE_KIB,)  # negative: in KiB
     store.close()
 
 
