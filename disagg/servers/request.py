@@ -29,8 +29,9 @@ class ActiveRequest:
 
     id: the caller's, for logs and the KV transfer. key: unique on this host. tokens: the prompt, empty until it is
     tokenised, and the `answered` first tokens of the answer if another host has generated them. constraint: the form
-    that the rest must have. phase: what the request is doing, for the log. cleanup: releases, however the request
-    ends, everything it holds: its place and turn, its ticket, its KV, its row in the batch.
+    that the rest must have. phase: what the request is doing, for the log. leased: it ends if its caller does not
+    extend its lease. cleanup: releases, however the request ends, everything it holds: its place and turn, its ticket,
+    its KV, its row in the batch.
     """
 
     id: str
@@ -41,6 +42,7 @@ class ActiveRequest:
     answered: int = 0
     constraint: Constraint | None = None
     hold_prompt: bool = False
+    leased: bool = False
     tokenised: float = 0.0
     slot_sent: float = 0.0
     slot: Slot | None = None

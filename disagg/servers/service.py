@@ -145,6 +145,7 @@ class Service(ReportingHost[Engine]):
         caller.request = request
         self.active[request.key] = caller
         if lease_s is not None:
+            request.leased = True
             late = Cancelled(
                 f"its caller did not extend its lease of {lease_s:g} s", "POST /lease, several times in it"
             )

@@ -19,7 +19,8 @@ from disagg.kv.received import ReceivedKV
 from disagg.servers.request import ActiveRequest
 
 UNUSED_S = 120.0
-"""A slot whose ticket no prefill host has used by then is closed: its KV memory may be needed by others."""
+"""A slot whose ticket no prefill host has used by then is closed, unless its caller extends a lease: its KV memory may
+be needed by others. A caller with a lease ends its request if no KV comes, and knows when its prompt is in a queue."""
 
 
 class Slots:
@@ -80,14 +81,14 @@ class OpenSlot:
     _cleanup: ExitStack
 
     async def kv(self) -> ReceivedKV:
-        """Wait for the KV, then close the slot. Raises the transfer's error, PeerLost if none begins in UNUSED_S, and
-        DeadlineExceeded at the request's deadline."""
+        """Wait for the KV, then close the slot. Raises the transfer's error, PeerLost if the request has no lease and
+        none begins in UNUSED_S, and DeadlineExceeded at the request's deadline."""
         with self._cleanup:
             return await self._request.within_deadline(self._wait(), "the KV had not arrived")
 
     async def _wait(self) -> ReceivedKV:
-        await asyncio.wait((self._arrival,), timeout=UNUSED_S)
-        if self._slot.state == "issued":
+        await asyncio.wait((self._arrival,), timeout=None if self._request.leased else UNUSED_S)
+        if not self._arrival.done() and self._slot.state == "issued":
             raise PeerLost(f"no prefill host has sent KV within {UNUSED_S:g} s", "see the log of the prefill host")
         return await self._arrival
 

@@ -178,6 +178,16 @@ async def test_a_slot_that_nobody_uses_is_closed_long_before_the_deadline(
     assert service._tickets.outstanding == 0
 
 
+async def test_a_slot_stays_open_while_its_caller_has_a_lease_as_its_prompt_may_be_in_a_long_queue(
+    service: DecodeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "UNUSED_S", 0.0)
+    with pytest.raises(DeadlineExceeded, match="the KV had not arrived"):
+        await answered(service, replace(DECODE, lease_s=60.0, deadline_s=0.5))
+    await idle(service)
+    assert service._tickets.outstanding == 0
+
+
 async def test_held_kv_is_used_for_what_is_computed_here_and_released_with_the_first_token(
     service: DecodeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
