@@ -1,4 +1,5 @@
-"""How long requests wait, and how often they are tried: two frozen values, and nothing else decides it."""
+"""How long requests wait, and how often they are tried: two frozen values, and the two
+constants that bound the waits for one host of several."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ from typing import Final, Literal
 OnKVFailure = Literal["fallback", "fail"]
 """If no prefill host delivers the KV: the decode host computes the prompt, or the request fails."""
 SHARE: Final = 1 / 3
-"""Of the time that a request has left, the most that an attempt waits for one host if another host of its role is up:
-the next attempt has the rest."""
+"""Of the time that a request has left, the most that an attempt waits in the queue of one host, or for its KV, if
+another host of its role is up: the next attempt has the rest."""
 LEAST_S: Final = 2.0
-"""The least that such a wait is shortened to: hosts send an event a second."""
+"""The least that such a wait is shortened to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Every wait of a request, in seconds. The whole request has its own `timeout`, which bounds them all: the wait for
-    busy hosts has no other bound. If another host could take over, SHARE bounds the waits for one, too: see `within`.
+    busy hosts has no other bound. If another host could take over, SHARE bounds some waits for one, too: see `within`.
 
     connect: until a TCP connection is open. queue: until a host has begun with a request that it has accepted; then the
     host counts as busy. first_kv: until the KV begins to arrive at the decode host, once the prefill host computes.
@@ -47,18 +48,20 @@ class Timeouts:
     whole_silence: float = 30.0
 
     def within(self, left_s: float) -> Timeouts:
-        """The waits of an attempt that another host may follow, for a request with `left_s` seconds left. `queue`
-        stays: a place in a queue that moves is kept if every other host is full, see ProgressJudge."""
-        most = patience_s(left_s)
+        """The waits of an attempt that another host may follow, for a request with `left_s` seconds left.
+
+        Those after which the host counts as failed for all requests stay as long as by default at least: a request with
+        little time would else have healthy hosts left out for everybody. `queue` stays: a place in a queue is kept if
+        every other host is full, see ProgressJudge. So do the waits for an answer of whole-request hosts: they send no
+        progress, and once an answer has begun no other host goes on with it."""
+        most, usual = patience_s(left_s), DEFAULT_POLICY.timeouts
         return replace(
             self,
-            connect=min(self.connect, most),
             first_kv=min(self.first_kv, most),
-            silence=min(self.silence, most),
-            stall=min(self.stall, most),
-            whole_connect=min(self.whole_connect, most),
-            whole_first=min(self.whole_first, most),
-            whole_silence=min(self.whole_silence, most),
+            connect=min(self.connect, max(usual.connect, most)),
+            silence=min(self.silence, max(usual.silence, most)),
+            stall=min(self.stall, max(usual.stall, most)),
+            whole_connect=min(self.whole_connect, max(usual.whole_connect, most)),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 
 import pytest
 
@@ -47,39 +47,26 @@ NOTHING_SHIPPED = ShippedEvent(
 
 
 @pytest.mark.parametrize(
-    ("left_s", "in_queue", "connect", "first_kv", "silence", "stall", "whole_first", "whole_silence"),
-    [
-        (900.0, 300, 2, 10, 4, 10, 300, 30),
-        (600.0, 200, 2, 10, 4, 10, 200, 30),
-        (60.0, 20, 2, 10, 4, 10, 20, 20),
-        (24.0, 8, 2, 8, 4, 8, 8, 8),
-        (9.0, 3, 2, 3, 3, 3, 3, 3),
-        (6.0, 2, 2, 2, 2, 2, 2, 2),
-        (1.0, 2, 2, 2, 2, 2, 2, 2),
-    ],
+    ("left_s", "in_queue", "first_kv"),
+    [(900.0, 300, 10), (600.0, 200, 10), (60.0, 20, 10), (24.0, 8, 8), (9.0, 3, 3), (6.0, 2, 2), (1.0, 2, 2)],
 )
-def test_the_waits_for_one_host_are_a_third_of_the_time_that_is_left_if_another_could_take_over(
-    left_s: float,
-    in_queue: float,
-    connect: float,
-    first_kv: float,
-    silence: float,
-    stall: float,
-    whole_first: float,
-    whole_silence: float,
+def test_a_request_waits_a_third_of_its_time_in_a_queue_and_for_kv_if_another_host_could_take_over(
+    left_s: float, in_queue: float, first_kv: float
 ) -> None:
     assert min(patience_s(left_s), Timeouts().queue) == in_queue
-    assert asdict(Timeouts().within(left_s)) == asdict(
-        Timeouts(
-            connect=connect,
-            first_kv=first_kv,
-            silence=silence,
-            stall=stall,
-            whole_connect=min(5.0, in_queue),
-            whole_first=whole_first,
-            whole_silence=whole_silence,
-        )
-    )
+    assert Timeouts().within(left_s) == Timeouts(first_kv=first_kv)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "connect", "silence", "stall", "whole_connect"),
+    [(600.0, 200, 200, 200, 200), (60.0, 20, 20, 20, 20), (24.0, 8, 8, 10, 8), (9.0, 3, 4, 10, 5), (1.0, 2, 4, 10, 5)],
+)
+def test_a_wait_after_which_a_host_counts_as_failed_is_never_shorter_than_by_default(
+    left_s: float, connect: float, silence: float, stall: float, whole_connect: float
+) -> None:
+    long = Timeouts(connect=900.0, silence=900.0, stall=900.0, whole_connect=900.0, whole_silence=900.0)
+    cut = replace(long, connect=connect, silence=silence, stall=stall, whole_connect=whole_connect)
+    assert long.within(left_s) == replace(cut, first_kv=long.within(left_s).first_kv)
 
 
 @pytest.mark.parametrize(
@@ -126,19 +113,116 @@ async def test_a_prefill_host_that_states_for_ever_that_the_prompt_waits_is_left
     assert answer.metrics.ttft_parts.failed_attempts >= 20
 
 
-@clockless
-async def test_a_place_in_a_queue_that_moves_is_kept_while_the_other_host_is_full() -> None:
-    async def begins_late(body: Body) -> Events:
-        for beats in range(40):
+def full(name: str, queue: int = 3) -> Load:
+    return Load("ok", boot_id=name, queue=queue, running=1, running_limit=1)
+
+
+def begins_after(seconds: int, *, beats: int) -> Script:
+    """A request waits so long in the queue of a host whose engine finishes so many pieces of work a second."""
+
+    async def begins(body: Body) -> Events:
+        for second in range(seconds):
             await asyncio.sleep(1.0)
-            yield progress("queued", beats)
+            yield progress("queued", beats * second)
         async for event in whole(body):
             yield event
 
-    async with client_of(d1={"generate": begins_late}, d2={"generate": whole}) as (client, hosts):
-        hosts["d2"].load = Load("ok", boot_id="d2", queue=3, running=1, running_limit=1)
+    return begins
+
+
+@clockless
+@pytest.mark.parametrize("beats", [1, 0])
+async def test_a_place_in_a_queue_is_kept_while_the_other_host_is_full(beats: int) -> None:
+    """Also if the engine does nothing meanwhile: all its KV memory may be reserved for prompts that others compute."""
+    async with client_of(d1={"generate": begins_after(40, beats=beats)}, d2={"generate": whole}) as (client, hosts):
+        hosts["d2"].load = full("d2")
         answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=90)
     assert answer.metrics.decode_server == "d1" and not hosts["d2"].asked
+
+
+@clockless
+async def test_a_queue_that_moves_is_left_for_the_host_that_has_room_not_for_the_next_best_of_before() -> None:
+    moves = {"generate": begins_after(80, beats=1)}
+    async with client_of(d1=moves, d2=moves, d3={"generate": whole}) as (client, hosts):
+        for name, queue in (("d1", 1), ("d2", 2), ("d3", 3)):
+            hosts[name].load = full(name, queue)
+        await client.connect()
+        asyncio.get_running_loop().call_later(10, setattr, hosts["d3"], "load", Load("ok", boot_id="d3"))
+        answer = await client.generate("m", tokens=[1, 2], max_tokens=2, alone="decode", timeout=90)
+    assert answer.metrics.decode_server == "d3" and hosts["d1"].asked and not hosts["d2"].asked
+
+
+@clockless
+async def test_of_all_requests_in_a_prefill_hosts_queue_one_leaves_for_one_free_place() -> None:
+    async def answers_when_a_prompt_was_shipped(body: Body) -> Events:
+        yield slot(body)
+        for _ in range(60 * 2):
+            await asyncio.sleep(0.5)
+            yield progress("waiting for KV")
+            if hosts["p2"].asked:
+                break
+        async for event in waiting("receiving KV", seconds=3):
+            yield event
+        yield tokens(0)
+        yield done(body)
+
+    async def ships(_: Body) -> Events:
+        hosts["p2"].load = full("p2")
+        yield NOTHING_SHIPPED
+
+    p1, p2 = {"prefill": begins_after(80, beats=1)}, {"prefill": ships}
+    async with client_of(d1={"decode": answers_when_a_prompt_was_shipped}, p1=p1, p2=p2) as (client, hosts):
+        hosts["p2"].load = Load("ok", boot_id="p2", queue=3, running=1, queue_tokens=10_000)
+        await client.connect()
+        loop = asyncio.get_running_loop()
+        requests = [
+            asyncio.ensure_future(client.generate("m", tokens=[1, 2], max_tokens=1, timeout=90)) for _ in range(4)
+        ]
+        loop.call_later(40, setattr, hosts["p2"], "load", Load("ok", boot_id="p2"))
+        answers = await asyncio.gather(*requests)
+    assert len(hosts["p2"].asked) == 1 and len(hosts["p1"].asked) == 4
+    assert {answer.metrics.method for answer in answers} == {"disaggregated"}
+
+
+@clockless
+async def test_a_request_whose_kv_has_arrived_waits_for_its_place_in_the_batch_though_another_host_has_room() -> None:
+    async def batch_is_full(body: Body) -> Events:
+        yield slot(body)
+        async for event in waiting("queued", seconds=40):
+            yield event
+        for token in range(body["sampling"]["max_tokens"]):
+            yield tokens(token)
+        yield done(body)
+
+    async def ships(_: Body) -> Events:
+        yield NOTHING_SHIPPED
+
+    d1, p1 = {"decode": batch_is_full}, {"prefill": ships}
+    async with client_of(d1=d1, d2={"decode": batch_is_full}, p1=p1) as (client, hosts):
+        answer = await client.generate("m", tokens=[1, 2], max_tokens=2, timeout=60)
+    assert answer.metrics.decode_server == "d1" and not hosts["d2"].asked
+
+
+@clockless
+async def test_how_long_kv_is_waited_for_is_a_third_of_the_time_that_is_left_when_it_is_ordered() -> None:
+    async def slot_is_late(body: Body) -> Events:
+        async for event in waiting("queued", seconds=45):
+            yield event
+        yield slot(body)
+        async for event in waiting("waiting for KV"):
+            yield event
+
+    async def sends_nothing(_: Body) -> Events:
+        async for event in waiting("sending KV"):
+            yield event
+
+    d1 = {"decode": slot_is_late, "generate": whole}
+    ends = {"prefill": sends_nothing}
+    async with client_of(d1=d1, p1=ends, p2=ends) as (client, _):
+        policy = client._driver.policy
+        client._driver.policy = replace(policy, prefill_attempts=1)
+        answer = await client.generate("m", tokens=[1, 2], max_tokens=2, timeout=60)
+    assert answer.warnings[-1].startswith(f"{FALLBACK_WARNING}: no KV has arrived 5 s after its prefill began")
 
 
 @clockless

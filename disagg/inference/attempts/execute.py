@@ -10,7 +10,9 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -20,7 +22,7 @@ from disagg.errors import DeadlineExceeded, DisaggError
 from disagg.inference.attempts import whole
 from disagg.inference.attempts.answer import FALLBACK_WARNING, ArrivingAnswer, AttemptOutcome, Deliver
 from disagg.inference.attempts.perform import HostCaller, PrefillFailed, perform
-from disagg.inference.attempts.retry import Attempt, Failure, Pause, after, forget_frames, remaining, route_of
+from disagg.inference.attempts.retry import Attempt, Failure, Pause, Route, after, forget_frames, remaining, route_of
 from disagg.inference.attempts.waiting import RetryBudget, Waiting
 from disagg.inference.hosts.affinity import RoutedPrompt, chain, content_of, prompt_of
 from disagg.inference.hosts.heartbeat import Heartbeat
@@ -96,10 +98,11 @@ async def run(
 
     answer = ArrivingAnswer(hosts.model, request.called, deliver, watched, request_id)
     waiting = Waiting(request.policy.timeouts, answer.note)
+    running = _Run(driver, request, answer, waiting, prompt)
     try:
         async with asyncio.timeout(request.body.deadline_s):
             with driver.refresher.using(hosts.all):
-                return await _Run(driver, request, answer, waiting, prompt).to_end()
+                return await running.to_end()
     except TimeoutError:
         error = waiting.error or DeadlineExceeded(
             f"no full answer within {request.body.deadline_s:g} s", "raise the timeout, or see `disagg status`"
@@ -109,6 +112,8 @@ async def run(
     except DisaggError as error:
         error.partial = answer.partial
         raise
+    finally:
+        running.give_up_claim()
 
 
 @dataclass(slots=True)
@@ -123,18 +128,20 @@ class _Run:
     failures: list[Failure] = field(default_factory=list)  # of earlier looks at the fleet
     first: bool = True  # nothing was tried or waited for yet
     last_look: bool = False  # the time for a host to come up is over, and all were asked once more
+    claimed: tuple[str, float] | None = None  # a host with a place for the next attempt; see FleetView.began
 
     async def to_end(self) -> Completion:
         """Look at the fleet and perform the attempts that this gives, until one completes the answer."""
         while True:
             failures: list[Failure] = []
-            ranked = ranking(self.driver.view, self.request, self.prompt, last_look=self.last_look)
-            route = route_of(ranked, begun=self.answer.begun)
-            for attempt in remaining(route, self.request.policy, failures):
+            ranked, route, untried = self._look(failures)
+            while (attempt := next(untried, None)) is not None:
                 self._announce(attempt, failures)
                 outcome = await self._try(attempt, ranked, failures)
                 if outcome is not None:
                     return self._complete(attempt, outcome, failures)
+                if failures[-1].busy:  # it may have waited for long: other hosts may have room now
+                    ranked, route, untried = self._look(failures)
             pause = after(route, self.request.policy, failures, self.failures)
             self.failures = [*self.failures, *failures][-8:]
             self.first = False
@@ -143,6 +150,13 @@ class _Run:
     @property
     def deadline(self) -> float:
         return self.request.called + self.request.body.deadline_s
+
+    def _look(self, failures: list[Failure]) -> tuple[Ranking, Route, Iterator[Attempt]]:
+        """The hosts as the view sees them now, and the attempts that these failures and later ones leave."""
+        self.give_up_claim()
+        ranked = ranking(self.driver.view, self.request, self.prompt, last_look=self.last_look)
+        route = route_of(ranked, begun=self.answer.begun)
+        return ranked, route, remaining(route, self.request.policy, failures)
 
     async def _pause(self, pause: Pause) -> None:
         self.driver.http.require_open()
@@ -173,7 +187,7 @@ class _Run:
         self.first = False
         failure, done = None, False
         try:
-            outcome = await self._perform(attempt, ranked)
+            outcome = await self._perform(attempt, ranked, {failure.host.name for failure in failures})
             done = True
             return outcome
         except PrefillFailed as failed:
@@ -190,9 +204,10 @@ class _Run:
         failures.append(failure)
         return None
 
-    async def _perform(self, attempt: Attempt, ranked: Ranking) -> AttemptOutcome:
-        timeouts = self.request.policy.timeouts
-        caller = HostCaller(self.driver.http, self.driver.heartbeat, timeouts, self.deadline, self._elsewhere)
+    async def _perform(self, attempt: Attempt, ranked: Ranking, failed: Collection[str]) -> AttemptOutcome:
+        """failed: the hosts that have failed since the last pause."""
+        timeouts, driver, claim = self.request.policy.timeouts, self.driver, partial(self._claim, failed)
+        caller = HostCaller(driver.http, driver.heartbeat, timeouts, self.deadline, self._elsewhere, claim)
         if attempt.method == "whole":
             host, body = attempt.answering, self.request.body
             asked = question(body, host.engine.model or body.model, self.request.candidates.context)
@@ -205,12 +220,31 @@ class _Run:
             body = DecodeBody(**msgspec.structs.asdict(body), prefill=ranked.offer if offered else None)
         return await perform(caller, attempt, body, self.answer)
 
-    def _elsewhere(self, host: Host, with_room: bool) -> bool:
-        """Whether another host of this one's role gets requests now; with_room: and has room for one."""
+    def _elsewhere(self, host: Host) -> bool:
+        """Whether another host of this one's role gets requests now."""
         hosts, view, now = self.request.candidates, self.driver.view, time.monotonic()
         role = next(role for role in (hosts.decode, hosts.prefill, hosts.whole) if host in role)
-        others = (view.of(other.name) for other in role if other.name != host.name)
-        return any(not other.obstacle(now) and (other.has_room or not with_room) for other in others)
+        return any(not view.of(other.name).obstacle(now) for other in role if other.name != host.name)
+
+    def _claim(self, failed: Collection[str], host: Host) -> bool:
+        """Take a free place at another host of this one's role until the next look, so that no other request leaves its
+        queue for the same one. False if no host that the next attempt would use has any."""
+        hosts, view = self.request.candidates, self.driver.view
+        ranked = ranking(view, self.request, self.prompt, last_look=self.last_look)
+        choices = ranked.decode if host in hosts.decode else ranked.prefill
+        others = (choice.host.name for choice in choices if choice.host != host and choice.host.name not in failed)
+        name = next((other for other in others if view.of(other).has_room), None)
+        if name is None:
+            return False
+        self.claimed = name, view.began(name, self.prompt.tokens)
+        return True
+
+    def give_up_claim(self) -> None:
+        """Whatever place was claimed is free again."""
+        if self.claimed is not None:
+            name, began_at = self.claimed
+            self.driver.view.ended(name, self.prompt.tokens, began_at)
+            self.claimed = None
 
     def _judge(self, name: str, began_at: float, failure: Failure | None, done: bool) -> None:
         """Note in the view how the attempt went for one of its hosts."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 import msgspec
 
@@ -27,14 +28,15 @@ from disagg.inference.policy import SHARE, Timeouts, patience_s
 
 @dataclass(frozen=True, slots=True)
 class HostCaller:
-    """How the hosts of one attempt are called. deadline: of the request, by time.monotonic(). elsewhere: see Patience,
-    for any host."""
+    """How the hosts of one attempt are called. deadline: of the request, by time.monotonic(). elsewhere: whether
+    another host of this one's role gets requests now. claim: see Patience, for any host."""
 
     http: Connections
     heartbeat: Heartbeat
     timeouts: Timeouts
     deadline: float
-    elsewhere: Callable[[Host, bool], bool]
+    elsewhere: Callable[[Host], bool]
+    claim: Callable[[Host], bool]
 
     @property
     def left_s(self) -> float:
@@ -42,7 +44,7 @@ class HostCaller:
 
     def waits(self, host: Host) -> Timeouts:
         """The waits for this host from now on."""
-        return self.timeouts.within(self.left_s) if self.elsewhere(host, False) else self.timeouts
+        return self.timeouts.within(self.left_s) if self.elsewhere(host) else self.timeouts
 
     def call(
         self,
@@ -56,16 +58,17 @@ class HostCaller:
     ) -> calls.EventCall:
         """A POST whose lease is extended until `leases` is closed. reported: gets the phases that the host states."""
         leases.enter_context(self.heartbeat.lease(host, request_id))
-        patience = Patience(patience_s(self.left_s), partial(self.elsewhere, host))
+        patience = Patience(patience_s(self.left_s), partial(self.claim, host))
         return calls.EventCall(host, path, body, request_id, self.waits(host), reported=reported, patience=patience)
 
 
 @dataclass(slots=True)
 class FirstKV:
-    """Decides by the phases that both hosts state whether the KV is late; passes the phases on to `reported`."""
+    """Decides by the phases that both hosts state whether the KV is late; passes the phases on to `reported`. limit_s:
+    set when the prefill host is asked."""
 
-    limit_s: float
     reported: Callable[[str], None]
+    limit_s: float = inf
     computing_since: float | None = None
     shipped_at: float | None = None
 
@@ -78,9 +81,9 @@ class FirstKV:
     def decode(self, phase: str) -> None:
         """The decode host states this phase. Raises HandoffError if the KV should have begun to arrive long ago."""
         if phase == "waiting for KV" and self._is_late(self.computing_since):
-            raise HandoffError(f"no KV has arrived {self.limit_s:g} s after its prefill began", "run `disagg doctor`")
+            raise HandoffError(f"no KV has arrived {self.limit_s:.0f} s after its prefill began", "run `disagg doctor`")
         if phase in ("waiting for KV", "receiving KV") and self._is_late(self.shipped_at):
-            raise HandoffError(f"the KV has not arrived {self.limit_s:g} s after it was sent", "run `disagg doctor`")
+            raise HandoffError(f"the KV has not arrived {self.limit_s:.0f} s after it was sent", "run `disagg doctor`")
         self.reported(phase)
 
     def shipped(self, shipping: asyncio.Future[ShippedEvent]) -> None:
@@ -126,7 +129,7 @@ async def _hand_off(
     """The prompt on one host, the answer on another; on the decode host alone if it finds that faster."""
     decode, prefill = attempt.decode, attempt.prefill
     assert decode is not None and prefill is not None, "a hand-off has two hosts"
-    first_kv = FirstKV(caller.waits(prefill).first_kv, answer.reported)
+    first_kv = FirstKV(answer.reported)
     call = caller.call(decode, "/decode", body, leases, request_id=_new_id(answer), reported=first_kv.decode)
     async with calls.events(caller.http, call) as events:
         slot = await anext(events)
@@ -147,6 +150,7 @@ async def _hand_off(
             request_id=call.request_id,
             reported=first_kv.prefill,
         )
+        first_kv.limit_s = order.timeouts.first_kv
         shipping = asyncio.ensure_future(calls.closing_event(caller.http, order, ShippedEvent))
         shipping.add_done_callback(first_kv.shipped)
         try:

@@ -27,13 +27,13 @@ _ERRORS = msgspec.json.Decoder(ErrorEvent)
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """When a request leaves a host's queue: after `seconds` in it, if another host would begin with it sooner.
+    """When a request leaves a host's queue: after `seconds` in it, if another host would begin with it at once.
 
-    elsewhere: whether another host of this one's role is up; with True, only if it has room for a request now.
+    claim: takes a free place at another host of this one's role, which then is the request's; False if there is none.
     """
 
     seconds: float = inf
-    elsewhere: Callable[[bool], bool] = lambda _: False
+    claim: Callable[[], bool] = lambda: False
 
 
 UNLIMITED: Final = Patience()
@@ -43,29 +43,28 @@ UNLIMITED: Final = Patience()
 class ProgressJudge:
     """Judges a host by the progress events of one request. Pure.
 
-    queued_since: the host has not gone on with the request since then; None while it has. beats: as the last event
-    stated them. beat: when they last changed. since: the same, but only time in which the request is computed counts.
+    queued_since: the host has not gone on with the request since then; None while it has. has_begun: it has gone on
+    with it before. beats: as the last event stated them. stalled_since: they have not changed since then, while the
+    request was computed.
     """
 
     host: Host
     timeouts: Timeouts
     queued_since: float | None
     patience: Patience = UNLIMITED
+    has_begun: bool = False
     beats: int = -1
-    beat: float = 0.0
-    since: float = 0.0
+    stalled_since: float = 0.0
 
     def problem(self, event: ProgressEvent, now: float) -> DisaggError | None:
         """Why the host is given up; None if it gets on."""
-        if event.beats != self.beats:
-            self.beats, self.beat, self.since = event.beats, now, now
-        if event.phase not in COMPUTING:
-            self.since = now
+        if event.beats != self.beats or event.phase not in COMPUTING:
+            self.beats, self.stalled_since = event.beats, now
         if event.phase not in QUEUED:
             self.begun()
         elif self.queued_since is None:
             self.queued_since = now
-        host, stalled_s = self.host, now - self.since
+        host, stalled_s = self.host, now - self.stalled_since
         queued_s = 0.0 if self.queued_since is None else now - self.queued_since
         if stalled_s >= self.timeouts.stall:
             return ServerSilent(
@@ -73,19 +72,19 @@ class ProgressJudge:
                 f"{stalled_s:.0f} s",
                 f"run `disagg restart --host {host.name}`",
             )
-        if queued_s >= self.timeouts.queue or self._begins_sooner_elsewhere(queued_s, now):
+        if queued_s >= self.timeouts.queue or self._begins_sooner_elsewhere(queued_s):
             return Overloaded(f"{host.name} has not begun with the request in {queued_s:.0f} s", "see `disagg status`")
         return None
 
     def begun(self) -> None:
         """The host has gone on with the request."""
-        self.queued_since = None
+        self.queued_since, self.has_begun = None, True
 
-    def _begins_sooner_elsewhere(self, queued_s: float, now: float) -> bool:
-        """Whether another host may begin sooner. A place in a queue that moves is given up only for a host that has
-        room: at the end of another long queue the request would wait again."""
-        stands = now - self.beat >= self.timeouts.stall
-        return queued_s >= self.patience.seconds and self.patience.elsewhere(not stands)
+    def _begins_sooner_elsewhere(self, queued_s: float) -> bool:
+        """Whether another host begins sooner. A place in a queue is given up only for a host that has room: at the end
+        of another queue the request would wait again. A request that its host has gone on with stays: it may have KV
+        there, and waits for its place in the batch."""
+        return not self.has_begun and queued_s >= self.patience.seconds and self.patience.claim()
 
 
 async def parse(
