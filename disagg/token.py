@@ -2,13 +2,14 @@
 
 The token comes from the file named by $DISAGG_TOKEN_FILE, else by `token_file` in hosts.toml, else from
 $XDG_STATE_HOME/disagg/NAME/token, in which `disagg start` or `disagg deploy` creates one. It follows the fleet's name,
-not the path of hosts.toml, so that clones of one fleet share it.
+not the path of hosts.toml, so that clones of one fleet share it; so do two unrelated fleets of the same name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -51,9 +52,13 @@ def pending_release() -> tuple[str, float] | None:
 
 def token_path(fleet: Fleet) -> Path:
     """The file that holds the fleet's token."""
-    if named := os.environ.get(TOKEN_FILE_VARIABLE):
-        return Path(named)
-    return fleet.token_file or made_token_path(fleet, state_folder(fleet))
+    return named_token_path(fleet) or made_token_path(fleet, state_folder(fleet))
+
+
+def named_token_path(fleet: Fleet) -> Path | None:
+    """The token's file if $DISAGG_TOKEN_FILE or hosts.toml names one."""
+    named = os.environ.get(TOKEN_FILE_VARIABLE)
+    return Path(named) if named else fleet.token_file
 
 
 def made_token_path(fleet: Fleet, state: Path) -> Path:
@@ -62,10 +67,17 @@ def made_token_path(fleet: Fleet, state: Path) -> Path:
     return earlier if earlier.exists() else state.parent / fleet.name / "token"
 
 
+def earlier_token_paths(made: Path) -> list[Path]:
+    """The files in which earlier versions kept the tokens of fleets of this name, one for each clone. made: the file
+    that all clones share now."""
+    name = re.compile(re.escape(made.parent.name) + "-[0-9a-f]{8}")
+    return sorted(path for path in made.parent.parent.glob("*/token") if name.fullmatch(path.parent.name))
+
+
 def fleet_token(fleet: Fleet) -> str:
     """The fleet's token. Raises ConfigError if there is none."""
     path = token_path(fleet)
-    if not (path.exists() or os.environ.get(TOKEN_FILE_VARIABLE) or fleet.token_file):
+    if not (path.exists() or named_token_path(fleet)):
         raise ConfigError(
             f"this fleet was never deployed or started here: its token file {path} does not exist",
             "run `disagg start` or `disagg deploy`; on a second machine copy the file, or set token_file",

@@ -28,6 +28,7 @@ _INTERRUPTED: Final = {
     "rollback": "some hosts may have gone back, others not; `disagg plan` shows what would bring each one forward",
     "uninstall": "what is not removed yet is still there; `disagg uninstall` goes on from here",
 }
+_MODELS_STAY: Final = "models stay below ~/.disagg/models: disagg uninstall --models removes them too"
 
 
 def plan(
@@ -97,8 +98,7 @@ def rollback(
     fleet = settings(context).fleet()
     hosts = _choose(fleet, host, None, None)
     reports = _run(hosts, decide, "rollback", break_lock=break_lock)
-    plans = [report.plan for report in reports if report.ok and report.plan is not None]
-    _finish(fleet, reports, as_json, note="\n".join(f"{plan.host}: {note}" for plan in plans for note in plan.notes))
+    _finish(fleet, reports, as_json, note=_notes(reports))
 
 
 def uninstall(
@@ -121,8 +121,9 @@ def uninstall(
     def decide(one: Host, facts: HostFacts) -> Plan:
         return planned(one, facts, models)
 
-    reports = _run(hosts, decide, "uninstall", question=question, break_lock=break_lock)
-    note = "" if models else "models stay below ~/.disagg/models: disagg uninstall --models removes them too"
+    reports = _run(hosts, decide, "uninstall", question=question, break_lock=break_lock, if_full=True)
+    removed = any(report.result == "changed" for report in reports)
+    note = _notes(reports) if models else _MODELS_STAY if removed else ""
     _finish(fleet, reports, as_json, {"changed": "removed", "unchanged": "nothing there"}, note)
 
 
@@ -177,14 +178,16 @@ def _run(
     question: str | None = None,
     keep_going: bool = True,
     break_lock: bool = False,
+    if_full: bool = False,
 ) -> list[DeployResult]:
-    """Plan and carry out, with progress on stderr. question: the verb to ask with on a terminal; None asks nothing."""
+    """Plan and carry out, with progress on stderr. question: the verb to ask with on a terminal; None asks nothing.
+    if_full: see Deployment."""
     from disagg.cli.views.fleet.deploy import DeployProgress, plan_view
     from disagg.cli.views.units import counted
     from disagg.fleet.deploy.deployment import Deployment
 
     progress = DeployProgress(stderr())
-    with Deployment(hosts, decide, why, progress.report) as deployment:
+    with Deployment(hosts, decide, why, progress.report, if_full=if_full) as deployment:
         with note_if_interrupted("nothing was changed"):
             with stderr().status("reading facts …"):
                 planned = deployment.plan()
@@ -199,6 +202,12 @@ def _run(
                     raise typer.Exit(1)
         with note_if_interrupted(_INTERRUPTED[why]), progress:
             return deployment.carry_out(planned, break_lock)
+
+
+def _notes(reports: Sequence[DeployResult]) -> str:
+    """The notes of the plans that were carried out."""
+    plans = [report.plan for report in reports if report.ok and report.plan is not None]
+    return "\n".join(f"{plan.host}: {note}" for plan in plans for note in plan.notes)
 
 
 def _show_plan(fleet: Fleet, reports: list[DeployResult], as_json: bool) -> None:
@@ -228,7 +237,7 @@ def _finish(
     else:
         pulling = [host.name for host in fleet.engine_hosts if not carried(fleet, host)]
         stdout().print(reports_view(reports, tuple(fleet.hosts), pulling, words))
-        if note and any(report.result == "changed" for report in reports):
+        if note:
             stdout().print(note, style="dim")
     raise typer.Exit(exit_code(reports))
 

@@ -102,13 +102,15 @@ def exit_code(reports: Sequence[DeployResult]) -> int:
 
 @dataclass(slots=True)
 class Deployment:
-    """One command on some hosts. why: the command, for the lock. Machines stay connected until it is closed."""
+    """One command on some hosts. why: the command, for the lock. if_full: see `locked`. Machines stay connected until
+    it is closed."""
 
     hosts: Sequence[Host]
     planner: Planner
     why: str
     report: OnStep = ignore
     connect: Callable[[Host], Machine] = machine_for
+    if_full: bool = False
     _machines: dict[str, Machine] = field(default_factory=dict)
     _homes: dict[str, HostPaths] = field(default_factory=dict)
     _guard: Lock = field(default_factory=Lock)
@@ -140,7 +142,7 @@ class Deployment:
 
         def change(host: Host) -> DeployResult:
             where = self._machine(host)
-            with locked(where, self._homes[host.name], self.why, break_lock, if_full=self.why == "uninstall"):
+            with locked(where, self._homes[host.name], self.why, break_lock, self.if_full):
                 plan = self._plan(host)  # another command may have changed the host before the lock was held
                 if plan.refusals:
                     return DeployResult(host.name, "failed", plan, error=_refused(plan))

@@ -54,8 +54,9 @@ def refused(host: Host, *refusals: Refusal) -> Plan:
 
 
 def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
-    if facts.serving is not None and facts.serving.alive and facts.current not in ("", facts.serving.release):
-        yield f"{pending(facts.current, facts.serving.release, facts.switched)}: disagg restart --host {facts.host}"
+    runs = facts.serving.release if facts.serving is not None and facts.serving.alive else ""
+    if runs and runs != facts.current == desired.hash:
+        yield f"{pending(facts.current, runs, facts.switched)}: disagg restart --host {facts.host}"
     if desired.host.engine.device.startswith("cuda") and not facts.hardware.gpus:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):

@@ -43,8 +43,13 @@ def _what_runs(facts: HostFacts, target: str) -> str:
 
 
 def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
-    """Remove everything of this host from its machine; models only if `models`."""
-    steps = []
+    """Remove everything of this host from its machine; models only if `models`, and if no command changes another host
+    of the machine, which may need them."""
+    steps: list[Step] = []
+    notes: tuple[str, ...] = ()
+    if models and facts.others_deploy:
+        cause = f"models stay: a command changes another host of {facts.host}'s machine and may need them"
+        models, notes = False, (f"{cause}; afterwards: disagg uninstall --models --host {facts.host}",)
     for manager in _managers(facts):
         remove = command(manager, facts, "remove")
         what = "stop the server" + (f" and remove it from {manager}" if manager != "process" else "")
@@ -52,9 +57,10 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
         action = RunScript(remove.script, remove.argv, 90.0)
         hint = hint if manager == "launchd" else ""
         steps.append(Step("service", what, facts.paths.folder, "not installed", action, hint))
-    if facts.serving is not None and facts.serving.alive and not steps:
+    if facts.serving is not None and facts.serving.alive:
         action = RunScript(END_GROUP, (str(facts.serving.pid),), 90.0)
-        steps.append(Step("end", "end the server, which no service manager has", facts.paths.folder, "serving", action))
+        what = "end the server " + ("if it still runs" if steps else "that no service manager has")
+        steps.append(Step("end", what, facts.paths.folder, "serving", action))
     if facts.folder or (models and facts.carried):
         kept = {release.environment for release in facts.releases if release.host != host.name}
         free = [] if facts.others_deploy else [name for name in facts.environments if name not in kept]
@@ -62,7 +68,7 @@ def uninstall(host: Host, facts: HostFacts, models: bool) -> Plan:
         argv = (facts.paths.root, host.name, "1" if models else "0", *gone)
         what = f"remove {facts.paths.folder} and its environments" + (", and the models" if models else "")
         steps.append(Step("remove", what, facts.paths.folder, "no folder", RunScript(UNINSTALL, argv, 600.0)))
-    return Plan(host.name, "", tuple(steps))
+    return Plan(host.name, "", tuple(steps), notes=notes)
 
 
 def _managers(facts: HostFacts) -> list[ServiceManager]:

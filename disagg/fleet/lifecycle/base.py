@@ -61,9 +61,9 @@ class Server(Protocol):
         """The states over HTTP from which a server whose process runs may still become healthy."""
         ...
 
-    def changing(self, why: str, break_lock: bool) -> AbstractContextManager[None]:
+    def changing(self, why: str, break_lock: bool, if_full: bool = False) -> AbstractContextManager[None]:
         """Keep other commands from changing this host. why: the command, for them. HostLocked if one does now, unless
-        `break_lock` takes the lock from it."""
+        `break_lock` takes the lock from it. if_full: go on without a lock if the host's disk is full."""
         ...
 
     def inspect(self) -> ProcessState:

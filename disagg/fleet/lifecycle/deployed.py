@@ -39,7 +39,7 @@ if [ "$(readlink running)" = "$release" ]; then exit 0; fi
 rm -f .running.new
 ln -s "$release" .running.new || exit 1
 # -T and -h: do not move it into the folder that the old link points to
-mv -fT .running.new running 2>/dev/null || mv -fh .running.new running
+case $(uname -s) in Darwin) mv -fh .running.new running ;; *) mv -fT .running.new running ;; esac
 """
 _HOSTS: Final = f"""\
 cd "{HostPaths("$HOME", "").hosts}" 2>/dev/null || exit 0
@@ -62,9 +62,9 @@ class DeployedServer:
         return (*UNDECIDED, "not running", "unreachable")
 
     @contextmanager
-    def changing(self, why: str, break_lock: bool) -> Iterator[None]:
+    def changing(self, why: str, break_lock: bool, if_full: bool = False) -> Iterator[None]:
         """See Server."""
-        with changing_there(self.machine, self.host.name, why, break_lock):
+        with changing_there(self.machine, self.host.name, why, break_lock, if_full):
             yield
 
     def inspect(self) -> ProcessState:
@@ -152,14 +152,15 @@ class DeployedServer:
 
 
 @contextmanager
-def changing_there(machine: Machine, name: str, why: str, break_lock: bool) -> Iterator[None]:
-    """Hold the lock of a host on this machine. If nothing is deployed there, nothing can be changed either. A full disk
-    does not prevent stopping."""
+def changing_there(machine: Machine, name: str, why: str, break_lock: bool, if_full: bool) -> Iterator[None]:
+    """Hold the lock of a host on this machine. If nothing is deployed there, nothing can be changed either.
+
+    if_full: see `locked`."""
     facts = read_server_facts(machine, name, None)
     if not facts.current and facts.pid is None:
         yield
         return
-    with locked(machine, HostPaths(facts.home, name), why, break_lock, if_full=why.startswith("stop")):
+    with locked(machine, HostPaths(facts.home, name), why, break_lock, if_full):
         yield
 
 

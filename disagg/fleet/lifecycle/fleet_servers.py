@@ -156,7 +156,8 @@ class FleetServers:
         result. why: the command."""
         began = time.monotonic()
         try:
-            with self._server(host) as server, server.changing(why, self.break_lock):
+            # Stopping needs no room on the host's disk.
+            with self._server(host) as server, server.changing(why, self.break_lock, if_full=action == self._stop):
                 return action(server)
         except DisaggError as error:
             return ServerResult(host.name, "failed", time.monotonic() - began, error)

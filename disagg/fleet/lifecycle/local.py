@@ -42,7 +42,7 @@ class LocalServer:
         """See Server. The record tells whether the process runs, so a server that does not answer is "loading"."""
         return UNDECIDED
 
-    def changing(self, why: str, break_lock: bool) -> AbstractContextManager[None]:
+    def changing(self, why: str, break_lock: bool, if_full: bool = False) -> AbstractContextManager[None]:
         """See Server. The lock of the fleet's state is held already."""
         return nullcontext()
 

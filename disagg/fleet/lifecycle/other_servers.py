@@ -61,7 +61,7 @@ def stop_other_hosts(
 def _stop_other_host(machine: Machine, name: str, host: Host, break_lock: bool) -> ServerResult:
     began, shown = time.monotonic(), f"{name} on {host.name}"
     try:
-        with changing_there(machine, name, "stop --all", break_lock):
+        with changing_there(machine, name, "stop --all", break_lock, if_full=True):
             stop_there(machine, name)
     except DisaggError as error:
         return ServerResult(shown, "failed", time.monotonic() - began, error)

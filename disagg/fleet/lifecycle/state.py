@@ -23,7 +23,7 @@ from pathlib import Path
 from disagg.config import Fleet
 from disagg.errors import DisaggError, FleetError
 from disagg.fleet.lifecycle.loglines import last_error
-from disagg.token import made_token_path, read_token, state_folder, token_path
+from disagg.token import earlier_token_paths, made_token_path, named_token_path, read_token, state_folder, token_path
 
 _LOG_TAIL_BYTES = 64 << 10
 
@@ -41,18 +41,19 @@ class ProcessRecord:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A fleet's state folder."""
+    """A fleet's state folder. makes_token: whether disagg itself makes the token's file, which no setting names."""
 
     folder: Path
     token_file: Path
+    makes_token: bool = False
 
     @staticmethod
     def of(fleet: Fleet, root: Path | None = None) -> State:
         """The state of this fleet. Creates nothing. `root` replaces the user's state folder."""
         if root is None:
-            return State(state_folder(fleet), token_path(fleet))
+            return State(state_folder(fleet), token_path(fleet), named_token_path(fleet) is None)
         folder = root / state_folder(fleet).name
-        return State(folder, fleet.token_file or made_token_path(fleet, folder))
+        return State(folder, fleet.token_file or made_token_path(fleet, folder), fleet.token_file is None)
 
     def prepare(self, fleet: Fleet) -> None:
         """Create the folder, and the token unless hosts.toml names a file for it. ConfigError if it is unusable."""
@@ -62,10 +63,12 @@ class State:
         self.ensure_token()
 
     def ensure_token(self) -> str:
-        """The fleet's shared secret; created first unless it exists or hosts.toml names a file for it. ConfigError if
+        """The fleet's shared secret; created first unless it exists or a setting names a file for it. ConfigError if
         other users can read it."""
-        if self.token_file.parent.parent == self.folder.parent and not self.has_token():
-            self._keep_token(secrets.token_hex(32), once=True)
+        if self.makes_token and not self.has_token():
+            earlier = earlier_token_paths(self.token_file)
+            # Several may be of different fleets that have this name.
+            self._keep_token(read_token(earlier[0]) if len(earlier) == 1 else secrets.token_hex(32), once=True)
         return self.token()
 
     def adopt_token(self, token: str) -> None:

@@ -47,6 +47,11 @@ def planned(found: HostFacts, host: Host | None = None) -> Plan:
     return planning.plan(wanted(host, found), found)
 
 
+def deployed_now(found: HostFacts) -> Plan:
+    """The plan if what the host has as `current` is what this machine deploys."""
+    return planning.plan(replace(wanted(spark(), found), hash=found.current), found)
+
+
 def test_a_bare_spark_gets_everything_in_order() -> None:
     plan = planned(facts("spark_bare"))
     assert " ".join(names(plan)) == "prepare requirements environment token release check unit service switch tidy"
@@ -225,11 +230,12 @@ def test_rollback_switches_to_the_previous_release_and_nothing_else() -> None:
 
 def test_a_plan_and_a_rollback_state_which_release_runs_and_which_is_pending() -> None:
     found = facts("spark_deployed", switched=1_772_373_900)
-    pending = planned(found).notes[0]
+    pending = deployed_now(found).notes[0]
     assert pending.startswith("release 11111111 pending since 2026-03-01 ") and "22222222 runs" in pending
     assert undo.rollback(spark(), found).notes == ("22222222 runs already: 11111111 was deployed and never started",)
     started = replace(found, serving=Serving(7, "1" * 16, True))
-    assert not any("pending" in note for note in planned(started).notes)
+    assert not any("pending" in note for note in deployed_now(started).notes)
+    assert not any("pending" in note for note in planned(found).notes), "this plan replaces 11111111"
     assert undo.rollback(spark(), started).notes == ("11111111 runs until: disagg restart --host dgx-spark-1",)
     stopped = undo.rollback(spark(), replace(found, serving=None))
     assert stopped.notes == ("nothing runs there: disagg start --host dgx-spark-1 runs 22222222",)
@@ -247,8 +253,8 @@ def test_rollback_without_a_whole_previous_release_is_refused() -> None:
 
 def test_uninstall_leaves_other_hosts_and_models_alone() -> None:
     plan = undo.uninstall(spark(), facts("spark_deployed"), models=False)
-    assert names(plan) == ["service", "remove"]
-    action = plan.steps[1].action
+    assert names(plan) == ["service", "end", "remove"]
+    action = plan.steps[2].action
     assert isinstance(action, RunScript)
     root = "/home/nvidia/.disagg"
     assert action.argv == (root, "dgx-spark-1", "0", *(f"{root}/envs/{x * 16}" for x in "abd"))
@@ -260,11 +266,20 @@ def test_uninstall_leaves_environments_while_another_host_of_the_machine_is_depl
     assert isinstance(action, RunScript) and not any("/envs/" in path for path in action.argv)
 
 
+def test_uninstall_leaves_models_while_another_host_of_the_machine_is_changed_and_states_it() -> None:
+    alone = facts("spark_deployed")
+    assert of_type(undo.uninstall(spark(), alone, models=True).steps[-1].action, RunScript).argv[2] == "1"
+    plan = undo.uninstall(spark(), replace(alone, others_deploy=True), models=True)
+    assert of_type(plan.steps[-1].action, RunScript).argv[2] == "0" and "models" not in plan.steps[-1].what
+    (note,) = plan.notes
+    assert "models stay" in note and note.endswith("disagg uninstall --models --host dgx-spark-1")
+
+
 def test_uninstall_takes_every_manager_away_that_ever_kept_the_server() -> None:
     unit = facts("spark_deployed").installed["systemd"]
     found = facts("spark_deployed", installed={"systemd": unit, "process": InstalledService("", True)})
     plan = undo.uninstall(spark(service="process"), found, models=False)
-    assert names(plan) == ["service", "service", "remove"]
+    assert names(plan) == ["service", "service", "end", "remove"]
     assert [of_type(step.action, RunScript).argv[0] for step in plan.steps[:2]] == [
         "disagg-dgx-spark-1.service",
         "/home/nvidia/.disagg/hosts/dgx-spark-1",
@@ -289,6 +304,14 @@ def test_uninstall_ends_a_server_that_no_service_manager_has() -> None:
     assert found.serving is not None and found.serving.alive
     plan = undo.uninstall(spark(), found, models=False)
     assert names(plan) == ["end", "remove"] and of_type(plan.steps[0].action, RunScript).argv == ("4242",)
+
+
+def test_uninstall_ends_what_still_runs_after_the_managers_have_stopped_theirs() -> None:
+    plan = undo.uninstall(spark(), facts("spark_deployed"), models=False)
+    assert names(plan) == ["service", "end", "remove"] and plan.steps[1].what == "end the server if it still runs"
+    assert of_type(plan.steps[1].action, RunScript).argv == ("4242",)
+    stopped = facts("spark_deployed", serving=None)
+    assert names(undo.uninstall(spark(), stopped, models=False)) == ["service", "remove"]
 
 
 def test_uninstall_where_nothing_is_has_no_steps() -> None:

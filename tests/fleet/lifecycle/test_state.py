@@ -12,6 +12,7 @@ import pytest
 from disagg.config import Fleet
 from disagg.errors import ConfigError, FleetError
 from disagg.fleet.lifecycle.state import ProcessRecord, State
+from disagg.token import TOKEN_FILE_VARIABLE
 from tests.fleet.farm import make_fleet
 from tests.values import present
 
@@ -66,6 +67,35 @@ def test_a_token_that_an_earlier_version_made_is_used_on(fleet: Fleet, tmp_path:
     earlier.write_text("made-by-an-earlier-version\n")
     earlier.chmod(0o600)
     assert State.of(fleet, tmp_path / "state").ensure_token() == "made-by-an-earlier-version"
+
+
+def test_a_second_clone_takes_the_token_that_an_earlier_version_made_unless_there_are_several(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    first = State.of(fleet, tmp_path / "state").folder
+    clone = State.of(replace(fleet, path=tmp_path / "clone/hosts.toml"), tmp_path / "state")
+    for folder in (first, first.with_name(f"{fleet.name}-2-{'b' * 8}")):  # the second is of another fleet
+        folder.mkdir(parents=True)
+        (folder / "token").write_text(f"made-by-an-earlier-version-in-{folder.name}\n")
+        (folder / "token").chmod(0o600)
+    assert clone.ensure_token() == f"made-by-an-earlier-version-in-{first.name}" and mode(clone.token_file) == 0o600
+    clone.token_file.unlink()
+    first.with_name(f"{fleet.name}-2-{'b' * 8}").rename(first.with_name(f"{fleet.name}-{'b' * 8}"))
+    assert "earlier" not in clone.ensure_token()
+
+
+@pytest.mark.parametrize("by", ["setting", "variable"])
+def test_a_named_token_file_beside_the_made_ones_is_not_made_either(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    named = tmp_path / "disagg" / "shared" / "token"
+    if by == "variable":
+        monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(named))
+    state = State.of(fleet if by == "variable" else replace(fleet, token_file=named))
+    with pytest.raises(ConfigError, match="cannot read the fleet token"):
+        state.ensure_token()
+    assert not named.exists()
 
 
 def test_the_folder_follows_xdg_state_home_and_differs_per_file(
