@@ -5,11 +5,13 @@
 A llama of 25 million random parameters, one compute thread each, steps of 512 tokens, new random prompts, in turn:
 
     bare          vLLM alone, without connector (benchmarks/vllm_bare.py)
-    server        our prefill server with vLLM, whose KV a decode server receives: prefill seconds of the request
+    server        our prefill server with vLLM, whose KV a decode server receives
     transformers  TransformersPrefillEngine, its blocks dropped
 
-Prints one JSON object: medians in tokens/s, and medians of the ratios of each round. --python: of the environment with
-vLLM's CPU build, which `make test` sets up. The machine must be idle and have two cores.
+Each is timed from the prompt's arrival at the engine until it is computed: `server` with its wait for the engine and
+until the last byte of its KV is received, `bare` with the token that vLLM cannot do without. The order of the three
+changes each round. Prints one JSON object: medians in tokens/s, and medians of the ratios of each round. --python: of
+the environment with vLLM's CPU build, which `make test` sets up. The machine must be idle and have two cores.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import argparse
 import json
 import os
 import secrets
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -53,6 +57,7 @@ def main() -> None:
     args = options.parse_args()
     if not args.python.exists():
         options.error(f"{args.python}: no environment with vLLM; make .venv-vllm/.ready, or give --python")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped
     print(json.dumps(compare(args.rounds, args.tokens, args.python.absolute()), indent=2))
 
 
@@ -73,8 +78,8 @@ def compare(rounds: int, tokens: int, python: Path) -> dict[str, Any]:
             }
             chance = numpy.random.default_rng(0)
             measured = [
-                {name: tokens / way(chance.integers(8, 1000, tokens).tolist()) for name, way in ways.items()}
-                for _ in range(rounds + 1)
+                {name: tokens / ways[name](chance.integers(8, 1000, tokens).tolist()) for name in turns(list(ways), n)}
+                for n in range(rounds + 1)
             ][1:]
     return {
         "tokens": tokens,
@@ -82,6 +87,12 @@ def compare(rounds: int, tokens: int, python: Path) -> dict[str, Any]:
         "tokens_per_s": {name: statistics.median(one[name] for one in measured) for name in ways},
         **ratios(measured),
     }
+
+
+def turns(names: list[str], number: int) -> list[str]:
+    """The order of a round: each name comes first, second and last equally often."""
+    first = number % len(names)
+    return names[first:] + names[:first]
 
 
 def ratios(measured: list[dict[str, float]]) -> dict[str, float]:
@@ -118,14 +129,15 @@ def bare(model: Path, python: Path) -> Iterator[Callable[[list[int]], float]]:
 
 
 def through_server(servers: FleetServer, prompt: list[int]) -> float:
-    """Seconds from the first to the last computed token of a prompt that is handed over."""
+    """Seconds that a prompt which is handed over waits for the engine, is computed and is sent."""
     with Client(servers.fleet, token=servers.token) as client:
         answer = client.generate(
             "model", tokens=[*prompt, 8], max_tokens=1, cache_salt=secrets.token_hex(8), local_prefill=False
         )
     if answer.warnings or answer.metrics.method != "disaggregated":
         raise ConnectionError(f"the hand-off failed: {answer.warnings}")
-    return answer.metrics.prefill_time
+    parts = answer.metrics.ttft_parts
+    return parts.queue + parts.prefill + parts.exposed_transfer
 
 
 def by_transformers(engine: TransformersPrefillEngine, prompt: list[int]) -> float:

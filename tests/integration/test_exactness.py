@@ -90,7 +90,8 @@ async def test_every_length_gives_the_tokens_of_each_engine_alone(
     async with AsyncClient(fleet.fleet, token=TOKEN) as client:
 
         async def alone(engine: Alone, length: int) -> tuple[int, Completion]:
-            return length, await client.generate("m", tokens=prompt(length), alone=engine, cache_salt=engine, **ANSWER)
+            salt = f"{engine} {length}"  # each computes its whole prompt
+            return length, await client.generate("m", tokens=prompt(length), alone=engine, cache_salt=salt, **ANSWER)
 
         by_decode = await asyncio.gather(*(alone("decode", length) for length in LENGTHS))
         by_prefill = await asyncio.gather(*(alone("prefill", length) for length in BY_PREFILL_SERVER))

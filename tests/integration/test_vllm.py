@@ -71,7 +71,10 @@ async def test_every_length_gives_the_tokens_of_both_frameworks_alone(fleet: Run
             await client.generate("m", tokens=tokens, cache_salt=f"{len(tokens)}", **ANSWER) for tokens in prompts
         ]
         alone = await asyncio.gather(
-            *(client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER) for tokens in prompts)
+            *(
+                client.generate("m", tokens=tokens, alone="decode", cache_salt=f"alone {len(tokens)}", **ANSWER)
+                for tokens in prompts
+            )
         )
     assert [answer.metrics.method for answer in handed_over] == ["disaggregated"] * len(LENGTHS)
     assert [ids(answer) for answer in handed_over] == [ids(answer) for answer in alone]

@@ -56,10 +56,13 @@ async def test_every_length_gives_the_tokens_of_both_frameworks_alone(pair: Pair
             await client.generate("m", tokens=tokens, cache_salt=f"{len(tokens)}", **ANSWER) for tokens in prompts
         ]
         by_decode = await asyncio.gather(
-            *(client.generate("m", tokens=tokens, alone="decode", cache_salt="alone", **ANSWER) for tokens in prompts)
+            *(
+                client.generate("m", tokens=tokens, alone="decode", cache_salt=f"alone {len(tokens)}", **ANSWER)
+                for tokens in prompts
+            )
         )
         by_prefill = [
-            await client.generate("m", tokens=tokens, alone="prefill", cache_salt="there", **ANSWER)
+            await client.generate("m", tokens=tokens, alone="prefill", cache_salt=f"there {len(tokens)}", **ANSWER)
             for tokens in prompts
         ]
     for alone in (by_decode, by_prefill):
@@ -85,7 +88,8 @@ async def test_what_is_cancelled_leaves_no_request_no_block_and_no_kv(pair: Pair
         await until(lambda: pair.vllm.busy()[0] > 0)
         for answer in answers:
             answer.cancel()
-        await asyncio.gather(*answers, return_exceptions=True)
+        ends = await asyncio.gather(*answers, return_exceptions=True)
+    assert any(isinstance(end, asyncio.CancelledError) for end in ends)
     await until(lambda: pair.vllm.busy() == (0, 0))
     await until(lambda: load(pair, "m-prefill")["kv_bytes"] == 0)
     await until(lambda: load(pair, "m-decode")["kv_bytes"] == 0)
@@ -112,6 +116,7 @@ async def test_a_server_that_is_killed_while_it_sends_leaves_the_prompt_to_the_d
     require_those_of_transformers(pair.fleet, [tokens], [completion])
     assert completion.metrics.method == "fallback"
     assert any("Using fallback mode" in warning for warning in completion.warnings)
+    await until(lambda: pair.fleet.processes["m-prefill"].poll() is not None)
 
 
 def load(pair: Pair, host: str) -> dict[str, Any]:
