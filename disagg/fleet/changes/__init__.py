@@ -1,4 +1,4 @@
-"""Who may change a host, so that two commands never change one at the same time.
+"""Changes of a host: who may make one, whose token it has, which release waits for a restart.
 
 lock          one command at a time per host, whichever machine it comes from
 tokens        whose token a host has

@@ -95,7 +95,7 @@ class HostFacts:
     token_mode: str = ""
     keys_digest: str = ""  # of the clients' keys, on a gateway
     folder: bool = False  # whether anything was ever deployed
-    others_deploy: bool = False  # another host of the same machine is being deployed now
+    others_deploy: bool = False  # a command changes another host of the same machine now
     leftovers: tuple[str, ...] = ()  # files of broken-off deployments
     version: str = ""  # of disagg in the current release
     errno_65: int = 0  # lines with that error at the end of the server's log

@@ -12,7 +12,7 @@
         token                     the fleet's secret, 0600
         keys.json                 on a gateway: the hashes of its clients' keys, 0600
         serving                   "pid release" of the server that was started last
-        lock/holder               the deployment that is running
+        lock/holder               the command that changes this host now
         logs/server.log
 """
 

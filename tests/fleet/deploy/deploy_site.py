@@ -80,7 +80,7 @@ class Site:
     package: dict[str, bytes] = field(default_factory=lambda: dict(PACKAGE))
     changes: Mapping[str, str] = field(default_factory=dict)
     declared: tuple[str, ...] = ("anyio>=4",)
-    replace_token: bool = True
+    replace_token: bool = False
 
     def __post_init__(self) -> None:
         weights = self.folder / "fleet" / "weights"

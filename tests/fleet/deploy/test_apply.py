@@ -84,7 +84,7 @@ def test_a_changed_line_transfers_the_package_alone(site: Site) -> None:
 
 def test_a_host_with_another_operators_token_is_refused_with_a_choice(site: Site) -> None:
     site.deploy()
-    theirs, site.token, site.replace_token = site.token, "the-token-of-another-clone", False
+    theirs, site.token = site.token, "the-token-of-another-clone"
     report = site.deploy()
     error = of_type(report.error, DeployRefused)
     assert (
@@ -153,7 +153,7 @@ def change_everything(site: Site, number: int) -> None:
     """So that the next plan has every kind of step."""
     site.package = {**PACKAGE, "disagg/servers/__main__.py": f"VALUE = {number}\n".encode()}
     site.declared = ("anyio>=4", f"httpx>=0.{number}")
-    site.token = f"another-token-for-tests-{number}"
+    site.token, site.replace_token = f"another-token-for-tests-{number}", True
     (site.folder / "fleet/weights/config.json").write_text(f'{{"number": {number}}}')
 
 
