@@ -29,6 +29,8 @@ _FULL: Final = 28
 _ACQUIRE: Final = """\
 # $1: the lock. $2: this holder, as JSON. $3: the holder whose lock may be taken over, or "*" for any.
 umask 077
+LC_ALL=C # the words of an error are compared below
+export LC_ALL
 mkdir -p "${1%/*}" || exit 1
 if [ -n "$3" ] && test -d "$1"; then
     mv "$1" "$1.stale.$$" 2>/dev/null

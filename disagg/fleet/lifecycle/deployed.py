@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from disagg.config import Host, ServiceManager
-from disagg.errors import CommandFailed, FleetError, HostUnreachable, PortInUse, StartFailed
+from disagg.errors import CommandFailed, FleetError, PortInUse, StartFailed
 from disagg.fleet import services
 from disagg.fleet.changes.lock import locked
 from disagg.fleet.facts.host import HostFacts
@@ -84,12 +84,8 @@ class DeployedServer:
 
     def running(self) -> bool | None:
         """See Server."""
-        try:
-            return self.inspect().pid is not None
-        except HostUnreachable:
-            raise
-        except FleetError:
-            return None
+        facts = self._facts()
+        return facts.pid is not None if facts.current or facts.pid is not None else None
 
     def start(self) -> None:
         """See Server."""

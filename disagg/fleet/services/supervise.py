@@ -223,8 +223,10 @@ class _Supervisor:
         line = json.dumps({"time": stamp, "level": "error", "event": name, **fields})
         with suppress(OSError):  # a full disk must not end the supervisor
             log = _open_log(self._folder)  # opened anew: the server rotates it
-            os.write(log, line.encode() + b"\n")
-            os.close(log)
+            try:
+                os.write(log, line.encode() + b"\n")
+            finally:
+                os.close(log)
 
 
 class _Notices:
@@ -302,8 +304,8 @@ def _end_orphan(folder: Path) -> None:
         _end(child, began)
     served = f"--config {folder.resolve()}/releases/"
     for pid, group, arguments in _processes():
-        if pid == group and served in arguments:
-            _end(pid, _began(pid))
+        if pid == group and served in arguments and (began := _began(pid)):  # else it has just ended
+            _end(pid, began)
 
 
 def _end(child: int, began: str) -> None:

@@ -189,6 +189,14 @@ def test_a_server_whose_records_are_lost_is_found_by_its_release_and_stopped(yar
     assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "stopped"} and yard.states()["a"] == "not running"
 
 
+def test_a_server_is_stopped_though_the_link_to_the_deployed_release_is_missing(yard: Yard) -> None:
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    (yard.own("a") / "current").unlink()
+    assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "stopped"} and yard.pid("a") is None
+    assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "not running"}
+
+
 def test_start_while_the_supervisor_waits_does_not_wait_with_it(yard: Yard) -> None:
     yard.deploy("a", "crash")
     subprocess.run(["sh", str(yard.own("a") / "current/supervise"), "start"], check=True, stdout=subprocess.DEVNULL)
@@ -249,11 +257,13 @@ def test_a_disk_without_room_for_a_lock_prevents_a_start_and_not_a_stop(
     full.mkdir()
     mkdir = """#!/bin/sh
 if [ "$1" = -p ]; then exec /bin/mkdir "$@"; fi
-echo 'mkdir: No space left on device' >&2
+if [ "$LC_ALL" = C ]; then echo 'mkdir: No space left on device' >&2
+else echo 'mkdir: Auf dem Geraet ist kein Speicherplatz mehr frei' >&2; fi
 exit 1
 """
     (full / "mkdir").write_text(mkdir)
     (full / "mkdir").chmod(0o755)
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     monkeypatch.setenv("PATH", f"{full}:{os.environ['PATH']}")
     (failed,) = yard.lifecycle().start(["a"])
     assert failed.outcome == "failed" and "No space left on device" in present(failed.error).message

@@ -212,6 +212,35 @@ def test_a_server_whose_supervisor_was_killed_does_not_stay_in_the_way(folder: F
     assert second["running"] and not alive(first["child"])
 
 
+def test_a_server_that_ends_while_it_is_looked_for_is_not_signalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid may be another process's by then."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    served = (ended.pid, ended.pid, f"python --config {tmp_path.resolve()}/releases/{'a' * 16}/hosts.toml")
+    monkeypatch.setattr(module, "_processes", lambda: [served])
+    monkeypatch.setattr(module, "_signal_group", lambda pid, number: pytest.fail("a process that has ended"))
+    module._end_orphan(tmp_path)
+
+
+def test_a_line_that_a_full_disk_refuses_leaves_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = object.__new__(module._Supervisor)  # without its signals
+    supervisor._folder = tmp_path
+    opened: list[int] = []
+
+    def full(folder: Path) -> int:
+        opened.append(os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC))
+        return opened[-1]
+
+    monkeypatch.setattr(module, "_open_log", full)
+    supervisor._log("server_ended")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
+
+
 def test_without_room_for_its_record_no_server_is_started(folder: Folder) -> None:
     (folder.path / "supervisor.json").mkdir()  # stands for a full disk: the record can be written nowhere
     with pytest.raises(subprocess.CalledProcessError) as failed:
