@@ -103,6 +103,11 @@ def read_token(path: Path) -> str:
         ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"other users have access to the fleet's token file {path}", f"chmod 600 {path}")
-    if not token.isascii() or not token.isprintable() or len(token) < 16:
+    if not is_usable(token):
         raise ConfigError(f"{path} holds no usable token", "it must be at least 16 printable ASCII characters")
     return token
+
+
+def is_usable(token: str) -> bool:
+    """Whether this can be a fleet's token: at least 16 printable ASCII characters."""
+    return token.isascii() and token.isprintable() and len(token) >= 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -15,6 +15,7 @@ from disagg.cli.common.options import AsJson, BreakLock, Hosts, RoleName, Yes
 
 if TYPE_CHECKING:
     from disagg.config import Fleet, Host
+    from disagg.fleet.changes.tokens import HeldTokens
     from disagg.fleet.deploy.deployment import DeployResult, Planner
     from disagg.fleet.deploy.steps import Plan
     from disagg.fleet.facts.host import HostFacts
@@ -78,15 +79,19 @@ def deploy(
     hosts = _choose(fleet, host, role, model)
     if not dry_run:
         _require_answer("deploy", "changes", yes=yes, as_json=as_json)
-    if adopt_token:
-        _adopt_token(fleet, hosts, refused=dry_run or replace_token)
-    decide = _deploying(fleet, dry=dry_run, replace_token=replace_token)
+    adopted = _adoptable(fleet, hosts, refused=dry_run or replace_token) if adopt_token else ""
+    decide = _deploying(fleet, adopted=adopted, dry=dry_run, replace_token=replace_token)
     if dry_run:
         _show_plan(fleet, _plan_only(hosts, decide), as_json)
+
+    def agreed(changing: bool) -> Planner:
+        return _with_token(fleet, decide, adopted=adopted, needed=changing, replace_token=replace_token)
+
     question = None if yes else "Deploy"
-    _finish(
-        fleet, _run(hosts, decide, "deploy", question=question, keep_going=keep_going, break_lock=break_lock), as_json
+    reports = _run(
+        hosts, decide, "deploy", question=question, keep_going=keep_going, break_lock=break_lock, agreed=agreed
     )
+    _finish(fleet, reports, as_json)
 
 
 def rollback(
@@ -142,25 +147,54 @@ def _choose(fleet: Fleet, names: Sequence[str] | None, role: str | None, model: 
     return choose(fleet, names or (), role, model)
 
 
-def _adopt_token(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> None:
-    """Make the hosts' token this machine's. refused: another option forbids it."""
+def _held_tokens(fleet: Fleet) -> HeldTokens:
+    """The tokens of all deployed hosts of the fleet."""
+    from disagg.fleet.changes.tokens import held_tokens
+    from disagg.fleet.machine import connect
+
+    with stderr().status("reading tokens …"):
+        return held_tokens([host for host in fleet.hosts.values() if host.placement.deployed], connect.machine_for)
+
+
+def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> str:
+    """The hosts' token, if it can be made this machine's. refused: another option forbids it."""
     from disagg.errors import UsageError
-    from disagg.fleet.changes.tokens import token_of
+    from disagg.fleet.changes.tokens import adoptable
     from disagg.fleet.lifecycle.state import State
 
     if refused:
         raise UsageError("--adopt-token cannot be combined with --replace-token or --dry-run", "leave one of them out")
-    State.of(fleet).adopt_token(token_of(hosts))
+    state = State.of(fleet)
+    state.require_own_file()
+    return adoptable(hosts, _held_tokens(fleet), state.token() if state.has_token() else "")
 
 
-def _deploying(fleet: Fleet, dry: bool, replace_token: bool = False) -> Planner:
+def _deploying(fleet: Fleet, *, adopted: str = "", dry: bool = False, replace_token: bool = False) -> Planner:
+    """The planner, with this machine's token, or the one to adopt. Makes none: without one it plans with ""."""
     from disagg.fleet.deploy.deployment import planner
     from disagg.fleet.deploy.release import Installation
     from disagg.fleet.lifecycle.state import State
 
     state = State.of(fleet)
-    token = "" if dry and not state.has_token() else state.ensure_token()
-    return planner(Installation.current(fleet, token), replace_token)
+    none = not state.has_token() and (dry or (state.makes_token and not state.has_earlier_token))
+    return planner(Installation.current(fleet, adopted or ("" if none else state.ensure_token())), replace_token)
+
+
+def _with_token(fleet: Fleet, decide: Planner, *, adopted: str, needed: bool, replace_token: bool) -> Planner:
+    """After the question: keep the adopted token, or make one if it is needed. The planner with it. UsageError if this
+    machine has none and the fleet has."""
+    from disagg.fleet.changes.tokens import require_none
+    from disagg.fleet.lifecycle.state import State
+
+    state = State.of(fleet)
+    if adopted:
+        state.adopt_token(adopted)
+    elif needed and not state.has_token():
+        if not replace_token:
+            require_none(_held_tokens(fleet))
+        state.ensure_token()
+        return _deploying(fleet, replace_token=replace_token)
+    return decide
 
 
 def _plan_only(hosts: Sequence[Host], decide: Planner) -> list[DeployResult]:
@@ -179,9 +213,11 @@ def _run(
     keep_going: bool = True,
     break_lock: bool = False,
     if_full: bool = False,
+    agreed: Callable[[bool], Planner] | None = None,
 ) -> list[DeployResult]:
     """Plan and carry out, with progress on stderr. question: the verb to ask with on a terminal; None asks nothing.
-    if_full: see Deployment."""
+    if_full: see Deployment. agreed: called after the question with whether any host changes; the planner to carry out
+    with."""
     from disagg.cli.views.fleet.deploy import DeployProgress, plan_view
     from disagg.cli.views.units import counted
     from disagg.fleet.deploy.deployment import Deployment
@@ -192,14 +228,18 @@ def _run(
             with stderr().status("reading facts …"):
                 planned = deployment.plan()
             changing = [report for report in planned if report.result == "planned"]
-            if not changing or (not keep_going and any(not report.ok for report in planned)):
+            if not keep_going and any(not report.ok for report in planned):
                 return planned
-            if question is not None and sys.stdin.isatty():
+            if changing and question is not None and sys.stdin.isatty():
                 console = error_console()  # a question is shown with --quiet too
                 console.print(plan_view(planned))
                 if not confirm(f"{question} on {len(changing)} of {counted(len(hosts), 'host')}?", console):
                     console.print("nothing was changed")
                     raise typer.Exit(1)
+            if agreed is not None:
+                deployment.planner = agreed(bool(changing))
+            if not changing:
+                return planned
         with note_if_interrupted(_INTERRUPTED[why]), progress:
             return deployment.carry_out(planned, break_lock)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from disagg.config import Host
+from disagg.fleet.changes.tokens import another
 from disagg.fleet.deploy.release import TargetState
 from disagg.fleet.deploy.steps import Refusal
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.services.base import is_plain
-from disagg.token import token_digest
 
 _ENVIRONMENT_BYTES: Final = {"prefill": 9 << 30, "vllm": 14 << 30, "decode": 3 << 30, "gateway": 256 << 20}
 """Disk that an environment needs while it is built: torch with CUDA's libraries, mlx with transformers."""
@@ -41,13 +41,8 @@ def no_room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
 
 def another_token(token: str, facts: HostFacts) -> Iterator[Refusal]:
     """A Refusal if the host has a token that is not this machine's. token: empty if this machine has none."""
-    if facts.token_digest not in ("", token_digest(token)):
-        ours = f"this machine's is {token_digest(token)[:8]}" if token else "this machine has none"
-        yield Refusal(
-            f"it has the token {facts.token_digest[:8]} of another operator, and {ours}",
-            f"disagg deploy --host {facts.host} --adopt-token uses its token here from now on; "
-            "--replace-token puts this machine's there, and locks out whoever has the other",
-        )
+    if (found := another(token, facts.token_digest, facts.host)) is not None:
+        yield Refusal(*found)
 
 
 def _refusals(host: Host, facts: HostFacts) -> Iterator[Refusal]:

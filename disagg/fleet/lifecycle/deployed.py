@@ -74,13 +74,12 @@ class DeployedServer:
             raise FleetError(f"{self.host.name}: nothing is deployed there", f"disagg deploy --host {self.host.name}")
         self._pid = facts.pid
         if facts.pid is None:
-            return ProcessState()
+            return ProcessState(token_digest=facts.token_digest)
         if facts.release != facts.current:
             stale = f"still runs release {facts.release[:8]}, and {facts.current[:8]} is deployed"
-            return ProcessState(facts.pid, stale, earlier_release=True)
-        return ProcessState(
-            facts.pid, "" if facts.supervised else "runs without its supervisor, so nothing would restart it"
-        )
+            return ProcessState(facts.pid, stale, earlier_release=True, token_digest=facts.token_digest)
+        alone = "" if facts.supervised else "runs without its supervisor, so nothing would restart it"
+        return ProcessState(facts.pid, alone, token_digest=facts.token_digest)
 
     def running(self) -> bool | None:
         """See Server."""

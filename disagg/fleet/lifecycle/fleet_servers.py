@@ -16,7 +16,8 @@ from threading import Lock
 
 from disagg.config import Fleet, Host
 from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable, StartFailed
-from disagg.fleet.lifecycle.base import Server, ServerOutcome, ServerResult
+from disagg.fleet.changes.tokens import require_own
+from disagg.fleet.lifecycle.base import ProcessState, Server, ServerOutcome, ServerResult
 from disagg.fleet.lifecycle.deployed import DeployedServer
 from disagg.fleet.lifecycle.local import Argv, LocalServer, server_argv
 from disagg.fleet.lifecycle.other_servers import stop_other_fleet, stop_other_hosts, stop_recorded
@@ -185,8 +186,14 @@ class FleetServers:
 
     # One host
 
+    def _inspected(self, server: Server) -> ProcessState:
+        """The server's process. FleetError before anything is stopped or started if its token is not this machine's."""
+        process = server.inspect()
+        require_own(self.state.token(), process.token_digest, server.host.name)
+        return process
+
     def _start(self, server: Server, timeout_s: float) -> ServerResult:
-        host, process = server.host, server.inspect()
+        host, process = server.host, self._inspected(server)
         if process.stale:
             raise FleetError(f"{host.name} {process.stale}", f"disagg restart --host {host.name}")
         if process.pid is not None:
@@ -196,7 +203,7 @@ class FleetServers:
         return self._launch(server, "started", timeout_s)
 
     def _restart(self, server: Server, timeout_s: float) -> ServerResult:
-        process = server.inspect()
+        process = self._inspected(server)
         if process.pid is None:
             return self._launch(server, "started", timeout_s)
         with self._guard:

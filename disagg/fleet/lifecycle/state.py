@@ -21,9 +21,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from disagg.config import Fleet
-from disagg.errors import DisaggError, FleetError
+from disagg.errors import ConfigError, DisaggError, FleetError
 from disagg.fleet.lifecycle.loglines import last_error
-from disagg.token import earlier_token_paths, made_token_path, named_token_path, read_token, state_folder, token_path
+from disagg.token import (
+    TOKEN_FILE_VARIABLE,
+    earlier_token_paths,
+    made_token_path,
+    named_token_path,
+    read_token,
+    state_folder,
+    token_digest,
+    token_path,
+)
 
 _LOG_TAIL_BYTES = 64 << 10
 
@@ -71,8 +80,25 @@ class State:
             self._keep_token(read_token(earlier[0]) if len(earlier) == 1 else secrets.token_hex(32), once=True)
         return self.token()
 
+    @property
+    def has_earlier_token(self) -> bool:
+        """Whether `ensure_token` takes the token of an earlier version instead of making one."""
+        return self.makes_token and len(earlier_token_paths(self.token_file)) == 1
+
+    def require_own_file(self) -> None:
+        """ConfigError if the token's file is not disagg's own, and so must not be overwritten."""
+        if not self.makes_token:
+            hint = f"put the token there yourself, or leave out token_file and ${TOKEN_FILE_VARIABLE}"
+            raise ConfigError(f"{self.token_file} was named for the fleet's token, and is not overwritten", hint)
+
     def adopt_token(self, token: str) -> None:
-        """Make this the fleet's token on this machine."""
+        """Make this the fleet's token on this machine. The file of the one before stays beside it, as token.DIGEST with
+        the first 8 digits of its hash."""
+        self.require_own_file()
+        if self.has_token():
+            with _reported(self.token_file), suppress(FileExistsError):
+                before = token_digest(self.token_file.read_text(encoding="utf-8", errors="replace").strip())
+                os.link(self.token_file, self.token_file.with_name(f"{self.token_file.name}.{before[:8]}"))
         self._keep_token(token, once=False)
 
     def _keep_token(self, token: str, once: bool) -> None:

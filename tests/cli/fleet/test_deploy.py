@@ -15,6 +15,8 @@ import pytest
 
 from disagg.fleet.deploy.deployment import Deployment, DeployResult
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
+from disagg.fleet.machine.local import LocalMachine
+from disagg.token import token_digest
 from tests.cli.commandline import ROOT, run, write_fleet
 from tests.testbed.bed import Bed
 from tests.values import present
@@ -56,6 +58,83 @@ def test_adopting_a_token_is_neither_replacing_it_nor_a_dry_run(
     path = write_fleet(tmp_path, connector="ssh")
     assert run("--config", path, "deploy", "--yes", "--adopt-token", other) == 2
     assert "--adopt-token cannot be combined" in capsys.readouterr().err
+
+
+THEIRS = "the-token-of-another-clone"
+
+
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """hosts.toml of a fleet whose prefill-1, this machine, has THEIRS. Its plan has one step, which does nothing."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("disagg.fleet.machine.connect.machine_for", lambda host: LocalMachine(host.name))
+    token = tmp_path / ".disagg/hosts/prefill-1/token"
+    token.parent.mkdir(parents=True)
+    token.write_text(f"{THEIRS}\n")
+    step = Step("x", "do x", "/x", "done", RunScript("", ()))
+    monkeypatch.setattr(
+        Deployment, "plan", lambda self: [DeployResult("prefill-1", "planned", Plan("prefill-1", "", (step,)))]
+    )
+    monkeypatch.setattr(
+        Deployment, "carry_out", lambda *_: [DeployResult("prefill-1", "changed", Plan("prefill-1", "", (step,)))]
+    )
+    return write_fleet(tmp_path, connector="ssh")
+
+
+def tokens(folder: Path) -> dict[str, str]:
+    """The token files of this machine."""
+    return {path.name: path.read_text().strip() for path in (folder / "state/disagg/test").glob("token*")}
+
+
+def give_ours(folder: Path) -> str:
+    ours = folder / "state/disagg/test/token"
+    ours.parent.mkdir(parents=True)
+    ours.write_text("the-token-of-this-machine\n")
+    ours.chmod(0o600)
+    return "the-token-of-this-machine"
+
+
+def test_an_adopted_token_is_this_machines_and_the_one_before_is_kept(held: Path, tmp_path: Path) -> None:
+    assert run("--config", held, "deploy", "--yes", "--adopt-token") == 0
+    assert tokens(tmp_path) == {"token": THEIRS}
+    (tmp_path / "state/disagg/test/token").unlink()
+    (tmp_path / "state/disagg/test").rmdir()
+    ours = give_ours(tmp_path)
+    assert run("--config", held, "deploy", "--yes", "--adopt-token") == 0
+    assert tokens(tmp_path) == {"token": THEIRS, f"token.{token_digest(ours)[:8]}": ours}
+
+
+@pytest.mark.parametrize(("answer", "left"), [("n", "the-token-of-this-machine"), ("y", THEIRS)])
+def test_the_token_is_adopted_after_the_question(
+    held: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, left: str
+) -> None:
+    give_ours(tmp_path)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("disagg.cli.fleet.deploy.confirm", lambda *_: answer == "y")
+    assert run("--config", held, "deploy", "--adopt-token") == int(answer == "n")
+    assert tokens(tmp_path)["token"] == left
+
+
+def test_a_token_file_that_was_named_is_not_overwritten(
+    held: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = tmp_path / "own/secret"
+    named.parent.mkdir()
+    monkeypatch.setenv("DISAGG_TOKEN_FILE", str(named))
+    assert run("--config", held, "deploy", "--yes", "--adopt-token") == 2
+    assert "is not overwritten" in capsys.readouterr().err and not named.exists()
+
+
+def test_a_machine_without_a_token_makes_none_for_a_fleet_that_has_one(
+    held: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--config", held, "deploy", "--yes", "--host", "decode-1") == 2
+    captured = capsys.readouterr().err
+    assert "--adopt-token" in captured and THEIRS not in captured
+    assert tokens(tmp_path) == {}
+    assert run("--config", held, "deploy", "--yes", "--replace-token") == 0
+    assert set(tokens(tmp_path)) == {"token"}
 
 
 def test_a_dry_run_of_deploy_does_not_ask(

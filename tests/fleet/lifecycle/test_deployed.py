@@ -33,6 +33,7 @@ from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import supervise
+from disagg.token import token_digest
 from tests.deadlines import LONG_S
 from tests.fleet.farm import FAKE, make_fleet, wait_until
 from tests.values import of_type, present
@@ -116,6 +117,23 @@ def test_without_a_token_nothing_is_started(yard: Yard) -> None:
     with pytest.raises(ConfigError, match="disagg deploy makes one"):
         yard.lifecycle().start()
     assert yard.pid("a") is None
+
+
+def test_a_host_with_another_operators_token_is_neither_stopped_nor_started(yard: Yard) -> None:
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    before, token = yard.pid("a"), yard.own("a") / "token"
+    theirs = "the-token-of-another-operator"
+    token.write_text(theirs + "\n")
+    for command in (FleetServers.restart, FleetServers.start):
+        (refused,) = command(yard.lifecycle(), ["a"])
+        error = present(refused.error)
+        assert f"a: it has the token {token_digest(theirs)[:8]} of another operator" in error.message
+        assert "--adopt-token" in error.hint and "--replace-token" in error.hint
+    assert yard.pid("a") == before
+    assert outcomes(yard.lifecycle().stop(["a"])) == {"a": "stopped"}, "stopping needs no token"
+    (refused,) = yard.lifecycle().start(["a"])
+    assert refused.outcome == "failed" and yard.pid("a") is None
 
 
 def test_a_crash_at_start_is_told_with_its_log_and_not_tried_for_ever(yard: Yard) -> None:
@@ -373,7 +391,8 @@ def test_what_an_interrupted_restart_cannot_start_again_is_told(yard: Yard) -> N
     def interrupt(host: str, doing: str) -> None:
         yard.progress.append((host, doing))
         if doing == "starting":
-            (yard.own("a") / "current").unlink()
+            for link in ("current", "running"):
+                (yard.own("a") / link).unlink(missing_ok=True)
             signal.pthread_kill(present(threading.main_thread().ident), signal.SIGINT)
             with suppress(Cancelled):
                 interruption.sleep(LONG_S)  # this thread goes on only when it is to give up
