@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import Meta, field
@@ -19,12 +19,19 @@ MAX_LEASES = 4096  # request ids in one POST /lease
 MAX_TOOLS = 128
 MAX_CALLS = 128  # tool calls of one message
 MAX_SCHEMA_BYTES = 1 << 16
+MIN_BODY_LIMIT: Final = 1 << 20
+BODY_BYTES_PER_TOKEN: Final = 64  # of context: several times what any tokenizer's average token takes, also as JSON
 
 Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=128)]
 Messages = Sequence[Mapping[str, Any]]
+
+
+def body_limit(context: int) -> int:
+    """The largest body of a request, in bytes. context: tokens of the largest prompt."""
+    return max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context)
 
 
 class ToolCall(Contract, frozen=True, forbid_unknown_fields=True):

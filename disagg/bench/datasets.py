@@ -141,9 +141,11 @@ class _FileSpan:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        with path.open("rb") as file:  # a device or a pipe has no size
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
             raise UsageError(f"{path} is over {MAX_FILE_BYTES >> 20} MiB", "use a part of it")
-        return path.read_text(encoding="utf-8")
+        return content.decode("utf-8").replace("\r\n", "\n")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

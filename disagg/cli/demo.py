@@ -41,7 +41,7 @@ def demo(
 
     With --config, the servers of that file, which must be local.
     """
-    prompt = read_prompt(prompt, None)
+    prompt = read_prompt(prompt, None, context=0)
     live = not as_json and stdout().is_terminal
     result = _run(settings(context).config, prompt, max_tokens, timeout, live)
     if as_json:

@@ -94,7 +94,7 @@ def generate(
     _import_client_meanwhile()
     words = [word for word in (first, second, *context.args) if word is not None]
     call = parse_words(fleet, words, model or (), has_file=file is not None)
-    text = read_prompt(call.prompt, file)
+    text = read_prompt(call.prompt, file, max(fleet.model(name).context for name in call.models))
     request: dict[str, Any] = {
         **({"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}),
         **options,

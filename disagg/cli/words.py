@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
+from disagg.api.requests import body_limit
 from disagg.errors import UnknownModel, UsageError
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from disagg.config import Fleet
 
+_CHUNK: Final = 1 << 18  # bytes
 _EXAMPLE = 'disagg generate -m NAME "text to continue"'
 
 
@@ -73,16 +75,18 @@ def is_model(fleet: Fleet, word: str) -> bool:
     return True
 
 
-def read_prompt(prompt: str | None, file: Path | None) -> str:
+def read_prompt(prompt: str | None, file: Path | None, context: int) -> str:
     """The prompt: the argument, or the text of the file, or of stdin for "-". UsageError if it cannot be read, if it
-    is empty, or if there are two."""
+    is empty or larger than any request for `context` tokens, or if there are two."""
     if prompt is not None and file is not None:
         raise UsageError("there are two prompts: an argument and --file", "leave out one of them")
     try:
         if file is not None:
-            source, text = str(file), file.read_text(encoding="utf-8")
+            source = str(file)
+            with file.open("rb") as opened:
+                text = _read(opened, source, body_limit(context)).replace("\r\n", "\n")
         elif prompt == "-":
-            source, text = "stdin", sys.stdin.buffer.read().decode("utf-8")
+            source, text = "stdin", _read(sys.stdin.buffer, "stdin", body_limit(context))
         else:
             source, text = "", prompt or ""
     except OSError as error:
@@ -94,6 +98,20 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if not text.strip():
         raise UsageError(f"the prompt{f' from {source}' if source else ''} is empty", _EXAMPLE)
     return text
+
+
+def _read(stream: BinaryIO, source: str, limit: int) -> str:
+    """The UTF-8 text of the stream. Read in chunks: a signal that comes meanwhile takes effect between two. UsageError
+    if it is over `limit` bytes; no more than one chunk beyond is read."""
+    read = bytearray()
+    while chunk := stream.read(_CHUNK):
+        read += chunk
+        if len(read) > limit:
+            raise UsageError(
+                f"the prompt from {source} is over {limit / 2**20:g} MiB, more than a request may have",
+                "shorten it, or raise `context` of the model in hosts.toml",
+            )
+    return read.decode("utf-8")
 
 
 def choose_models(fleet: Fleet, names: Sequence[str], hint: str = f"name one: {_EXAMPLE}") -> list[str]:

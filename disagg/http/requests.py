@@ -12,12 +12,11 @@ from typing import Final
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from disagg.api.requests import MIN_BODY_LIMIT, body_limit
 from disagg.errors import BodyTooLarge, Cancelled, RequestError
 
 BODY_S = 60.0  # for a whole request body to arrive
 SURPLUS_BODY_S = 2.0
-MIN_BODY_LIMIT: Final = 1 << 20
-BODY_BYTES_PER_TOKEN: Final = 64  # of context: several times what any tokenizer's average token takes, also as JSON
 MIN_OPENINGS: Final = 50_000
 TOKENS_PER_OPENING: Final = 4  # of context: source code and most JSON have more
 REQUEST_ID: Final = "X-Request-Id"
@@ -35,9 +34,7 @@ class BodyBounds:
 
 def body_bounds(context: int) -> BodyBounds:
     """context: tokens of the largest prompt."""
-    return BodyBounds(
-        max(MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN * context), max(MIN_OPENINGS, context // TOKENS_PER_OPENING)
-    )
+    return BodyBounds(body_limit(context), max(MIN_OPENINGS, context // TOKENS_PER_OPENING))
 
 
 def request_id(request: Request) -> str:

@@ -111,3 +111,5 @@ def test_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path, monkeypat
     monkeypatch.setattr(datasets, "MAX_FILE_BYTES", 99)
     with pytest.raises(DisaggError, match="use a part of it"):
         read_prompts(tmp_path / "big")
+    with pytest.raises(DisaggError, match="use a part of it"):
+        read_prompts(Path("/dev/zero"))

@@ -19,7 +19,9 @@ from rich.console import Console
 from disagg.api.events import TokenLogprob
 from disagg.api.requests import PrefillOffer
 from disagg.cli.views.ranking import ranking_view
-from disagg.errors import Overloaded, Partial, RequestError, ServerUnavailable
+from disagg.cli.words import read_prompt
+from disagg.config import load
+from disagg.errors import Overloaded, Partial, RequestError, ServerUnavailable, UsageError
 from disagg.inference import client
 from disagg.inference.types import Chunk
 from tests.cli.answers import TEXT, FakeClient
@@ -256,6 +258,45 @@ def test_a_prompt_that_cannot_be_used_is_one_clear_error(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     assert run("--config", one, "generate", *arguments) == 2
     assert message in capsys.readouterr().err and FakeClient.requests == []
+
+
+class Endless(io.RawIOBase):
+    """A source that never ends, such as /dev/urandom. size: bytes read so far."""
+
+    size = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        assert size is not None and 0 < size <= 1 << 20, "a signal takes effect between two reads only"
+        self.size += size
+        return b"\xff" * size
+
+
+@pytest.mark.parametrize(("context", "limit"), [(0, 1 << 20), (1 << 15, 1 << 21), (1 << 20, 1 << 26)])
+def test_a_prompt_is_read_up_to_the_largest_that_a_request_may_have(
+    context: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = Endless()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))  # type: ignore[type-var]
+    with pytest.raises(UsageError, match=f"the prompt from stdin is over {limit >> 20} MiB"):
+        read_prompt("-", None, context)
+    assert limit < endless.size <= limit + (1 << 20)
+    file = tmp_path / "prompt"
+    with file.open("wb") as written:
+        written.write(b"x")
+        written.truncate(limit)
+    assert len(read_prompt(None, file, context)) == limit
+    with file.open("ab") as written:
+        written.write(b"x")
+    with pytest.raises(UsageError, match=f"over {limit >> 20} MiB, more than a request may have"):
+        read_prompt(None, file, context)
+
+
+def test_the_largest_context_of_the_models_bounds_the_prompt(
+    one: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompt").write_bytes(b"x" * (64 * load(one).model("tiny").context + (1 << 20)))
+    assert run("--config", one, "generate", "-f", tmp_path / "prompt") == 2
+    assert "more than a request may have" in capsys.readouterr().err and FakeClient.requests == []
 
 
 def test_an_interruption_ends_the_stream_and_exits_130(one: Path, tmp_path: Path) -> None:
