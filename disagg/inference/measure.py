@@ -21,7 +21,8 @@ class Trace:
     host, at `ordered`, which stays 0 if one host does everything.
 
     called: the caller asked for the answer. began: the attempt began; later than `called` if others failed before it.
-    resumed_tokens: of the answer that had arrived by then.
+    resumed_tokens: of the answer that had arrived by then. opening: the attempt that brought the first of them.
+    shipped: the prefill host's figures, once the attempt has ended, if they arrived before.
     requested, ordered: the body of the request was about to be written. slot: the slot event of the first arrived.
     """
 
@@ -35,6 +36,13 @@ class Trace:
     first_token: float = 0.0
     last_token: float = 0.0
     resumed_tokens: int = 0
+    opening: Trace | None = None
+    shipped: ShippedEvent | None = None
+
+    def follow(self, before: Trace, tokens: int) -> None:
+        """This attempt goes on after `tokens` tokens of the answer, the last of which the attempt before it brought."""
+        self.resumed_tokens, self.opening = tokens, before.opening or before
+        self.first_token, self.last_token = before.first_token, before.last_token
 
     def ended(self, now: float) -> None:
         """The answer is complete. One without tokens begins and ends now."""
@@ -50,24 +58,12 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
     """
     timing, attempt = done.timing, trace.attempt
     ttft = (trace.first_token or trace.last_token or trace.called) - trace.called
-    order_s = max(0.0, trace.ordered - trace.slot)
-    exposed_s = _exposed(shipped, timing, order_s) if shipped else 0.0
+    exposed_s = _exposed(trace, shipped, timing)
     prefill_s = shipped.compute_s if shipped else timing.compute_s
-    known = (
-        TTFTParts(failed_attempts=ttft)
-        if trace.resumed_tokens
-        else TTFTParts(
-            failed_attempts=trace.began - trace.called,
-            client=max(0.0, trace.requested - trace.began) + order_s,
-            queue=timing.queue_s + (shipped.queue_s if shipped else 0.0),
-            tokenise=timing.tokenise_s + (shipped.tokenise_s if shipped else 0.0),
-            prefill=prefill_s,
-            exposed_transfer=exposed_s,
-            ingest=timing.ingest_s,
-            first_step=timing.first_step_s,
-            whole=max(0.0, trace.called + ttft - trace.requested) if attempt.method == "whole" else 0.0,
-        )
-    )
+    if (opening := trace.opening) is None:
+        parts = _parts(trace, ttft, timing, shipped)
+    else:  # the timing of its answering host is lost with it
+        parts = _parts(opening, ttft, Timing(kv_wait_s=opening.first_token - opening.slot), opening.shipped)
     # A host's own: several events that arrive in one packet would give speeds that no engine has.
     decode_s = _arrival(trace, done) if attempt.method == "whole" else timing.decode_s
     return Metrics(
@@ -84,7 +80,7 @@ def metrics(trace: Trace, done: DoneEvent, shipped: ShippedEvent | None = None) 
         prefill_speed=_rate(shipped.computed_tokens if shipped else done.computed_prompt_tokens, prefill_s),
         decode_speed=_rate(done.completion_tokens - trace.resumed_tokens - 1, decode_s),
         ttft=ttft,
-        ttft_parts=replace(known, network=ttft - known.total),
+        ttft_parts=parts,
         hidden_transfer=shipped.hidden_transfer_s if shipped else 0.0,
         exposed_transfer=exposed_s,
         kv_bytes=shipped.kv_bytes if shipped else 0,
@@ -103,14 +99,37 @@ def _arrival(trace: Trace, done: DoneEvent) -> float:
     return seconds if done.completion_tokens - 1 <= FASTEST_TOKENS_S * seconds else 0.0
 
 
-def _exposed(shipped: ShippedEvent, timing: Timing, order_s: float) -> float:
+def _parts(trace: Trace, ttft: float, timing: Timing, shipped: ShippedEvent | None) -> TTFTParts:
+    """Where the time to the first token went, which this attempt brought."""
+    known = TTFTParts(
+        failed_attempts=trace.began - trace.called,
+        client=max(0.0, trace.requested - trace.began) + _order_s(trace),
+        queue=timing.queue_s + (shipped.queue_s if shipped else 0.0),
+        tokenise=timing.tokenise_s + (shipped.tokenise_s if shipped else 0.0),
+        prefill=shipped.compute_s if shipped else timing.compute_s,
+        exposed_transfer=_exposed(trace, shipped, timing),
+        ingest=timing.ingest_s,
+        first_step=timing.first_step_s,
+        whole=max(0.0, trace.called + ttft - trace.requested) if trace.attempt.method == "whole" else 0.0,
+    )
+    return replace(known, network=ttft - known.total)
+
+
+def _order_s(trace: Trace) -> float:
+    """The caller's time from the slot event until the request to the prefill host."""
+    return max(0.0, trace.ordered - trace.slot)
+
+
+def _exposed(trace: Trace, shipped: ShippedEvent | None, timing: Timing) -> float:
     """End of prefill compute -> KV accepted. Each host sees one end only: the smaller of two upper bounds.
 
     The prefill host's bound includes the acknowledgement's way back to it, during which the decode host already works
     (48 ms were seen on a busy machine). The decode host's bound, from its slot event to the accepted KV, includes the
-    caller's `order_s` seconds until the request to the prefill host, which are not transfer, and that request's way.
+    caller's time until the request to the prefill host, which is not transfer, and that request's way.
     """
-    slot_to_end_of_compute = order_s + shipped.tokenise_s + shipped.queue_s + shipped.compute_s
+    if shipped is None:
+        return 0.0
+    slot_to_end_of_compute = _order_s(trace) + shipped.tokenise_s + shipped.queue_s + shipped.compute_s
     return min(shipped.exposed_transfer_s, timing.kv_wait_s - slot_to_end_of_compute)
 
 

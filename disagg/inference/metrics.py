@@ -51,8 +51,9 @@ class Metrics:
     simulated: no model ran; the times are predicted.
     local: why the decode host computed the rest of the prompt without a hand-off; empty if it did not.
     held_tokens: prompt tokens whose KV the decode host had from earlier requests.
-    resumed_tokens: tokens of the answer that came from hosts that failed before its end. If there are any, the time to
-    the first token is one part, `failed_attempts`: the host that has its figures is lost.
+    resumed_tokens: tokens of the answer that came from hosts that failed before its end. If there are any, ttft and its
+    parts are those of the attempt that brought the first token; what its answering host would have stated is lost with
+    it and part of `network`. The other figures are those of the attempt that ended the answer.
     """
 
     method: Method

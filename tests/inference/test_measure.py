@@ -124,6 +124,49 @@ def test_time_lost_on_hosts_that_failed_is_its_own_part() -> None:
     assert figures.ttft_parts.total == pytest.approx(figures.ttft)
 
 
+def resumed(opening: Trace, tokens: int = 3) -> Trace:
+    """An attempt on another host, which goes on at 11.5 s."""
+    following = replace(TRACE, attempt=Attempt("decode-alone", D, None), began=11.5, requested=11.502)
+    following.follow(opening, tokens)
+    return following
+
+
+def test_the_parts_of_an_answer_that_another_host_ended_are_those_of_the_attempt_with_its_first_token() -> None:
+    """The timing of the host that was lost is part of the network's share."""
+    opening = replace(TRACE, began=10.05, requested=10.052, shipped=SHIPPED)
+    figures = metrics(resumed(opening), DONE)
+    assert figures.ttft == pytest.approx(1.0) and figures.resumed_tokens == 3
+    assert asdict(figures.ttft_parts) == pytest.approx(
+        {
+            "failed_attempts": 0.05,
+            "client": 0.003,
+            "queue": 0.05,
+            "tokenise": 0.01,
+            "prefill": 0.5,
+            "exposed_transfer": 0.15,
+            "ingest": 0.0,
+            "first_step": 0.0,
+            "whole": 0.0,
+            "network": 0.237,
+        }
+    )
+
+
+def test_the_transfer_of_a_lost_host_ended_before_its_first_token() -> None:
+    opening = replace(TRACE, shipped=shipped(exposed_transfer_s=0.9))
+    assert metrics(resumed(opening), DONE).ttft_parts.exposed_transfer == pytest.approx(0.98 - 0.56 - 0.001)
+
+
+def test_without_any_figures_of_the_lost_hosts_their_share_is_the_networks() -> None:
+    figures = metrics(resumed(TRACE), DONE)
+    assert figures.ttft_parts.network == pytest.approx(0.997) and figures.ttft_parts.failed_attempts == 0.0
+
+
+def test_the_first_of_three_attempts_has_the_parts_if_it_brought_the_first_token() -> None:
+    second = resumed(replace(TRACE, shipped=SHIPPED))
+    assert metrics(resumed(second, 7), DONE).ttft_parts == metrics(second, DONE).ttft_parts
+
+
 @pytest.mark.parametrize(("last_token", "speed"), [(13.0, 5.0), (11.0002, None)])
 def test_a_whole_answer_that_arrives_in_one_burst_has_no_decode_speed(last_token: float, speed: float | None) -> None:
     trace = replace(TRACE, attempt=Attempt("whole", W, None), last_token=last_token)

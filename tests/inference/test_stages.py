@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
-from disagg.api.events import Event, ProgressEvent, TokenLogprob, TokensEvent
+from disagg.api.events import Event, LocalEvent, ProgressEvent, ShippedEvent, TokenLogprob, TokensEvent
 from disagg.api.requests import GenerateBody
 from disagg.config import EngineOptions, Host
 from disagg.errors import DisaggError, ModelError, RequestError
@@ -17,8 +19,9 @@ from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.http import calls
 from disagg.inference.types import Phase, Stage
 from tests.fleets import TOKEN, RunningFleet
-from tests.inference.scripted import Body, answering, scripted, silent, slot, tokens
+from tests.inference.scripted import Body, answering, client_of, scripted, silent, slot, tokens, whole
 
+Events = AsyncGenerator[Event | DisaggError, None]
 P = Host("p", "127.0.0.1", ("prefill",), "m", EngineOptions("simulated"), 1)
 D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 2)
 HANDED_OFF = Attempt("disaggregated", D, P)
@@ -128,3 +131,46 @@ async def test_a_request_id_that_hosts_would_not_take_is_refused(request_id: str
         client.stream("m", "x", request_id="A-b_c.9" * 6)
         with pytest.raises(RequestError, match="request_id: at most 47"):
             client.stream("m", "x", request_id=request_id)
+
+
+async def test_an_answer_that_goes_on_elsewhere_has_the_ttft_parts_of_the_hosts_that_brought_its_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shipped, closing_event = asyncio.Event(), calls.closing_event
+
+    async def noted(*arguments: Any) -> Any:
+        event = await closing_event(*arguments)
+        shipped.set()
+        return event
+
+    async def breaks_off(body: Body) -> Events:
+        yield slot(body)
+        await shipped.wait()
+        yield tokens(0)
+        yield ModelError("out of memory")
+
+    async def goes_on(body: Body) -> Events:
+        yield LocalEvent(request_id="r", prompt_tokens=2, held_tokens=0, reason="short")
+        async for event in whole(body):
+            yield event
+
+    async def ships(_: Body) -> Events:
+        yield ShippedEvent(
+            prompt_tokens=2,
+            computed_tokens=1,
+            kv_bytes=1,
+            kv_wire="as-is",
+            tokenise_s=0.0,
+            queue_s=0.0,
+            compute_s=2**-20,
+            hidden_transfer_s=0.0,
+            exposed_transfer_s=0.0,
+        )
+
+    monkeypatch.setattr(calls, "closing_event", noted)
+    d1, d2, p1 = {"decode": breaks_off}, {"decode": goes_on}, {"prefill": ships}
+    async with client_of(d1=d1, d2=d2, p1=p1) as (client, _):
+        metrics = (await client.generate("m", tokens=[1, 2], max_tokens=3, timeout=600)).metrics
+    assert metrics.decode_server == "d2" and metrics.resumed_tokens == 1
+    assert metrics.ttft_parts.prefill == 2**-20 and metrics.ttft_parts.failed_attempts == 0.0
+    assert metrics.ttft_parts.total == pytest.approx(metrics.ttft)

@@ -62,9 +62,10 @@ class ArrivingAnswer:
 
     def begin(self, attempt: Attempt, began: float) -> None:
         """The next attempt goes on after what has arrived."""
-        first, last = (self.trace.first_token, self.trace.last_token) if self.tokens else (0.0, 0.0)
-        self.trace = Trace(attempt, self.model, self.called, began, resumed_tokens=len(self.tokens))
-        self.trace.first_token, self.trace.last_token = first, last
+        before = self.trace if self.tokens else None
+        self.trace = Trace(attempt, self.model, self.called, began)
+        if before is not None:
+            self.trace.follow(before, len(self.tokens))
         self.stage = None
         self.enter("queue")
 

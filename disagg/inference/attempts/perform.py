@@ -161,7 +161,9 @@ async def _hand_off(
         finally:
             shipping.cancel()
             await asyncio.wait((shipping,))
-            _exception(shipping)  # retrieved, so that asyncio does not log it
+            error = _exception(shipping)  # retrieved, so that asyncio does not log it
+            if error is None and not shipping.cancelled():
+                answer.trace.shipped = shipping.result()
 
 
 def _prefill_body(body: GenerateBody, slot: SlotEvent) -> PrefillBody:
