@@ -22,9 +22,10 @@ RETRY_S = 1.0
 Source = Callable[[], AsyncGenerator[LiveState, None]]
 
 
-async def run(source: Source, first: LiveState, console: Console) -> None:
-    """Show states until `q`. source: begins anew whenever it ends because the gateway does not answer."""
-    screen = _Screen(first)
+async def run(source: Source, first: LiveState, console: Console, caption: str = "") -> None:
+    """Show states until `q`. source: begins anew whenever it ends because the gateway does not answer. caption: stated
+    below them."""
+    screen = _Screen(first, caption)
     with Live(screen.picture(), console=console, screen=True, auto_refresh=False) as live:
 
         def draw() -> None:
@@ -50,9 +51,9 @@ async def run(source: Source, first: LiveState, console: Console) -> None:
 class _Screen:
     """What is on the screen."""
 
-    def __init__(self, state: LiveState) -> None:
+    def __init__(self, state: LiveState, caption: str = "") -> None:
         self.ended = asyncio.Event()
-        self._state, self._shown, self._note = state, Shown(), ""
+        self._state, self._shown, self._note, self._caption = state, Shown(), "", caption
 
     def take(self, state: LiveState) -> None:
         if not self._shown.paused:
@@ -70,7 +71,7 @@ class _Screen:
             self._shown = shown
 
     def picture(self) -> RenderableType:
-        return top_view(self._state, self._shown, self._note or None)
+        return top_view(self._state, self._shown, self._note or self._caption)
 
 
 async def _follow(source: Source, screen: _Screen, draw: Callable[[], None]) -> None:

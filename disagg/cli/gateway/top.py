@@ -29,9 +29,9 @@ def top(
     """Show live what the fleet is doing: requests in their phase, models and hosts.
 
     Under a host that is down stands the command that helps. Reads the gateway (a key, if it needs one, from
-    $DISAGG_API_KEY). If none answers, it reads the hosts of hosts.toml, which do not tell one request from another.
-    Keys: s sorts, m shows one model after the other, d one part, space stops the picture, q ends. Without a terminal,
-    and with --json, it shows the present state once.
+    $DISAGG_API_KEY). If none answers, it reads the hosts of hosts.toml, which do not tell one request from another,
+    and states so. Keys: s sorts, m shows one model after the other, d one part, space stops the picture, q ends.
+    Without a terminal, and with --json, it shows the present state once.
     """
     import asyncio
 
@@ -42,33 +42,34 @@ def top(
     asked = "asking the hosts" if hosts else f"asking {url}"
     waiting = console.status(asked) if console.is_terminal and not as_json else nullcontext()
     with waiting:
-        source, state = asyncio.run(_source(context, url, hosts))
+        source, state, caption = asyncio.run(_source(context, url, hosts))
     if as_json:
         print_json(state.to_json())
     elif not console.is_terminal:
-        console.print(top_view(state, Shown(), None))
+        console.print(top_view(state, Shown(), caption, keys=False))
     else:
-        asyncio.run(run(source, state, console))
+        asyncio.run(run(source, state, console, caption))
 
 
-async def _source(context: typer.Context, url: str, hosts: bool) -> tuple[Source, LiveState]:
-    """Where states come from, and the first one."""
+async def _source(context: typer.Context, url: str, hosts: bool) -> tuple[Source, LiveState, str]:
+    """Where states come from, the first one, and why they are not the gateway's if one was to be asked."""
     from disagg.errors import ConfigError, ServerUnavailable
     from disagg.gateway.remote.follow import gateway_states, host_states
 
-    gateway = partial(gateway_states, url, os.environ.get(KEY_VARIABLE))
+    caption, gateway = "", partial(gateway_states, url, os.environ.get(KEY_VARIABLE))
     if not hosts:
         try:
-            return gateway, await _first(gateway)
+            return gateway, await _first(gateway), caption
         except ServerUnavailable as error:
             try:
                 fleet = settings(context).fleet()
             except ConfigError:
                 raise error from None
+            caption = f"{error.message}: these are the hosts' own figures"
     else:
         fleet = settings(context).fleet()
     alone = partial(host_states, fleet)
-    return alone, await _first(alone)
+    return alone, await _first(alone), caption
 
 
 async def _first(source: Source) -> LiveState:

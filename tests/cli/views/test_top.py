@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +19,10 @@ from disagg.cli.gateway import screen as live_screen
 from disagg.cli.gateway import top as command
 from disagg.cli.gateway.screen import _Screen
 from disagg.cli.views.gateway.top import Shown, keys_of, press, top_view
+from disagg.config import Fleet
+from disagg.errors import ServerUnavailable
+from disagg.gateway.remote import follow
+from tests.cli.commandline import run, write_fleet
 
 LAST = HistoryEntry(
     time=0.0,
@@ -56,7 +62,7 @@ STATE = LiveState(
 )
 
 
-def text(shown: Shown, note: str | None = None, state: LiveState = STATE) -> str:
+def text(shown: Shown, note: str = "", state: LiveState = STATE) -> str:
     console = Console(width=80, color_system=None)
     with console.capture() as captured:
         console.print(top_view(state, shown, note))
@@ -187,12 +193,48 @@ def test_before_the_first_picture_the_terminal_shows_who_is_asked(
         async with asyncio.timeout(60):
             while asked not in printed.getvalue():  # a thread of rich prints it
                 await asyncio.sleep(0.01)
-        return None, STATE
+        return None, STATE, ""
 
-    async def run(*_: Any) -> None:
+    async def shown(*_: Any) -> None:
         pass
 
     monkeypatch.setattr(command, "stdout", lambda: console)
     monkeypatch.setattr(command, "_source", source)
-    monkeypatch.setattr(live_screen, "run", run)
+    monkeypatch.setattr(live_screen, "run", shown)
     invoke(["top", option])
+
+
+@pytest.mark.parametrize(("url", "caption"), [("http://a", "no gateway answers at http://a"), ("", "")])
+def test_hosts_that_are_shown_because_no_gateway_answers_have_a_line_that_states_so(
+    url: str, caption: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def no_gateway(at: str, _: str | None) -> AsyncGenerator[LiveState, None]:
+        raise ServerUnavailable(f"no gateway answers at {at}")
+        yield STATE
+
+    async def hosts(_: Fleet) -> AsyncGenerator[LiveState, None]:
+        yield STATE
+
+    monkeypatch.setattr(follow, "gateway_states", no_gateway)
+    monkeypatch.setattr(follow, "host_states", hosts)
+    assert run("--config", write_fleet(tmp_path), "top", *(("--url", url) if url else ("--hosts",))) == 0
+    picture = capsys.readouterr().out
+    assert "mac-1" in picture and "q quit" not in picture
+    assert ("these are the hosts' own figures" in picture) is bool(caption)
+    assert not caption or picture.splitlines()[-1] == f"{caption}: these are the hosts' own figures"
+
+
+async def test_the_screen_states_its_caption_unless_it_has_something_newer_to_state() -> None:
+    screen = _Screen(STATE, "no gateway answers")
+    console = Console(width=80, color_system=None)
+
+    def shows(note: str) -> bool:
+        with console.capture() as captured:
+            console.print(screen.picture())
+        return note in captured.get() and "q quit" in captured.get()
+
+    assert shows("no gateway answers")
+    screen.warn("it has stopped")
+    assert shows("it has stopped")
+    screen.take(STATE)
+    assert shows("no gateway answers")

@@ -63,8 +63,8 @@ def press(shown: Shown, key: str, state: LiveState) -> Shown | None:
     return change() if change else shown
 
 
-def top_view(state: LiveState, shown: Shown, note: str | None) -> RenderableType:
-    """The whole screen. note: stated below it, such as that the gateway does not answer."""
+def top_view(state: LiveState, shown: Shown, note: str = "", *, keys: bool = True) -> RenderableType:
+    """The whole screen. note: stated below it, such as that the gateway does not answer. keys: whether some work."""
     models = [model for model in state.models if shown.model in (None, model.name)]
     requests = [one for one in state.requests if shown.model in (None, one.model)]
     seen = [host for host in state.hosts if shown.model in (None, host.model)]
@@ -77,7 +77,9 @@ def top_view(state: LiveState, shown: Shown, note: str | None) -> RenderableType
     }
     chosen = list(parts.values()) if shown.part == "all" else [parts[shown.part]]
     spaced = [piece for part in chosen for piece in (Text(), part)]
-    return Group(_head(state, shown), Text(), _models(models), *spaced, Text(), _foot(note))
+    lines = [Text(line, style) for line, style in ((note, "yellow"), (KEYS if keys else "", "dim")) if line]
+    foot = [Text(), *lines] if lines else []
+    return Group(_head(state, shown), Text(), _models(models), *spaced, *foot)
 
 
 def _next(values: Sequence[T], value: T) -> T:
@@ -94,10 +96,6 @@ def _head(state: LiveState, shown: Shown) -> Text:
         f"{totals.ok:,} answers, {totals.failed:,} failed, {size(totals.kv_bytes)} of KV",
         ("  paused" if shown.paused else "", "yellow"),
     )
-
-
-def _foot(note: str | None) -> Text:
-    return Text.assemble((note or "", "yellow"), "  " if note else "", (KEYS, "dim"))
 
 
 def _models(models: Sequence[LiveModel]) -> Table:
