@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,3 +153,13 @@ def test_disagg_plan_refuses_a_host_whose_memory_is_too_small() -> None:
     plan = planner(here(of))(of.hosts["dgx-spark-1"], found)
     assert [refusal.cause.partition(":")[0] for refusal in plan.refusals] == ["qwen needs 224 GiB"]
     assert plan.steps == ()
+
+
+@pytest.mark.parametrize("file", ["hosts.toml", "docs/operations.md"])
+def test_the_files_that_state_the_size_of_gpt_oss_dequantised_have_the_computed_figure(file: str) -> None:
+    (refusal,) = refusals(fitted(GPT_OSS, SPARK, name="transformers", chunk_tokens=1024))
+    found = re.search(r"weights (\d+ GiB)", refusal.cause)
+    stated = re.search(
+        r"dequantise[^\n]*gpt-oss[^\n]*?(\d+ GiB)", (Path(__file__).parents[3] / file).read_text(encoding="utf-8")
+    )
+    assert found and stated and stated[1] == found[1]

@@ -53,7 +53,7 @@ def require(found: ConnectorInfo, url: str, layout: Layout, fingerprint: Fingerp
     if found.version != VERSION:
         raise ModelError(
             f"the vllm serve at {url} has disagg {found.version}, this host {VERSION}",
-            f"pip install 'disagg[server]=={VERSION}' in vLLM's environment, and start it again",
+            f"pip install '.[server]' in a clone of disagg {VERSION}, in vLLM's environment, and start it again",
         )
     try:
         theirs = Fingerprint.from_json(found.fingerprint)

@@ -59,7 +59,12 @@ def test_a_server_that_has_the_same_model_and_kv_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "message", "hint"),
     [
-        ({"version": "0.0.9"}, ModelError, "has disagg 0.0.9, this host", "pip install 'disagg[server]=="),
+        (
+            {"version": "0.0.9"},
+            ModelError,
+            "has disagg 0.0.9, this host",
+            "pip install '.[server]' in a clone of disagg",
+        ),
         (
             {"fingerprint": {**INFO.fingerprint, "rope": "other"}},
             ModelError,
