@@ -49,6 +49,17 @@ def test_the_table_has_figures_hosts_and_what_went_wrong(config: Path, capsys: p
         assert text in out
 
 
+def test_on_a_narrow_terminal_nothing_of_an_answer_is_cut(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run("history", "--config", config) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 40 and "…" not in out
+    for text in ("1,234+56 tokens", "TTFT 250 ms", "total 2.00 s", "tiny-decode fallback", "no host answers"):
+        assert text in " ".join(out.split())
+
+
 @pytest.mark.parametrize(
     ("options", "requests"),
     [

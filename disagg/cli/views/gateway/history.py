@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from disagg.api.gateway.history import HistoryEntry
+from disagg.cli.views.items import Items
 from disagg.cli.views.units import seconds
 
 _SPEEDS = "prefill, decode: tokens per second"
+_WIDE = 76  # columns, below which the table would be cut
 _LEFT = ("time", "model", "hosts")
 
 
 def history_view(entries: Sequence[HistoryEntry]) -> RenderableType:
-    """One row per answer; what went wrong, or differently than usual, stands after its hosts."""
+    """One row per answer, on a narrow terminal a few lines. What went wrong, or differently than usual, stands after
+    its hosts."""
+    return _History(entries)
+
+
+class _History:
+    def __init__(self, entries: Sequence[HistoryEntry]) -> None:
+        self._entries = entries
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= _WIDE:
+            yield _table(self._entries)
+        else:
+            for entry in self._entries:
+                yield from _stacked(entry)
+
+
+def _stacked(entry: HistoryEntry) -> Iterator[RenderableType]:
+    style = "dim" if entry.state == "cancelled" else ""
+    yield Text.assemble(f"{moment(entry.time)} ", (entry.model, "bold"), style=style)
+    ttft = "–" if entry.ttft is None else seconds(entry.ttft)
+    tokens = f"{entry.prompt_tokens:,}+{entry.completion_tokens:,} tokens"
+    yield Items(Text("  ", style), (tokens, f"TTFT {ttft}", f"total {seconds(entry.total_time)}"))
+    if last := Text.assemble(hosts(entry.prefill_server, entry.decode_server), remark(entry), style=style):
+        yield Padding(last, (0, 0, 0, 2))
+
+
+def _table(entries: Sequence[HistoryEntry]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.caption, table.caption_justify = _SPEEDS, "left"
     for heading in ("time", "model", "tokens", "TTFT", "prefill", "decode", "total", "hosts"):
