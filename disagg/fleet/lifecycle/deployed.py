@@ -38,8 +38,8 @@ release=$(readlink current) || exit 0
 if [ "$(readlink running)" = "$release" ]; then exit 0; fi
 rm -f .running.new
 ln -s "$release" .running.new || exit 1
-# -T and -h: do not move it into the folder that the old link points to
-case $(uname -s) in Darwin) mv -fh .running.new running ;; *) mv -fT .running.new running ;; esac
+# -T (GNU, which has --version) and -h (BSD, macOS): do not move it into the folder that the old link points to
+if mv --version >/dev/null 2>&1; then mv -fT .running.new running; else mv -fh .running.new running; fi
 """
 _HOSTS: Final = f"""\
 cd "{HostPaths("$HOME", "").hosts}" 2>/dev/null || exit 0
