@@ -20,8 +20,9 @@ from disagg.fleet.machine.interruption import interrupted_by
 
 T = TypeVar("T")
 
-_CLEANUP_S = 10.0
-"""How long interrupted actions may take to kill the commands that they run."""
+_CLEANUP_S = 25.0
+"""How long interrupted actions may take to kill the commands that they run and to release their locks, which may wait
+behind bytes that a slow link still carries (20 s, then that attempt fails)."""
 
 
 @dataclass(frozen=True, slots=True)
