@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from disagg.fleet.facts.host import HostFacts, Python
 
 CONSTRAINTS: Final = Path(__file__).parents[2] / "constraints.txt"
 _EXTRAS: Final = ("prefill", "decode", "gateway")
+_PARSING: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,13 @@ def locked() -> str:
     return CONSTRAINTS.read_text(encoding="utf-8")
 
 
+def parse_requirement(line: str) -> Requirement:
+    """A requirement line. Threads parse one at a time: markers are read with `ast`, in which two threads of Python
+    before 3.11.8 and 3.12.2 fail with "AST constructor recursion depth mismatch" (CPython issue 106905)."""
+    with _PARSING:
+        return Requirement(line)
+
+
 def requirements(wanted: Sequence[str], lines: Iterable[str], target: dict[str, str]) -> tuple[str, ...]:
     """The lines that apply to `target` (a marker environment) with these extras, without their markers, sorted."""
     return tuple(sorted(set(_chosen(wanted, lines, target))))
@@ -68,7 +77,7 @@ def requirements(wanted: Sequence[str], lines: Iterable[str], target: dict[str, 
 
 def _chosen(wanted: Sequence[str], lines: Iterable[str], target: dict[str, str]) -> Iterator[str]:
     for line in lines:
-        requirement = Requirement(line)
+        requirement = parse_requirement(line)
         marker, requirement.marker = requirement.marker, None
         if marker is None or any(marker.evaluate({**target, "extra": extra}) for extra in ("", *wanted)):
             yield str(requirement)

@@ -15,6 +15,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from disagg.errors import FleetError
+from disagg.fleet.deploy.packages.requirements import parse_requirement
 from disagg.fleet.facts.host import HostFacts, Python
 
 _OLDEST_GLIBC = 5  # 2.5, of manylinux1
@@ -45,7 +46,7 @@ def choose_wheels(
     chosen: dict[str, Wheel] = {}
     missing: list[str] = []
     seen: set[tuple[str, frozenset[str]]] = set()
-    waiting = [Requirement(line) for line in requirements]
+    waiting = [parse_requirement(line) for line in requirements]
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
@@ -111,7 +112,7 @@ def _best(wheels: Sequence[Wheel], requirement: Requirement, pinned: str | None)
 def _requires(path: Path, extras: frozenset[str], target: dict[str, str]) -> Iterator[Requirement]:
     stamp = path.stat()
     for line in _metadata(path, stamp.st_size, stamp.st_mtime_ns):
-        requirement = Requirement(line)
+        requirement = parse_requirement(line)
         marker = requirement.marker
         if marker is None or any(marker.evaluate({**target, "extra": extra}) for extra in ("", *extras)):
             yield requirement
