@@ -1,16 +1,20 @@
 """The fleet's shared secret, and the folder of a fleet's local state.
 
-The token comes from the file named by $DISAGG_TOKEN_FILE, else by `token_file` in hosts.toml, else from
-$XDG_STATE_HOME/disagg/NAME/token, in which `disagg start` or `disagg deploy` creates one. It follows the fleet's name,
-not the path of hosts.toml, so that clones of one fleet share it; so do two unrelated fleets of the same name.
+A token file has one token per line. Callers show the first; servers accept each, so that a token can be replaced host
+by host while the fleet serves. The file is that named by $DISAGG_TOKEN_FILE, else by `token_file` in hosts.toml, else
+$XDG_STATE_HOME/disagg/NAME/token, which `disagg start` or `disagg deploy` creates. It follows the fleet's name, not the
+path of hosts.toml, so that clones of one fleet share it; so do two unrelated fleets of the same name.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import re
 import stat
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from disagg.config import Fleet
@@ -74,28 +78,91 @@ def earlier_token_paths(made: Path) -> list[Path]:
     return sorted(path for path in made.parent.parent.glob("*/token") if name.fullmatch(path.parent.name))
 
 
+class Tokens:
+    """The tokens of a fleet. Those of a file are read anew when it changes, so that a rotation needs no restart.
+
+    `current` is what callers show; servers accept each. Safe to use from several threads.
+    """
+
+    def __init__(self, *tokens: str, path: Path | None = None) -> None:
+        """path: of their file; without one they stay as they are. ConfigError if it has no usable token."""
+        self._path = path
+        self._read = (_stamp(path), read_tokens(path)) if path is not None else (None, tokens)
+
+    def __repr__(self) -> str:
+        return f"Tokens({', '.join(token_digest(token)[:8] for token in self.all)})"
+
+    @staticmethod
+    def of(fleet: Fleet) -> Tokens:
+        """The fleet's tokens on this machine. Raises ConfigError if there are none."""
+        return Tokens(path=_present_token_path(fleet))
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every token, the current one first. A file that cannot be read any more leaves the ones before."""
+        if self._path is not None and (stamp := _stamp(self._path)) not in (None, self._read[0]):
+            with suppress(ConfigError):
+                self._read = (stamp, read_tokens(self._path))
+        return self._read[1]
+
+    @property
+    def current(self) -> str:
+        """The token that callers show."""
+        return self.all[0]
+
+    def accepts(self, given: str) -> bool:
+        """Whether this is one of them, compared in constant time."""
+        raw = given.encode("utf-8", "surrogateescape")
+        return bool(raw) and True in [hmac.compare_digest(raw, token.encode()) for token in self.all]
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes if a file is replaced or written; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 def fleet_token(fleet: Fleet) -> str:
-    """The fleet's token. Raises ConfigError if there is none."""
+    """The fleet's current token. Raises ConfigError if there is none."""
+    return read_tokens(_present_token_path(fleet))[0]
+
+
+def _present_token_path(fleet: Fleet) -> Path:
+    """The token's file, unless it was never made: then ConfigError."""
     path = token_path(fleet)
     if not (path.exists() or named_token_path(fleet)):
         raise ConfigError(
             f"this fleet was never deployed or started here: its token file {path} does not exist",
             "run `disagg start` or `disagg deploy`; on a second machine copy the file, or set token_file",
         )
-    return read_token(path)
+    return path
 
 
 def token_digest(token: str) -> str:
-    """The SHA-256 of the file that a token is in on a host, as hosts report it. Its first 8 digits name a token."""
+    """The SHA-256 of a token's line in its file, as hosts report it. Its first 8 digits name a token."""
     return hashlib.sha256(f"{token}\n".encode()).hexdigest()
 
 
-def read_token(path: Path) -> str:
-    """The token in this file. Raises ConfigError if there is none, or if other users of this machine can read it."""
+def parse_tokens(text: str) -> tuple[str, ...]:
+    """The tokens in the text of a token file, in order, each once. Whether they are usable is not checked."""
+    return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+
+
+def tokens_text(tokens: Sequence[str]) -> str:
+    """The text of the file of these tokens, the current one first."""
+    return "".join(f"{token}\n" for token in tokens)
+
+
+def read_tokens(path: Path) -> tuple[str, ...]:
+    """The tokens in this file, the current one first. Raises ConfigError if there is none, or if other users of this
+    machine can read it."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             mode = os.fstat(file.fileno()).st_mode
-            token = file.read().strip()
+            tokens = parse_tokens(file.read())
     except OSError as error:
         raise ConfigError(
             f"cannot read the fleet token from {path}: {error.strerror}",
@@ -103,9 +170,11 @@ def read_token(path: Path) -> str:
         ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"other users have access to the fleet's token file {path}", f"chmod 600 {path}")
-    if not is_usable(token):
-        raise ConfigError(f"{path} holds no usable token", "it must be at least 16 printable ASCII characters")
-    return token
+    if not tokens or not all(map(is_usable, tokens)):
+        raise ConfigError(
+            f"{path} holds no usable token", "each line must be a token of at least 16 printable ASCII characters"
+        )
+    return tokens
 
 
 def is_usable(token: str) -> bool:

@@ -1,5 +1,6 @@
 """The fleet's shared secret as every program reads it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,15 @@ from disagg.token import (
     GATEWAY_FOLDER_VARIABLE,
     RELEASE_VARIABLE,
     TOKEN_FILE_VARIABLE,
+    Tokens,
     fleet_token,
     pending_release,
-    read_token,
+    read_tokens,
 )
 from tests.cli.commandline import write_fleet
 
 TOKEN = "s3cret-s3cret-s3cret"
+OTHER = "another-another-another"
 
 
 @pytest.fixture
@@ -30,14 +33,59 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("mode", [0o400, 0o600])
 def test_a_private_token_is_read(path: Path, mode: int) -> None:
     path.chmod(mode)
-    assert read_token(path) == TOKEN
+    assert read_tokens(path) == (TOKEN,)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        (f"{TOKEN}\n{OTHER}\n", (TOKEN, OTHER)),
+        (f"\n  {OTHER}  \n\n{TOKEN}", (OTHER, TOKEN)),
+        (f"{TOKEN}\n{TOKEN}\n", (TOKEN,)),
+    ],
+)
+def test_a_file_has_a_token_per_line_and_the_first_is_the_current_one(
+    path: Path, text: str, tokens: tuple[str, ...]
+) -> None:
+    path.write_text(text)
+    assert read_tokens(path) == tokens
+    assert Tokens(path=path).current == tokens[0]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", f"{TOKEN}\nshort\n", f"{TOKEN}\n{'ü' * 20}\n"])
+def test_a_file_with_a_line_that_is_no_token_is_refused(path: Path, text: str) -> None:
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no usable token"):
+        read_tokens(path)
+
+
+def test_a_server_accepts_each_token_and_reads_a_changed_file_without_a_restart(path: Path) -> None:
+    tokens = Tokens(path=path)
+    assert tokens.accepts(TOKEN) and not tokens.accepts(OTHER) and not tokens.accepts("")
+    path.write_text(f"{TOKEN}\n{OTHER}\n")
+    assert tokens.accepts(TOKEN) and tokens.accepts(OTHER)
+    path.write_text(f"{OTHER}\n")
+    assert tokens.accepts(OTHER) and not tokens.accepts(TOKEN) and tokens.current == OTHER
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.unlink(), lambda path: path.write_text("short")])
+def test_a_file_that_cannot_be_read_any_more_leaves_the_tokens_before(
+    path: Path, spoil: Callable[[Path], object]
+) -> None:
+    tokens = Tokens(path=path)
+    spoil(path)
+    assert tokens.all == (TOKEN,)
+
+
+def test_tokens_are_not_printed(path: Path) -> None:
+    assert TOKEN not in repr(Tokens(path=path)) + repr(Tokens(TOKEN))
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
 def test_a_token_that_other_users_can_reach_is_refused_with_the_command_that_mends_it(path: Path, mode: int) -> None:
     path.chmod(mode)
     with pytest.raises(ConfigError) as caught:
-        read_token(path)
+        read_tokens(path)
     assert caught.value.hint == f"chmod 600 {path}"
 
 

@@ -22,7 +22,7 @@ from disagg.errors import ServerUnavailable, UsageError
 from disagg.inference.client import AsyncClient
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
-from disagg.token import fleet_token
+from disagg.token import Tokens, fleet_token
 
 WorkloadKind = Literal["random", "prompts", "sharegpt", "mooncake"]
 DEFAULT_PROMPT_TOKENS = (128, 512, 2048, 8192)
@@ -105,7 +105,7 @@ class ServerUnderTest:
 async def read_servers(fleet: Fleet, model: str, token: str) -> list[ServerUnderTest]:
     """All hosts of the model, prefill first. Raises ServerUnavailable for a host that is not ready."""
     hosts = [(role, host) for role in ROLES["disaggregated"] for host in fleet.serving(model, role)]
-    async with Connections(token) as http:
+    async with Connections(Tokens(token)) as http:
         tasks = [asyncio.create_task(_read_server(http, host, role)) for role, host in hosts]
         try:
             return await asyncio.gather(*tasks)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
@@ -15,7 +14,7 @@ from disagg.config import Fleet, Host, served_digest
 from disagg.http.requests import bearer
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.view import FleetView
-from disagg.token import RELEASE_VARIABLE, pending_release
+from disagg.token import RELEASE_VARIABLE, Tokens, pending_release
 from disagg.version import VERSION, code_hash
 
 
@@ -36,10 +35,10 @@ def live_models(fleet: Fleet, view: FleetView, now: float) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What makes a gateway a server of its fleet. token: the fleet's; with it, `disagg status` reads its health."""
+    """What makes a gateway a server of its fleet. tokens: the fleet's; with one, `disagg status` reads its health."""
 
     host: Host
-    token: str = field(repr=False)
+    tokens: Tokens
 
 
 class GatewayHealth:
@@ -61,8 +60,7 @@ class GatewayHealth:
 
     def answer(self, request: Request) -> Liveness:
         """The whole health for a caller with the fleet's token; for others, one word."""
-        given = bearer(request).encode()
-        if self._member is None or not hmac.compare_digest(given, self._member.token.encode()):
+        if self._member is None or not self._member.tokens.accepts(bearer(request)):
             return Liveness(self.check())
         host = self._member.host
         return Health(

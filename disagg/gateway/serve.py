@@ -20,7 +20,7 @@ from disagg.http.accept import ListenHints, listen
 from disagg.http.connections import ConnectionBounds
 from disagg.http.server import BoundedServer
 from disagg.inference.client import AsyncClient
-from disagg.token import fleet_token
+from disagg.token import Tokens
 
 BOUNDS = ConnectionBounds(connections=1024, unproven=768, unproven_per_address=256)
 """A proxy or router in front of the gateway has many connections from one address."""
@@ -44,7 +44,7 @@ def serve(
     Raises UsageError, PortInUse or FleetError if it cannot listen, and ConfigError if the fleet has no token.
     """
     ring = KeyRing(KeyFile.of(fleet))
-    member = Member(host, fleet_token(fleet)) if host is not None else None
+    member = Member(host, Tokens.of(fleet)) if host is not None else None
     if member is None:
         require_keys_if_public(address, ring)
     listener = listen(address, port, HINTS)

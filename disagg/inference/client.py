@@ -31,7 +31,7 @@ from disagg.inference.options import RequestOptions, request_body
 from disagg.inference.several import ModelAnswer, Together, ask_each, figures
 from disagg.inference.stream import AsyncStream, Perform
 from disagg.inference.types import Completion, Watch, unwatched
-from disagg.token import fleet_token
+from disagg.token import Tokens
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,47}")  # an attempt's own id follows; hosts take 64 characters
 CONNECT_S = 0.5  # for `connect`; a host that takes longer is left to the request
@@ -46,9 +46,9 @@ class AsyncClient:
 
     def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
         self.fleet = fleet if isinstance(fleet, Fleet) else load(find_hosts_file(Path(fleet) if fleet else None))
-        if token is None:  # whole-request hosts never get it
-            token = fleet_token(self.fleet) if self.fleet.engine_hosts else ""
-        self._driver = execute.Driver(Connections(token))
+        of_file = token is None and bool(self.fleet.engine_hosts)  # whole-request hosts never get it
+        tokens = Tokens.of(self.fleet) if of_file else Tokens(token or "")
+        self._driver = execute.Driver(Connections(tokens))
         self._process = os.getpid()
         self._next_start = random.getrandbits(32)
 

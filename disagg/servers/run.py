@@ -25,7 +25,7 @@ from disagg.servers.health.watchdog import Watchdog, promise
 from disagg.servers.http.app import build
 from disagg.servers.http.sse import unfinished
 from disagg.servers.service import AnyService
-from disagg.token import fleet_token
+from disagg.token import Tokens
 
 DRAIN_S = 20  # for running requests to finish
 LAST_BYTES_S = 2  # for their last bytes to leave
@@ -36,11 +36,11 @@ SWITCH_S = 0.0005  # else an engine's Python code delays the event loop and the 
 
 def serve(fleet: Fleet, host: Host) -> int:
     """Run the server of `host` until SIGTERM or SIGINT and return 0. Raises what made it fail."""
-    token = fleet_token(fleet)
+    tokens = Tokens.of(fleet)
     listener = listener_of(host)
     sys.setswitchinterval(SWITCH_S)
     try:
-        asyncio.run(_serve(make_service(fleet, host), token, listener))
+        asyncio.run(_serve(make_service(fleet, host), tokens, listener))
     finally:
         listener.close()
     return 0
@@ -96,9 +96,9 @@ def listener_of(host: Host) -> socket.socket:
     return listen(host.address, host.port, ListenHints(taken, "check the address in hosts.toml"))
 
 
-async def _serve(service: AnyService, token: str, listener: socket.socket) -> None:
+async def _serve(service: AnyService, tokens: Tokens, listener: socket.socket) -> None:
     """Load while the HTTP server runs, so that /health answers "loading". When one ends, stop the other."""
-    server = _Server(service, build(service, token))
+    server = _Server(service, build(service, tokens))
     loading = asyncio.ensure_future(_load(service, server))
     monitor = Monitor(service)
     monitoring = asyncio.ensure_future(monitor.run())

@@ -18,6 +18,7 @@ from disagg.gateway.clients.keys import KeyFile, KeyRing
 from disagg.gateway.health import GatewayHealth, Member, live_models
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.view import FleetView
+from disagg.token import Tokens
 from tests.gateway import fake_client
 from tests.gateway.fake_client import FakeClient
 
@@ -79,7 +80,8 @@ async def test_health_is_503_while_the_hosts_start_and_once_all_are_gone() -> No
 
 async def test_a_gateway_of_a_fleet_shows_its_whole_health_to_the_fleet_alone(tmp_path: Path) -> None:
     client = cast(AsyncClient, FakeClient())
-    member = Member(Host("front", "127.0.0.1", ("gateway",), "", EngineOptions("none"), 3), "the-token-of-this-fleet")
+    front = Host("front", "127.0.0.1", ("gateway",), "", EngineOptions("none"), 3)
+    member = Member(front, Tokens("the-token-of-this-fleet"))
     access = Access(KeyRing(KeyFile(tmp_path / "keys.json")), public=True)
     async with fake_client.http(build(client, access, GatewayHealth(client, member))) as http:
         bare = await http.get("/health")

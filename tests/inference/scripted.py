@@ -21,6 +21,7 @@ from disagg.errors import DisaggError
 from disagg.inference.client import AsyncClient
 from disagg.inference.http.connections import Connections
 from disagg.inference.policy import Timeouts
+from disagg.token import Tokens
 
 Body = dict[str, Any]
 Script = Callable[[Body], AsyncGenerator[Event | DisaggError, None]]
@@ -234,5 +235,5 @@ class FixedHost(Server):
 async def answering(*parts: bytes, status: int = 200) -> AsyncIterator[tuple[Connections, Host, list[bytes]]]:
     """A client, and a host that answers everything with these bytes. The list: what it has received, by request."""
     host = FixedHost(b"HTTP/1.1 %d X\r\n\r\n%b" % (status, b"".join(parts)))
-    async with host.listening() as port, Connections("token") as http:
+    async with host.listening() as port, Connections(Tokens("token")) as http:
         yield http, described_host("d", port), host.received

@@ -15,6 +15,7 @@ from disagg.inference.count import count
 from disagg.inference.hosts.route import Candidates
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
+from disagg.token import Tokens
 from tests.inference.scripted import described_host
 
 D1, D2, P1 = (described_host(name, 1) for name in ("d1", "d2", "p1"))
@@ -50,7 +51,7 @@ async def test_hosts_are_asked_in_turn_until_one_answers(
         return CountAnswer(7).to_json()
 
     monkeypatch.setattr(calls, "post", post)
-    driver = Driver(Connections("a-token"))
+    driver = Driver(Connections(Tokens("a-token")))
     for name, load in loads.items():
         driver.view.answered(name, load)
     request = GenerationRequest(Candidates("m", (D1, D2), (P1,), None), GenerateBody(model="m", prompt="x"), 0.0)

@@ -23,7 +23,7 @@ from disagg.servers.http import sse
 from disagg.servers.http.app import build
 from disagg.servers.run import _Server, listener_of
 from disagg.servers.service import AnyService
-from disagg.token import TOKEN_FILE_VARIABLE
+from disagg.token import TOKEN_FILE_VARIABLE, Tokens
 from tests.servers.test_service import idle, serving
 from tests.simulated import write_simulated
 
@@ -44,7 +44,7 @@ async def service(
     monkeypatch.setattr(sse, "CLEANUP_S", 0.2)
     async with serving(tmp_path, request.param) as one:
         one.progress.policy = PATIENT
-        server = _Server(one, build(one, TOKEN))
+        server = _Server(one, build(one, Tokens(TOKEN)))
         running = asyncio.ensure_future(server.serve([listener_of(one.host)]))
         watching = asyncio.ensure_future(Monitor(one).run())
         while not server.started:

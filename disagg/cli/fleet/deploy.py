@@ -188,7 +188,7 @@ def _with_token(fleet: Fleet, decide: Planner, *, adopted: str, needed: bool, re
 
     state = State.of(fleet)
     if adopted:
-        state.adopt_token(adopted)
+        state.adopt_tokens((adopted,))
     elif needed and not state.has_token():
         if not replace_token:
             require_none(_held_tokens(fleet))

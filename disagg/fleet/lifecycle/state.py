@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,10 +28,12 @@ from disagg.token import (
     earlier_token_paths,
     made_token_path,
     named_token_path,
-    read_token,
+    parse_tokens,
+    read_tokens,
     state_folder,
     token_digest,
     token_path,
+    tokens_text,
 )
 
 _LOG_TAIL_BYTES = 64 << 10
@@ -72,12 +74,12 @@ class State:
         self.ensure_token()
 
     def ensure_token(self) -> str:
-        """The fleet's shared secret; created first unless it exists or a setting names a file for it. ConfigError if
+        """The fleet's current token; created first unless it exists or a setting names a file for it. ConfigError if
         other users can read it."""
         if self.makes_token and not self.has_token():
             earlier = earlier_token_paths(self.token_file)
             # Several may be of different fleets that have this name.
-            self._keep_token(read_token(earlier[0]) if len(earlier) == 1 else secrets.token_hex(32), once=True)
+            self._keep(read_tokens(earlier[0]) if len(earlier) == 1 else (secrets.token_hex(32),), once=True)
         return self.token()
 
     @property
@@ -91,24 +93,33 @@ class State:
             hint = f"put the token there yourself, or leave out token_file and ${TOKEN_FILE_VARIABLE}"
             raise ConfigError(f"{self.token_file} was named for the fleet's token, and is not overwritten", hint)
 
-    def adopt_token(self, token: str) -> None:
-        """Make this the fleet's token on this machine. The file of the one before stays beside it, as token.DIGEST with
-        the first 8 digits of its hash."""
+    def adopt_tokens(self, tokens: Sequence[str]) -> None:
+        """Make these the fleet's tokens on this machine. The file of those before stays beside it, as token.DIGEST with
+        the first 8 digits of the hash of the first one."""
         self.require_own_file()
         if self.has_token():
             with _reported(self.token_file), suppress(FileExistsError):
-                before = token_digest(self.token_file.read_text(encoding="utf-8", errors="replace").strip())
-                os.link(self.token_file, self.token_file.with_name(f"{self.token_file.name}.{before[:8]}"))
-        self._keep_token(token, once=False)
+                before = parse_tokens(self.token_file.read_text(encoding="utf-8", errors="replace"))
+                digest = token_digest(before[0] if before else "")
+                os.link(self.token_file, self.token_file.with_name(f"{self.token_file.name}.{digest[:8]}"))
+        self.write_tokens(tokens)
 
-    def _keep_token(self, token: str, once: bool) -> None:
+    def write_tokens(self, tokens: Sequence[str]) -> None:
+        """Replace the tokens on this machine, the current one first."""
+        self._keep(tokens, once=False)
+
+    def _keep(self, tokens: Sequence[str], once: bool) -> None:
         with _reported(self.token_file):
             self.token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_private(self.token_file, f"{token}\n", once=once)
+        _write_private(self.token_file, tokens_text(tokens), once=once)
 
     def token(self) -> str:
-        """The fleet's shared secret; ConfigError if there is none."""
-        return read_token(self.token_file)
+        """The fleet's current token; ConfigError if there is none."""
+        return self.tokens()[0]
+
+    def tokens(self) -> tuple[str, ...]:
+        """The fleet's tokens, the current one first; ConfigError if there is none."""
+        return read_tokens(self.token_file)
 
     def has_token(self) -> bool:
         """Whether the token's file exists, usable or not."""

@@ -19,6 +19,7 @@ import h11
 from disagg.config import Host
 from disagg.errors import RequestError, ServerNotRunning, ServerRefused, ServerUnavailable
 from disagg.inference.http.connection import HostConnection
+from disagg.token import Tokens
 
 IDLE_S = 30.0
 MAX_IDLE = 64  # of one host
@@ -59,9 +60,9 @@ class SentRequest:
 class Connections:
     """The connections of one client to its hosts, kept open between requests. Belongs to one event loop."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, tokens: Tokens) -> None:
         self.is_closed = False
-        self._token = token
+        self._tokens = tokens
         self._idle: dict[Address, deque[tuple[float, HostConnection]]] = {}
         self._busy: set[HostConnection] = set()
 
@@ -127,7 +128,7 @@ class Connections:
     def _send(self, request: HostRequest, connection: HostConnection, *, reused: bool) -> SentRequest:
         host = request.host
         headers = [("Host", urlsplit(host.url).netloc if host.whole else host.url.removeprefix("http://"))]
-        if key := request.key if host.whole else self._token:
+        if key := request.key if host.whole else self._tokens.current:
             headers.append(("Authorization", f"Bearer {key}"))
         if request.body:
             headers.append(("Content-Type", "application/json"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from disagg.http.protocol import connection_of
 from disagg.servers.health import gpu
 from disagg.servers.http.sse import INTERNAL_ERROR, EventStream
 from disagg.servers.service import AnyService, ServiceCall
+from disagg.token import Tokens
 
 _REQUEST_ID_KEY = "disagg.request_id"  # in the ASGI scope
 
@@ -37,10 +37,10 @@ Received = TypeVar("Received", bound=Contract)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build(service: AnyService, token: str) -> ASGIApp:
+def build(service: AnyService, tokens: Tokens) -> ASGIApp:
     """The ASGI application of one server."""
     routes = [
-        Route("/health", _health(service, token), methods=["GET"]),
+        Route("/health", _health(service, tokens), methods=["GET"]),
         Route("/load", _load(service), methods=["GET"]),
         Route("/status", _status(service), methods=["GET"]),
         Route("/lease", _lease(service), methods=["POST"]),
@@ -49,7 +49,7 @@ def build(service: AnyService, token: str) -> ASGIApp:
         *(Route(one.path, _post(one, service), methods=["POST"]) for one in service.endpoints()),
     ]
     handlers = {DisaggError: _on_error(service), HTTPException: _on_http_error, Exception: _on_bug}
-    return Gate(Starlette(routes=routes, exception_handlers=handlers), token, lambda: service.retry_after_s)
+    return Gate(Starlette(routes=routes, exception_handlers=handlers), tokens, lambda: service.retry_after_s)
 
 
 class Gate:
@@ -58,9 +58,9 @@ class Gate:
     On a connection for which there was no place it refuses everything but health and load.
     """
 
-    def __init__(self, app: ASGIApp, token: str, retry_after_s: Callable[[], int]) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, retry_after_s: Callable[[], int]) -> None:
         self._app = app
-        self._token = token
+        self._tokens = tokens
         self._retry_after_s = retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +81,7 @@ class Gate:
 
     async def _refusal(self, request: Request) -> Response | None:
         connection = connection_of(request.scope)
-        proven = authorized(request, self._token)
+        proven = authorized(request, self._tokens)
         if connection is not None:
             connection.proven = connection.proven or proven
             if connection.surplus and request.scope["path"] not in ("/health", "/load"):
@@ -101,10 +101,9 @@ async def _no_place(request: Request, retry_after_s: int) -> Response:
     return response
 
 
-def authorized(request: Request, token: str) -> bool:
-    """Whether the request carries the fleet's token, compared in constant time."""
-    given = requests.bearer(request)
-    return hmac.compare_digest(given.encode(), token.encode())
+def authorized(request: Request, tokens: Tokens) -> bool:
+    """Whether the request carries a token of the fleet, compared in constant time."""
+    return tokens.accepts(requests.bearer(request))
 
 
 def parse(kind: type[Received], data: bytes) -> Received:
@@ -163,10 +162,10 @@ def _lease(service: AnyService) -> Handler:
     return lease
 
 
-def _health(service: AnyService, token: str) -> Handler:
+def _health(service: AnyService, tokens: Tokens) -> Handler:
     async def health(request: Request) -> Response:
         body = service.health()
-        return _json(body if authorized(request, token) else Liveness(body.status), _http_status(body))
+        return _json(body if authorized(request, tokens) else Liveness(body.status), _http_status(body))
 
     return health
 

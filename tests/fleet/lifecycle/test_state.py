@@ -55,7 +55,7 @@ def test_the_token_follows_the_fleets_name_and_not_the_path_of_its_file(fleet: F
     state = State.of(fleet, tmp_path / "state")
     clone = State.of(replace(fleet, path=tmp_path / "clone/hosts.toml"), tmp_path / "state")
     assert clone.ensure_token() == state.ensure_token() and clone.folder != state.folder
-    clone.adopt_token("the-token-of-the-hosts")
+    clone.adopt_tokens(("the-token-of-the-hosts",))
     assert state.token() == "the-token-of-the-hosts" and mode(state.token_file) == 0o600
     other = State.of(replace(fleet, name="other"), tmp_path / "state")
     assert other.ensure_token() != state.token()

@@ -20,6 +20,7 @@ from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections
 from disagg.inference.http.events import ProgressJudge
 from disagg.inference.policy import Timeouts
+from disagg.token import Tokens
 from tests.inference.scripted import answering
 
 D = Host("d", "127.0.0.1", ("decode",), "m", EngineOptions("simulated"), 1)
@@ -172,7 +173,7 @@ async def test_leases_of_requests_that_run_for_long_are_extended_on_their_hosts(
 
 
 async def test_a_lease_is_extended_no_more_once_its_host_has_ended_the_request() -> None:
-    async with Connections("token") as http:
+    async with Connections(Tokens("token")) as http:
         heartbeat, extended = Heartbeat(http, lease_s=400.0), list[list[str]]()
         with heartbeat.lease(D, "a"), heartbeat.lease(D, "b"):
             for unknown in (["a", "b"], ["b"], ["a", "b"], []):  # neither has come; a has; a has ended
@@ -183,7 +184,7 @@ async def test_a_lease_is_extended_no_more_once_its_host_has_ended_the_request()
 
 
 async def test_a_request_that_has_just_begun_needs_no_heartbeat() -> None:
-    async with Connections("token") as http:
+    async with Connections(Tokens("token")) as http:
         heartbeat = Heartbeat(http, lease_s=400.0)
         with heartbeat.lease(D, "r"):
             now = time.monotonic()
@@ -193,7 +194,7 @@ async def test_a_request_that_has_just_begun_needs_no_heartbeat() -> None:
 
 
 async def test_the_hosts_of_every_role_that_requests_use_are_asked() -> None:
-    async with Connections("token") as http:
+    async with Connections(Tokens("token")) as http:
         refresher = Refresher(http, FleetView())
         with refresher.using([D]), refresher.using([E]):
             assert {host.name for host in refresher.due(time.monotonic())} == {"d", "e"}

@@ -11,6 +11,7 @@ from disagg.api.events import DoneEvent, ProgressEvent
 from disagg.errors import ServerUnavailable
 from disagg.inference.http import calls
 from disagg.inference.http.connections import Connections, HostRequest
+from disagg.token import Tokens
 from tests.inference.scripted import Server, described_host
 
 DONE = (
@@ -53,7 +54,7 @@ async def kept(http: Connections) -> None:
 
 async def test_the_connection_of_an_answer_that_ends_after_its_last_event_is_kept() -> None:
     host = KeepingHost()
-    async with host.listening() as port, Connections("t") as http:
+    async with host.listening() as port, Connections(Tokens("t")) as http:
         await ask(http, port)
         assert not any(http._idle.values())
         host.end.set()
@@ -67,7 +68,7 @@ async def test_the_connection_of_an_answer_that_ends_after_its_last_event_is_kep
 async def test_a_kept_connection_that_the_host_has_closed_is_replaced() -> None:
     host = KeepingHost(each=1)
     host.end.set()
-    async with host.listening() as port, Connections("t") as http:
+    async with host.listening() as port, Connections(Tokens("t")) as http:
         for _ in range(3):
             assert (await ask(http, port)).finish_reason == "stop"
     assert host.accepted == 3
@@ -75,7 +76,7 @@ async def test_a_kept_connection_that_the_host_has_closed_is_replaced() -> None:
 
 async def test_a_new_connection_that_the_host_closes_is_an_error() -> None:
     host = KeepingHost(each=0)
-    async with host.listening() as port, Connections("t") as http:
+    async with host.listening() as port, Connections(Tokens("t")) as http:
         with pytest.raises(ServerUnavailable, match="lost the connection to d"):
             await ask(http, port)
     assert host.accepted == 1
@@ -84,7 +85,7 @@ async def test_a_new_connection_that_the_host_closes_is_an_error() -> None:
 async def test_a_connection_with_bytes_behind_its_response_is_not_used_again() -> None:
     host = KeepingHost(behind=b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
     host.end.set()
-    async with host.listening() as port, Connections("t") as http:
+    async with host.listening() as port, Connections(Tokens("t")) as http:
         for _ in range(3):
             assert (await ask(http, port)).finish_reason == "stop"
             await kept(http)
@@ -93,7 +94,7 @@ async def test_a_connection_with_bytes_behind_its_response_is_not_used_again() -
 
 async def test_a_connection_on_which_a_request_cannot_be_sent_is_dropped() -> None:
     host = KeepingHost()
-    async with host.listening() as port, Connections("t") as http:
+    async with host.listening() as port, Connections(Tokens("t")) as http:
         with pytest.raises(h11.LocalProtocolError):
             await http.send(HostRequest(described_host("d", port), "GET", "/load", id="a\nb"), 20)
         assert not http._busy
