@@ -1,12 +1,15 @@
 """What the gateway adds to a request, compared with disagg's own client in the same run.
 
-    python -m benchmarks.gateway [--requests 20] [--demo]
+    python -m benchmarks.gateway [--pairs 60] [--demo]
 
 Simulated: a DGX Spark and an M3 Ultra with Llama-3.1-8B as servers of this machine, whose engines only wait, and a
-gateway in front of them. Each prompt is sent both ways, in turn, to the gateway on a bare socket: what a client library
-costs is not the gateway's. --demo: the demo fleet instead, whose engines compute, so that on a machine with few cores
-the gateway competes with them; there also the CPU time of each token, in the gateway and in a process that uses the
-client. One JSON object; times in milliseconds, CPU times in microseconds.
+gateway in front of them. --demo: the demo fleet instead, whose engines compute, so that on a machine with few cores the
+gateway competes with them; there also the CPU time of each token, in the gateway and in a process that uses the client.
+
+A pair is one prompt both ways, straight after each other; which way is first alternates. The gateway is asked on a bare
+socket: what a client library costs is not the gateway's. The client's requests have a cache_salt each, so that neither
+way finds KV of the other. What the gateway adds is the median of the pairs' differences, with its 95 % confidence
+interval. One JSON object; times in milliseconds, CPU times in microseconds.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
+import secrets
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -33,8 +39,9 @@ from disagg.fleet.lifecycle.state import State
 START_S = 120.0
 TOKENS: Final = 64
 PROMPT: Final = 512
-CPU_TOKENS: Final = (16, 1040)  # of a short and a long answer: their difference is without what a request costs
-CPU_REQUESTS: Final = 10
+WARM_UP: Final = 3  # pairs
+CPU_TOKENS: Final = (16, 272)  # of a short and a long answer: their difference is without what a request costs
+CPU_REQUESTS: Final = 6
 PORTS = (18111, 18112, 18113, 18114)
 HOSTS = """
 [fleet]
@@ -72,12 +79,34 @@ class Times(NamedTuple):
     tpot: float
 
 
+class Pair(NamedTuple):
+    """One prompt, both ways."""
+
+    client: Times
+    gateway: Times
+
+
+class Arrival(NamedTuple):
+    """How many tokens of an answer have arrived. method: how the answer came about, at its end."""
+
+    tokens: int
+    method: str = ""
+
+
+class Estimate(NamedTuple):
+    """A median and its 95 % confidence interval."""
+
+    median: float
+    low: float
+    high: float
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--requests", type=int, default=20)
+    options.add_argument("--pairs", type=int, default=60)
     options.add_argument("--demo", action="store_true", help="with the demo models")
     args = options.parse_args()
-    print(json.dumps(measure(args.requests, demo=args.demo), indent=2))
+    print(json.dumps(measure(args.pairs, demo=args.demo), indent=2))
 
 
 @contextmanager
@@ -96,34 +125,52 @@ def simulated(folder: Path) -> Iterator[tuple[Fleet, State]]:
         servers.stop()
 
 
-def measure(requests: int, *, demo: bool) -> dict[str, Any]:
+def measure(count: int, *, demo: bool) -> dict[str, Any]:
     running = gateway_load.running if demo else simulated
     with tempfile.TemporaryDirectory(prefix="disagg-gateway-") as name, running(Path(name)) as (fleet, state):
-        return asyncio.run(compare(fleet, state, requests, cpu=demo))
+        return asyncio.run(compare(fleet, state, count, cpu=demo))
 
 
-async def compare(fleet: Fleet, state: State, requests: int, *, cpu: bool) -> dict[str, Any]:
-    """Medians; the first request of each way warms up."""
-    ours: list[Times] = []
-    through: list[Times] = []
-    model = next(iter(fleet.models))
+async def compare(fleet: Fleet, state: State, count: int, *, cpu: bool) -> dict[str, Any]:
+    """So many pairs, after those that warm up."""
+    model, methods, pairs = next(iter(fleet.models)), Counter[str](), list[Pair]()
     async with AsyncClient(fleet, token=state.token()) as client:
         await client.connect()
         caller = await Caller.connected(fleet.hosts["gateway"].url)
-        for number in range(requests + 1):
-            ours.append(await timed(tokens_of_client(client, model, prompt(2 * number))))
-            through.append(await timed(tokens_of_gateway(caller, model, prompt(2 * number + 1))))
+        for number in range(WARM_UP + count):
+            ways = [tokens_of_client(client, model, prompt(number)), tokens_of_gateway(caller, model, prompt(number))]
+            order = (0, 1) if number % 2 else (1, 0)
+            times = {way: await timed(ways[way], methods) for way in order}
+            pairs.append(Pair(times[0], times[1]))
         used = await cpu_times(client, caller, model, state) if cpu else {}
-    ttft = [1e3 * statistics.median(one.ttft for one in way[1:]) for way in (ours, through)]
-    tpot = [1e3 * statistics.median(one.tpot for one in way[1:]) for way in (ours, through)]
+    return {**figures(pairs[WARM_UP:]), "methods": dict(methods), **used}
+
+
+def figures(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """What the gateway adds, and the medians of both ways."""
+    client, gateway = [pair.client for pair in pairs], [pair.gateway for pair in pairs]
+    added_ttft = estimate([1e3 * (pair.gateway.ttft - pair.client.ttft) for pair in pairs])
+    added_tpot = estimate([pair.gateway.tpot / pair.client.tpot - 1 for pair in pairs])
     return {
-        "requests": requests,
-        "client": {"ttft_ms": ttft[0], "tpot_ms": tpot[0]},
-        "gateway": {"ttft_ms": ttft[1], "tpot_ms": tpot[1]},
-        "added_ttft_ms": ttft[1] - ttft[0],
-        "added_tpot": tpot[1] / tpot[0] - 1,
-        **used,
+        "pairs": len(pairs),
+        "client": medians(client),
+        "gateway": medians(gateway),
+        "added_ttft_ms": added_ttft._asdict(),
+        "added_tpot": added_tpot._asdict(),
     }
+
+
+def medians(times: Sequence[Times]) -> dict[str, float]:
+    ttft, tpot = (1e3 * statistics.median(values) for values in zip(*times, strict=True))
+    return {"ttft_ms": ttft, "tpot_ms": tpot}
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The median of these values. Its interval lies between two of them, whatever their distribution: how many of n
+    values are below the median is binomial, n / 2 +- 1.96 sqrt(n) / 2. All of them for fewer than six."""
+    ordered = sorted(values)
+    below = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))) - 1)
+    return Estimate(statistics.median(ordered), ordered[below], ordered[-1 - below])
 
 
 def prompt(number: int) -> list[int]:
@@ -145,7 +192,7 @@ async def cpu_times(client: AsyncClient, caller: Caller, model: str, state: Stat
     return {"client_cpu_us_per_token": 1e6 * ours, "gateway_cpu_us_per_token": 1e6 * theirs}
 
 
-async def per_token(ask: Callable[[int], AsyncIterator[int]], used: Callable[[], float]) -> float:
+async def per_token(ask: Callable[[int], AsyncIterator[Arrival]], used: Callable[[], float]) -> float:
     """Seconds of CPU per token. used: seconds so far."""
     seconds = []
     for tokens in CPU_TOKENS:
@@ -157,24 +204,26 @@ async def per_token(ask: Callable[[int], AsyncIterator[int]], used: Callable[[],
     return (seconds[1] - seconds[0]) / (CPU_REQUESTS * (CPU_TOKENS[1] - CPU_TOKENS[0]))
 
 
-async def timed(tokens: AsyncIterator[int]) -> Times:
-    """tokens: how many tokens there are after each arrival."""
+async def timed(tokens: AsyncIterator[Arrival], methods: Counter[str]) -> Times:
+    """methods: counts by which method each answer came about."""
     began = time.perf_counter()
-    arrivals = [(time.perf_counter(), count) async for count in tokens]
+    arrivals = [(time.perf_counter(), arrival) async for arrival in tokens]
+    methods[arrivals.pop()[1].method] += 1
     first, last = arrivals[0], arrivals[-1]
-    return Times(first[0] - began, (last[0] - first[0]) / (last[1] - first[1]))
+    return Times(first[0] - began, (last[0] - first[0]) / (last[1].tokens - first[1].tokens))
 
 
 async def tokens_of_client(
     client: AsyncClient, model: str, prompt: list[int], tokens: int = TOKENS
-) -> AsyncIterator[int]:
+) -> AsyncIterator[Arrival]:
     count = 0
     options: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, "logprobs": 0}
-    async with client.stream(model, tokens=prompt, **options) as stream:
+    async with client.stream(model, tokens=prompt, cache_salt=secrets.token_hex(8), **options) as stream:
         async for chunk in stream:
             if chunk.tokens:
                 count += len(chunk.tokens)
-                yield count
+                yield Arrival(count)
+    yield Arrival(count, f"client: {stream.completion.metrics.method}")
 
 
 class Caller:
@@ -204,16 +253,20 @@ class Caller:
         await self._reader.readline()
 
 
-async def tokens_of_gateway(caller: Caller, model: str, prompt: list[int], tokens: int = TOKENS) -> AsyncIterator[int]:
+async def tokens_of_gateway(
+    caller: Caller, model: str, prompt: list[int], tokens: int = TOKENS
+) -> AsyncIterator[Arrival]:
     """Log-probabilities make every token of a chunk countable."""
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True, "logprobs": 0}
-    count = 0
+    count, method = 0, ""
     async for line in caller.lines("/v1/completions", json.dumps({**body, "temperature": 0}).encode()):
         if line.startswith(b"data: {") and (choices := json.loads(line[6:])["choices"]):
             new = len((choices[0].get("logprobs") or {}).get("tokens", ()))
             count += new
+            method = choices[0].get("disagg", {}).get("method", method)
             if new:
-                yield count
+                yield Arrival(count)
+    yield Arrival(count, f"gateway: {method}")
 
 
 if __name__ == "__main__":
