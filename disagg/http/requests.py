@@ -17,24 +17,25 @@ from disagg.errors import BodyTooLarge, Cancelled, RequestError
 
 BODY_S = 60.0  # for a whole request body to arrive
 SURPLUS_BODY_S = 2.0
-MIN_OPENINGS: Final = 50_000
-TOKENS_PER_OPENING: Final = 4  # of context: source code and most JSON have more
+MIN_MARKS: Final = 50_000
+TOKENS_PER_MARK: Final = 4  # of context: source code and most JSON have more
 REQUEST_ID: Final = "X-Request-Id"
 TRACEPARENT: Final = "traceparent"
 
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """What a request body may have. size: bytes. openings: characters `[` and `{`, also in texts, since each list and
-    each object takes a parser a fraction of a microsecond, during which nothing else of the process runs."""
+    """What a request body may have. size: bytes. marks: characters `[` and `{` together, and characters `:`, also in
+    texts, since each list, each object and each member of one takes a parser a fraction of a microsecond, during which
+    nothing else of the process runs."""
 
     size: int = MIN_BODY_LIMIT
-    openings: int = MIN_OPENINGS
+    marks: int = MIN_MARKS
 
 
 def body_bounds(context: int) -> BodyBounds:
     """context: tokens of the largest prompt."""
-    return BodyBounds(body_limit(context), max(MIN_OPENINGS, context // TOKENS_PER_OPENING))
+    return BodyBounds(body_limit(context), max(MIN_MARKS, context // TOKENS_PER_MARK))
 
 
 def request_id(request: Request) -> str:
@@ -61,7 +62,7 @@ def traceparent(request: Request) -> str:
 
 async def body(request: Request, bounds: BodyBounds, hint: str) -> bytes:
     """The whole body. Raises BodyTooLarge with this hint if it is too long, RequestError with this hint if it has too
-    many openings, RequestError if it does not arrive in time, Cancelled if the caller disconnects."""
+    many marks, RequestError if it does not arrive in time, Cancelled if the caller disconnects."""
     try:
         data = await _read(request, bounds.size, BODY_S)
     except TimeoutError:
@@ -70,8 +71,10 @@ async def body(request: Request, bounds: BodyBounds, hint: str) -> bytes:
         raise Cancelled("the caller disconnected before its request body had arrived") from None
     if data is None:
         raise BodyTooLarge(f"the request body is over {bounds.size} bytes", hint)
-    if data.count(b"[") + data.count(b"{") > bounds.openings:
-        raise RequestError(f"the request body has over {bounds.openings} of the characters [ and {{", hint)
+    if data.count(b"[") + data.count(b"{") > bounds.marks:
+        raise RequestError(f"the request body has over {bounds.marks} of the characters [ and {{", hint)
+    if data.count(b":") > bounds.marks:
+        raise RequestError(f"the request body has over {bounds.marks} of the character :", hint)
     return data
 
 

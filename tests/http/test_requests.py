@@ -47,17 +47,17 @@ def test_a_trace_context_that_is_not_valid_is_ignored(given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("context", "size", "openings"),
+    ("context", "size", "marks"),
     [(1, 1 << 20, 50_000), (32_768, 2 << 20, 50_000), (131_072, 8 << 20, 50_000), (1 << 20, 64 << 20, 262_144)],
 )
-def test_a_body_is_bounded_by_the_context(context: int, size: int, openings: int) -> None:
-    assert body_bounds(context) == BodyBounds(size, openings)
+def test_a_body_is_bounded_by_the_context(context: int, size: int, marks: int) -> None:
+    assert body_bounds(context) == BodyBounds(size, marks)
 
 
-BOUNDS = BodyBounds(size=8, openings=3)
+BOUNDS = BodyBounds(size=8, marks=3)
 
 
-@pytest.mark.parametrize("given", [b"", b"12345678", b"[[[]]]", b"{{[]}}", b'"[{["'])
+@pytest.mark.parametrize("given", [b"", b"12345678", b"[[[]]]", b"{{[]}}", b'"[{["', b"[[[:::"])
 async def test_a_body_within_its_bounds_is_read(given: bytes) -> None:
     assert await body(sending(given), BOUNDS, "") == given
 
@@ -70,6 +70,8 @@ async def test_a_body_within_its_bounds_is_read(given: bytes) -> None:
         (b"[[[[]]]]", RequestError, "the request body has over 3 of the characters [ and {"),
         (b"{{{{}}}}", RequestError, "the request body has over 3 of the characters [ and {"),
         (b'"[{[{"', RequestError, "the request body has over 3 of the characters [ and {"),
+        (b"{::::}", RequestError, "the request body has over 3 of the character :"),
+        (b'":: ::"', RequestError, "the request body has over 3 of the character :"),
     ],
 )
 async def test_a_body_beyond_its_bounds_is_refused_by_the_bound(
