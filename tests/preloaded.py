@@ -26,6 +26,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tests.threads import name_threads_in_the_system
+
 _CLONE_NEWNET = 0x40000000
 AVAILABLE = sys.platform == "linux"
 _SERVERS = ("disagg.servers.run", "disagg.servers.prefill.service")
@@ -180,6 +182,7 @@ def _fork(request: Mapping[str, Any]) -> int:
             enter_network(namespace.fileno())
     os.environ.clear()
     os.environ.update(request["env"])
+    name_threads_in_the_system()
     sys.argv = [request["program"], *request["argv"]]
     sys.path += os.environ.get("PYTHONPATH", "").split(os.pathsep)
     code = 1

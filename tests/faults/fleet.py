@@ -128,9 +128,9 @@ class FaultFleet:
             status = self.servers[name].status(name)
             found += [f"{name}: {key} {status[key]}" for key, idle in IDLE.items() if status[key] != idle]
             now = process.held(self.pid(name))
-            for what in ("sockets", "threads"):
-                if getattr(now, what) > getattr(before[name], what) + SPARE[what]:
-                    found.append(f"{name}: {getattr(now, what)} {what}, {getattr(before[name], what)} before")
+            if now.sockets > before[name].sockets + SPARE_SOCKETS:
+                found.append(f"{name}: {now.sockets} sockets, {before[name].sockets} before")
+            found += [f"{name}: {what}" for what in leaked_threads(before[name].threads, now.threads)]
         return found
 
     def wait_idle(self, before: Mapping[str, process.Held]) -> list[str]:
@@ -149,13 +149,21 @@ class FaultFleet:
 TWO_AND_TWO: Final[Mapping[str, int]] = {"prefill": 2, "decode": 2}
 KV: Final = " KV"  # ends the name of the proxy of a KV port
 POOLS: Final[Mapping[str, int]] = {
-    "asyncio, for work off the event loop": min(32, (os.cpu_count() or 1) + 4),
-    "kv-memory, which allocates memory for KV": 4,
-    "streams of MLX, one for each of those": 4,
+    "asyncio": min(32, (os.cpu_count() or 1) + 4),  # for work off the event loop
+    "kv-memory": 8,  # four that allocate memory for KV, and the thread of the stream of MLX that each of them has
 }
 """Pools of a server that grow up to so many threads while it is used, and stay."""
-SPARE: Final = {"sockets": 2, "threads": sum(POOLS.values())}
-"""A health check's own connections; the pools."""
+SPARE_SOCKETS: Final = 2
+"""A health check's own connections."""
+
+
+def leaked_threads(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """The names of which there are more threads than before, and than their pool may have."""
+    return [
+        f"{count} threads {name}, {before.get(name, 0)} before"
+        for name, count in now.items()
+        if count > max(before.get(name, 0), POOLS.get(name, 0))
+    ]
 
 
 @contextmanager

@@ -7,20 +7,26 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.threads import threads_by_name
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process has open. resident: bytes of memory."""
+    """What a process has open. threads: by name. resident: bytes of memory."""
 
-    threads: int
+    threads: Mapping[str, int]
     sockets: int
     files: int
     resident: int
+
+    @property
+    def thread_count(self) -> int:
+        return sum(self.threads.values())
 
 
 def held(pid: int) -> Held:
@@ -31,8 +37,7 @@ def held(pid: int) -> Held:
             targets.append(str(descriptor.readlink()))
     sockets = sum(target.startswith("socket:") for target in targets)
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    threads = sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
-    return Held(threads, sockets, len(targets) - sockets, pages * resource.getpagesize())
+    return Held(threads_by_name(pid), sockets, len(targets) - sockets, pages * resource.getpagesize())
 
 
 def kill(pid: int) -> None:

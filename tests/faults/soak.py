@@ -102,7 +102,7 @@ async def run(fleet: FaultFleet, settings: Settings, tell: Callable[[str], None]
 def row(requests: int, held: Mapping[str, Held]) -> str:
     """What each server has open after so many requests: memory, threads, sockets, files."""
     return f"{requests:6d}  " + "  ".join(
-        f"{name} {one.resident / 1e6:.1f} MB {one.threads}/{one.sockets}/{one.files}" for name, one in held.items()
+        f"{name} {one.resident / 1e6:.1f} MB {one.thread_count}/{one.sockets}/{one.files}" for name, one in held.items()
     )
 
 
@@ -112,7 +112,7 @@ def table(report: Report) -> list[str]:
         late = report.late[name]
         lines.append(
             f"{name}: {early.resident / 1e6:.1f} -> {late.resident / 1e6:.1f} MB ({report.growth(name) - 1:+.1%}), "
-            f"{early.threads} -> {late.threads} threads, {early.sockets} -> {late.sockets} sockets"
+            f"{early.thread_count} -> {late.thread_count} threads, {early.sockets} -> {late.sockets} sockets"
         )
     lines += [row(number, held) for number, held in report.curve.items()]
     return lines + [f"  problem: {problem}" for problem in report.problems[:20]]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import disagg
+from tests.faults.fleet import leaked_threads
 from tests.faults.ptrace import StoppedThread, busiest_thread
 from tests.fleets import wait_until
+from tests.threads import threads_by_name
 
 ECHO = """
 import sys, threading, time
@@ -23,6 +25,7 @@ threading.Thread(target=lambda: [put(line) for line in sys.stdin], daemon=True).
 while True: put("first\\n"); time.sleep(0.01)
 """
 PACKAGE = Path(disagg.__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -80,3 +83,42 @@ def test_nothing_that_waits_reads_the_wall_clock_which_may_jump() -> None:
         if re.search(r"\btime\.time\(|\btime_ns\(|datetime", path.read_text())
     ]
     assert readers == ["servers/report.py"], "it notes when the last error was"
+
+
+NAMED = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from tests.threads import name_threads_in_the_system
+name_threads_in_the_system()
+pool = ThreadPoolExecutor(2, thread_name_prefix="kv-memory")
+both = threading.Barrier(2)
+for work in [pool.submit(both.wait) for _ in range(2)]: work.result()
+threading.Thread(target=threading.Event().wait, name="a-name-of-over-15", daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_threads_are_counted_by_the_names_that_python_gives_them() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", NAMED], stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+        assert lines(process, 1) == ["ready"]
+        expected = {"kv-memory": 2, "a-name-of-over-": 1}
+        wait_until(lambda: expected.items() <= threads_by_name(process.pid).items(), 60, "the last thread's name")
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "leaked"),
+    [
+        ({"python": 2}, {"python": 2}, []),
+        ({"python": 2}, {"python": 1, "kv-memory": 8}, []),  # a pool fills
+        ({"kv-memory": 4}, {"kv-memory": 9}, ["9 threads kv-memory, 4 before"]),
+        ({"prefill": 1}, {"prefill": 1, "kv-send-load-1": 1}, ["1 threads kv-send-load-1, 0 before"]),
+        ({"kv-127.0.0.1": 1}, {"kv-127.0.0.1": 2}, ["2 threads kv-127.0.0.1, 1 before"]),
+    ],
+)
+def test_one_thread_more_than_before_is_a_leak_unless_its_pool_may_have_it(
+    before: Mapping[str, int], now: Mapping[str, int], leaked: list[str]
+) -> None:
+    assert leaked_threads(before, now) == leaked

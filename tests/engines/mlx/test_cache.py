@@ -183,4 +183,4 @@ def test_kv_that_does_not_fit_the_model_is_refused_by_layer() -> None:
 
 
 def test_the_pool_that_allocates_memory_is_as_large_as_the_fault_harness_allows_threads() -> None:
-    assert mlx_cache._ALLOCATORS._max_workers == POOLS["kv-memory, which allocates memory for KV"]
+    assert 2 * mlx_cache._ALLOCATORS._max_workers == POOLS["kv-memory"]
