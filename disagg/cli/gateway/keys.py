@@ -1,7 +1,12 @@
-"""`disagg keys add | list | revoke`: the keys of the gateway's clients."""
+"""`disagg keys add | list | revoke | sync`: the keys of the gateway's clients.
+
+They are in a file on this machine and on every gateway that is deployed elsewhere. Several people may change them from
+machines of their own, so each change begins with the keys of all gateways.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,8 +16,11 @@ from disagg.cli.common.context import print_json, settings, stderr, stdout
 from disagg.cli.common.options import AsJson, Command, CommandGroup
 
 if TYPE_CHECKING:
-    from disagg.config import Fleet
-    from disagg.gateway.clients.keys import KeyFile
+    from collections.abc import Mapping, Sequence
+
+    from disagg.config import Fleet, Host
+    from disagg.errors import DisaggError
+    from disagg.gateway.clients.keys import Key, KeyFile
 
 keys = typer.Typer(
     name="keys",
@@ -47,21 +55,26 @@ def add(
     """
     fleet = settings(context).fleet()
     models = [fleet.model(one).name for one in model or ()]
-    secret = _file(context).add(name, models=models, requests_per_minute=requests, tokens_per_minute=tokens)
+    others = _GatewayKeys.fetched(fleet)
+    file = _file(context)
+    file.join(others.keys)
+    secret = file.add(name, models=models, requests_per_minute=requests, tokens_per_minute=tokens)
     if as_json:
         print_json({"name": name, "key": secret})
     else:
         typer.echo(secret)
         stderr().print(f"The key of {name}. It is not shown again.")
-    _deliver(fleet)
+    others.deliver(file)
 
 
 @keys.command("list", cls=Command)
 def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     """Show the keys: whose they are, their models and limits, and which are revoked."""
     from disagg.cli.views.gateway.keys import keys_view
+    from disagg.gateway.clients.keys import joined
 
-    found = _file(context).read()
+    others = _GatewayKeys.fetched(settings(context).fleet())
+    found = joined([_file(context).read(), *others.keys])
     if as_json:
         print_json(
             {"keys": [{field: value for field, value in key.to_json().items() if field != "sha256"} for key in found]}
@@ -70,30 +83,75 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
         stdout().print(keys_view(found))
     else:
         stderr().print("There are no keys.")
+    for name, error in others.failed.items():
+        stderr().print(f"Without the keys of {name}: {error}")
+    if lacking := others.lacking(found):
+        stderr().print(f"{', '.join(lacking)}: not all of these keys; `disagg keys sync` brings them")
 
 
 @keys.command(cls=Command)
 def revoke(context: typer.Context, name: Name) -> None:
     """End a key. A running gateway refuses it from the next request on."""
-    _file(context).revoke(name)
+    others = _GatewayKeys.fetched(settings(context).fleet())
+    file = _file(context)
+    file.join(others.keys)
+    file.revoke(name)
     stderr().print(f"Revoked the key of {name}.")
-    _deliver(settings(context).fleet())
+    others.deliver(file)
 
 
-def _deliver(fleet: Fleet) -> None:
-    """Bring the keys to the gateways of the fleet. Raises the first failure, after all have been tried."""
-    if not any(host.gateway and host.placement.deployed for host in fleet.hosts.values()):
-        return
-    from disagg.errors import FleetError, HostUnreachable
-    from disagg.fleet.deploy.client_keys import deliver_keys
+@keys.command(cls=Command)
+def sync(context: typer.Context) -> None:
+    """Bring the keys of this machine and of all gateways together.
 
-    failed = [outcome for outcome in deliver_keys(fleet) if outcome.error is not None]
-    if failed:
-        names = ", ".join(outcome.host.name for outcome in failed)
-        kind = HostUnreachable if all(isinstance(one.error, HostUnreachable) for one in failed) else FleetError
-        raise kind(
-            f"{names} still has the earlier keys: {failed[0].error}", f"disagg deploy --host {failed[0].host.name}"
-        )
+    `disagg keys add` and `revoke` do so too: this is for a gateway that could not be reached then.
+    """
+    others = _GatewayKeys.fetched(settings(context).fleet())
+    file = _file(context)
+    stderr().print(f"{len(file.join(others.keys))} keys on this machine and {len(others.hosts)} gateways.")
+    others.deliver(file)
+
+
+@dataclass(frozen=True, slots=True)
+class _GatewayKeys:
+    """The keys of the deployed gateways, by host; why others could not be asked."""
+
+    hosts: Sequence[Host]
+    by_host: Mapping[str, Sequence[Key]]
+    failed: Mapping[str, DisaggError]
+
+    @classmethod
+    def fetched(cls, fleet: Fleet) -> _GatewayKeys:
+        """Raises ConfigError if a file is damaged."""
+        from disagg.fleet.deploy.client_keys import fetch_keys, gateways
+        from disagg.gateway.clients.keys import parsed
+
+        outcomes = fetch_keys(hosts) if (hosts := gateways(fleet)) else []
+        failed = {one.host.name: one.error for one in outcomes if one.error is not None}
+        deployed = [(one.host, one.value) for one in outcomes if one.value is not None]
+        by_host = {host.name: parsed(data, f"the file of keys on {host.name}") for host, data in deployed}
+        return cls([host for host, _ in deployed], by_host, failed)
+
+    @property
+    def keys(self) -> list[Sequence[Key]]:
+        return list(self.by_host.values())
+
+    def lacking(self, keys: Sequence[Key]) -> list[str]:
+        """The gateways that have other keys than these."""
+        return [name for name, theirs in self.by_host.items() if set(theirs) != set(keys)]
+
+    def deliver(self, file: KeyFile) -> None:
+        """Bring the keys to the gateways. Raises the first failure, after all have been tried."""
+        from disagg.errors import FleetError, HostUnreachable
+        from disagg.fleet.deploy.client_keys import deliver_keys
+
+        outcomes = deliver_keys(self.hosts, file.path.read_bytes()) if self.hosts and file.path.exists() else []
+        failed = {**self.failed, **{one.host.name: one.error for one in outcomes if one.error is not None}}
+        if failed:
+            first = next(iter(failed.values()))
+            unreachable = all(isinstance(error, HostUnreachable) for error in failed.values())
+            kind = HostUnreachable if unreachable else FleetError
+            raise kind(f"{', '.join(failed)} still has the earlier keys: {first}", "run `disagg keys sync` later")
 
 
 def _file(context: typer.Context) -> KeyFile:

@@ -1,8 +1,8 @@
-"""Brings the keys of the gateway's clients to the gateways, between two deployments."""
+"""The files of keys of the gateways' clients, on the gateways that are deployed elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from disagg.config import Fleet, Host
@@ -11,15 +11,37 @@ from disagg.fleet.facts.server import read_server_facts
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import HostOutcome, each
-from disagg.token import keys_path
+
+MAX_FILE = 16 << 20  # bytes; a key has some 250
 
 
-def deliver_keys(fleet: Fleet, connect: Callable[[Host], Machine] = machine_for) -> list[HostOutcome[bool]]:
-    """Write this machine's file of keys to every gateway that is deployed elsewhere; a running one notices it.
+def gateways(fleet: Fleet) -> list[Host]:
+    """The gateways that have files of keys of their own."""
+    return [host for host in fleet.hosts.values() if host.gateway and host.placement.deployed]
+
+
+def fetch_keys(
+    hosts: Sequence[Host], connect: Callable[[Host], Machine] = machine_for
+) -> list[HostOutcome[bytes | None]]:
+    """The content of each host's file of keys, empty if there is none; None if nothing is deployed there."""
+
+    def fetch(host: Host) -> bytes | None:
+        with closing(connect(host)) as machine:
+            facts = read_server_facts(machine, host.name, None)
+            if not facts.current:
+                return None
+            return machine.read(HostPaths(facts.home, host.name).keys, limit=MAX_FILE) or b""
+
+    return each(hosts, fetch)
+
+
+def deliver_keys(
+    hosts: Sequence[Host], content: bytes, connect: Callable[[Host], Machine] = machine_for
+) -> list[HostOutcome[bool]]:
+    """Write the file of keys to each host; a running gateway notices it.
 
     False: nothing is deployed there, and `disagg deploy` will bring the keys.
     """
-    content = keys_path(fleet).read_bytes()
 
     def deliver(host: Host) -> bool:
         with closing(connect(host)) as machine:
@@ -28,4 +50,4 @@ def deliver_keys(fleet: Fleet, connect: Callable[[Host], Machine] = machine_for)
                 machine.write(HostPaths(facts.home, host.name).keys, content, mode=0o600)
             return bool(facts.current)
 
-    return each([host for host in fleet.hosts.values() if host.gateway and host.placement.deployed], deliver)
+    return each(hosts, deliver)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 import secrets
 import stat
@@ -71,11 +72,7 @@ class KeyFile:
             raise ConfigError(f"cannot read the keys from {self.path}: {error.strerror}") from error
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigError(f"other users can write to the file of keys {self.path}", f"chmod 600 {self.path}")
-        try:
-            return _File.from_bytes(data).keys
-        except InvalidValue as error:
-            hint = "restore it, or remove it and add the keys again"
-            raise ConfigError(f"{self.path} is damaged: {error}", hint) from None
+        return parsed(data or b" ", str(self.path))  # an empty file is a damaged one
 
     @property
     def required(self) -> bool:
@@ -133,6 +130,15 @@ class KeyFile:
                 )
             )
 
+    def join(self, others: Sequence[Sequence[Key]]) -> tuple[Key, ...]:
+        """Add the keys of other files to this one; all keys."""
+        with self._locked():
+            keys = self.read()
+            together = joined([keys, *others])
+            if together != keys:
+                self._write(together)
+        return together
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -149,6 +155,24 @@ class KeyFile:
             file.write(msgspec.json.format(_File(keys).to_bytes()))
             os.fsync(file.fileno())
         new.replace(self.path)
+
+
+def parsed(data: bytes, name: str) -> tuple[Key, ...]:
+    """The keys of a file; none of an empty one. Raises ConfigError, which names it, if it is damaged."""
+    try:
+        return _File.from_bytes(data).keys if data else ()
+    except InvalidValue as error:
+        raise ConfigError(f"{name} is damaged: {error}", "restore it, or remove it and add the keys again") from None
+
+
+def joined(files: Sequence[Sequence[Key]]) -> tuple[Key, ...]:
+    """The keys of several files in the order in which they were added. One that is revoked in any file is revoked."""
+    found: dict[str, Key] = {}
+    for key in itertools.chain(*files):
+        known = found.get(key.id)
+        if known is None or (known.revoked is None and key.revoked is not None):
+            found[key.id] = key
+    return tuple(sorted(found.values(), key=lambda key: key.created))
 
 
 class KeyRing:

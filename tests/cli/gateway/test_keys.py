@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from disagg.config import load
+from disagg.config import Host, load
+from disagg.errors import DisaggError, HostUnreachable
+from disagg.fleet.deploy import client_keys
+from disagg.fleet.machine.fan_out import HostOutcome
 from disagg.gateway.clients.keys import KeyFile, KeyRing
 from tests.cli.commandline import run, write_fleet
 
@@ -64,3 +68,76 @@ def test_serve_names_a_port_that_is_in_use(config: Path, capsys: pytest.CaptureF
         port = taken.getsockname()[1]
         assert run("serve", "--port", port, "--config", config) == 1
     assert f"port {port} on 127.0.0.1 is in use" in capsys.readouterr().err
+
+
+class Gateways:
+    """Gateways elsewhere, by name, each with its file of keys; None: nothing is deployed there."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes | None] = {"near": b"", "far": b"", "bare": None}
+        self.lost: set[str] = set()
+
+    def fetch(self, hosts: Sequence[Host]) -> list[HostOutcome[bytes | None]]:
+        return [
+            HostOutcome(host, 0.0, error=self._error(host))
+            if host.name in self.lost
+            else HostOutcome(host, 0.0, self.files[host.name])
+            for host in hosts
+        ]
+
+    def deliver(self, hosts: Sequence[Host], content: bytes) -> list[HostOutcome[bool]]:
+        for host in hosts:
+            self.files[host.name] = content
+        return [HostOutcome(host, 0.0, value=True) for host in hosts]
+
+    def _error(self, host: Host) -> DisaggError:
+        return HostUnreachable(f"{host.name}: no route")
+
+
+@pytest.fixture
+def gateways(config: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
+    found = Gateways()
+    tables = [
+        f'[hosts.{name}]\naddress = "10.0.0.{n}"\nroles = ["gateway"]\nport = 8080\nservice = "systemd"\n'
+        for n, name in enumerate(found.files, 1)
+    ]
+    config.write_text(config.read_text() + "\n" + "\n".join(tables))
+    monkeypatch.setattr(client_keys, "fetch_keys", found.fetch)
+    monkeypatch.setattr(client_keys, "deliver_keys", found.deliver)
+    return found
+
+
+def listed(config: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[str], str]:
+    """The names of the keys that are not revoked, and what the command says beside them."""
+    capsys.readouterr()
+    assert run("keys", "list", "--json", "--config", config) == 0
+    out, err = capsys.readouterr()
+    return [key["name"] for key in json.loads(out)["keys"] if not key["revoked"]], err
+
+
+def test_a_key_that_somebody_else_has_added_to_the_gateways_is_kept(
+    config: Path, gateways: Gateways, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("keys", "add", "mine", "--config", config) == 0
+    theirs = KeyFile(config.parent / "elsewhere" / "keys.json")
+    theirs.add("theirs")
+    gateways.files["far"] = theirs.path.read_bytes()
+    assert listed(config, capsys)[0] == ["mine", "theirs"]
+    assert run("keys", "revoke", "mine", "--config", config) == 0
+    names, notes = listed(config, capsys)
+    assert names == ["theirs"] and "keys sync" not in notes
+    assert gateways.files["near"] == gateways.files["far"] and gateways.files["bare"] is None
+
+
+def test_a_gateway_that_could_not_be_reached_gets_the_keys_by_the_next_sync(
+    config: Path, gateways: Gateways, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateways.lost = {"far"}
+    assert run("keys", "add", "mine", "--config", config) == 4
+    out, err = capsys.readouterr()
+    assert out.startswith("sk-disagg-") and "far still has the earlier keys" in err
+    gateways.lost = set()
+    names, notes = listed(config, capsys)
+    assert names == ["mine"] and "far: not all of these keys" in notes
+    assert run("keys", "sync", "--config", config) == 0
+    assert gateways.files["far"] == gateways.files["near"] and "mine" in str(gateways.files["far"])

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from disagg.errors import ConfigError, DisaggError, Overloaded, Unauthorized, UsageError
 from disagg.gateway.clients.access import Access, is_loopback, require_keys_if_public
-from disagg.gateway.clients.keys import Key, KeyFile, KeyRing
+from disagg.gateway.clients.keys import Key, KeyFile, KeyRing, joined
 from disagg.gateway.clients.limits import Bucket, Limits
 
 
@@ -248,3 +248,29 @@ def test_a_key_survives_json() -> None:
 
 def made(id: str = "k", **fields: object) -> Key:
     return Key.from_json({"id": id, "name": "editor", "sha256": "", "created": 0.0, **fields})
+
+
+def key(id: str, created: float, revoked: float | None = None) -> Key:
+    return Key(id=id, name=f"key {id}", sha256=id * 64, created=created, revoked=revoked)
+
+
+@pytest.mark.parametrize(
+    ("files", "together"),
+    [
+        ([], ()),
+        ([(), ()], ()),
+        ([(key("b", 2.0),), (key("a", 1.0), key("b", 2.0))], (key("a", 1.0), key("b", 2.0))),
+        ([(key("a", 1.0),), (key("a", 1.0, revoked=3.0),)], (key("a", 1.0, revoked=3.0),)),
+        ([(key("a", 1.0, revoked=3.0),), (key("a", 1.0),)], (key("a", 1.0, revoked=3.0),)),
+    ],
+)
+def test_keys_of_several_files_are_joined_and_a_revoked_one_stays_revoked(
+    files: list[tuple[Key, ...]], together: tuple[Key, ...]
+) -> None:
+    assert joined(files) == together
+
+
+def test_a_file_without_keys_that_is_joined_with_none_is_not_made(file: KeyFile) -> None:
+    assert file.join([()]) == () and not file.path.exists() and not file.required
+    assert file.join([(key("a", 1.0),)]) == file.read() == (key("a", 1.0),)
+    assert file.required
