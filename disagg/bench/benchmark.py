@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Literal
 
@@ -20,14 +21,17 @@ from disagg.bench.workloads import LengthTrace, RandomTokens, Texts, Workload
 from disagg.config import Fleet, Host
 from disagg.errors import ServerUnavailable, UsageError
 from disagg.inference.client import AsyncClient
-from disagg.inference.http import calls
+from disagg.inference.http import calls, whole
 from disagg.inference.http.connections import Connections
 from disagg.token import Tokens, fleet_token
+from disagg.whole.questions import MODELS
 
 WorkloadKind = Literal["random", "prompts", "sharegpt", "mooncake"]
 DEFAULT_PROMPT_TOKENS = (128, 512, 2048, 8192)
 DEFAULT_OUTPUT_TOKENS = 64
 DEFAULT_REQUESTS = 10
+TEXTS: tuple[WorkloadKind, ...] = ("prompts", "sharegpt")
+"""The workloads whose prompts are texts."""
 _HEALTH_TIMEOUT_S = 5.0
 
 
@@ -61,10 +65,11 @@ async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, tok
     stops the run and keeps the records so far.
     """
     model = fleet.model(spec.model).name
-    token = token or fleet_token(fleet)
+    token = token or (fleet_token(fleet) if fleet.engine_hosts else "")
     async with AsyncClient(fleet, token=token) as client:
         servers = await read_servers(fleet, model, token)
-        plan, workload, left_out = prepare(fleet, spec, min(server.vocabulary for server in servers))
+        plan, workload, left_out = prepare(fleet, spec, min((server.vocabulary for server in servers), default=0))
+        hosts = [server.host for server in servers] + (await read_whole(fleet, model) if "whole" in plan.modes else [])
         power = energy.Power(stated=spec.watts)
         timer = asyncio.get_running_loop().call_later(
             spec.max_duration or 1e9, monitor.end, f"after {spec.max_duration or 0:g} s, as asked"
@@ -90,7 +95,7 @@ async def benchmark(fleet: Fleet, spec: BenchSpec, monitor: load.RunMonitor, tok
         unfinished=sum(turn.unfinished for turn in turn_results if not turn.warmup),
         left_out=left_out,
         warmup_errors=_warmup_errors(turn_results),
-        hosts=tuple(server.host for server in servers),
+        hosts=tuple(hosts),
     )
 
 
@@ -115,6 +120,20 @@ async def read_servers(fleet: Fleet, model: str, token: str) -> list[ServerUnder
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def read_whole(fleet: Fleet, model: str) -> list[BenchHost]:
+    """The model's whole-request hosts, each of which answers. Raises ServerUnavailable for one that does not."""
+    hosts = fleet.serving(model, "whole")
+    async with Connections(Tokens()) as http:
+        for host in hosts:
+            reply = await whole.get(http, host, MODELS, _HEALTH_TIMEOUT_S)
+            if reply.status != HTTPStatus.OK:
+                raise ServerUnavailable(f"{host.name} ({host.url}) answers HTTP {reply.status}", "see its log")
+    return [
+        BenchHost(host.name, "whole", host.address, host.hardware or "", host.engine.name, simulated=False, versions={})
+        for host in hosts
+    ]
+
+
 async def _read_server(http: Connections, host: Host, role: str) -> ServerUnderTest:
     health = Health.received(await calls.get(http, host, "/health", timeout=_HEALTH_TIMEOUT_S), host.name)
     if health.status != "ok" or health.fingerprint is None:
@@ -135,6 +154,7 @@ def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[BenchPlan, 
     """The plan, the workload, and how many items of a trace are over the model's context. Raises UsageError."""
     model = fleet.model(spec.model)
     _check(spec)
+    modes = _modes(fleet, model.name, spec)
     workload, left_out = _workload(spec, vocab_size, model.context)
     requests = spec.requests or (len(workload.times) or DEFAULT_REQUESTS)
     if workload.times:
@@ -143,7 +163,7 @@ def prepare(fleet: Fleet, spec: BenchSpec, vocab_size: int) -> tuple[BenchPlan, 
         requests = max(requests, *(2 * count for count in spec.concurrency), 1)
     plan = BenchPlan(
         points=_points(spec, model.context),
-        modes=_modes(fleet, model.name, spec.modes),
+        modes=modes,
         requests=requests,
         rounds=spec.rounds,
         warmup=spec.warmup,
@@ -212,13 +232,21 @@ def _loads(spec: BenchSpec) -> list[ArrivalPattern]:
     return [ArrivalPattern() if spec.kind == "mooncake" else ArrivalPattern(concurrency=1)]
 
 
-def _modes(fleet: Fleet, model: str, wanted: Sequence[Mode]) -> tuple[Mode, ...]:
-    """The wanted modes in the order of MODES; by default all that the model's hosts can run."""
-    if fleet.serving(model, "prefill"):
-        return tuple(mode for mode in MODES if not wanted or mode in wanted)
-    if impossible := [mode for mode in wanted if mode != "decode-alone"]:
-        raise UsageError(f"--mode {impossible[0]}: no prefill host serves {model}", "give --mode decode-alone")
-    return ("decode-alone",)
+def _modes(fleet: Fleet, model: str, spec: BenchSpec) -> tuple[Mode, ...]:
+    """The wanted modes in the order of MODES; by default all that the model's hosts can run with this workload."""
+    own = MODES if fleet.serving(model, "prefill") else ("decode-alone",) if fleet.serving(model, "decode") else ()
+    baseline: tuple[Mode, ...] = ("whole",) if fleet.serving(model, "whole") else ()
+    possible = own + (baseline if spec.kind in TEXTS else ())
+    impossible = [mode for mode in spec.modes if mode not in possible]
+    if baseline and ("whole" in impossible or not possible):
+        raise UsageError("whole-request hosts take text, not token ids", "give --workload prompts or sharegpt")
+    if "whole" in impossible:
+        raise UsageError(f"--mode whole: no whole-request host serves {model}", "add one to hosts.toml")
+    if impossible:
+        missing = "prefill" if "decode-alone" in possible else "prefill or decode"
+        hint = f"give --mode {' or '.join(possible)}"
+        raise UsageError(f"--mode {impossible[0]}: no {missing} host serves {model}", hint)
+    return tuple(mode for mode in possible if not spec.modes or mode in spec.modes)
 
 
 def _local_roles(fleet: Fleet, model: str) -> list[str]:

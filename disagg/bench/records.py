@@ -10,13 +10,20 @@ from disagg.api.names import Role
 from disagg.inference.hosts.route import Alone
 from disagg.inference.metrics import Metrics
 
-Mode = Literal["disaggregated", "decode-alone", "prefill-alone"]
+Mode = Literal["disaggregated", "decode-alone", "prefill-alone", "whole"]
 MODES: tuple[Mode, ...] = ("disaggregated", "decode-alone", "prefill-alone")
-ALONE: Mapping[Mode, Alone | None] = {"disaggregated": None, "decode-alone": "decode", "prefill-alone": "prefill"}
+"""Those of hosts that disagg runs. "whole": the model's whole-request hosts, which take texts only."""
+ALONE: Mapping[Mode, Alone | None] = {
+    "disaggregated": None,
+    "decode-alone": "decode",
+    "prefill-alone": "prefill",
+    "whole": "whole",
+}
 ROLES: Mapping[Mode, tuple[Role, ...]] = {
     "disaggregated": ("prefill", "decode"),
     "decode-alone": ("decode",),
     "prefill-alone": ("prefill",),
+    "whole": ("whole",),
 }
 """The roles whose machines a mode occupies."""
 

@@ -113,7 +113,7 @@ def verdict(families: Mapping[str, Mapping[Metric, Sequence[Samples]]]) -> Verdi
         compare(where, metric, against, samples)
         for where, metrics in families.items()
         for metric, samples in metrics.items()
-        for against in ("decode-alone", "prefill-alone")
+        for against in ("decode-alone", "prefill-alone", "whole")
         if any("disaggregated" in one.by_mode and against in one.by_mode for one in samples)
     )
     return Verdict(
@@ -266,4 +266,11 @@ def about(tokens: float) -> str:
 
 
 def _machine(mode: str) -> str:
-    return {"decode-alone": "the decode machine alone", "prefill-alone": "the prefill machine alone"}[mode]
+    return _MACHINES[mode]
+
+
+_MACHINES: Mapping[str, str] = {
+    "decode-alone": "the decode machine alone",
+    "prefill-alone": "the prefill machine alone",
+    "whole": "the whole-request host",
+}

@@ -26,6 +26,7 @@ from tests.bench.bench_parts import point
 from tests.fleets import TOKEN, RunningFleet, running, write_hosts
 from tests.simulated import write_simulated
 from tests.values import present
+from tests.whole.fake_openai import Script, ended, openai_server, whole_host, with_whole
 
 
 @pytest.fixture
@@ -71,6 +72,68 @@ def test_without_a_prefill_host_only_the_decode_host_is_measured(decode_only: Fl
     assert prepare(decode_only, BenchSpec("tiny"), 640)[0].modes == ("decode-alone",)
     with pytest.raises(UsageError, match="--mode disaggregated: no prefill host serves tiny"):
         prepare(decode_only, BenchSpec("tiny", modes=("disaggregated",)), 640)
+
+
+def with_baseline(fleet: Fleet, *, alone: bool = False, port: int = 9) -> Fleet:
+    return with_whole(fleet, whole_host("tiny", port), alone=alone)
+
+
+def texts(folder: Path) -> dict[str, Any]:
+    path = folder / "prompt.jsonl"
+    path.write_text('{"prompt": "def f(x):"}\n{"prompt": "return x"}\n')
+    return {"kind": "prompts", "file": path}
+
+
+def test_whole_request_hosts_are_a_baseline_of_texts(fleet: Fleet, decode_only: Fleet, tmp_path: Path) -> None:
+    spec = BenchSpec("tiny", **texts(tmp_path))
+    assert prepare(with_baseline(fleet), spec, 640)[0].modes == (*MODES, "whole")
+    assert prepare(with_baseline(decode_only), spec, 640)[0].modes == ("decode-alone", "whole")
+    assert prepare(with_baseline(fleet, alone=True), spec, 0)[0].modes == ("whole",)
+    assert prepare(with_baseline(fleet), BenchSpec("tiny"), 640)[0].modes == MODES
+
+
+@pytest.mark.parametrize(
+    ("baseline", "alone", "changed", "message"),
+    [
+        (False, False, {"modes": ("whole",)}, "--mode whole: no whole-request host serves tiny"),
+        (True, False, {"modes": ("whole",)}, "whole-request hosts take text, not token ids"),
+        (True, True, {}, "whole-request hosts take text, not token ids"),
+    ],
+)
+def test_a_baseline_that_cannot_be_measured_is_refused(
+    baseline: bool, alone: bool, changed: dict[str, Any], message: str, fleet: Fleet
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        prepare(with_baseline(fleet, alone=alone) if baseline else fleet, BenchSpec("tiny", **changed), 640)
+
+
+def test_a_mode_without_its_host_is_refused(fleet: Fleet, tmp_path: Path) -> None:
+    spec = BenchSpec("tiny", modes=("decode-alone",), **texts(tmp_path))
+    with pytest.raises(UsageError, match="--mode decode-alone: no prefill or decode host serves tiny"):
+        prepare(with_baseline(fleet, alone=True), spec, 640)
+
+
+async def test_a_whole_request_host_is_measured_like_the_others(fleet: Fleet, tmp_path: Path) -> None:
+    pieces = [{"choices": [{"index": 0, "text": text, "finish_reason": None}]} for text in ("a", "b")]
+    script = Script([*pieces, *ended("length", prompt=9, answer=2)])
+    spec = BenchSpec("tiny", output_tokens=(2,), requests=2, warmup=0, **texts(tmp_path))
+    with openai_server(script) as port:
+        result = await benchmark(with_baseline(fleet, alone=True, port=port), spec, RunMonitor(), TOKEN)
+    (cell,) = result.cells
+    assert (cell.mode, cell.figures.completed, cell.figures.failed) == ("whole", 2, 0)
+    assert (cell.figures.total_input_tokens, cell.figures.total_output_tokens) == (18, 4)
+    assert [(host.name, host.role, host.backend) for host in result.hosts] == [("ollama", "whole", "openai")]
+    asked = [body for path, _, body in script.asked if path == "/v1/completions"]
+    assert {body["prompt"] for body in asked} == {"def f(x):", "return x"}
+    assert not any("authorization" in {name.lower() for name in headers} for _, headers, _ in script.asked)
+
+
+async def test_an_answer_of_another_length_is_a_failure_of_the_baseline(fleet: Fleet, tmp_path: Path) -> None:
+    script = Script([{"choices": [{"index": 0, "text": "a", "finish_reason": None}]}, *ended("stop", answer=1)])
+    spec = BenchSpec("tiny", output_tokens=(2,), requests=1, warmup=0, **texts(tmp_path))
+    with openai_server(script) as port:
+        result = await benchmark(with_baseline(fleet, alone=True, port=port), spec, RunMonitor(), TOKEN)
+    assert [(mode, kind) for mode, kind, _ in result.failures] == [("whole", "WrongTokenCount")]
 
 
 def test_enough_requests_are_made_to_reach_the_concurrency(fleet: Fleet) -> None:

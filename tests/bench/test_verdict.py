@@ -171,3 +171,12 @@ def test_a_reason_that_several_comparisons_share_is_given_once() -> None:
     assert len(sentences) == 5 and "".join(sentences).count("within the noise") == 1
     assert sentences[-1] == "Not decided: the difference is within the noise; more --requests narrow it."
     assert sentences[0].endswith("The data do not decide it at 128 prompt tokens.")
+
+
+def test_a_whole_request_host_is_compared_with_like_a_machine_alone() -> None:
+    by_mode = {"disaggregated": [value * 1.0 for value in JITTER], "whole": [value * 2.0 for value in JITTER]}
+    series = compare("output 5", "e2el", "whole", [Samples(100, by_mode)])
+    assert series.sentences[0].startswith("Against the whole-request host, the whole answer comes sooner")
+    found = verdict({"output 5": {"e2el": [Samples(100, by_mode)], "ttft": []}})
+    assert [one.against for one in found.series] == ["whole"]
+    assert found.headlines["output 5"].decision == "wins"

@@ -21,6 +21,7 @@ class ModeName(StrEnum):
     disaggregated = "disaggregated"
     decode_alone = "decode-alone"
     prefill_alone = "prefill-alone"
+    whole = "whole"
 
 
 class KindName(StrEnum):

@@ -21,7 +21,7 @@ from disagg.bench.stats import PART_NAMES, Figures
 from disagg.bench.verdict import Series, SpeedupAtLength
 from disagg.cli.views.units import seconds, size
 
-MODE_STYLE = {"disaggregated": "bold green", "decode-alone": "blue", "prefill-alone": "magenta"}
+MODE_STYLE = {"disaggregated": "bold green", "decode-alone": "blue", "prefill-alone": "magenta", "whole": "cyan"}
 _DECISION_STYLE = {"wins": "green", "loses": "red", "undecided": "yellow"}
 _HEADERS = {
     "failed_attempts": "failed",
