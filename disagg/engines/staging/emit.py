@@ -6,7 +6,7 @@ layer is computed, and the block's `wait` waits for that copy. MPS: rows are cop
 
 Quantisation for the wire (see `kv.forms`) runs before the copy on CUDA (on the same stream) and MPS. On a CPU it runs
 in the block's `wait`, on the sender's thread: a prefill of 2048 tokens and 134 MB took 1.12 s, as without quantisation,
-and 1.21 s with quantisation on the computing thread.
+and 1.21 s with quantisation on the computing thread. So does there what puts rows in order (`fill`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from disagg.kv.forms import is_quantised
 from disagg.kv.layout import Layout
 
 Wait = Callable[[], None]
+# Writes rows into the memory that was given for them. Called once, on the computing thread or the sender's.
+Fill = Callable[[], None]
 # Rows [heads, rows, dim] of keys and values -> the planes of each, in CPU memory, and the `wait` of their block.
-Stage = Callable[[torch.Tensor, torch.Tensor], tuple[Planes, Planes, Wait | None]]
+Stage = Callable[[torch.Tensor, torch.Tensor, Fill | None], tuple[Planes, Planes, Wait | None]]
 
 
 class RowEmitter:
@@ -50,15 +52,18 @@ class RowEmitter:
         """Those of `rows` that are emitted, if they are given."""
         return range(min(max(rows.start, self._kept[layer].start), rows.stop), rows.stop)
 
-    def __call__(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """keys, values: [1, kv_heads, new, dim], the rows from token `start` on."""
+    def __call__(
+        self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor, fill: Fill | None = None
+    ) -> None:
+        """keys, values: [1, kv_heads, new, dim], the rows from token `start` on. fill: writes them; None if they are
+        there. Only for rows that are copies."""
         rows = self.wanted(layer, range(start, start + keys.shape[2]))
         if not rows:
             return
         keys, values = keys[0, :, rows.start - start :], values[0, :, rows.start - start :]
         if self._reused[layer]:  # copied on the computing stream: its next chunk may overtake a GPU's copy to the host
             keys, values = keys.clone(), values.clone()
-        key_planes, value_planes, wait = self._stage(keys, values)
+        key_planes, value_planes, wait = self._stage(keys, values, fill)
         self._emit(KVBlock(layer, rows.start, rows.stop, plane_views(key_planes), plane_views(value_planes), wait))
 
 
@@ -80,12 +85,14 @@ def _stage_for(device: torch.device, wire: WireForm) -> Stage:
 
 
 class _CpuStage:
-    """Rows are not copied; quantisation runs in the block's `wait`."""
+    """Rows are not copied; they are filled in and quantised in the block's `wait`."""
 
     def __init__(self, wire: WireForm) -> None:
         self._wire = wire
 
-    def __call__(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[Planes, Planes, Wait | None]:
+    def __call__(
+        self, keys: torch.Tensor, values: torch.Tensor, fill: Fill | None
+    ) -> tuple[Planes, Planes, Wait | None]:
         staged, unquantised = [], []
         for rows in (keys, values):
             if is_quantised(rows.shape[-1], self._wire):
@@ -95,11 +102,13 @@ class _CpuStage:
             else:
                 staged.append((rows,))
 
-        def quantise() -> None:
+        def wait() -> None:
+            if fill is not None:
+                fill()
             for rows, planes in unquantised:
                 fill_planes(rows, planes)
 
-        return staged[0], staged[1], quantise if unquantised else None
+        return staged[0], staged[1], wait if fill is not None or unquantised else None
 
 
 class _BlockingStage:
@@ -108,7 +117,9 @@ class _BlockingStage:
     def __init__(self, wire: WireForm) -> None:
         self._wire = wire
 
-    def __call__(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[Planes, Planes, None]:
+    def __call__(self, keys: torch.Tensor, values: torch.Tensor, fill: Fill | None) -> tuple[Planes, Planes, None]:
+        if fill is not None:
+            fill()
         return self._copy(keys), self._copy(values), None
 
     def _copy(self, rows: torch.Tensor) -> Planes:
@@ -123,7 +134,9 @@ class _CudaStage:
         self._wire = wire
         self._stream = torch.cuda.Stream(device)
 
-    def __call__(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[Planes, Planes, Wait]:
+    def __call__(self, keys: torch.Tensor, values: torch.Tensor, fill: Fill | None) -> tuple[Planes, Planes, Wait]:
+        if fill is not None:
+            fill()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             staged = self._copy(keys), self._copy(values)

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from disagg.errors import ModelError
 from disagg.kv.layout import Layout
 from disagg.kv.parts import Part
@@ -49,15 +46,14 @@ class StepShare:
     share: float
 
 
-def places(rows: range, table: Sequence[int], block_size: int) -> npt.NDArray[np.int64]:
-    """[2, rows]: the block of every one of `rows`, and its place in that. ModelError if one lies in a block that the
-    request does not have."""
-    numbers, offsets = np.divmod(np.arange(rows.start, rows.stop), block_size)
-    blocks = np.array([*table, NULL_BLOCK])[np.minimum(numbers, len(table))]
-    if len(gone := np.flatnonzero(blocks == NULL_BLOCK)):
-        row = rows[int(gone[0])]
+def blocks_of(rows: range, table: Sequence[int], block_size: int) -> Sequence[int]:
+    """The blocks that hold `rows`, in their order. ModelError if the request does not have one of them."""
+    first, last = rows.start // block_size, (rows.stop - 1) // block_size
+    blocks = [*table[first : last + 1], *[NULL_BLOCK] * (last + 1 - max(first, len(table)))]
+    if NULL_BLOCK in blocks:
+        row = max(rows.start, (first + blocks.index(NULL_BLOCK)) * block_size)
         raise ModelError(f"vLLM gave up the block of row {row} before it was read", "report this with vLLM's version")
-    return np.stack([blocks, offsets])
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class WorkerSide:
         self._part = self._sharding.part(rank)
         self._config = config
         self._groups = {name: (n, group.kv_cache_spec) for n, group in enumerate(groups) for name in group.layer_names}
-        self._reads: dict[str, page_forms.Read] = {}
+        self._forms: dict[str, page_forms.Form] = {}
         self._places = page_forms.Places()
         self._sending: dict[str, _Sending] = {}
         self._pieces: list[Piece] = []
@@ -61,7 +61,8 @@ class WorkerSide:
         modules = self._config.compilation_config.static_forward_context
         for name, tensor in caches.items():
             layer, module = self._layout.layers[layer_index(name)], modules[name]
-            page_forms.require_shape(name, tensor, layer, heads, self._layout.dtype)
+            block_size = self._groups[name][1].block_size
+            page_forms.require_shape(name, tensor, layer, self._layout.dtype, heads=heads, block_size=block_size)
 
             def write(
                 keys: torch.Tensor,
@@ -72,12 +73,12 @@ class WorkerSide:
             ) -> None:
                 module.impl.do_kv_cache_update(module, keys, values, tensor, slots)
 
-            self._reads[name] = page_forms.detect(tensor, write, layer)
+            self._forms[name] = page_forms.detect(tensor, write, layer)
 
     def describe(self) -> RankInfo:
         """What this rank's model computes. For `vllm serve`, where nobody else can ask the workers."""
         modules = self._config.compilation_config.static_forward_context
-        return rank_info(self._config, self._reference, [modules[name] for name in self._reads])
+        return rank_info(self._config, self._reference, [modules[name] for name in self._forms])
 
     def begin(self, orders: StepOrders) -> None:
         """A step begins: the shipments of its new prompts are opened, those of dropped ones end."""
@@ -154,9 +155,8 @@ class WorkerSide:
         if not rows:
             return
         group, spec = self._groups[name]
-        blocks, offsets = self._places.of((piece.id, group), rows, piece.tables[group], spec.block_size, tensor.device)
-        keys, values = self._reads[name](tensor, blocks, offsets)
-        sending.send(index, rows.start, keys, values)
+        place = self._places.of((piece.id, group), rows, piece.tables[group], spec.block_size, tensor.device)
+        sending.send(index, rows.start, *page_forms.read(tensor, place, self._forms[name]))
 
 
 def _handoff_error(error: Exception) -> DisaggError:

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from disagg.api.names import INT8
+from disagg.api.names import INT8, WireForm
 from disagg.engines.staging.emit import RowEmitter, head_views, plane_views
 from disagg.engines.staging.quantize import filled_planes
 from disagg.kv.blocks import KVBlock
@@ -89,6 +89,26 @@ def test_quantised_rows_are_ready_once_they_were_waited_for_and_not_made_before(
         block.wait()
     made = [blocks[0].keys, blocks[0].values, blocks[1].keys, blocks[1].values]
     assert [[bytes(view) for view in views] for views in made] == [[bytes(view) for view in views] for views in want]
+
+
+@pytest.mark.parametrize("wire", ["as-is", INT8])
+def test_rows_that_are_yet_to_be_filled_are_filled_once_and_before_they_are_quantised(wire: WireForm) -> None:
+    blocks: list[KVBlock] = []
+    filled: list[None] = []
+    layer = LayerLayout("full", 2, key_dim=64, value_dim=64)
+    keys, values, source = torch.zeros(1, 2, 4, 64), torch.zeros(1, 2, 4, 64), torch.randn(1, 2, 4, 64)
+
+    def fill() -> None:
+        filled.append(None)
+        keys.copy_(source)
+
+    RowEmitter(Layout((layer,), "float32"), 4, CPU, blocks.append, wire=wire, copied=True)(0, 0, keys, values, fill)
+    assert not filled and blocks[0].wait is not None
+    blocks[0].wait()
+    assert len(filled) == 1
+    assert [bytes(view) for view in blocks[0].keys] == [
+        bytes(view) for view in plane_views(filled_planes(source[0], wire))
+    ]
 
 
 def test_a_layout_without_a_group_has_nothing_to_wait_for() -> None:

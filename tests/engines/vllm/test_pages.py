@@ -7,13 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from disagg.engines.vllm.pages import Places, detect, read_columns, read_rows, require_shape
+from disagg.engines.vllm import pages as page_forms
+from disagg.engines.vllm.pages import FORMS, Place, Places, detect, read, require_shape
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout
 
 BLOCKS, HEADS, SIZE, DIM = 5, 2, 8, 4
 LAYER = LayerLayout("full", HEADS, DIM, DIM)
-Place = Callable[[torch.Tensor, int, int, torch.Tensor, torch.Tensor], None]
+Put = Callable[[torch.Tensor, int, int, torch.Tensor, torch.Tensor], None]
 
 
 def in_rows(pages: torch.Tensor, block: int, offset: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -30,19 +31,19 @@ def values_first(pages: torch.Tensor, block: int, offset: int, key: torch.Tensor
     in_rows(pages, block, offset, value, key)
 
 
-def writer(pages: torch.Tensor, place: Place) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
+def writer(pages: torch.Tensor, put: Put) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
     def write(keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         for key, value, slot in zip(keys, values, slots.tolist(), strict=True):
-            place(pages, slot // SIZE, slot % SIZE, key, value)
+            put(pages, slot // SIZE, slot % SIZE, key, value)
 
     return write
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("place", "read"), [(in_rows, read_rows), (in_columns, read_columns)])
-def test_the_form_of_pages_is_found_by_writing_and_reading(place: Place, read: object, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("put", "form"), [(in_rows, page_forms.in_rows), (in_columns, page_forms.in_columns)])
+def test_the_form_of_pages_is_found_by_writing_and_reading(put: Put, form: object, dtype: torch.dtype) -> None:
     pages = torch.zeros(BLOCKS, HEADS, SIZE, 2 * DIM, dtype=dtype)
-    assert detect(pages, writer(pages, place), LAYER) is read
+    assert detect(pages, writer(pages, put), LAYER) is form
     assert not pages.any()
 
 
@@ -52,39 +53,52 @@ def test_pages_in_an_unknown_form_are_refused() -> None:
         detect(pages, writer(pages, values_first), LAYER)
 
 
-@pytest.mark.parametrize("place", [in_rows, in_columns])
-def test_rows_come_out_in_the_order_of_the_tokens_from_any_blocks(place: Place) -> None:
+@pytest.mark.parametrize("put", [in_rows, in_columns])
+def test_rows_come_out_in_the_order_of_the_tokens_from_any_blocks(put: Put) -> None:
     pages = torch.randn(BLOCKS, HEADS, SIZE, 2 * DIM)
-    read = detect(pages, writer(pages, place), LAYER)
+    form = detect(pages, writer(pages, put), LAYER)
     keys, values = torch.randn(12, HEADS, DIM), torch.randn(12, HEADS, DIM)
     blocks, offsets = torch.tensor([3] * 4 + [1] * 8), torch.arange(4, 16) % SIZE
-    writer(pages, place)(keys, values, blocks * SIZE + offsets)
-    got_keys, got_values = read(pages, blocks, offsets)
-    assert torch.equal(got_keys[0].transpose(0, 1), keys) and torch.equal(got_values[0].transpose(0, 1), values)
+    writer(pages, put)(keys, values, blocks * SIZE + offsets)
+    got = read(pages, Place(torch.tensor([3, 1]), 4, 12), form)
+    got.fill()
+    assert torch.equal(got.keys[0].transpose(0, 1), keys) and torch.equal(got.values[0].transpose(0, 1), values)
+
+
+def test_a_later_step_may_overwrite_the_pages_of_rows_that_are_not_filled_yet() -> None:
+    with torch.inference_mode():  # as vLLM computes; the sender's thread does not
+        pages = torch.randn(BLOCKS, HEADS, SIZE, 2 * DIM)
+        want = pages[2, :, :, :DIM].clone()
+        got = read(pages, Place(torch.tensor([2]), 0, SIZE), FORMS[0])
+        pages.zero_()
+    got.fill()
+    assert torch.equal(got.keys[0], want)
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "words"),
     [
-        ((2, BLOCKS, SIZE, HEADS, DIM), torch.float32, r"not \[blocks, 2, rows, 8\]"),
-        ((BLOCKS, HEADS, SIZE, DIM), torch.float32, r"not \[blocks, 2, rows, 8\]"),
-        ((BLOCKS, HEADS + 1, SIZE, 2 * DIM), torch.float32, r"not \[blocks, 2, rows, 8\]"),
+        ((2, BLOCKS, SIZE, HEADS, DIM), torch.float32, r"not \[blocks, 2, 8, 8\]"),
+        ((BLOCKS, HEADS, SIZE, DIM), torch.float32, r"not \[blocks, 2, 8, 8\]"),
+        ((BLOCKS, HEADS + 1, SIZE, 2 * DIM), torch.float32, r"not \[blocks, 2, 8, 8\]"),
+        ((BLOCKS, HEADS, SIZE // 2, 2 * DIM), torch.float32, r"not \[blocks, 2, 8, 8\]"),
         ((BLOCKS, HEADS, SIZE, 2 * DIM), torch.float8_e4m3fn, "the model's layout has float32"),
         ((BLOCKS, HEADS, SIZE, 2 * DIM), torch.bfloat16, "the model's layout has float32"),
     ],
 )
 def test_pages_of_another_shape_or_type_are_refused(shape: tuple[int, ...], dtype: torch.dtype, words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        require_shape("model.layers.0.attn", torch.zeros(shape, dtype=dtype), LAYER, HEADS, "float32")
+        require_shape(
+            "model.layers.0.attn", torch.zeros(shape, dtype=dtype), LAYER, "float32", heads=HEADS, block_size=SIZE
+        )
 
 
 def test_layers_that_keep_the_same_rows_share_their_places_within_a_step() -> None:
     places, cpu, table = Places(), torch.device("cpu"), [3, 1]
     first = places.of(("a", 0), range(4, 12), table, SIZE, cpu)
-    assert [one.tolist() for one in first] == [[3] * 4 + [1] * 4, [4, 5, 6, 7, 0, 1, 2, 3]]
-    again = places.of(("a", 0), range(4, 12), table, SIZE, cpu)
-    assert [one.data_ptr() for one in again] == [one.data_ptr() for one in first]
+    assert (first.blocks.tolist(), first.first, first.rows) == ([3, 1], 4, 8)
+    assert places.of(("a", 0), range(4, 12), table, SIZE, cpu) is first
     for id, group, rows in (("b", 0, range(4, 12)), ("a", 1, range(4, 12)), ("a", 0, range(5, 12))):
-        assert places.of((id, group), rows, [2, 4], SIZE, cpu)[0][0] == 2
+        assert places.of((id, group), rows, [2, 4], SIZE, cpu).blocks[0] == 2
     places.clear()
-    assert places.of(("a", 0), range(4, 12), [4, 2], SIZE, cpu)[0].tolist() == [4] * 4 + [2] * 4
+    assert places.of(("a", 0), range(4, 12), [4, 2], SIZE, cpu).blocks.tolist() == [4, 2]

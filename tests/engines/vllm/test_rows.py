@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.engines.vllm.rows import PromptRows, Sharding, places
+from disagg.engines.vllm.rows import PromptRows, Sharding, blocks_of
 from disagg.errors import ModelError
 from disagg.kv.layout import LayerLayout, Layout
 from disagg.kv.parts import Coverage
@@ -60,15 +60,31 @@ def test_tokens_of_the_answer_add_no_rows() -> None:
     assert prompt.complete
 
 
-def test_rows_lie_in_the_blocks_of_the_table() -> None:
-    assert places(range(126, 130), [7, 3], 128).tolist() == [[7, 7, 3, 3], [126, 127, 0, 1]]
-    assert places(range(260, 262), [0, 0, 9], 128).tolist() == [[9, 9], [4, 5]]
+@pytest.mark.parametrize(
+    ("rows", "table", "blocks"),
+    [
+        (range(126, 130), [7, 3], [7, 3]),
+        (range(128), [7, 3], [7]),
+        (range(128, 256), [7, 3], [3]),
+        (range(260, 262), [0, 0, 9], [9]),
+    ],
+)
+def test_rows_lie_in_the_blocks_of_the_table(rows: range, table: list[int], blocks: list[int]) -> None:
+    assert blocks_of(rows, table, 128) == blocks
 
 
-@pytest.mark.parametrize(("rows", "table"), [(range(120, 130), [0, 3]), (range(250, 260), [1, 3])])
-def test_a_row_whose_block_was_given_up_is_refused(rows: range, table: list[int]) -> None:
-    with pytest.raises(ModelError, match=f"block of row {120 if table[0] == 0 else 256}"):
-        places(rows, table, 128)
+@pytest.mark.parametrize(
+    ("rows", "table", "row"),
+    [
+        (range(120, 130), [0, 3], 120),
+        (range(120, 130), [3, 0], 128),
+        (range(250, 260), [1, 3], 256),
+        (range(600, 610), [1, 3], 600),
+    ],
+)
+def test_a_row_whose_block_was_given_up_is_refused(rows: range, table: list[int], row: int) -> None:
+    with pytest.raises(ModelError, match=f"block of row {row} before"):
+        blocks_of(rows, table, 128)
 
 
 @pytest.mark.parametrize(("ranks", "heads", "parts"), [(1, 8, 1), (2, 8, 2), (8, 8, 8), (4, 2, 2), (8, 1, 1)])

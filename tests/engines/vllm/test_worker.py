@@ -36,6 +36,8 @@ class FakeShipment:
         self.steps.append(progress)
 
     def send(self, block: KVBlock) -> None:
+        assert block.wait is not None
+        block.wait()
         self.blocks.append(block)
 
     def fail(self, error: DisaggError) -> None:
@@ -140,10 +142,10 @@ def test_a_prompt_whose_rows_cannot_be_staged_fails_alone(bench: Bench, monkeypa
 
 
 def test_a_layer_that_cannot_be_read_fails_its_prompt_and_not_the_step(bench: Bench) -> None:
-    def out_of_memory(pages: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor) -> Any:
+    def out_of_memory(pages: torch.Tensor) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    bench.worker._reads[LAYERS[1]] = out_of_memory
+    bench.worker._forms[LAYERS[1]] = out_of_memory
     bench.step(piece("a", range(10), first=True, last=True))
     (shipment,) = bench.shipments
     assert [type(error) for error in shipment.failures] == [HandoffError]
