@@ -1,7 +1,7 @@
 """`python -m benchmarks.vllm_bare FOLDER`: vLLM without our connector, in the environment with vLLM.
 
-The same engine arguments as a prefill host's. Reads a JSON array of token ids per line, and prints for each the seconds
-in which vLLM computed it and one token after it.
+The same engine arguments as a prefill host's. Reads a JSON array of token ids per line, and prints for each, as a JSON
+object, the seconds in which vLLM computed it and one token after it, and their CPU time.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def make(folder: Path) -> Any:
     return LLMEngine.from_engine_args(EngineArgs(**load.arguments(folder, CONTEXT, options)))
 
 
-def seconds(engine: Any, name: str, tokens: Sequence[int]) -> float:
+def spent(engine: Any, name: str, tokens: Sequence[int]) -> dict[str, float]:
     """Compute one prompt."""
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     engine.add_request(name, {"prompt_token_ids": list(tokens)}, parameters(Sampling(max_tokens=1, ignore_eos=True)))
     while engine.has_unfinished_requests():
         engine.step()
-    return time.perf_counter() - began
+    return {"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
 
 
 def main() -> None:
     engine = make(Path(sys.argv[1]))
     for number, line in enumerate(sys.stdin):
-        sys.stdout.write(f"seconds {seconds(engine, str(number), json.loads(line))!r}\n")
+        sys.stdout.write(json.dumps(spent(engine, str(number), json.loads(line))) + "\n")
         sys.stdout.flush()
 
 

@@ -1,8 +1,9 @@
 """What our server and connector cost vLLM's prefill, and vLLM beside our transformers engine, on the CPU.
 
-    python -m benchmarks.vllm_prefill [--rounds 9] [--tokens 2048] [--python .venv-vllm/bin/python]
+    python -m benchmarks.vllm_prefill [--rounds 6] [--tokens 2048] [--width 1024] [--python .venv-vllm/bin/python]
 
-A llama of 25 million random parameters, one compute thread each, steps of 512 tokens, new random prompts, in turn:
+A llama of 8 layers and 90 million random parameters (--width 512: 25 million), one compute thread each, steps of 512
+tokens, new random prompts, in turn:
 
     bare          vLLM alone, without connector (benchmarks/vllm_bare.py)
     server        our prefill server with vLLM, whose KV a decode server receives
@@ -10,8 +11,12 @@ A llama of 25 million random parameters, one compute thread each, steps of 512 t
 
 Each is timed from the prompt's arrival at the engine until it is computed: `server` with its wait for the engine and
 until the last byte of its KV is received, `bare` with the token that vLLM cannot do without. The order of the three
-changes each round. Prints one JSON object: medians in tokens/s, and medians of the ratios of each round. --python: of
-the environment with vLLM's CPU build, which `make test` sets up. The machine must be idle and have two cores.
+changes each round. Prints one JSON object: medians in tokens/s; medians of the ratios of each round, their least and
+greatest; and what the server's process spends in addition to vLLM alone, in CPU milliseconds per MB of KV. --python:
+of the environment with vLLM's CPU build, which `make test` sets up. The machine must be idle and have two cores.
+
+The model has 90 bytes of KV per million floating-point operations; Qwen3-Coder-30B in bfloat16 has 15. So what a byte
+costs shows here six times as much as there.
 """
 
 from __future__ import annotations
@@ -26,12 +31,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx
 import numpy
+import psutil
 
 from benchmarks.peers.mlx_hosts import ONE_THREAD, FleetServer, fleet_server
 from benchmarks.prefill import make_model
@@ -51,41 +58,55 @@ engine = {{{{name = "vllm", dtype = "float32", device = "cpu", threads = 1, chun
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--rounds", type=int, default=6)
     options.add_argument("--tokens", type=int, default=2048)
+    options.add_argument("--width", type=int, default=1024)
     options.add_argument("--python", type=Path, default=PYTHON)
     args = options.parse_args()
     if not args.python.exists():
         options.error(f"{args.python}: no environment with vLLM; make .venv-vllm/.ready, or give --python")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped
-    print(json.dumps(compare(args.rounds, args.tokens, args.python.absolute()), indent=2))
+    print(json.dumps(compare(args.rounds, args.tokens, args.width, args.python.absolute()), indent=2))
 
 
-def compare(rounds: int, tokens: int, python: Path) -> dict[str, Any]:
+class Spent(NamedTuple):
+    """On one prompt. kv_bytes: received."""
+
+    seconds: float
+    cpu_s: float = 0.0
+    kv_bytes: int = 0
+
+
+Round = Mapping[str, Spent]
+"""By the name of the way."""
+
+
+def compare(rounds: int, tokens: int, width: int, python: Path) -> dict[str, Any]:
     """Measure `rounds` rounds after a warm-up."""
     os.environ["PYTHONPATH"] = str(ROOT)  # for servers in vLLM's environment, where disagg is not installed
     with tempfile.TemporaryDirectory(prefix="disagg-vllm-") as name:
         folder = Path(name)
         (folder / "model").mkdir()
-        model = make_model(folder / "model")
+        model = make_model(folder / "model", width)
         options = EngineOptions("transformers", dtype="float32", device="cpu", threads=1, max_held_bytes=0)
         engine = TransformersPrefillEngine(model, CONTEXT, options)
         with fleet_server(model, folder, _PREFILL.format(python=python)) as servers, bare(model, python) as alone:
-            ways: Mapping[str, Callable[[list[int]], float]] = {
+            ways: Mapping[str, Callable[[list[int]], Spent]] = {
                 "bare": alone,
                 "server": lambda prompt: through_server(servers, prompt),
                 "transformers": lambda prompt: by_transformers(engine, prompt),
             }
             chance = numpy.random.default_rng(0)
-            measured = [
-                {name: tokens / ways[name](chance.integers(8, 1000, tokens).tolist()) for name in turns(list(ways), n)}
+            measured: list[Round] = [
+                {name: ways[name](chance.integers(8, 1000, tokens).tolist()) for name in turns(list(ways), n)}
                 for n in range(rounds + 1)
             ][1:]
     return {
         "tokens": tokens,
         "rounds": rounds,
-        "tokens_per_s": {name: statistics.median(one[name] for one in measured) for name in ways},
-        **ratios(measured),
+        "width": width,
+        "tokens_per_s": {name: tokens / statistics.median(one[name].seconds for one in measured) for name in ways},
+        **figures(measured),
     }
 
 
@@ -95,56 +116,78 @@ def turns(names: list[str], number: int) -> list[str]:
     return names[first:] + names[:first]
 
 
-def ratios(measured: list[dict[str, float]]) -> dict[str, float]:
-    """Medians over the rounds, each of which took its figures one after the other."""
-    return {
-        "server_over_bare": statistics.median(one["server"] / one["bare"] for one in measured),
-        "vllm_over_transformers": statistics.median(one["server"] / one["transformers"] for one in measured),
-    }
+def figures(measured: Sequence[Round]) -> dict[str, Any]:
+    """Over the rounds, each of which took its figures one after the other."""
+    found: dict[str, Any] = {}
+    for name, (way, other) in {
+        "server_over_bare": ("server", "bare"),
+        "vllm_over_transformers": ("server", "transformers"),
+    }.items():
+        ratios = [one[other].seconds / one[way].seconds for one in measured]
+        found[name] = statistics.median(ratios)
+        found[f"{name}_range"] = [min(ratios), max(ratios)]
+    more = [1e9 * (one["server"].cpu_s - one["bare"].cpu_s) / one["server"].kv_bytes for one in measured]
+    return {**found, "cpu_ms_per_mb": statistics.median(more)}
 
 
 @contextmanager
-def bare(model: Path, python: Path) -> Iterator[Callable[[list[int]], float]]:
-    """vLLM alone in a process of its own: tokens -> seconds."""
+def bare(model: Path, python: Path) -> Iterator[Callable[[list[int]], Spent]]:
+    """vLLM alone in a process of its own."""
     command = [str(python), "-P", "-m", "benchmarks.vllm_bare", str(model)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **ONE_THREAD})
     assert process.stdin is not None and process.stdout is not None
 
-    def seconds(prompt: list[int]) -> float:
+    def spent(prompt: list[int]) -> Spent:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(prompt) + "\n")
         process.stdin.flush()
         for line in process.stdout:  # vLLM logs there, too
-            if line.startswith("seconds "):
-                return float(line.removeprefix("seconds "))
+            if line.startswith('{"seconds"'):
+                return Spent(**json.loads(line))
         raise ConnectionError("vLLM alone has ended; its output is above")
 
     try:
-        yield seconds
+        yield spent
     finally:
         process.stdin.close()
         process.kill()
         process.wait()
 
 
-def through_server(servers: FleetServer, prompt: list[int]) -> float:
-    """Seconds that a prompt which is handed over waits for the engine, is computed and is sent."""
+def through_server(servers: FleetServer, prompt: list[int]) -> Spent:
+    """A prompt that is handed over: its wait for the engine, its computation and what is sent after that."""
     with Client(servers.fleet, token=servers.token) as client:
+        process = psutil.Process(prefill_process(servers))
+        before = cpu_s(process)
         answer = client.generate(
             "model", tokens=[*prompt, 8], max_tokens=1, cache_salt=secrets.token_hex(8), local_prefill=False
         )
+        after = cpu_s(process)
     if answer.warnings or answer.metrics.method != "disaggregated":
         raise ConnectionError(f"the hand-off failed: {answer.warnings}")
     parts = answer.metrics.ttft_parts
-    return parts.queue + parts.prefill + parts.exposed_transfer
+    return Spent(parts.queue + parts.prefill + parts.exposed_transfer, after - before, answer.metrics.kv_bytes)
 
 
-def by_transformers(engine: TransformersPrefillEngine, prompt: list[int]) -> float:
-    """Seconds of a prefill whose blocks are dropped."""
+def prefill_process(servers: FleetServer) -> int:
+    """The id of the prefill server's process."""
+    host = servers.fleet.hosts["prefill"]
+    headers = {"Authorization": f"Bearer {servers.token}"}
+    return int(httpx.get(f"{host.url}/status", headers=headers, trust_env=False, timeout=60.0).json()["pid"])
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU time of a process, in hundredths of a second."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def by_transformers(engine: TransformersPrefillEngine, prompt: list[int]) -> Spent:
+    """A prefill whose blocks are dropped."""
     began = time.perf_counter()
     engine.prefill(prompt, lambda block: None, chunk_tokens=STEP_TOKENS)
-    return time.perf_counter() - began
+    return Spent(time.perf_counter() - began)
 
 
 if __name__ == "__main__":
