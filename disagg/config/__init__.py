@@ -6,6 +6,7 @@ validate   load: path -> Fleet; the [fleet] table
 tables/    the rules of [hosts.*], [models.*] and [deploy]
 toml/      TOML read key by key, with errors that point at line and column
 search     which hosts.toml is meant if none is named
+key        the key of a server that somebody else runs
 addresses  which names, addresses and model sources are valid
 render     Fleet -> the text of a hosts.toml for another machine, and its hash
 starter    the file that `disagg init` writes

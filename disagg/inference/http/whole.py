@@ -13,11 +13,11 @@ import h11
 
 from disagg.api.base import InvalidValue
 from disagg.config import Host
+from disagg.config.key import key_of
 from disagg.errors import ProtocolError, ServerSilent, ServerUnavailable
 from disagg.inference.http.connections import Connections, HostRequest, SentRequest
 from disagg.inference.policy import Timeouts
 from disagg.whole.answers import MAX_REPLY_BYTES, models
-from disagg.whole.key import key_of
 from disagg.whole.questions import MODELS, Question
 from disagg.whole.refusals import Reply, error_of, not_openai, unknown_model
 
@@ -41,7 +41,9 @@ class Asked:
 async def get(http: Connections, host: Host, path: str, timeout_s: float) -> Reply:
     """The answer to a GET. path: below the host's URL. `timeout_s` bounds connecting, and every wait."""
     with _failures(host):
-        exchange = await http.send(HostRequest(host, "GET", _target(host, path), key=key_of(host)), timeout_s)
+        exchange = await http.send(
+            HostRequest(host, "GET", _target(host, path), key=key_of(host.engine, host.name)), timeout_s
+        )
         try:
             head = await http.head(exchange, timeout_s, timeout_s)
             return await _reply(head, exchange, timeout_s)
@@ -57,7 +59,7 @@ async def pieces(http: Connections, asked: Asked) -> AsyncIterator[AsyncGenerato
     """
     host, timeouts = asked.host, asked.timeouts
     path, content = _target(host, asked.question.path), asked.question.to_bytes()
-    request = HostRequest(host, "POST", path, content, key=key_of(host), via=asked.via)
+    request = HostRequest(host, "POST", path, content, key=key_of(host.engine, host.name), via=asked.via)
     with _failures(host):
         exchange = await http.send(request, timeouts.whole_connect)
     try:

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 from disagg.api.base import InvalidValue
 from disagg.config import Host
+from disagg.config.key import key_of
 from disagg.errors import ConfigError, DisaggError
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.fleet.lifecycle.status.http_get import fetch
 from disagg.whole.answers import MAX_REPLY_BYTES, models
-from disagg.whole.key import key_of
 from disagg.whole.questions import MODELS
 from disagg.whole.refusals import Reply, error_of, not_openai, unknown_model
 
@@ -23,7 +23,7 @@ def poll_whole(host: Host, blank: HostStatus, timeout_s: float) -> HostStatus:
     """The host's state. Raises OSError if it does not answer, other than for want of TLS."""
     try:
         path = f"{urlsplit(host.url).path}{MODELS}"
-        reply = fetch(_connection(host, timeout_s), path, key_of(host), timeout_s, MAX_REPLY_BYTES)
+        reply = fetch(_connection(host, timeout_s), path, key_of(host.engine, host.name), timeout_s, MAX_REPLY_BYTES)
     except ConfigError as error:
         return _failed(blank, error)
     except ssl.SSLError as error:
