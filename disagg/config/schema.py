@@ -59,8 +59,8 @@ class EngineOptions:
     max_kv_bytes: int = 8 << 30  # decode: KV bytes, received and in use
     url: str | None = None  # openai, vllm-server: without / at its end
     model: str | None = None  # openai, vllm-server: the model's name there
-    key_file: str | None = None  # openai: absolute, or below ~ of the machine that asks
-    key_variable: str | None = None  # openai: of the environment; one of the two, or none
+    key_file: str | None = None  # openai, vllm-server: absolute, or below ~ of the machine that asks
+    key_variable: str | None = None  # openai, vllm-server: of the environment; one of the two, or none
 
     @property
     def prompts_kv_bytes(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 from disagg.api.names import Role
 from disagg.config.addresses import is_hub_id
 from disagg.config.schema import ENGINES, DType, EngineName, EngineOptions, KVWire
-from disagg.config.tables.whole import OPENAI_OPTIONS, read_name_there, read_server_url
+from disagg.config.tables.whole import KEY_OPTIONS, OPENAI_OPTIONS, read_name_there, read_server_url
 from disagg.config.toml.table import Table
 
 Reader = Callable[[Table, str], Any]
@@ -102,6 +102,7 @@ _ENGINE_OPTIONS: Final[Mapping[EngineName, Mapping[str, Reader]]] = {
         "kv_cache_memory_bytes": within(1 << 20, 1 << 50),
         "url": read_server_url,
         "model": read_name_there,
+        **KEY_OPTIONS,
     },
     "mlx": {**_COMMON_OPTIONS, **_DECODE_OPTIONS},
     "simulated": {

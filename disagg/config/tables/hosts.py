@@ -39,12 +39,16 @@ def read_hosts(tables: Table, models: Mapping[str, Model]) -> dict[str, Host]:
 
 
 def _keys_reach_gateways(tables: Table, hosts: Mapping[str, Host]) -> None:
-    """A service manager starts a deployed gateway without the variables of anyone's shell."""
+    """A service manager starts what is deployed, a gateway or a server beside a `vllm serve`, without the variables of
+    anyone's shell."""
     gateway = next((host.name for host in hosts.values() if host.gateway and host.placement.deployed), None)
     for name, table in tables.tables("[hosts.dgx-spark-1]"):
-        if gateway is not None and hosts[name].engine.key_variable:
+        host = hosts[name]
+        asks = f"the gateway {gateway}" if host.whole and gateway else f"the server {name}"
+        deployed = gateway is not None if host.whole else host.placement.deployed
+        if deployed and host.engine.key_variable:
             raise table.table("engine", 'engine = {name = "openai"}').fault_at_key(
-                "key_variable", f"the gateway {gateway} has no such variable", "name a file on its machine: key_file"
+                "key_variable", f"{asks} has no such variable", "name a file on its machine: key_file"
             )
 
 

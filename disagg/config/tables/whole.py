@@ -72,10 +72,11 @@ def _key_file(table: Table, key: str) -> str:
     return path
 
 
+KEY_OPTIONS: Final[Mapping[str, Callable[[Table, str], Any]]] = {"key_file": _key_file, "key_variable": _variable}
+"""Readers of the keys that state where a server's key is."""
 OPENAI_OPTIONS: Final[Mapping[str, Callable[[Table, str], Any]]] = {
     "url": _url,
     "model": read_name_there,
-    "key_file": _key_file,
-    "key_variable": _variable,
+    **KEY_OPTIONS,
 }
 """Readers of the keys of an engine table with name = "openai"."""

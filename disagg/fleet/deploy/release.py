@@ -79,7 +79,8 @@ class Installation:
 @dataclass(frozen=True, slots=True)
 class TargetState:
     """What a host should have. files: of the release. hash: over all of them, and the release's name. key_files: where
-    a gateway reads the keys of whole-request hosts, by their names; they stay with whoever administers that machine.
+    it reads the keys of servers that somebody else runs, by the names of hosts: a gateway those of whole-request hosts,
+    any other its own. They stay with whoever administers that machine.
     """
 
     host: Host
@@ -105,8 +106,8 @@ def target_state(installation: Installation, host: Host, facts: HostFacts) -> Ta
     files = {**installation.package, **_own_files(installation.fleet, host, facts.paths, made, model_source)}
     files |= {f"service/{one.path.rpartition('/')[2]}": one.content for one in defined}
     keys = installation.keys if host.gateway else b""
-    whole = [one for one in installation.fleet.hosts.values() if one.whole] if host.gateway else []
-    key_files = {one.name: one.engine.key_file for one in whole if one.engine.key_file}
+    asked = [one for one in installation.fleet.hosts.values() if one.whole] if host.gateway else [host]
+    key_files = {one.name: one.engine.key_file for one in asked if one.engine.key_file}
     return TargetState(
         host, made, model_source, files, release_hash(files), installation.token, defined, keys, key_files
     )

@@ -6,5 +6,6 @@ forms     bodies and answers of its HTTP interface; pure
 calls     HTTP requests that can be ended at any time
 prompt    the run of a prompt whose KV is sent
 request   how long a request may be silent
+pulse     whether it answers at all
 describe  what it is, from inside its processes: the connector's side of `check`
 """

@@ -23,14 +23,16 @@ CONNECT_S: Final = 3.0
 MAX_BYTES: Final = 1 << 24
 """Of an answer, and of a line of one that is streamed."""
 _LEAST_S: Final = 0.001  # a socket's timeout; one of 0 would not block
+_KEYED: Final = "/v1/"  # what vLLM answers only to those who have its key
 _JSON: Final = {"Content-Type": "application/json"}
 
 
 class Server:
-    """Where a `vllm serve` listens. url: without a path."""
+    """Where a `vllm serve` listens. url: without a path. key: reads its key, "" if it wants none."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: Callable[[], str] = lambda: "") -> None:
         self.url = url
+        self._key = key
         parts = urlsplit(url)
         self.address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         self._secure = parts.scheme == "https"
@@ -55,11 +57,23 @@ class Server:
         try:
             with (
                 contextlib.closing(self.connect()) as connection,
-                _response(connection, method, path, body, timeout) as response,
+                self.response(connection, method, path, body, timeout) as response,
             ):
                 return _content(response)
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a chunk without a size
             raise unreachable(self.url, error) from error
+
+    def response(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, timeout: float
+    ) -> http.client.HTTPResponse:
+        """Send a request, and wait for the beginning of its answer. Raises OSError and HTTPException, and ConfigError
+        if its key cannot be read."""
+        headers = _JSON if body is not None else {}
+        if path.startswith(_KEYED) and (key := self._key()):
+            headers = {**headers, "Authorization": f"Bearer {key}"}
+        connection.sock.settimeout(timeout)
+        connection.request(method, path, body, headers)
+        return connection.getresponse()
 
 
 class Call:
@@ -112,7 +126,7 @@ class Call:
             sock = connection.sock  # the connection lets go of it if the server closes it after this answer
             try:
                 self._hold(sock)
-                with _response(connection, "POST", self._path, self._body, self._left()) as response:
+                with self._server.response(connection, "POST", self._path, self._body, self._left()) as response:
                     if self._on_line is None or response.status != HTTPStatus.OK:
                         return _content(response)
                     while line := response.readline(MAX_BYTES):
@@ -139,14 +153,6 @@ def unreachable(url: str, error: Exception) -> DisaggError:
     """The error of a connection that could not be made, or broke."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return ModelError(f"no vllm serve answers at {url}: {reason}", "start it, or see why it ended in its log")
-
-
-def _response(
-    connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, timeout: float
-) -> http.client.HTTPResponse:
-    connection.sock.settimeout(timeout)
-    connection.request(method, path, body, _JSON if body is not None else {})
-    return connection.getresponse()
 
 
 def _content(response: http.client.HTTPResponse) -> bytes:

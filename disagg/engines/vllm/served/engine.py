@@ -20,6 +20,7 @@ import numpy.typing
 from disagg.api.delivery import KVProgress
 from disagg.api.sampling import Sampling
 from disagg.config import EngineOptions
+from disagg.config.key import key_of
 from disagg.engines.base import EngineInfo, PrefillRun, SendingEngine, SendingRun, Token
 from disagg.engines.model import checkpoint
 from disagg.engines.model.constraint import Constraint
@@ -32,6 +33,7 @@ from disagg.engines.vllm.served import check
 from disagg.engines.vllm.served.calls import Call, Server
 from disagg.engines.vllm.served.forms import COMPLETIONS, answer_body, output, prompt_body
 from disagg.engines.vllm.served.prompt import ServedPrompt
+from disagg.engines.vllm.served.pulse import HEALTH, Pulse
 from disagg.engines.vllm.served.request import BEGIN_S, SLOWEST_TOKENS_S, Request
 from disagg.errors import DisaggError, ModelError
 from disagg.kv.wire.frames import Header
@@ -54,7 +56,7 @@ class ServedEngine(SendingEngine):
         self.tokenizer = HFTokenizer.load(path)
         reference = checkpoint.reference_profile(path, context, self.tokenizer)
         layout, fingerprint = checkpoint.layout(reference, options.dtype), checkpoint.fingerprint(reference)
-        self._server = Server(options.url)
+        self._server = Server(options.url, partial(key_of, options, f"the vllm serve at {options.url}"))
         self._model, self._found = check.describe(self._server, options.model)
         found = self._found
         check.require(found, options.url, layout, fingerprint, context)
@@ -62,6 +64,7 @@ class ServedEngine(SendingEngine):
         self._requests: dict[str, Request] = {}
         self._failure: ModelError | None = None
         self._reports = Reports(self._reporting_address())
+        self._pulse = Pulse(partial(self._server.ask, "GET", HEALTH, None), self._hangs)
         self.info = EngineInfo(
             backend=f"vllm-server/{found.device}",
             versions={"vllm": found.vllm, "torch": found.torch},
@@ -76,7 +79,7 @@ class ServedEngine(SendingEngine):
 
     @property
     def alive(self) -> bool:
-        """See PromptEngine. Not once nothing listens there, or another server: a new process checks what is there
+        """See PromptEngine. Not once nothing answers there, or another server: a new process checks what is there
         then."""
         return self._failure is None
 
@@ -167,6 +170,7 @@ class ServedEngine(SendingEngine):
 
     def close(self) -> None:
         """See PromptEngine."""
+        self._pulse.close()
         for request in list(self._requests.values()):
             request.call.close()
         self._reports.close()
@@ -175,6 +179,8 @@ class ServedEngine(SendingEngine):
         self, run: Run, begin_s: float, make: Callable[..., Call], take_end: Callable[[bytes | DisaggError], None]
     ) -> None:
         """Send the run's request. begin_s: for its first message."""
+        if self._failure is not None:
+            raise self._failure
 
         def ended(result: bytes | DisaggError) -> None:
             if isinstance(result, ModelError) and not self._server.listens():
@@ -182,6 +188,9 @@ class ServedEngine(SendingEngine):
             self._messages.put((run, partial(take_end, result)))
 
         self._requests[run.name] = Request(run, make(on_end=ended), time.monotonic(), begin_s)
+
+    def _hangs(self, error: DisaggError) -> None:
+        self._failure = self._failure or ModelError(error.message, error.hint)
 
     def _require_same(self) -> None:
         """Raise ModelError, and end this engine, if the server is not what it was at the start."""

@@ -128,7 +128,7 @@ def refusal(status: int, content: bytes) -> DisaggError:
     if status == _BAD_REQUEST:
         return RequestError(message, "see its log")
     if status == _UNAUTHORIZED:
-        return ModelError(message, "start it without --api-key: this host has no key to send")
+        return ModelError(message, "check its key: engine.key_file or engine.key_variable in hosts.toml")
     return ModelError(message, "see its log")
 
 

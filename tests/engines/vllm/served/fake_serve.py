@@ -28,12 +28,14 @@ INFO: Final = ConnectorInfo(
 
 class FakeServe:
     """answer: to a body of POST /v1/completions, as (status, content); of several lines if it is streamed. It may
-    wait. asked: set at the first body."""
+    wait. asked: set at the first body. healthy: the status of GET /health. keys: those of requests, by their paths."""
 
     def __init__(self, answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> None:
         self.answer = answer
         self.models = b'{"data": [{"id": "tiny"}]}'
+        self.healthy = 200
         self.bodies: list[dict[str, Any]] = []
+        self.keys: dict[str, str | None] = {}
         self.asked = threading.Event()
         self.url = ""
 
@@ -47,11 +49,13 @@ def serving(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Iterator[F
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._reply(200, fake.models)
+            fake.keys[self.path] = self.headers["Authorization"]
+            self._reply(fake.healthy if self.path == "/health" else 200, fake.models)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             fake.bodies.append(body)
+            fake.keys[self.path] = self.headers["Authorization"]
             fake.asked.set()
             self._reply(*fake.answer(body))
 

@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from disagg.engines.vllm.served.calls import Call, Server
-from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, ModelError, RequestError
+from disagg.errors import Cancelled, ConfigError, DeadlineExceeded, DisaggError, ModelError, RequestError
 from tests.engines.vllm.served.fake_serve import serving
 from tests.kv.kv_parts import PATIENCE_S
 from tests.ports import free_ports
@@ -81,7 +82,30 @@ def test_a_streamed_answer_after_which_the_server_closes_is_read_to_its_end(answ
     assert lines == [b"a\n", b"b\n", b"c\n"]
 
 
-def fail(error: Exception) -> None:
+def test_the_key_of_a_server_goes_where_it_asks_for_one_and_is_read_anew_for_each_request() -> None:
+    ends: Ends = queue.Queue()
+    keys = iter(["first", "second"])
+    with serving(lambda body: (200, b"content")) as fake:
+        server = Server(fake.url, lambda: next(keys))
+        server.ask("GET", "/v1/models", None, PATIENCE_S)
+        server.ask("GET", "/health", None, PATIENCE_S)
+        Call(server, "/v1/completions", b"{}", deadline=time.monotonic() + PATIENCE_S, on_end=ends.put)
+        assert ends.get(timeout=PATIENCE_S) == b"content"
+    assert fake.keys == {"/v1/models": "Bearer first", "/health": None, "/v1/completions": "Bearer second"}
+
+
+def test_a_key_that_cannot_be_read_is_the_end_of_its_request() -> None:
+    ends: Ends = queue.Queue()
+    with serving(lambda body: (200, b"content")) as fake:
+        server = Server(fake.url, lambda: fail(ConfigError("no key")))
+        Call(server, "/v1/completions", b"{}", deadline=time.monotonic() + PATIENCE_S, on_end=ends.put)
+        assert isinstance(ends.get(timeout=PATIENCE_S), ConfigError)
+        with pytest.raises(ConfigError):
+            server.ask("GET", "/v1/models", None, PATIENCE_S)
+    assert not fake.bodies
+
+
+def fail(error: Exception) -> Any:
     raise error
 
 

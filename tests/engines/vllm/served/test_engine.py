@@ -67,10 +67,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tiny: tiny_models.TinyModel) -> Iterator[Bench]:
+def bench(tiny: tiny_models.TinyModel, tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tiny("llama"))
     with serving(bench.answer) as bench.fake:
-        options = EngineOptions("vllm-server", dtype="float32", url=bench.fake.url)
+        (key := tmp_path / "key").write_text("the-key\n")
+        options = EngineOptions("vllm-server", dtype="float32", url=bench.fake.url, key_file=str(key))
         bench.engine = ServedEngine(bench.path, 64, options)
         yield bench
         bench.go_on.set()
@@ -127,6 +128,22 @@ def test_an_engine_whose_server_does_not_listen_any_more_is_not_alive(bench: Ben
         bench.stepped(bench.send()).sent()
     assert not bench.engine.alive
     assert bench.engine.failure == "vllm serve answered HTTP 500: dying"
+
+
+def test_an_engine_whose_server_answers_nothing_is_not_alive_and_takes_no_prompt(bench: Bench) -> None:
+    bench.fake.healthy = 503
+    until(lambda: not bench.engine.alive)
+    assert "HTTP 503" in bench.engine.failure
+    with pytest.raises(ModelError, match="HTTP 503"):
+        bench.send()
+    assert bench.engine._reports.outstanding == 0
+
+
+def test_prompts_are_ordered_with_the_key_of_the_server(bench: Bench) -> None:
+    run = bench.send()
+    bench.order()
+    assert bench.fake.keys["/v1/completions"] == "Bearer the-key"
+    run.close()
 
 
 def test_requests_that_a_server_leaves_unanswered_fail_whoevers_turn_the_step_is(bench: Bench) -> None:
