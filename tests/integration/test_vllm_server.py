@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from disagg.inference.client import AsyncClient
+from disagg.servers.health.watchdog import EXIT_CODE
 from tests import tiny_models
 from tests.fleets import HAS_VLLM, TOKEN, RunningFleet, running, write_hosts
 from tests.integration.test_vllm import ANSWER, ARCHITECTURES, LENGTHS, ids, prompt, require_those_of_transformers
@@ -95,6 +96,24 @@ async def test_what_is_cancelled_leaves_no_request_no_block_and_no_kv(pair: Pair
     await until(lambda: load(pair, "m-decode")["kv_bytes"] == 0)
 
 
+async def test_a_server_that_hangs_is_left_in_seconds_and_the_decode_host_answers_its_prompts(
+    pair: Pair,
+) -> None:
+    """All its processes are stopped while it computes: its connections stay, and nobody answers. The prefill host ends,
+    as its service manager is to start it again."""
+    tokens = prompt(LONG, seed=77)
+    with stopped(pair.vllm):
+        async with AsyncClient(pair.fleet.fleet, token=TOKEN) as client:
+            completion = await client.generate("m", tokens=tokens, cache_salt="hangs", **ANSWER)
+        await until(lambda: pair.fleet.processes["m-prefill"].poll() is not None)
+    assert pair.fleet.processes.pop("m-prefill").poll() == EXIT_CODE
+    require_those_of_transformers(pair.fleet, [tokens], [completion])
+    assert completion.metrics.method == "fallback"
+    host = pair.fleet.fleet.hosts["m-prefill"]
+    pair.fleet.start(host)
+    await asyncio.to_thread(pair.fleet.wait_ready, host)
+
+
 async def test_a_server_that_is_killed_while_it_sends_leaves_the_prompt_to_the_decode_host(pair: Pair) -> None:
     """The last test of this server. A prompt that is past its half when it is looked at is followed by another."""
     parent = psutil.Process(pair.vllm.process.pid)
@@ -117,6 +136,20 @@ async def test_a_server_that_is_killed_while_it_sends_leaves_the_prompt_to_the_d
     assert completion.metrics.method == "fallback"
     assert any("Using fallback mode" in warning for warning in completion.warnings)
     await until(lambda: pair.fleet.processes["m-prefill"].poll() is not None)
+
+
+@contextmanager
+def stopped(server: VLLMServe) -> Iterator[None]:
+    """All processes of the server are stopped within the block."""
+    parent = psutil.Process(server.process.pid)
+    processes = [*parent.children(recursive=True), parent]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 def load(pair: Pair, host: str) -> dict[str, Any]:

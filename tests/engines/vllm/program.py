@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from disagg.api.names import AS_IS, INT8, WireForm
 from disagg.config import EngineOptions
 from disagg.engines.base import SendingRun
 from disagg.engines.exit import exit_without_cleanup
@@ -62,15 +63,15 @@ class Bench:
         self.server.__enter__()
         self.reference = Reference(folder)
 
-    def begin(self, tokens: Sequence[int], start: int = 0, salt: str = "") -> Begun:
+    def begin(self, tokens: Sequence[int], start: int = 0, salt: str = "", wire: WireForm = AS_IS) -> Begun:
         """Send the KV of tokens[:-1]."""
         info = self.engine.info
         arrived: queue.Queue[Any] = queue.Queue()
         count, digest = len(tokens) - 1, token_hash(tokens)
-        expected = Expected("r", info.layout, info.fingerprint, digest, count, start)
+        expected = Expected("r", info.layout, info.fingerprint, digest, count, start, wires=(wire,))
         deadline = time.monotonic() + PATIENCE_S
         slot = self.tickets.issue(expected, arrived.put, deadline=deadline)
-        header = Header(slot.ticket, "r", info.fingerprint, info.layout, digest, count, start)
+        header = Header(slot.ticket, "r", info.fingerprint, info.layout, digest, count, start, wire)
         to = (self.server.host, self.server.port)
         run = self.engine.send(tokens[:-1], to, header, deadline=deadline, next_token=tokens[-1], salt=salt)
         return Begun(run, arrived, slot.ticket)
@@ -91,6 +92,19 @@ class Bench:
             kv.release()
             run.close()
         return worst, [one.run.held for one in begun]
+
+    def quantised(self, tokens: Sequence[int]) -> float:
+        """The largest difference of a prompt that is sent with eight bits, in steps of its quantisation."""
+        begun = self.begin(tokens, wire=INT8)
+        while not begun.run.done:
+            begun.run.step()
+        begun.run.sent()
+        kv = begun.arrived.get(timeout=PATIENCE_S)
+        assert isinstance(kv, ReceivedKV) and kv.wire == INT8, kv
+        worst = self.reference.difference_in_steps(tokens[:-1], kv)
+        kv.release()
+        begun.run.close()
+        return worst
 
     def beside_a_longer_one(self, long: Sequence[int], short: Sequence[int]) -> tuple[float, list[int]]:
         """As `difference`, of a short prompt that comes when a long one is computed, and ends before it."""
@@ -149,12 +163,35 @@ class Reference:
             whole = self._model(torch.tensor([list(tokens)])).logits[0, -len(logits) :].log_softmax(-1)
         return float((torch.from_numpy(logits) - whole).abs().max())
 
-    def difference(self, tokens: Sequence[int], start: int, kv: ReceivedKV) -> float:
+    def _cache(self, tokens: Sequence[int]) -> Any:
         from transformers.cache_utils import DynamicCache
 
         torch, cache = self._torch, DynamicCache()  # without a config it keeps every row, of sliding layers too
         with torch.inference_mode():
             self._model(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
+        return cache
+
+    def difference_in_steps(self, tokens: Sequence[int], kv: ReceivedKV) -> float:
+        """Of KV with eight bits. Each group of 64 has a step of its own."""
+        torch, cache, worst = self._torch, self._cache(tokens), 0.0
+        for index, layer in enumerate(kv.layout.layers):
+            rows = layer.rows(len(tokens), 0)
+            for planes, whole in (
+                (kv.keys[index], cache.layers[index].keys),
+                (kv.values[index], cache.layers[index].values),
+            ):
+                shape = (layer.kv_heads, len(rows), -1, 64)
+                packed = torch.frombuffer(memoryview(planes[0].tobytes()), dtype=torch.uint8).reshape(shape)
+                scale, bias = (
+                    torch.frombuffer(memoryview(plane.tobytes()), dtype=torch.float32).reshape(*shape[:3], 1)
+                    for plane in planes[1:]
+                )
+                want = whole[0][:, rows.start : rows.stop].reshape(shape)
+                worst = max(worst, float(((packed.float() * scale + bias - want) / scale).abs().max()))
+        return worst
+
+    def difference(self, tokens: Sequence[int], start: int, kv: ReceivedKV) -> float:
+        torch, cache = self._torch, self._cache(tokens)
         worst = 0.0
         for index, layer in enumerate(kv.layout.layers):
             rows = layer.rows(len(tokens), start)
@@ -195,6 +232,7 @@ def examine(folder: Path) -> dict[str, Any]:
         worst, held = case()
         found["worst"][name] = worst
         found["prefix tokens"][name] = max(held)
+    found["steps of int8"] = bench.quantised(prompt(chance, 200))
     found["logits"] = [
         bench.reference.logits_differ(long, bench.engine.logits(long, 9, chunk_tokens=pieces)) for pieces in (None, 130)
     ]

@@ -35,10 +35,12 @@ def run(folder: Path) -> dict[str, Any]:
 
 
 def test_the_kv_is_that_of_transformers_and_cancelled_prompts_leave_nothing(tmp_path: Path) -> None:
-    """Prompts shorter and longer than the window, in chunks, with cached prefixes, eight at once."""
-    found = run(tiny_models.make("gemma3_text", tmp_path / "model"))
+    """Prompts shorter and longer than the window, in chunks, with cached prefixes, eight at once; one with eight bits,
+    for which heads of 64 are needed."""
+    found = run(tiny_models.make("gemma3_text", tmp_path / "model", head_dim=64))
     assert {case: worst for case, worst in found["worst"].items() if worst > LARGEST} == {}, found
     assert {case for case, tokens in found["prefix tokens"].items() if tokens} == {"prefix", "whole prefix"}
     assert max(found["logits"]) <= LARGEST, "log-probabilities, the prompt whole and in pieces"
+    assert 0.1 < found["steps of int8"] < 1, "rounded to the nearest step, and a value of either side may be next to it"
     assert found["held"] == NOTHING_HELD
     assert found["beats"] > 0, "of layers: a step itself does not beat here"

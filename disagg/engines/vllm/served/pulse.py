@@ -14,7 +14,7 @@ from disagg.errors import DisaggError
 
 HEALTH: Final = "/health"
 EVERY_S: Final = 1.0
-LIMIT_S: Final = 5.0
+LIMIT_S: Final = 8.0
 """For an answer: a server that tokenises long prompts, or writes many answers, may take seconds."""
 FAILURES: Final = 2
 """In a row, after which it is left."""
