@@ -97,7 +97,7 @@ def compare(rounds: int, tokens: int, width: int, python: Path) -> dict[str, Any
                 "transformers": lambda prompt: by_transformers(engine, prompt),
             }
             chance = numpy.random.default_rng(0)
-            measured: list[Round] = [
+            measured: Sequence[Round] = [
                 {name: ways[name](chance.integers(8, 1000, tokens).tolist()) for name in turns(list(ways), n)}
                 for n in range(rounds + 1)
             ][1:]
