@@ -5,22 +5,19 @@
 BEHAVIOUR: serve | slow (loads forever) | crash (logs an error, exits 1) | die (exits 1 with plain words) |
 broken (answers with status error) | stalled | stubborn (ignores SIGTERM) | mute (listens, never answers) |
 older (another version).
+
+Standard library only: tests start it some hundred times, and the imports of uvicorn take half a second of CPU time.
 """
 
-import asyncio
 import json
 import os
 import signal
 import socket
+import socketserver
 import sys
 import time
 from pathlib import Path
-
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+from typing import Any
 
 host, model, address, port, behaviour = sys.argv[1:6]
 began = time.monotonic()
@@ -73,16 +70,44 @@ load_body = {
 }
 
 
-async def health(request: Request) -> JSONResponse:
-    if request.headers.get("authorization") != f"Bearer {token}":
-        return JSONResponse({"status": status})
-    return JSONResponse({**health_body, "uptime_s": time.monotonic() - began})
+def answer(path: str, authorised: bool) -> tuple[int, dict[str, Any]]:
+    """Status code and body."""
+    if path not in ("/health", "/status"):
+        return 404, {"error": {"code": "NotFound", "message": "no such path", "hint": ""}}
+    if not authorised and path == "/health":
+        return 200, {"status": status}
+    if not authorised:
+        return 401, {"error": {"code": "Unauthorized", "message": "wrong token", "hint": ""}}
+    return 200, {**health_body, **(load_body if path == "/status" else {}), "uptime_s": time.monotonic() - began}
 
 
-async def load(request: Request) -> JSONResponse:
-    if request.headers.get("authorization") != f"Bearer {token}":
-        return JSONResponse({"error": {"code": "Unauthorized", "message": "wrong token", "hint": ""}}, 401)
-    return JSONResponse({**health_body, **load_body, "uptime_s": time.monotonic() - began})
+class Handler(socketserver.StreamRequestHandler):
+    """One request per connection."""
+
+    timeout = 60
+
+    def handle(self) -> None:
+        words = self.rfile.readline().split()
+        headers = {}
+        while line := self.rfile.readline().strip():
+            name, _, value = line.partition(b":")
+            headers[name.lower()] = value.strip().decode()
+        if len(words) != 3:  # a connection that was closed before its request
+            return
+        code, body = answer(words[1].decode(), headers.get(b"authorization") == f"Bearer {token}")
+        content = json.dumps(body).encode()
+        head = f"HTTP/1.1 {code} -\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        self.wfile.write(f"{head}Connection: close\r\n\r\n".encode() + content)
+
+
+class Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # else the client has gone
+            super().handle_error(request, client_address)
 
 
 def main() -> None:
@@ -95,17 +120,10 @@ def main() -> None:
     if behaviour == "mute":
         with socket.create_server((address, int(port))):
             signal.pause()
-    app = Starlette(routes=[Route("/health", health), Route("/status", load)])
-    server = uvicorn.Server(uvicorn.Config(app, host=address, port=int(port), log_level="warning"))
     if behaviour == "stubborn":
-        vars(server)["capture_signals"] = ignore_signals
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    asyncio.run(server.serve())
-
-
-class ignore_signals:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *exc: object) -> None: ...
+    with Server((address, int(port)), Handler) as server:
+        server.serve_forever()
 
 
 main()
