@@ -35,8 +35,10 @@ runs() { # host, pid, a word of its command line: whether it is a process of thi
     return 1
 }
 
+processes=$(ps -axww -o pid= -o pgid= -o args= 2>/dev/null) # once: it takes longer than all else on a busy machine
+
 with_words() { # words of a command line: "pid group rest" of the processes that have them, rest being what follows
-    ps -axww -o pid= -o pgid= -o args= 2>/dev/null | words=$1 awk '
+    printf '%s\n' "$processes" | words=$1 awk '
         (at = index($0, ENVIRON["words"])) { print $1, $2, substr($0, at + length(ENVIRON["words"])) }'
 }
 
