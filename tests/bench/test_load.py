@@ -133,8 +133,9 @@ async def test_when_the_prefill_host_dies_midway_every_request_is_still_accounte
                 fleet.processes["tiny-prefill"].wait()
 
         monitor.changed = kill_after_six
-        made = plan((point(50, 4),), modes=("disaggregated", "prefill-alone"), requests=6, warmup=0)
-        turn_results = await play(fleet, made, monitor, timeout=8.0)  # a host that is down is waited for
+        three_at_once = point(50, 4, concurrency=None, rate=20.0)  # each waits 8 s for the host that is down
+        made = plan((three_at_once,), modes=("disaggregated", "prefill-alone"), requests=6, rounds=2, warmup=0)
+        turn_results = await play(fleet, made, monitor, timeout=8.0)
         fleet.processes.pop("tiny-prefill")
     by_mode = {mode: [r for turn in turn_results if turn.mode == mode for r in turn.records] for mode in made.modes}
     assert all(len(records) == 6 for records in by_mode.values())
