@@ -19,6 +19,7 @@ from disagg.fleet.changes.lock import LockHolder, locked
 from disagg.fleet.deploy.deployment import Deployment, DeployResult, Planner, exit_code
 from disagg.fleet.deploy.steps import Plan, RunScript, Step
 from disagg.fleet.deploy.undo import rollback, uninstall
+from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.machine.local import LocalMachine
 from disagg.token import token_digest
 from tests.deadlines import LONG_S
@@ -61,42 +62,37 @@ def test_a_bare_host_gets_a_whole_release(site: Site) -> None:
     assert sorted(path.name for path in site.own.iterdir()) == ["current", "logs", "releases", "running", "token"]
 
 
-def test_a_second_deployment_changes_nothing_and_writes_nothing(site: Site) -> None:
-    site.deploy()
-    before = stamps(site.home)
+def test_a_second_deployment_changes_nothing_and_writes_nothing(deployed: Site) -> None:
+    before = stamps(deployed.home)
     machine = Saboteur(LocalMachine("spark"))
-    report = site.deploy(machine)
+    report = deployed.deploy(machine)
     assert (report.result, machine.changes) == ("unchanged", 0)
-    assert stamps(site.home) == before
+    assert stamps(deployed.home) == before
 
 
-def test_a_changed_line_transfers_the_package_alone(site: Site) -> None:
-    site.deploy()
-    environments = stamps(site.root / "envs")
-    site.package = NEW_CODE
+def test_a_changed_line_transfers_the_package_alone(deployed: Site) -> None:
+    environments = stamps(deployed.root / "envs")
+    deployed.package = NEW_CODE
     machine = Saboteur(LocalMachine("spark"))
-    report = site.deploy(machine)
+    report = deployed.deploy(machine)
     assert report.result == "changed"
-    assert list(machine.trees) == [f"{site.own}/releases/{site.current()}"]
-    assert stamps(site.root / "envs") == environments
-    assert "2" in (site.own / "current/disagg/servers/__main__.py").read_text()
+    assert list(machine.trees) == [f"{deployed.own}/releases/{deployed.current()}"]
+    assert stamps(deployed.root / "envs") == environments
+    assert "2" in (deployed.own / "current/disagg/servers/__main__.py").read_text()
 
 
-def test_a_host_with_another_operators_token_is_refused_with_a_choice(site: Site) -> None:
-    site.deploy()
-    theirs, site.token = site.token, "the-token-of-another-clone"
-    report = site.deploy()
+def test_a_host_with_another_operators_token_is_refused_with_a_choice(deployed: Site) -> None:
+    theirs, deployed.token = deployed.token, "the-token-of-another-clone"
+    report = deployed.deploy()
     error = of_type(report.error, DeployRefused)
-    assert (
-        f"token {token_digest(theirs)[:8]} of another operator, and this machine's is {token_digest(site.token)[:8]}"
-        in error.message
-    )
+    own = token_digest(deployed.token)[:8]
+    assert f"token {token_digest(theirs)[:8]} of another operator, and this machine's is {own}" in error.message
     assert "--adopt-token" in error.hint and "--replace-token" in error.hint
-    assert (site.own / "token").read_text() == f"{theirs}\n"
-    site.replace_token = True
-    replaced = site.deploy()
+    assert (deployed.own / "token").read_text() == f"{theirs}\n"
+    deployed.replace_token = True
+    replaced = deployed.deploy()
     assert f"replace the token {token_digest(theirs)[:8]}" in [step.what for step in present(replaced.plan).steps]
-    assert (site.own / "token").read_text() == f"{site.token}\n"
+    assert (deployed.own / "token").read_text() == f"{deployed.token}\n"
 
 
 def test_uv_is_asked_for_the_locked_versions_from_where_hosts_toml_says(site: Site) -> None:
@@ -165,96 +161,89 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_broken_off_at_any_step_the_old_release_stays_and_the_next_run_repairs(site: Site, kind: str) -> None:
-    site.deploy()
+def test_broken_off_at_any_step_the_old_release_stays_and_the_next_run_repairs(deployed: Site, kind: str) -> None:
     for number, name in enumerate(STEPS, 1):
-        old = site.current()
-        change_everything(site, number)
-        broken = site.deploy(Saboteur(LocalMachine("spark"), number, "after" in kind, ERRORS[kind]()))
+        old = deployed.current()
+        change_everything(deployed, number)
+        broken = deployed.deploy(Saboteur(LocalMachine("spark"), number, "after" in kind, ERRORS[kind]()))
         assert broken.result == "failed"
         assert broken.plan is not None and [step.name for step in broken.plan.steps] == STEPS
         assert broken.error is not None and f"in step {number} of {len(STEPS)}" in broken.error.message, name
         switched = name == "tidy" or (name == "switch" and "after" in kind)
-        assert (site.current() == old) != switched, name
-        repaired = site.deploy()
+        assert (deployed.current() == old) != switched, name
+        repaired = deployed.deploy()
         assert repaired.error is None, name
-        assert repaired.plan is not None and site.current() == repaired.plan.release != old
-        model = Path(site.fleet_on_host().models["tiny"].sources["transformers"])
+        assert repaired.plan is not None and deployed.current() == repaired.plan.release != old
+        model = Path(deployed.fleet_on_host().models["tiny"].sources["transformers"])
         assert json.loads((model / "config.json").read_text()) == {"number": number}
-        there = {path.name for path in site.own.iterdir()}
+        there = {path.name for path in deployed.own.iterdir()}
         assert there == {"current", "logs", "previous", "releases", "running", "token"}, name
-    assert site.deploy().result == "unchanged"
+    assert deployed.deploy().result == "unchanged"
 
 
-def test_an_environment_that_cannot_be_built_is_told_with_the_installers_words(site: Site) -> None:
-    site.deploy()
-    first = site.current()
-    change_everything(site, 1)
-    (site.home / "no-index").touch()
-    error = site.deploy().error
+def test_an_environment_that_cannot_be_built_is_told_with_the_installers_words(deployed: Site) -> None:
+    first = deployed.current()
+    change_everything(deployed, 1)
+    (deployed.home / "no-index").touch()
+    error = deployed.deploy().error
     assert isinstance(error, CommandFailed)
     assert "error: no index answers" in error.message and "build the Python" in error.message
     assert "index_url" in error.hint
-    assert site.current() == first
-    (site.home / "no-index").unlink()
-    assert site.deploy().result == "changed"
+    assert deployed.current() == first
+    (deployed.home / "no-index").unlink()
+    assert deployed.deploy().result == "changed"
 
 
-def test_a_half_made_or_damaged_environment_is_built_again(site: Site) -> None:
-    site.deploy()
-    environment = next((site.root / "envs").iterdir())
+def test_a_half_made_or_damaged_environment_is_built_again(deployed: Site) -> None:
+    environment = next((deployed.root / "envs").iterdir())
     (environment / ".complete").unlink()
-    report = site.deploy()
+    report = deployed.deploy()
     assert report.plan is not None
     assert [step.name for step in report.plan.steps] == ["prepare", "requirements", "environment", "tidy"]
     assert (environment / ".complete").exists()
 
 
 @pytest.mark.parametrize("how", ["emptied", "removed", "added"])
-def test_a_release_whose_files_were_damaged_is_sent_again(site: Site, how: str) -> None:
-    site.deploy()
-    first, file = site.current(), site.own / "current/disagg/servers/__main__.py"
+def test_a_release_whose_files_were_damaged_is_sent_again(deployed: Site, how: str) -> None:
+    first, file = deployed.current(), deployed.own / "current/disagg/servers/__main__.py"
     if how == "emptied":
         file.write_bytes(b"")
     elif how == "removed":
         file.unlink()
     else:
         file.with_name("stray.py").touch()
-    report = site.deploy()
+    report = deployed.deploy()
     assert report.plan is not None and report.error is None
     assert [step.name for step in report.plan.steps] == ["prepare", "release", "check", "tidy"]
-    assert (site.current(), file.read_bytes()) == (first, PACKAGE["disagg/servers/__main__.py"])
-    assert site.deploy().result == "unchanged"
+    assert (deployed.current(), file.read_bytes()) == (first, PACKAGE["disagg/servers/__main__.py"])
+    assert deployed.deploy().result == "unchanged"
 
 
-def test_a_damaged_release_that_is_not_current_is_sent_again_before_it_is_switched_to(site: Site) -> None:
-    site.deploy()
-    first = site.current()
-    site.package = NEW_CODE
-    site.deploy()
-    (site.own / "releases" / first / "disagg/servers/__main__.py").unlink()
-    refused = run(site, rollback, "rollback").error
+def test_a_damaged_release_that_is_not_current_is_sent_again_before_it_is_switched_to(deployed: Site) -> None:
+    first = deployed.current()
+    deployed.package = NEW_CODE
+    deployed.deploy()
+    (deployed.own / "releases" / first / "disagg/servers/__main__.py").unlink()
+    refused = run(deployed, rollback, "rollback").error
     assert refused is not None and f"the files of release {first} have changed" in refused.message
-    site.package = dict(PACKAGE)
-    assert site.deploy().error is None
-    assert site.current() == first
+    deployed.package = dict(PACKAGE)
+    assert deployed.deploy().error is None
+    assert deployed.current() == first
 
 
-def test_bytecode_that_servers_leave_in_a_release_is_no_damage(site: Site) -> None:
-    site.deploy()
-    cache = site.own / "current/disagg/__pycache__"
+def test_bytecode_that_servers_leave_in_a_release_is_no_damage(deployed: Site) -> None:
+    cache = deployed.own / "current/disagg/__pycache__"
     cache.mkdir(exist_ok=True)
     (cache / "x.cpython-311.pyc").write_bytes(b"x")
-    assert site.deploy().result == "unchanged"
+    assert deployed.deploy().result == "unchanged"
 
 
-def test_a_release_that_does_not_load_is_never_switched_to(site: Site) -> None:
-    site.deploy()
-    first = site.current()
-    site.package = {**PACKAGE, "disagg/servers/__main__.py": b"import no_such_module\n"}
-    error = site.deploy().error
+def test_a_release_that_does_not_load_is_never_switched_to(deployed: Site) -> None:
+    first = deployed.current()
+    deployed.package = {**PACKAGE, "disagg/servers/__main__.py": b"import no_such_module\n"}
+    error = deployed.deploy().error
     assert error is not None and "No module named 'no_such_module'" in error.message
-    assert site.current() == first
+    assert deployed.current() == first
 
 
 def test_a_file_that_stands_where_a_folder_should_is_told_as_the_system_tells_it(site: Site) -> None:
@@ -317,9 +306,12 @@ EVE = {"who": "eve", "machine": "desk", "pid": 7, "identity": "x", "since": 1.0,
 )
 def test_a_lock_of_unknown_owner_stays_until_it_is_broken(site: Site, text: str) -> None:
     put_lock(site, text)
-    error = site.deploy().error
-    assert isinstance(error, HostLocked) and "its holder file is unreadable" in error.message
-    assert site.deploy(break_lock=True).result == "changed"
+    here, paths = LocalMachine("spark"), HostPaths(str(site.home), "spark")
+    with pytest.raises(HostLocked, match="its holder file is unreadable"), locked(here, paths, "deploy"):
+        raise AssertionError("it was taken")
+    with locked(here, paths, "deploy", break_lock=True):
+        assert json.loads((site.own / "lock/holder").read_text())["pid"] == os.getpid()
+    assert not (site.own / "lock").exists()
 
 
 def test_the_lock_of_another_machine_stays_until_it_is_broken(site: Site) -> None:
@@ -343,46 +335,43 @@ def run(site: Site, decide: Planner, why: str) -> DeployResult:
         return deployment.carry_out(deployment.plan())[0]
 
 
-def test_rollback_goes_back_and_forth(site: Site) -> None:
-    site.deploy()
-    first = site.current()
-    assert isinstance(run(site, rollback, "rollback").error, DeployRefused)
-    site.package = NEW_CODE
-    site.deploy()
-    second = site.current()
-    assert run(site, rollback, "rollback").result == "changed"
-    assert site.current() == first
-    assert run(site, rollback, "rollback").result == "changed"
-    assert site.current() == second
+def test_rollback_goes_back_and_forth(deployed: Site) -> None:
+    first = deployed.current()
+    assert isinstance(run(deployed, rollback, "rollback").error, DeployRefused)
+    deployed.package = NEW_CODE
+    deployed.deploy()
+    second = deployed.current()
+    assert run(deployed, rollback, "rollback").result == "changed"
+    assert deployed.current() == first
+    assert run(deployed, rollback, "rollback").result == "changed"
+    assert deployed.current() == second
 
 
-def test_uninstall_leaves_nothing_but_models_and_those_too_if_asked(site: Site) -> None:
-    site.deploy()
-    assert run(site, lambda host, facts: uninstall(host, facts, False), "uninstall").result == "changed"
-    left = {path.relative_to(site.root).parts[0] for path in site.root.rglob("*")}
+def test_uninstall_leaves_nothing_but_models_and_those_too_if_asked(deployed: Site) -> None:
+    assert run(deployed, lambda host, facts: uninstall(host, facts, False), "uninstall").result == "changed"
+    left = {path.relative_to(deployed.root).parts[0] for path in deployed.root.rglob("*")}
     assert left == {"models"}
-    assert run(site, lambda host, facts: uninstall(host, facts, False), "uninstall").result == "unchanged"
-    assert run(site, lambda host, facts: uninstall(host, facts, True), "uninstall").result == "changed"
-    assert not site.root.exists()
+    assert run(deployed, lambda host, facts: uninstall(host, facts, False), "uninstall").result == "unchanged"
+    assert run(deployed, lambda host, facts: uninstall(host, facts, True), "uninstall").result == "changed"
+    assert not deployed.root.exists()
 
 
-def test_uninstall_keeps_what_another_host_of_the_machine_uses(site: Site) -> None:
-    site.deploy()
-    other = site.root / "hosts/other/releases/2222222222222222"
+def test_uninstall_keeps_what_another_host_of_the_machine_uses(deployed: Site) -> None:
+    other = deployed.root / "hosts/other/releases/2222222222222222"
     other.mkdir(parents=True)
-    environment = next((site.root / "envs").iterdir())
+    environment = next((deployed.root / "envs").iterdir())
     (other / "environment").write_text(environment.name)
-    model = next((site.root / "models/carried").iterdir())
+    model = next((deployed.root / "models/carried").iterdir())
     (other / "hosts.toml").write_text(f'mlx = "{model}"\n')
     (model.parent / "of-no-other-host").mkdir()
-    run(site, lambda host, facts: uninstall(host, facts, True), "uninstall")
+    run(deployed, lambda host, facts: uninstall(host, facts, True), "uninstall")
     assert other.is_dir() and (environment / ".complete").exists()
     assert [path.name for path in model.parent.iterdir()] == [model.name] and (model / "config.json").exists()
-    assert not site.own.exists()
+    assert not deployed.own.exists()
 
 
-def test_exit_codes_tell_unreachable_from_failed(site: Site) -> None:
-    unchanged = replace(site.deploy(), error=None)
+def test_exit_codes_tell_unreachable_from_failed() -> None:
+    unchanged = DeployResult("spark", "unchanged")
     assert exit_code([unchanged]) == 0
     assert exit_code([unchanged, replace(unchanged, error=FleetError("x"))]) == 1
     assert exit_code([replace(unchanged, error=FleetError("x")), replace(unchanged, error=HostUnreachable("y"))]) == 4

@@ -1,44 +1,54 @@
-"""What doctor sees on deployed hosts, and what `disagg uninstall` leaves on them."""
+"""What doctor sees on deployed hosts, and what `disagg uninstall` leaves on them.
+
+The hosts are deployed once: each test gets a copy of what was on them then.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from disagg.cli.app import main
-from tests.fleet.deploy.guests import install_uv
-from tests.testbed.bed import Bed
+from tests.integration.deployed import Operator, operator
+from tests.testbed.bed import Bed, BedHost
+
+
+@pytest.fixture(scope="module")
+def deployed(machines: Bed, tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    """Whoever has deployed all hosts. What they had then is in the folder of its hosts.toml, by their names."""
+    machines.need_links()
+    machines.need_bare_hosts()
+    with machines.entered():
+        made = operator(machines, tmp_path_factory.mktemp("operator"))
+        made.run("deploy", "--yes")
+    for host in machines.hosts.values():
+        copy(host.home / ".disagg", made.folder / host.name)
+    return made
 
 
 @pytest.fixture
-def disagg(
-    bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Runs a command line on hosts that are deployed; exit code and stdout."""
-    bed.need_links()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    install_uv(bed)
-    path = bed.write_hosts_toml(tmp_path / "hosts.toml")
-    path.write_text('[deploy]\ninstaller = "uv"\n\n' + path.read_text())
-
-    def run(*arguments: Any) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["--config", str(path), *arguments])
-        return int(ended.value.code or 0), capsys.readouterr().out
-
-    assert run("deploy", "--yes")[0] == 0
-    yield run
+def fleet(bed: Bed, deployed: Operator) -> Iterator[Operator]:
+    """All hosts as they were when they had just been deployed."""
+    bed.need_bare_hosts()
+    for host in bed.hosts.values():
+        copy(deployed.folder / host.name, host.home / ".disagg")
+    yield deployed
     for host in bed.hosts.values():
         for name in (".disagg", ".cache"):
             shutil.rmtree(host.home / name, ignore_errors=True)
 
 
-def remains(host: Any) -> list[str]:
+def copy(source: Path, target: Path) -> None:
+    """With owners, modes and times."""
+    subprocess.run(["cp", "-a", source, target], check=True)
+
+
+def remains(host: BedHost) -> list[str]:
     """Files below a host's home, but for what makes it a host of the bed."""
     kept = (".ssh", ".local", "guest")
     return sorted(
@@ -48,12 +58,14 @@ def remains(host: Any) -> list[str]:
     )
 
 
-def test_doctor_sees_environment_token_version_and_that_nothing_serves(
-    disagg: Callable[..., tuple[int, str]], bed: Bed
-) -> None:
-    code, out = disagg("doctor", "--json", "--host", "dgx-spark-1", "--host", "mac-studio-2")
-    body = json.loads(out)
-    assert code == 0
+def doctor(fleet: Operator, *names: str, code: int = 0) -> Any:
+    """What `disagg doctor` reports of these hosts. code: its exit code."""
+    hosts = [word for name in names for word in ("--host", name)]
+    return json.loads(fleet.run("doctor", "--json", *hosts, code=code).stdout)
+
+
+def test_doctor_sees_environment_token_version_and_that_nothing_serves(fleet: Operator) -> None:
+    body = doctor(fleet, "dgx-spark-1", "mac-studio-2")
     for host in body["hosts"]:
         found = {one["check"]: one for one in host["findings"]}
         assert found["python"]["text"].startswith("env ")
@@ -66,46 +78,42 @@ def test_doctor_sees_environment_token_version_and_that_nothing_serves(
     assert body["fleet"][0]["text"].startswith("disagg 0.1.0 on 2 hosts")
 
 
-def test_a_token_that_others_can_read_is_found_and_the_named_command_mends_it(
-    disagg: Callable[..., tuple[int, str]], bed: Bed
-) -> None:
-    token = bed.hosts["dgx-spark-1"].home / ".disagg/hosts/dgx-spark-1/token"
+def test_a_token_that_others_can_read_is_found_and_the_named_command_mends_it(fleet: Operator) -> None:
+    token = fleet.bed.hosts["dgx-spark-1"].home / ".disagg/hosts/dgx-spark-1/token"
     token.chmod(0o644)
 
-    def finding() -> Any:
-        body = json.loads(disagg("doctor", "--json", "--host", "dgx-spark-1")[1])
-        return next(one for one in body["hosts"][0]["findings"] if one["check"] == "token")
+    def finding(code: int) -> Any:
+        findings = doctor(fleet, "dgx-spark-1", code=code)["hosts"][0]["findings"]
+        return next(one for one in findings if one["check"] == "token")
 
-    assert finding()["level"] == "fault"
-    words = finding()["hint"].split()
+    fault = finding(1)
+    assert fault["level"] == "fault"
+    words = fault["hint"].split()
     assert words[0] == "disagg"
-    assert disagg(*words[1:])[0] == 0
-    assert finding()["level"] == "ok"
+    fleet.run(*words[1:])
+    assert finding(0)["level"] == "ok"
 
 
-def test_uninstall_leaves_models_and_with_models_nothing(disagg: Callable[..., tuple[int, str]], bed: Bed) -> None:
-    assert disagg("uninstall", "--yes")[0] == 0
-    for host in bed.hosts.values():
+def test_uninstall_leaves_models_and_with_models_nothing(fleet: Operator) -> None:
+    fleet.run("uninstall", "--yes")
+    for host in fleet.bed.hosts.values():
         left = remains(host)
         assert left and [path for path in left if not path.startswith(".disagg/models/")] == []
-    assert disagg("deploy", "--yes")[0] == 0
-    assert disagg("uninstall", "--yes", "--models")[0] == 0
-    for host in bed.hosts.values():
+    fleet.run("deploy", "--yes")
+    fleet.run("uninstall", "--yes", "--models")
+    for host in fleet.bed.hosts.values():
         assert remains(host) == []
         assert not (host.home / ".disagg").exists()
 
 
-def test_models_that_outlive_their_host_go_with_a_second_uninstall(
-    disagg: Callable[..., tuple[int, str]], bed: Bed
-) -> None:
-    assert disagg("uninstall", "--yes")[0] == 0
-    assert disagg("uninstall", "--yes", "--models")[0] == 0
-    assert all(remains(host) == [] for host in bed.hosts.values())
+def test_models_that_outlive_their_host_go_with_a_second_uninstall(fleet: Operator) -> None:
+    fleet.run("uninstall", "--yes")
+    fleet.run("uninstall", "--yes", "--models")
+    assert all(remains(host) == [] for host in fleet.bed.hosts.values())
 
 
-def test_a_carried_model_is_listed_as_such_and_can_be_removed(disagg: Callable[..., tuple[int, str]], bed: Bed) -> None:
-    code, out = disagg("models", "list", "--json", "--host", "dgx-spark-1")
-    (row,) = json.loads(out)["hosts"]
-    assert code == 0 and row["state"] == "complete"
-    assert disagg("models", "rm", "qwen", "--host", "dgx-spark-1", "--yes")[0] == 0
-    assert list((bed.hosts["dgx-spark-1"].home / ".disagg/models/carried").iterdir()) == []
+def test_a_carried_model_is_listed_as_such_and_can_be_removed(fleet: Operator) -> None:
+    (row,) = json.loads(fleet.run("models", "list", "--json", "--host", "dgx-spark-1").stdout)["hosts"]
+    assert row["state"] == "complete"
+    fleet.run("models", "rm", "qwen", "--host", "dgx-spark-1", "--yes")
+    assert list((fleet.bed.hosts["dgx-spark-1"].home / ".disagg/models/carried").iterdir()) == []
