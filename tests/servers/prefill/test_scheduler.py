@@ -88,7 +88,7 @@ def test_chunks_are_short_enough_that_others_need_not_wait_long(alone: bool, tok
     assert chunk(alone, 100, replace(POLICY, least_chunk_tokens=32)) == 50
 
 
-@pytest.mark.parametrize(("alone", "tokens_s", "expected"), [(True, 2000, 300), (False, 2000, 100), (False, 100, 64)])
+@pytest.mark.parametrize(("alone", "tokens_s", "expected"), [(True, 2000, 300), (False, 5000, 150), (False, 100, 64)])
 def test_a_cpu_computes_shorter_chunks_while_others_come(alone: bool, tokens_s: float, expected: int) -> None:
     assert chunk(alone, tokens_s, replace(POLICY, **CPU_CHUNKS)) == expected
 
