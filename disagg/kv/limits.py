@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SendLimits:
-    """Seconds. connect_s: for the connection. answer_s: for the receiver's reply to the header. stall_s: while bytes
-    wait to be sent and the receiver takes none, or until it acknowledges the last one. idle_s: between two idle frames
-    while there is no KV to send. max_queued_bytes: the most that may wait to be sent."""
+    """Seconds. connect_s: for the connection. answer_s: for the receiver's reply to the preamble, and to the header.
+    stall_s: while bytes wait to be sent and the receiver takes none, or until it acknowledges the last one. idle_s:
+    between two idle frames while there is no KV to send. max_queued_bytes: the most that may wait to be sent."""
 
     connect_s: float = 3.0
     answer_s: float = 5.0
@@ -21,9 +21,9 @@ class SendLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveLimits:
-    """Seconds. preamble_s: for the whole preamble. header_s: for the whole header. first_byte_s: from the accepted
-    header to the first KV, during which the prompt may wait for its turn. stall_s: without any byte or idle frame.
-    linger_s: for reading the last reply.
+    """Seconds. preamble_s: for preamble and proof of the sender. header_s: for the whole header. first_byte_s: from the
+    accepted header to the first KV, during which the prompt may wait for its turn. stall_s: without any byte or idle
+    frame. linger_s: for reading the last reply.
 
     connections: with a valid ticket, at the same time; one more is refused with Overloaded. newcomers: without one yet;
     newcomers_per_address: of one address. One newcomer more ends the oldest one.

@@ -71,15 +71,15 @@ class MemoryChannel:
 
 
 def receive(data: bytes) -> ReceivedKV | DisaggError:
-    """The outcome of a connection that sends these bytes with a valid ticket. Whatever else is raised is a bug."""
+    """The outcome of a connection that sends these bytes with a proven ticket. Whatever else is raised is a bug."""
     tickets, outcomes, memory = Tickets(), list[KVOutcome](), Reservation(MAX_KV_BYTES, lambda nbytes: None)
     slot = _slot(tickets, outcomes, memory)
     try:
-        opening = preamble.decode_preamble(data[: preamble.PREAMBLE.size].ljust(preamble.PREAMBLE.size, b"\0"))
+        opening = preamble.decode_proof(data[: preamble.PROOF.size].ljust(preamble.PROOF.size, b"\0"))
     except DisaggError as error:
         return error
-    channel = MemoryChannel(data[preamble.PREAMBLE.size :])
-    tickets.claim(preamble.ticket_digest(slot.ticket), channel.abort)
+    channel = MemoryChannel(data[preamble.PROOF.size :])
+    tickets.claim(slot.ticket, channel.abort)
     part.receive_part(cast(Channel, channel), slot, opening.header_bytes, tickets, ReceiveLimits())
     tickets.revoke(slot.ticket)
     (outcome,) = outcomes

@@ -31,10 +31,21 @@ from disagg.kv.receive.tickets import KVOutcome, Slot, Tickets
 from disagg.kv.received import Placement, ReceivedKV
 from disagg.kv.wire import frames
 from disagg.kv.wire.channel import Channel
-from disagg.kv.wire.preamble import OPENING, PREAMBLE, check_opening, decode_preamble
-from tests.kv.kv_parts import PATIENCE_S, Cache, Parts, expected, header_for, mixed_layout, parts_of, stream
+from disagg.kv.wire.preamble import (
+    NONCE_BYTES,
+    OPENING,
+    PREAMBLE,
+    PROOF,
+    check_opening,
+    decode_preamble,
+    decode_proof,
+    encode_preamble,
+)
+from disagg.kv.wire.proof import PROOF_BYTES, Nonces, proof, proves
+from tests.kv.kv_parts import PATIENCE_S, Cache, Parts, expected, header_for, mixed_layout, opened, parts_of, stream
 
 CACHE = Cache.random(mixed_layout(), 12, 3)
+NONCE = bytes(NONCE_BYTES)
 SPARE = 2.0  # an arena may be a little larger than requested
 LIMITS = ReceiveLimits()
 # What a sender may be told: anything else is a defect.
@@ -106,11 +117,20 @@ class Host:
         try:
             check_opening(bytes(raw[: OPENING.size]).ljust(OPENING.size, b"\0"))
             preamble = decode_preamble(channel.read(PREAMBLE.size))
-            slot = self.tickets.claim(preamble.ticket_digest, channel.abort)
+            ticket = self.tickets.find(preamble.ticket_digest)
+            given = decode_proof(channel.read(PROOF.size))
+            if not proves(given.proof, ticket, "sender", Nonces(preamble.nonce, NONCE)):
+                raise TicketRefused("not its proof")
+            slot = self.tickets.claim(ticket, channel.abort)
         except DisaggError as error:
             return error
-        receive_part(channel, slot, preamble.header_bytes, self.tickets, LIMITS)
+        receive_part(channel, slot, given.header_bytes, self.tickets, LIMITS)
         return None
+
+    def sent(self, raw: bytes) -> bytes:
+        """A preamble, and `raw` with its proof (see `opened`)."""
+        true = proof(self.slot.ticket, "sender", Nonces(NONCE, NONCE))
+        return encode_preamble(self.slot.ticket, NONCE) + true + raw[PROOF_BYTES:]
 
     def require_sound(self) -> None:
         """After any number of connections: at most one outcome, the exact bytes or a stated error, and nothing held."""
@@ -127,16 +147,16 @@ class Host:
 
 
 def fuzz_one(data: bytes) -> None:
-    """The first byte chooses what the rest is: a stream, what follows a valid preamble, or what follows a valid header;
+    """The first byte chooses what the rest is: a stream, what follows a valid proof, or what follows a valid header;
     with a true end frame, so that the digest does not hide what comes before it."""
     host = Host()
     kind, rest = (data[0] % 4, data[1:]) if data else (0, b"")
-    header = frames.encode_header(header_for(host.slot))
+    header = host.sent(opened(header_for(host.slot)))
     if kind == 0:
         error = host.receive(rest)
         assert error is None or type(error) in STATED, repr(error)
     elif kind == 1:
-        host.receive(header[: PREAMBLE.size - 4] + len(rest).to_bytes(4, "little") + rest)
+        host.receive(host.sent(opened(rest)))
     elif kind == 2:
         host.receive(header + rest)
     else:
@@ -152,11 +172,11 @@ def seeds() -> list[bytes]:
     """Inputs to begin with: whole transfers in several chunkings."""
     host = Host()
     header = header_for(host.slot)
-    size = len(frames.encode_header(header))
+    size = len(opened(header))
     inputs = []
     for chunk in (1, 4, 12):
         raw = stream(header, parts_of(CACHE, chunk))
-        inputs += [b"\0" + raw, b"\1" + raw[PREAMBLE.size :], b"\2" + raw[size:]]
+        inputs += [b"\0" + host.sent(raw), b"\1" + raw[PROOF.size :], b"\2" + raw[size:]]
         inputs.append(b"\3" + raw[size : -frames.FRAME.size - frames.TOTALS.size])
     return inputs
 

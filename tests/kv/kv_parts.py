@@ -25,6 +25,8 @@ from disagg.kv.receive import KVServer, ReceiveLimits
 from disagg.kv.receive.tickets import Expected, Slot, Tickets
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import frames
+from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble, encode_proof
+from disagg.kv.wire.proof import PROOF_BYTES, Nonces, proof
 
 FINGERPRINT = Fingerprint("tiny", 1000, "rope-1", "tokenizer-1", "template-1", "special-1")
 PATIENCE_S = 60.0
@@ -143,12 +145,31 @@ def parts_of(cache: Cache, chunk: int = 4, part: Part = WHOLE) -> Parts:
 
 
 def stream(header: frames.Header, parts: Parts) -> bytes:
-    """All bytes that a sender sends, with an end frame that is true for `parts`."""
+    """All that a sender sends after its preamble, with an end frame that is true for `parts`; see `opened`."""
     body = b"".join(frames.encode_frame(frame) + payload for frame, payload in parts)
     digest = frames.new_digest()
     digest.update(body)
     totals = frames.TransferTotals(len(parts), sum(len(payload) for _, payload in parts), digest.digest())
-    return frames.encode_header(header) + body + frames.encode_end(totals)
+    return opened(header) + body + frames.encode_end(totals)
+
+
+def opened(header: frames.Header | bytes) -> bytes:
+    """Proof and header. The place of the proof is empty: `introduce` fills it in."""
+    raw = header if isinstance(header, bytes) else frames.encode_header(header)
+    return encode_proof(bytes(PROOF_BYTES), len(raw)) + raw
+
+
+def introduce(sock: socket.socket, ticket: str, raw: bytes) -> list[dict[str, Any]]:
+    """Send a preamble that names the ticket, then `raw` with its proof (see `opened`). Returns the reply that refuses
+    the ticket, if there is one."""
+    nonce = bytes(range(NONCE_BYTES))
+    sock.sendall(encode_preamble(ticket, nonce))
+    reply = read_reply(sock)
+    if not reply["ok"]:
+        return [reply]
+    nonces = Nonces(nonce, frames.decode_identity(reply)[0])
+    sock.sendall(proof(ticket, "sender", nonces) + raw[PROOF_BYTES:])
+    return []
 
 
 @dataclass
@@ -180,16 +201,20 @@ class Receiver:
     def dial(self) -> socket.socket:
         return socket.create_connection((self.server.host, self.server.port), timeout=PATIENCE_S)
 
-    def exchange(self, raw: bytes, *, hang_up: bool = False) -> list[dict[str, Any]]:
-        """Say `raw`, then (hang_up) that there is no more, and listen to the end: the replies."""
+    def exchange(self, raw: bytes, ticket: str = "", *, hang_up: bool = False) -> list[dict[str, Any]]:
+        """Send `raw`, with a ticket after `introduce`, then (hang_up) close this end: the replies to `raw`."""
         with self.dial() as sock:
+            refused: list[dict[str, Any]] = []
             try:
-                sock.sendall(raw)
+                if ticket:
+                    refused = introduce(sock, ticket, raw)
+                else:
+                    sock.sendall(raw)
                 if hang_up:
                     sock.shutdown(socket.SHUT_WR)
-            except OSError:  # refused in mid-sentence: the reply is still to be read
+            except OSError:  # refused while it sends: the reply is still to be read
                 pass
-            return read_replies(sock)
+            return refused + read_replies(sock)
 
     def settled(self) -> bool:
         return self.held_bytes == 0 and self.server.connections == 0
@@ -199,7 +224,7 @@ class Receiver:
         until(self.settled)
         cache = Cache.random(mixed_layout(), 9, seed=99)
         slot = self.issue(cache, "good")
-        replies = self.exchange(stream(header_for(slot), parts_of(cache)))
+        replies = self.exchange(stream(header_for(slot), parts_of(cache)), slot.ticket)
         assert [reply["ok"] for reply in replies] == [True, True]
         kv = self.result(slot)
         assert isinstance(kv, ReceivedKV) and cache.matches(kv)
@@ -210,6 +235,22 @@ class Receiver:
 def start_receiver(limits: ReceiveLimits | None = None) -> Receiver:
     tickets = Tickets(Arenas(keep_bytes=1 << 24))
     return Receiver(KVServer("127.0.0.1", 0, tickets, limits or ReceiveLimits(linger_s=0.5, stall_s=30.0)), tickets)
+
+
+def read_reply(sock: socket.socket) -> dict[str, Any]:
+    """The next reply. Raises ConnectionError if the other end closes before it."""
+    size = frames.decode_reply_length(_read(sock, frames.REPLY_LENGTH.size))
+    reply: dict[str, Any] = json.loads(_read(sock, size))
+    return reply
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    raw = b""
+    while len(raw) < size:
+        if not (piece := sock.recv(size - len(raw))):
+            raise ConnectionError("closed before the reply")
+        raw += piece
+    return raw
 
 
 def read_replies(sock: socket.socket) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import random
 from disagg.errors import DisaggError
 from disagg.kv.receive import ReceiveLimits
 from disagg.kv.received import ReceivedKV
+from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import Cache, header_for, mixed_layout, parts_of, start_receiver, stream, until
 
@@ -43,7 +44,11 @@ def test_damaged_transfers_never_hang_the_receiver_nor_leak_a_byte() -> None:
         raw = stream(header_for(slot), parts_of(CACHE, chance.choice([1, 4, 12])))
         sent = damaged(raw, chance)
         with ends_by_itself():
-            receiver.exchange(sent, hang_up=True)
+            if chance.random() < 0.1:
+                preamble = damaged(encode_preamble(slot.ticket, chance.randbytes(NONCE_BYTES)), chance)
+                receiver.exchange(preamble + sent, hang_up=True)
+            else:
+                receiver.exchange(sent, slot.ticket, hang_up=True)
         receiver.tickets.revoke(slot.ticket)  # where the damage hid the ticket
         result = receiver.result(slot)
         if isinstance(result, ReceivedKV):

@@ -23,7 +23,9 @@ from tests.kv.kv_parts import (
     Receiver,
     groups_layout,
     header_for,
+    introduce,
     mixed_layout,
+    opened,
     parts_of,
     read_replies,
     start_receiver,
@@ -92,9 +94,8 @@ def test_the_times_of_all_parts_are_the_transfers_times(receiver: Receiver) -> N
     slot = receiver.issue(cache)
     before = time.monotonic()
     for part in STAGES:  # one after the other
-        (accepted, acknowledged) = receiver.exchange(
-            stream(header_for(slot, part=part, parts=2), parts_of(cache, part=part))
-        )
+        raw = stream(header_for(slot, part=part, parts=2), parts_of(cache, part=part))
+        (accepted, acknowledged) = receiver.exchange(raw, slot.ticket)
         assert accepted["ok"] and acknowledged["ok"]
         assert acknowledged["received_bytes"] < cache.layout.nbytes(20)
     kv = receiver.result(slot)
@@ -161,9 +162,9 @@ def test_a_part_that_does_not_fit_fails_the_slot_and_ends_the_others(
     cache = Cache.random(LAYOUT, 9)
     slot = receiver.issue(cache)
     with receiver.dial() as other:
-        other.sendall(frames.encode_header(header_for(slot, part=Part(heads=(0, 1)), parts=2)))
+        introduce(other, slot.ticket, opened(header_for(slot, part=Part(heads=(0, 1)), parts=2)))
         until(lambda: receiver.held_bytes > 0)
-        (refused,) = receiver.exchange(frames.encode_header(header_for(slot, part=second, parts=parts)))
+        (refused,) = receiver.exchange(opened(header_for(slot, part=second, parts=parts)), slot.ticket)
         error = receiver.result(slot)
         assert isinstance(error, ProtocolError) and message in error.message
         assert refused["error"]["message"] == error.message
@@ -175,11 +176,11 @@ def test_a_part_that_is_lost_fails_the_slot_and_ends_the_others(receiver: Receiv
     cache = Cache.random(LAYOUT, 9)
     slot = receiver.issue(cache)
     raw = [stream(header_for(slot, part=part, parts=3), parts_of(cache, part=part)) for part in RANKS]
-    whole = receiver.exchange(raw[0])
+    whole = receiver.exchange(raw[0], slot.ticket)
     assert [reply["ok"] for reply in whole] == [True, True]
     with receiver.dial() as waits, receiver.dial() as dies:
-        waits.sendall(raw[1][:-10])
-        dies.sendall(raw[2][:-10])
+        introduce(waits, slot.ticket, raw[1][:-10])
+        introduce(dies, slot.ticket, raw[2][:-10])
         until(lambda: slot.incoming.full)
         dies.shutdown(socket.SHUT_WR)
         assert isinstance(receiver.result(slot), DisaggError)
@@ -194,9 +195,9 @@ def test_one_connection_more_than_parts_is_refused_and_harms_none(receiver: Rece
     with ExitStack() as stack:
         socks = [stack.enter_context(receiver.dial()) for _ in raw]
         for sock, one in zip(socks, raw, strict=True):
-            sock.sendall(one[:-10])
+            introduce(sock, slot.ticket, one[:-10])
         until(lambda: slot.incoming.full)
-        (refused,) = receiver.exchange(raw[0])
+        (refused,) = receiver.exchange(raw[0], slot.ticket)
         assert refused["error"]["code"] == "TicketRefused"
         for sock, one in zip(socks, raw, strict=True):
             sock.sendall(one[-10:])
@@ -254,7 +255,8 @@ def test_a_frame_of_another_part_is_refused_by_the_receiver(receiver: Receiver) 
     )
     for part, other in ((Part((0,)), Part((1,))), (Part((1,)), Part((0,)))):
         slot = receiver.issue(cache)
-        receiver.exchange(stream(header_for(slot, part=part, parts=2), parts_of(cache, part=other)))
+        raw = stream(header_for(slot, part=part, parts=2), parts_of(cache, part=other))
+        receiver.exchange(raw, slot.ticket)
         error = receiver.result(slot)
         assert isinstance(error, ProtocolError) and "not" in error.message
     receiver.require_serving()

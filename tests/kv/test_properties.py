@@ -16,7 +16,7 @@ from disagg.kv.parts import MAX_HEADS, WHOLE, Part
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import frames
 from disagg.kv.wire.frames import Header
-from disagg.kv.wire.preamble import OPENING, PREAMBLE, check_opening, decode_preamble
+from disagg.kv.wire.preamble import OPENING, PREAMBLE, PROOF, check_opening, decode_preamble, decode_proof
 from tests.kv.fuzz import CACHE, STATED, Host, fuzz_one, seeds, shuffled
 from tests.kv.kv_parts import FINGERPRINT, Cache, header_for, parts_of, stream
 
@@ -81,7 +81,7 @@ def test_random_parts_from_random_starts_arrive_as_the_exact_bytes() -> None:
         parts = split(layout, chance)
         for part in parts:
             header = header_for(host.slot, part=part, parts=len(parts))
-            assert host.receive(stream(header, parts_of(cache, chance.randint(1, 9), part))) is None
+            assert host.receive(host.sent(stream(header, parts_of(cache, chance.randint(1, 9), part)))) is None
         (kv,) = host.outcomes
         assert isinstance(kv, ReceivedKV) and cache.matches(kv)
         host.require_sound()
@@ -101,7 +101,8 @@ def test_parts_that_are_left_out_or_doubled_never_complete_a_transfer() -> None:
         else:
             parts.append(chance.choice(carries))
         for part in parts:
-            host.receive(stream(header_for(host.slot, part=part, parts=max(1, len(parts))), parts_of(cache, 4, part)))
+            header = header_for(host.slot, part=part, parts=max(1, len(parts)))
+            host.receive(host.sent(stream(header, parts_of(cache, 4, part))))
         assert not any(isinstance(outcome, ReceivedKV) for outcome in host.outcomes)
         host.require_sound()
 
@@ -113,7 +114,7 @@ def test_reordered_doubled_missing_and_changed_frames_arrive_exactly_or_are_refu
         chance = random.Random(seed)
         host = Host()
         changed = shuffled(parts_of(CACHE, chance.choice([1, 4, 12])), chance)
-        raw = stream(header_for(host.slot), changed)
+        raw = host.sent(stream(header_for(host.slot), changed))
         host.receive(raw[: len(raw) if chance.random() < 0.7 else chance.randrange(len(raw))])
         for outcome in host.outcomes:
             if isinstance(outcome, ReceivedKV):
@@ -147,6 +148,8 @@ def test_any_bytes_never_break_the_receiver() -> None:
     [
         (check_opening, OPENING.size),
         (decode_preamble, PREAMBLE.size),
+        (decode_proof, PROOF.size),
+        (lambda raw: frames.decode_identity({"nonce": raw.hex(), "proof": raw.hex()}), None),
         (lambda raw: frames.decode_header(raw, "ticket"), None),
         (frames.decode_frame, frames.FRAME.size),
         (frames.decode_reply_length, frames.REPLY_LENGTH.size),
@@ -181,7 +184,7 @@ PATHS = [(name,) for name in FIELDS] + [
 def test_a_header_with_any_json_in_any_field_is_a_value_or_a_protocol_error() -> None:
     import json
 
-    valid = frames.encode_header(Header("ticket", "r1", FINGERPRINT, CACHE.layout, "00" * 32, 12, 3))[PREAMBLE.size :]
+    valid = frames.encode_header(Header("ticket", "r1", FINGERPRINT, CACHE.layout, "00" * 32, 12, 3))
 
     def holds(path: tuple[str, ...], value: object) -> None:
         body = json.loads(valid)
@@ -211,8 +214,7 @@ def test_any_header_survives_the_wire() -> None:
         part = random.Random(seed).choice(split(layout, random.Random(seed)))
         header = Header("t", "r", FINGERPRINT, layout, "x", tokens, min(start, tokens), wire, part, 1 + seed % 64)
         raw = frames.encode_header(header)
-        assert decode_preamble(raw[: PREAMBLE.size]).header_bytes == len(raw) - PREAMBLE.size
-        assert frames.decode_header(raw[PREAMBLE.size :], "t") == header
+        assert frames.decode_header(raw, "t") == header
 
     tokens = st.integers(0, frames.MAX_TOKENS)
     check(holds, LAYOUTS, tokens, tokens, st.sampled_from([AS_IS, INT8]), SEEDS)

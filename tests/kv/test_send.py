@@ -26,7 +26,8 @@ from disagg.kv.receive.tickets import Slot
 from disagg.kv.received import ReceivedKV
 from disagg.kv.send import SendLimits, Span, Transfer, TransferResult
 from disagg.kv.wire import frames
-from disagg.kv.wire.preamble import PREAMBLE, decode_preamble
+from disagg.kv.wire.preamble import NONCE_BYTES, PREAMBLE, PROOF, decode_preamble, decode_proof, ticket_digest
+from disagg.kv.wire.proof import Nonces, proof
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import FINGERPRINT, PATIENCE_S, Cache, Receiver, header_for, mixed_layout, until
 
@@ -43,17 +44,26 @@ def open_to(receiver: Receiver, slot: Slot, limits: SendLimits | None = None) ->
     return Transfer.open("127.0.0.1", receiver.server.port, header_for(slot), deadline=soon(), limits=limits)
 
 
+def identify(sock: socket.socket, ticket: str) -> None:
+    """Read the preamble, prove that this end has the ticket, and read the header; nothing more if none comes."""
+    nonces = Nonces(decode_preamble(sock.recv(PREAMBLE.size, socket.MSG_WAITALL)).nonce, bytes(NONCE_BYTES))
+    sock.sendall(frames.encode_identity(nonces.receiver, proof(ticket, "receiver", nonces)))
+    if raw := sock.recv(PROOF.size, socket.MSG_WAITALL):
+        sock.recv(decode_proof(raw).header_bytes, socket.MSG_WAITALL)
+
+
 @contextmanager
-def peer(behave: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A receiver that misbehaves: reads the header, then runs `behave`. Yields its port."""
+def peer(behave: Callable[[socket.socket], None], ticket: str = "ticket") -> Iterator[int]:
+    """A receiver that misbehaves: proves that it has the ticket, reads the header, then runs `behave`. Yields its
+    port."""
     ended = threading.Event()
 
     def serve(listener: socket.socket) -> None:
         sock, _ = listener.accept()
         sock.settimeout(PATIENCE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else a reset overtakes the second of two replies
         with sock:
-            preamble = decode_preamble(sock.recv(PREAMBLE.size, socket.MSG_WAITALL))
-            sock.recv(preamble.header_bytes, socket.MSG_WAITALL)
+            identify(sock, ticket)
             behave(sock)
             ended.wait(PATIENCE_S)
 
@@ -373,6 +383,52 @@ def test_a_closed_port_is_a_peer_lost_that_names_it() -> None:
 def test_a_deadline_in_the_past_is_not_even_tried() -> None:
     with pytest.raises(PeerLost, match="deadline passed before connecting"):
         Transfer.open("127.0.0.1", 1, any_header(WIDE, 1), deadline=soon(-1))
+
+
+def without_proof(preamble: bytes) -> bytes:
+    return frames.encode_ok()
+
+
+def with_another_ticket(preamble: bytes) -> bytes:
+    nonces = Nonces(decode_preamble(preamble).nonce, bytes(NONCE_BYTES))
+    return frames.encode_identity(nonces.receiver, proof("another ticket", "receiver", nonces))
+
+
+def with_the_senders_own_words(preamble: bytes) -> bytes:
+    opening = decode_preamble(preamble)
+    return frames.encode_identity(opening.nonce, opening.ticket_digest)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (without_proof, ProtocolError),
+        (with_another_ticket, TicketRefused),
+        (with_the_senders_own_words, TicketRefused),
+    ],
+)
+def test_a_program_that_has_taken_the_receivers_port_is_sent_neither_ticket_nor_header_nor_kv(
+    answer: Callable[[bytes], bytes], kind: type[DisaggError]
+) -> None:
+    recorded = bytearray()
+
+    def serve(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        sock.settimeout(PATIENCE_S)
+        with sock:
+            recorded.extend(sock.recv(PREAMBLE.size, socket.MSG_WAITALL))
+            sock.sendall(answer(bytes(recorded)))
+            while piece := sock.recv(1 << 16):
+                recorded.extend(piece)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_S)
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        with pytest.raises(kind):
+            Transfer.open("127.0.0.1", listener.getsockname()[1], any_header(WIDE, 1), deadline=soon())
+        thread.join(PATIENCE_S)
+    assert len(recorded) == PREAMBLE.size and decode_preamble(bytes(recorded)).ticket_digest == ticket_digest("ticket")
 
 
 def test_a_receiver_that_never_answers_the_header_is_lost() -> None:

@@ -19,11 +19,13 @@ from disagg.kv.parts import MAX_PARTS
 from disagg.kv.receive.tickets import Expected
 from disagg.kv.received import ReceivedKV
 from disagg.kv.wire import frames
-from disagg.kv.wire.preamble import MAX_HEADER_BYTES, PREAMBLE
-from tests.kv.kv_parts import Receiver
+from disagg.kv.wire.preamble import MAX_HEADER_BYTES, VERSION, encode_preamble, encode_proof
+from disagg.kv.wire.proof import PROOF_BYTES, Nonces, proof
+from tests.kv.kv_parts import Receiver, read_replies
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-protocol.md"
 TICKET = "one-time-ticket"
+NONCES = Nonces(bytes(range(16)), bytes(range(16, 32)))
 LAYOUT = Layout((LayerLayout("full", kv_heads=2, key_dim=2, value_dim=1),), "float16")
 EXPECTED = Expected("req-1", LAYOUT, Fingerprint("tiny", 8, "aa", "bb", "cc", "dd"), token_hash([5, 6]), tokens=2)
 KEYS = numpy.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], "<f2")  # [heads, rows, dim]
@@ -34,7 +36,7 @@ Piece = tuple[str, bytes]
 
 
 def sender_pieces() -> tuple[list[Piece], list[Piece]]:
-    """(preamble and header), (frames and end frame), each piece with what it is."""
+    """(proof and header), (frames and end frame), each piece with what it is."""
     e = EXPECTED
     header = frames.encode_header(
         frames.Header(TICKET, e.request_id, e.fingerprint, e.layout, e.token_hash, e.tokens, e.start)
@@ -65,18 +67,29 @@ def sender_pieces() -> tuple[list[Piece], list[Piece]]:
     ):
         body.append((what, end[first:last]))
     opening = [
-        ("magic", header[:6]),
-        ("version 3", header[6:8]),
-        ("SHA-256 of the ticket, one-time-ticket", header[8:40]),
-        (f"{len(header) - PREAMBLE.size} header bytes", header[40:44]),
-        ("header", header[44:]),
+        ("HMAC-SHA256, of the sender", proof(TICKET, "sender", NONCES)),
+        (f"{len(header)} header bytes", encode_proof(bytes(PROOF_BYTES), len(header))[PROOF_BYTES:]),
+        ("header", header),
     ]
     return opening, body
 
 
+def preamble_pieces() -> list[Piece]:
+    raw = encode_preamble(TICKET, NONCES.sender)
+    return [
+        ("magic", raw[:6]),
+        (f"version {VERSION}", raw[6:8]),
+        ("SHA-256 of the ticket, one-time-ticket", raw[8:40]),
+        ("the sender's nonce", raw[40:]),
+    ]
+
+
 def listing() -> str:
     opening, body = sender_pieces()
-    lines = ["# sender -> receiver", *rendered(opening)]
+    identity = frames.encode_identity(NONCES.receiver, proof(TICKET, "receiver", NONCES))
+    lines = ["# sender -> receiver: preamble", *rendered(preamble_pieces())]
+    lines += ["# receiver -> sender: its nonce and proof", *rendered(reply_pieces(identity))]
+    lines += ["# sender -> receiver", *rendered(opening)]
     lines += ["# receiver -> sender: accepted", *rendered(reply_pieces(frames.encode_ok()))]
     lines += ["# sender -> receiver", *rendered(body)]
     lines += ["# receiver -> sender: acknowledged", *rendered(reply_pieces(ACKNOWLEDGEMENT))]
@@ -109,7 +122,7 @@ def documented_bytes(direction: str) -> bytes:
     for line in documented().splitlines():
         if line.startswith("#"):
             talking = line
-        elif talking.startswith(direction):
+        elif talking == direction:
             raw += bytes.fromhex(line.split("|")[0])
     return raw
 
@@ -122,7 +135,11 @@ def test_a_receiver_accepts_the_documented_bytes(receiver: Receiver, monkeypatch
     results: queue.Queue[object] = queue.Queue()
     monkeypatch.setattr("secrets.token_urlsafe", lambda _: TICKET)
     receiver.tickets.issue(EXPECTED, results.put, deadline=time.monotonic() + 10)
-    accepted, acknowledged = receiver.exchange(documented_bytes("# sender -> receiver"))
+    with receiver.dial() as sock:
+        monkeypatch.setattr("secrets.token_bytes", lambda size: NONCES.receiver[:size])
+        sock.sendall(documented_bytes("# sender -> receiver: preamble") + documented_bytes("# sender -> receiver"))
+        identity, accepted, acknowledged = read_replies(sock)
+    assert frames.encode_ok(**identity) == documented_bytes("# receiver -> sender: its nonce and proof")
     assert accepted == {"ok": True}
     assert acknowledged["received_bytes"] == 24
     kv = results.get(timeout=30)

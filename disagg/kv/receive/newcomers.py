@@ -1,37 +1,67 @@
 """Connections that have not shown a valid ticket. One thread serves them all and waits for none.
 
-A newcomer sends a preamble of fixed size. A valid ticket moves its connection to a thread of its own; everything else
-costs a small reply. There is always room for one more: the oldest newcomer is ended for it.
+A newcomer names a ticket, gets this end's proof that it has it, and sends its own. That moves its connection to a
+thread of its own; everything else costs a small reply. There is always room for one more: the oldest newcomer is ended
+for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import select
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from disagg.errors import DisaggError, Overloaded, PeerLost
+from disagg.errors import DisaggError, Overloaded, PeerLost, TicketRefused
 from disagg.kv.limits import ReceiveLimits
 from disagg.kv.wire import frames
-from disagg.kv.wire.preamble import MAX_HEADER_BYTES, OPENING, PREAMBLE, Preamble, check_opening, decode_preamble
+from disagg.kv.wire.preamble import (
+    MAX_HEADER_BYTES,
+    NONCE_BYTES,
+    OPENING,
+    PREAMBLE,
+    PROOF,
+    check_opening,
+    decode_preamble,
+    decode_proof,
+)
+from disagg.kv.wire.proof import Nonces, proof, proves
 
 DISCARD_BYTES = 1 << 16  # per read, of what follows a refused preamble
 
-# (socket, address, preamble): takes the connection over, or raises the error that refuses it.
-Admit = Callable[[socket.socket, str, Preamble], None]
+Find = Callable[[bytes], str]
+"""The ticket with this digest; raises TicketRefused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A connection that has proven that it has this ticket. header_bytes: that follow."""
+
+    sock: socket.socket
+    address: str
+    ticket: str
+    header_bytes: int
+
+
+Admit = Callable[[Admission], None]
+"""Takes the connection over, or raises the error that refuses it."""
 
 
 @dataclass(slots=True, eq=False)
 class Newcomer:
-    """A connection that has not shown a valid ticket. discard: how many more bytes to read and ignore after a refusal,
-    so that closing does not reset the connection and lose the reply; None before one. until: when the connection is
-    ended."""
+    """A connection that has not shown a valid ticket.
+
+    named: the ticket that it has named, and the nonces of both ends; None before its preamble. raw: what it has sent of
+    its preamble, then of its proof. discard: how many more bytes to read and ignore after a refusal, so that closing
+    does not reset the connection and lose the reply; None before one. until: when the connection is ended.
+    """
 
     sock: socket.socket
     address: str
     until: float
+    named: tuple[str, Nonces] | None = None
     raw: bytearray = field(default_factory=bytearray)
     discard: int | None = None
 
@@ -40,10 +70,16 @@ class Newcomers:
     """Used by one thread, which polls `poll` and passes on what it reports. Times are time.monotonic()."""
 
     def __init__(
-        self, poll: select.poll, limits: ReceiveLimits, admit: Admit, refused: Callable[[str, DisaggError], None]
+        self,
+        poll: select.poll,
+        limits: ReceiveLimits,
+        find: Find,
+        admit: Admit,
+        refused: Callable[[str, DisaggError], None],
     ) -> None:
         self._poll = poll
         self._limits = limits
+        self._find = find
         self._admit = admit
         self._refused = refused
         self._waiting: dict[int, Newcomer] = {}  # by file descriptor, oldest first
@@ -78,7 +114,7 @@ class Newcomers:
             return
         try:
             if newcomer.discard is None:
-                self._read_preamble(newcomer)
+                self._read(newcomer)
             else:
                 self._discard(newcomer, newcomer.discard)
         except BlockingIOError:
@@ -92,10 +128,10 @@ class Newcomers:
             raise
 
     def expire(self, now: float) -> None:
-        """End those whose time has passed; one that has sent no whole preamble gets a reply."""
+        """End those whose time has passed; one that has proven no ticket gets a reply."""
         for newcomer in [one for one in self._waiting.values() if now >= one.until]:
             if newcomer.discard is None:
-                self._dismiss(newcomer, PeerLost(f"no ticket came within {self._limits.preamble_s:g} s"))
+                self._dismiss(newcomer, PeerLost(f"no proven ticket came within {self._limits.preamble_s:g} s"))
             else:
                 self._end(newcomer)
 
@@ -104,19 +140,41 @@ class Newcomers:
         for newcomer in list(self._waiting.values()):
             self._end(newcomer)
 
-    def _read_preamble(self, newcomer: Newcomer) -> None:
-        while len(newcomer.raw) < PREAMBLE.size:
-            wanted = OPENING.size if len(newcomer.raw) < OPENING.size else PREAMBLE.size
-            piece = newcomer.sock.recv(wanted - len(newcomer.raw))
+    def _read(self, newcomer: Newcomer) -> None:
+        if newcomer.named is None:
+            self._fill(newcomer, OPENING.size)
+            check_opening(bytes(newcomer.raw[: OPENING.size]))
+            self._fill(newcomer, PREAMBLE.size)
+            self._identify(newcomer)
+        assert newcomer.named is not None
+        ticket, nonces = newcomer.named
+        self._fill(newcomer, PROOF.size)
+        given = decode_proof(bytes(newcomer.raw))
+        if not proves(given.proof, ticket, "sender", nonces):
+            raise TicketRefused("the sender does not have the KV ticket that it names")
+        self._hand_over(newcomer, Admission(newcomer.sock, newcomer.address, ticket, given.header_bytes))
+
+    def _fill(self, newcomer: Newcomer, size: int) -> None:
+        """Read until `raw` has this size. Raises BlockingIOError if that much has not arrived yet."""
+        while (missing := size - len(newcomer.raw)) > 0:
+            piece = newcomer.sock.recv(missing)
             if not piece:
-                raise PeerLost("the connection was closed before its preamble was complete")
+                raise PeerLost("the connection was closed before its ticket was proven")
             newcomer.raw += piece
-            if len(newcomer.raw) == OPENING.size:
-                check_opening(bytes(newcomer.raw))
+
+    def _identify(self, newcomer: Newcomer) -> None:
+        """Prove to the sender that this end has the ticket which its preamble names."""
         preamble = decode_preamble(bytes(newcomer.raw))
+        ticket = self._find(preamble.ticket_digest)
+        nonces = Nonces(preamble.nonce, secrets.token_bytes(NONCE_BYTES))
+        newcomer.sock.send(frames.encode_identity(nonces.receiver, proof(ticket, "receiver", nonces)))
+        newcomer.named = ticket, nonces
+        newcomer.raw.clear()
+
+    def _hand_over(self, newcomer: Newcomer, admission: Admission) -> None:
         self._forget(newcomer)
         try:
-            self._admit(newcomer.sock, newcomer.address, preamble)
+            self._admit(admission)
         except Exception:
             self._waiting[newcomer.sock.fileno()] = newcomer
             self._poll.register(newcomer.sock, select.POLLIN)

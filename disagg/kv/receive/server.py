@@ -17,12 +17,11 @@ from typing import Self
 
 from disagg.errors import DisaggError, FleetError, HandoffError, Overloaded, PortInUse
 from disagg.kv.limits import ReceiveLimits
-from disagg.kv.receive.newcomers import Newcomers
+from disagg.kv.receive.newcomers import Admission, Newcomers
 from disagg.kv.receive.part import receive_part
 from disagg.kv.receive.repeated import RepeatedWarning
 from disagg.kv.receive.tickets import Slot, Tickets
 from disagg.kv.wire.channel import Channel
-from disagg.kv.wire.preamble import Preamble
 
 SWEEP_S = 0.1  # interval between checks of the deadlines
 CLOSE_S = 5.0  # how long close() waits for each thread
@@ -46,7 +45,7 @@ class KVServer:
         self._lock = threading.Lock()
         self._connections: dict[Channel, threading.Thread] = {}
         self._poll = select.poll()
-        self._newcomers = Newcomers(self._poll, self._limits, self._admit, self._log_refusal)
+        self._newcomers = Newcomers(self._poll, self._limits, self._tickets.find, self._admit, self._log_refusal)
         self._refusals = RepeatedWarning("KV connections were refused", log.warning)
         self._accept_errors = RepeatedWarning("KV connections could not be accepted", log.warning)
         self._pause_s, self._listen_from, self._swept = 0.0, 0.0, 0.0
@@ -129,17 +128,18 @@ class KVServer:
         self._listen_from = now + self._pause_s
         self._poll.unregister(self._listener)
 
-    def _admit(self, sock: socket.socket, address: str, preamble: Preamble) -> None:
+    def _admit(self, admitted: Admission) -> None:
         """Claim the ticket and start a thread for the rest. Raises what refuses the connection, which is then still
         the newcomers'."""
         with self._lock:
             if len(self._connections) >= self._limits.connections:
                 raise Overloaded("the decode host has no free KV connection", "try again shortly")
         deadline = time.monotonic() + self._limits.header_s
-        channel = Channel(sock, f"prefill host {address}", deadline=deadline, idle_s=self._limits.header_s)
-        slot = self._tickets.claim(preamble.ticket_digest, channel.abort)
+        peer = f"prefill host {admitted.address}"
+        channel = Channel(admitted.sock, peer, deadline=deadline, idle_s=self._limits.header_s)
+        slot = self._tickets.claim(admitted.ticket, channel.abort)
         thread = threading.Thread(
-            target=self._serve, args=(channel, slot, preamble.header_bytes), name=f"kv-{address}", daemon=True
+            target=self._serve, args=(channel, slot, admitted.header_bytes), name=f"kv-{admitted.address}", daemon=True
         )
         with self._lock:
             self._connections[channel] = thread

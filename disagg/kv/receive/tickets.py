@@ -132,16 +132,16 @@ class Tickets:
             self._slots[self._place(ticket_digest(slot.ticket))] = slot
         return slot
 
-    def claim(self, digest: bytes, abort: Callable[[], None]) -> Slot:
-        """Use a ticket for one connection, by the digest in its preamble. `abort` is called if the slot ends before
+    def find(self, digest: bytes) -> str:
+        """The ticket with this digest. TicketRefused if it is unknown, used or expired."""
+        with self._lock:
+            return self._usable(digest).ticket
+
+    def claim(self, ticket: str, abort: Callable[[], None]) -> Slot:
+        """Use a ticket for one connection, which has proven that it has it. `abort` is called if the slot ends before
         `unclaim`. TicketRefused if the ticket is unknown, used or expired."""
         with self._lock:
-            slot = self._slots.get(self._place(digest))
-            used_up = slot is not None and (slot.incoming.full or slot.claims >= MAX_PARTS)
-            if slot is None or used_up or time.monotonic() >= slot.deadline:
-                raise TicketRefused(
-                    "the KV ticket is unknown, already used or expired", "request a new one from the decode host"
-                )
+            slot = self._usable(ticket_digest(ticket))
             slot.state = "claimed"
             slot.claims += 1
             slot.aborts.append(abort)
@@ -194,6 +194,15 @@ class Tickets:
         for slot in late:
             request = slot.expected.request_id
             self.settle(slot, PeerLost(f"the KV of request {request} had not arrived by its deadline"))
+
+    def _usable(self, digest: bytes) -> Slot:
+        slot = self._slots.get(self._place(digest))
+        used_up = slot is not None and (slot.incoming.full or slot.claims >= MAX_PARTS)
+        if slot is None or used_up or time.monotonic() >= slot.deadline:
+            raise TicketRefused(
+                "the KV ticket is unknown, already used or expired", "request a new one from the decode host"
+            )
+        return slot
 
     def _place(self, digest: bytes) -> bytes:
         """The key of a ticket's slot."""

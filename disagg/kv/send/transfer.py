@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import threading
 import time
 from types import TracebackType
 from typing import Any, Self
 
-from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, ProtocolError
+from disagg.errors import Cancelled, DisaggError, HandoffError, PeerLost, ProtocolError, TicketRefused
 from disagg.kv.blocks import Block
 from disagg.kv.limits import SendLimits
 from disagg.kv.send.outbox import FramedBlock, Outbox
 from disagg.kv.send.result import Span, TransferResult
 from disagg.kv.wire import frames
 from disagg.kv.wire.channel import Channel, OnPiece
+from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble, encode_proof
+from disagg.kv.wire.proof import Nonces, proof, proves
 
 SEND_BUFFER_BYTES = 4 << 20
 POLL_S = 0.2  # interval between checks for a reply or the deadline while there is nothing to send
@@ -58,7 +61,7 @@ class Transfer:
         """Connect and wait until the receiver has accepted the header. Raises PeerLost or the error that it replies."""
         transfer = cls(host, port, header, deadline=deadline, limits=limits)
         bounds = transfer._limits
-        if not transfer._answered.wait(bounds.connect_s + bounds.answer_s + STOP_S):
+        if not transfer._answered.wait(bounds.connect_s + 2 * bounds.answer_s + STOP_S):
             transfer._outbox.fail(PeerLost(f"{transfer._peer} did not answer", "check the host and the link to it"))
         if transfer.failed is not None:
             transfer.abort()
@@ -125,7 +128,7 @@ class Transfer:
             self._answered.set()
 
     def _send_all(self, channel: Channel) -> TransferResult:
-        _send_header(channel, self._raw_header)
+        _send_header(channel, self._header.ticket, self._raw_header)
         channel.idle_s = self._limits.stall_s
         self._answered.set()
         while (block := self._next(channel)) is not None:
@@ -189,14 +192,27 @@ def _connect(address: tuple[str, int], peer: str, deadline: float, limits: SendL
     return Channel(sock, peer, deadline=deadline, idle_s=limits.answer_s)
 
 
-def _send_header(channel: Channel, raw: bytes) -> None:
-    """Send the header and read the reply; a refusal may arrive before all of the header is sent."""
+def _send_header(channel: Channel, ticket: str, raw: bytes) -> None:
+    """Send the header to a receiver that has proven that it has the ticket. Raises TicketRefused if it has not."""
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    nonce_there, given = frames.decode_identity(_answer(channel, encode_preamble(ticket, nonce)))
+    nonces = Nonces(nonce, nonce_there)
+    if not proves(given, ticket, "receiver", nonces):
+        raise TicketRefused(
+            f"{channel.peer} does not have the KV ticket that it should have issued",
+            "find the program on that port: it is not the decode host's server",
+        )
+    _answer(channel, encode_proof(proof(ticket, "sender", nonces), len(raw)), raw)
+
+
+def _answer(channel: Channel, *raw: bytes) -> dict[str, Any]:
+    """The reply to these bytes; a refusal may arrive before all of them are sent."""
     try:
-        channel.write([memoryview(raw)], stop_on_reply=True)
+        channel.write([memoryview(piece) for piece in raw], stop_on_reply=True)
     except PeerLost:
         if not channel.readable():
             raise
-    _read_reply(channel)
+    return _read_reply(channel)
 
 
 def _write(channel: Channel, views: list[memoryview], on_piece: OnPiece | None = None) -> None:

@@ -1,6 +1,8 @@
 """The wire format of one KV transfer: values to bytes and back, no sockets.
 
-    sender   -> receiver   preamble (see `preamble`), header
+    sender   -> receiver   preamble (see `preamble`)
+    receiver -> sender     reply: its proof, or refused with the reason
+    sender   -> receiver   its proof, header
     receiver -> sender     reply: accepted, or refused with the reason
     sender   -> receiver   frames, end frame
     receiver -> sender     reply: acknowledged, or failed with the reason
@@ -27,7 +29,7 @@ from disagg.kv.fingerprint import Fingerprint
 from disagg.kv.forms import WIRE_FORMS, plane_bytes
 from disagg.kv.layout import Layout
 from disagg.kv.parts import MAX_PARTS, WHOLE, Part
-from disagg.kv.wire.preamble import encode_preamble
+from disagg.kv.wire.preamble import MAX_HEADER_BYTES, NONCE_BYTES
 
 MAX_REPLY_BYTES = 1 << 16
 MAX_TOKENS = (1 << 32) - 1
@@ -91,7 +93,7 @@ def new_digest() -> xxhash.xxh3_128:
 
 
 def encode_header(header: Header) -> bytes:
-    """Preamble and header."""
+    """ProtocolError if it is too long."""
     body = _json_bytes(
         {
             "request_id": header.request_id,
@@ -105,12 +107,14 @@ def encode_header(header: Header) -> bytes:
             "layout": header.layout.to_json(),
         }
     )
-    return encode_preamble(header.ticket, len(body)) + body
+    if len(body) > MAX_HEADER_BYTES:
+        raise ProtocolError(f"the transfer header has {len(body)} bytes, at most {MAX_HEADER_BYTES} are allowed")
+    return body
 
 
 def decode_header(raw: bytes, ticket: str) -> Header:
-    """The header that followed a ticket's preamble, each field of the right type and size. The caller compares it with
-    what the ticket allows."""
+    """The header that followed the proof of this ticket, each field of the right type and size. The caller compares it
+    with what the ticket allows."""
     body = _json_object(raw, "transfer header")
     tokens = _count(body, "tokens", MAX_TOKENS)
     return Header(
@@ -127,9 +131,22 @@ def decode_header(raw: bytes, ticket: str) -> Header:
     )
 
 
-def encode_ok(**facts: float) -> bytes:
+def encode_ok(**facts: float | str) -> bytes:
     """The receiver's reply of success, with what it measured."""
     return _reply({"ok": True, **facts})
+
+
+def encode_identity(nonce: bytes, proof: bytes) -> bytes:
+    """The receiver's reply to a preamble: its nonce, and its proof that it has the ticket."""
+    return encode_ok(nonce=nonce.hex(), proof=proof.hex())
+
+
+def decode_identity(body: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Nonce and proof of the receiver, which is not compared yet."""
+    nonce, proof = (_hex(body.get(name)) for name in ("nonce", "proof"))
+    if len(nonce) != NONCE_BYTES or not proof:
+        raise ProtocolError("the receiver's first reply has no nonce or no proof", "another program has its port")
+    return nonce, proof
 
 
 def encode_error(error: DisaggError) -> bytes:
@@ -226,6 +243,13 @@ def _fitting(views: Sequence[memoryview], sizes: Sequence[int], what: str) -> li
 def _reply(body: dict[str, Any]) -> bytes:
     raw = _json_bytes(body)
     return REPLY_LENGTH.pack(len(raw)) + raw
+
+
+def _hex(value: object) -> bytes:
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        return b""
 
 
 def _json_bytes(body: dict[str, Any]) -> bytes:

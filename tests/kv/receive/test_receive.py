@@ -33,7 +33,8 @@ from disagg.kv.received import ReceivedKV
 from disagg.kv.send import SendLimits, Transfer
 from disagg.kv.wire import frames
 from disagg.kv.wire.frames import Kind
-from disagg.kv.wire.preamble import MAGIC, MAX_HEADER_BYTES, OPENING, PREAMBLE, VERSION, encode_preamble
+from disagg.kv.wire.preamble import MAGIC, NONCE_BYTES, OPENING, PREAMBLE, PROOF, VERSION, encode_preamble, encode_proof
+from disagg.kv.wire.proof import PROOF_BYTES
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import (
     FINGERPRINT,
@@ -43,9 +44,12 @@ from tests.kv.kv_parts import (
     Receiver,
     groups_layout,
     header_for,
+    introduce,
     mixed_layout,
+    opened,
     parts_of,
     read_replies,
+    read_reply,
     start_receiver,
     stream,
     until,
@@ -57,7 +61,7 @@ QUICK = ReceiveLimits(preamble_s=0.3, header_s=0.3, stall_s=0.3, linger_s=0.3)
 
 def test_a_transfer_is_acknowledged_with_its_size_and_the_time_it_took(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
-    accepted, acknowledged = receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+    accepted, acknowledged = receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)
     assert accepted == {"ok": True}
     assert acknowledged["received_bytes"] == CACHE.layout.nbytes(10)
     kv = receiver.result(slot)
@@ -69,10 +73,9 @@ def test_a_transfer_is_acknowledged_with_its_size_and_the_time_it_took(receiver:
 
 
 def header_with(slot: Slot, **changes: Any) -> bytes:
-    """Preamble and header for a slot, some of its fields replaced by what a hostile peer likes."""
-    body = json.loads(frames.encode_header(header_for(slot))[PREAMBLE.size :])
-    raw = json.dumps({**body, **changes}).encode()
-    return encode_preamble(slot.ticket, len(raw)) + raw
+    """Proof and header for a slot, some of its fields replaced by what a hostile peer likes."""
+    body = json.loads(frames.encode_header(header_for(slot)))
+    return opened(json.dumps({**body, **changes}).encode())
 
 
 LONG = "x" * 200_000
@@ -98,7 +101,7 @@ def test_a_malformed_header_fails_its_request_with_a_short_line_in_the_log(
     receiver: Receiver, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     slot = receiver.issue(CACHE)
-    (refused,) = receiver.exchange(header_with(slot, **changes))
+    (refused,) = receiver.exchange(header_with(slot, **changes), slot.ticket)
     assert refused["error"]["code"] == "ProtocolError"
     assert isinstance(receiver.result(slot), ProtocolError)
     assert "KV transfer of request r1 failed" in caplog.text and len(caplog.text) < 500
@@ -108,13 +111,13 @@ def test_without_a_valid_ticket_the_header_is_neither_awaited_nor_parsed(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("disagg.kv.wire.frames.decode_header", lambda *_: pytest.fail("the header was parsed"))
-    (refused,) = receiver.exchange(encode_preamble("nobody issued this", MAX_HEADER_BYTES))  # no header follows
+    (refused,) = receiver.exchange(opened(b"x" * 99), "nobody issued this")
     assert refused["error"]["code"] == "TicketRefused"
 
 
 def test_the_differences_of_a_ticket_holder_are_quoted_in_short(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
-    receiver.exchange(stream(replace(header_for(slot), fingerprint=replace(FINGERPRINT, rope=LONG)), []))
+    receiver.exchange(stream(replace(header_for(slot), fingerprint=replace(FINGERPRINT, rope=LONG)), []), slot.ticket)
     error = receiver.result(slot)
     assert isinstance(error, FingerprintMismatch) and "rope: decode " in error.message and len(error.message) < 500
 
@@ -124,7 +127,7 @@ def test_a_form_that_the_ticket_does_not_allow_is_refused(
     receiver: Receiver, allowed: WireForm, offered: WireForm
 ) -> None:
     slot = receiver.issue(Cache.random(groups_layout(), 5, wire=allowed))
-    (refused,) = receiver.exchange(frames.encode_header(header_for(slot, wire=offered)))
+    (refused,) = receiver.exchange(opened(header_for(slot, wire=offered)), slot.ticket)
     assert refused["error"]["code"] == "LayoutMismatch"
     error = receiver.result(slot)
     assert isinstance(error, LayoutMismatch)
@@ -134,7 +137,7 @@ def test_a_form_that_the_ticket_does_not_allow_is_refused(
 
 def test_bytes_count_as_held_until_the_owner_releases_them(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
-    receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+    receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)
     kv = receiver.result(slot)
     assert isinstance(kv, ReceivedKV)
     assert receiver.held_bytes == CACHE.layout.nbytes(10)
@@ -149,7 +152,7 @@ def test_memory_is_reused_if_its_owner_released_it_for_reuse(receiver: Receiver,
     arenas = []
     for name in ("first", "second"):
         slot = receiver.issue(CACHE, name)
-        receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+        receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)
         kv = receiver.result(slot)
         assert isinstance(kv, ReceivedKV) and CACHE.matches(kv)
         arenas.append(kv.arena)
@@ -184,7 +187,7 @@ def test_a_broken_sequence_of_frames_is_refused_and_nothing_is_held(
     receiver: Receiver, damage: Callable[[Parts], Parts], message: str
 ) -> None:
     slot = receiver.issue(CACHE)
-    accepted, refused = receiver.exchange(stream(header_for(slot), damage(parts_of(CACHE))))
+    accepted, refused = receiver.exchange(stream(header_for(slot), damage(parts_of(CACHE))), slot.ticket)
     assert accepted["ok"] and not refused["ok"]
     assert refused["error"]["code"] == "ProtocolError"
     error = receiver.result(slot)
@@ -197,7 +200,7 @@ def test_a_flipped_bit_in_a_payload_is_an_integrity_error(receiver: Receiver) ->
     slot = receiver.issue(CACHE)
     raw = bytearray(stream(header_for(slot), parts_of(CACHE)))
     raw[-frames.FRAME.size - frames.TOTALS.size - 5] ^= 4
-    _, refused = receiver.exchange(bytes(raw))
+    _, refused = receiver.exchange(bytes(raw), slot.ticket)
     assert refused["error"]["code"] == "IntegrityError"
     assert isinstance(receiver.result(slot), IntegrityError)
     receiver.require_serving()
@@ -206,7 +209,7 @@ def test_a_flipped_bit_in_a_payload_is_an_integrity_error(receiver: Receiver) ->
 def test_totals_that_do_not_match_are_refused(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
     raw = stream(header_for(slot), parts_of(CACHE))[: -frames.TOTALS.size] + frames.TOTALS.pack(1, 2, bytes(16))
-    receiver.exchange(raw)
+    receiver.exchange(raw, slot.ticket)
     error = receiver.result(slot)
     assert isinstance(error, ProtocolError) and "counts 1 frames and 2 bytes" in error.message
     receiver.require_serving()
@@ -216,8 +219,8 @@ def test_totals_that_do_not_match_are_refused(receiver: Receiver) -> None:
 def test_a_sender_that_hangs_up_in_mid_transfer_is_lost(receiver: Receiver, share: float) -> None:
     slot = receiver.issue(CACHE)
     raw = stream(header_for(slot), parts_of(CACHE))
-    header = len(frames.encode_header(header_for(slot)))
-    receiver.exchange(raw[: header + int(share * (len(raw) - header))], hang_up=True)
+    header = len(opened(header_for(slot)))
+    receiver.exchange(raw[: header + int(share * (len(raw) - header))], slot.ticket, hang_up=True)
     assert isinstance(receiver.result(slot), PeerLost)
     receiver.require_serving()
 
@@ -240,7 +243,7 @@ def test_a_transfer_of_something_else_is_refused_to_both_sides(
     receiver: Receiver, changes: dict[str, Any], kind: type[DisaggError], names: str
 ) -> None:
     slot = receiver.issue(CACHE)
-    (refused,) = receiver.exchange(frames.encode_header(header_for(slot, **changes)))
+    (refused,) = receiver.exchange(opened(header_for(slot, **changes)), slot.ticket)
     assert refused["error"]["code"] == kind.code()
     error = receiver.result(slot)
     assert isinstance(error, kind)
@@ -253,9 +256,8 @@ def test_a_transfer_of_something_else_is_refused_to_both_sides(
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not a KV transfer"),
         (b"x" * (1 << 18), "not a KV transfer"),
-        (OPENING.pack(MAGIC, 2) + b"{}", "version 2, the receiver version 3"),
-        (PREAMBLE.pack(MAGIC, 99, bytes(32), 2) + b"{}", "version 99"),
-        (PREAMBLE.pack(MAGIC, VERSION, bytes(32), 0xFFFFFFFF), "at most 262144"),
+        (OPENING.pack(MAGIC, 3) + b"{}", "version 3, the receiver version 4"),
+        (PREAMBLE.pack(MAGIC, 99, bytes(32), bytes(16)) + b"{}", "version 99"),
     ],
 )
 def test_what_is_not_a_transfer_gets_an_error_reply(receiver: Receiver, raw: bytes, message: str) -> None:
@@ -268,7 +270,7 @@ def test_what_is_not_a_transfer_gets_an_error_reply(receiver: Receiver, raw: byt
 @pytest.mark.parametrize(("raw", "message"), [(b"{}", "tokens in the transfer header"), (b"\xff\xff\xff", "not JSON")])
 def test_a_ticket_is_used_up_by_a_header_that_is_none(receiver: Receiver, raw: bytes, message: str) -> None:
     slot = receiver.issue(CACHE)
-    (refused,) = receiver.exchange(encode_preamble(slot.ticket, len(raw)) + raw)
+    (refused,) = receiver.exchange(opened(raw), slot.ticket)
     assert refused["error"]["code"] == "ProtocolError"
     error = receiver.result(slot)
     assert isinstance(error, ProtocolError) and message in error.message
@@ -277,11 +279,11 @@ def test_a_ticket_is_used_up_by_a_header_that_is_none(receiver: Receiver, raw: b
 
 def test_unknown_used_revoked_and_expired_tickets_are_refused_alike(receiver: Receiver) -> None:
     used, revoked, expired = (receiver.issue(CACHE, lasts_s=s) for s in (PATIENCE_S, PATIENCE_S, 0.0))
-    receiver.exchange(stream(header_for(used), parts_of(CACHE)))
+    receiver.exchange(stream(header_for(used), parts_of(CACHE)), used.ticket)
     receiver.tickets.revoke(revoked.ticket)
     unknown = replace(used, ticket="nobody-issued-this")
     for slot in (unknown, used, revoked, expired):
-        (refused,) = receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+        (refused,) = receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)
         assert refused["error"]["code"] == TicketRefused.code()
     assert isinstance(receiver.result(revoked), Cancelled)
     assert isinstance(receiver.result(expired), PeerLost)
@@ -289,6 +291,23 @@ def test_unknown_used_revoked_and_expired_tickets_are_refused_alike(receiver: Re
     assert isinstance(kv, ReceivedKV)
     kv.release()
     receiver.require_serving()
+
+
+def test_a_sender_that_knows_no_more_than_the_name_of_a_ticket_is_refused_and_the_ticket_stays_good(
+    receiver: Receiver,
+) -> None:
+    slot = receiver.issue(CACHE)
+    raw = opened(header_for(slot))
+    with receiver.dial() as sock:
+        sock.sendall(encode_preamble(slot.ticket, bytes(NONCE_BYTES)))
+        identity = read_reply(sock)
+        sock.sendall(bytes.fromhex(identity["proof"]) + raw[PROOF_BYTES:])  # the receiver's own proof, sent back
+        (refused,) = read_replies(sock)
+    assert refused["error"]["code"] == "TicketRefused" and slot.state == "issued"
+    receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)
+    kv = receiver.result(slot)
+    assert isinstance(kv, ReceivedKV)
+    kv.release()
 
 
 def test_the_owner_gets_an_error_if_no_sender_came_by_the_deadline(receiver: Receiver) -> None:
@@ -304,7 +323,7 @@ def test_revoking_while_bytes_arrive_ends_the_connection_with_the_reason(
     slot = receiver.issue(CACHE)
     raw = stream(header_for(slot), parts_of(CACHE))
     with receiver.dial() as sock:
-        sock.sendall(raw[: len(raw) // 2])
+        introduce(sock, slot.ticket, raw[: len(raw) // 2])
         until(lambda: receiver.held_bytes > 0)
         assert receiver.tickets.revoke(slot.ticket)
         assert isinstance(receiver.result(slot), Cancelled)
@@ -323,7 +342,7 @@ def test_a_silent_peer_is_dropped_and_blocks_nobody(said: bytes) -> None:
         until(lambda: receiver.server.connections == 1)
         cache = Cache.random(mixed_layout(), 3)
         slot = receiver.issue(cache)
-        receiver.exchange(stream(header_for(slot), parts_of(cache)))
+        receiver.exchange(stream(header_for(slot), parts_of(cache)), slot.ticket)
         kv = receiver.result(slot)
         assert isinstance(kv, ReceivedKV)
         kv.release()
@@ -337,7 +356,7 @@ def test_a_ticket_without_a_header_fails_its_request_after_the_headers_time() ->
     receiver = start_receiver(QUICK)
     slot = receiver.issue(CACHE)
     with receiver.dial() as silent:
-        silent.sendall(encode_preamble(slot.ticket, 1000) + b"{")
+        introduce(silent, slot.ticket, encode_proof(bytes(PROOF_BYTES), 1000) + b"{")
         assert isinstance(receiver.result(slot), PeerLost)
     receiver.require_serving()
     receiver.server.close()
@@ -345,11 +364,13 @@ def test_a_ticket_without_a_header_fails_its_request_after_the_headers_time() ->
 
 def test_a_header_that_drips_in_is_bounded_in_total() -> None:
     receiver = start_receiver(QUICK)
-    raw = frames.encode_header(header_for(receiver.issue(CACHE)))
+    slot = receiver.issue(CACHE)
+    raw = opened(header_for(slot))
     began = time.monotonic()
     with receiver.dial() as sock:
+        introduce(sock, slot.ticket, raw[: PROOF.size])
         try:
-            for byte in raw:
+            for byte in raw[PROOF.size :]:
                 sock.sendall(bytes([byte]))
                 time.sleep(0.02)  # the drip itself, not a wait for something
                 if time.monotonic() - began > PATIENCE_S:
@@ -365,7 +386,7 @@ def test_a_peer_that_stalls_in_mid_payload_is_dropped_after_the_idle_time() -> N
     slot = receiver.issue(CACHE)
     raw = stream(header_for(slot), parts_of(CACHE))
     with receiver.dial() as sock:
-        sock.sendall(raw[:-100])
+        introduce(sock, slot.ticket, raw[:-100])
         error = receiver.result(slot)
         assert isinstance(error, PeerLost) and "no progress for 0.3 s" in error.message
         assert read_replies(sock)[-1]["error"]["code"] == "PeerLost"
@@ -378,9 +399,9 @@ def test_transfers_over_the_bound_are_rejected_at_once_and_keep_their_ticket() -
     slots = [receiver.issue(CACHE, f"r{i}") for i in range(3)]
     held = [receiver.dial() for _ in range(2)]
     for sock, slot in zip(held, slots, strict=False):
-        sock.sendall(frames.encode_header(header_for(slot)))
+        introduce(sock, slot.ticket, opened(header_for(slot)))
     until(lambda: [slot.state for slot in slots[:2]] == ["claimed", "claimed"])
-    (refused,) = receiver.exchange(frames.encode_header(header_for(slots[2])))
+    (refused,) = receiver.exchange(opened(header_for(slots[2])), slots[2].ticket)
     assert refused["error"]["code"] == "Overloaded"
     assert slots[2].state == "issued"
     for sock in held:
@@ -398,7 +419,10 @@ def test_however_many_connections_are_silent_a_transfer_finds_a_place_at_once(li
     (evicted,) = read_replies(silent[0])
     assert evicted["error"]["code"] == "Overloaded"
     slot = receiver.issue(CACHE)
-    assert [reply["ok"] for reply in receiver.exchange(stream(header_for(slot), parts_of(CACHE)))] == [True, True]
+    assert [reply["ok"] for reply in receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)] == [
+        True,
+        True,
+    ]
     kv = receiver.result(slot)
     assert isinstance(kv, ReceivedKV)
     kv.release()
@@ -435,7 +459,7 @@ def test_when_descriptors_run_out_accepting_backs_off_and_recovers(
         until(lambda: receiver.server.connections == 1)
         monkeypatch.setattr(socket.socket, "accept", no_descriptors)
         slot = receiver.issue(CACHE)
-        receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+        receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)
         assert read_replies(silent)[0]["error"]["code"] == "Overloaded"  # its descriptor was freed
     kv = receiver.result(slot)
     assert isinstance(kv, ReceivedKV)
@@ -489,7 +513,7 @@ def test_failed_transfers_leave_no_memory_behind() -> None:
         slot = receiver.issue(cache)
         raw = bytearray(stream(header_for(slot), parts_of(cache, 256)))
         raw[-100 - damaged] ^= 1
-        receiver.exchange(bytes(raw))
+        receiver.exchange(bytes(raw), slot.ticket)
         kept.append(receiver.result(slot))  # an owner that logs the error later keeps no buffer alive
         del raw
     until(receiver.settled)
@@ -505,7 +529,7 @@ def test_closing_ends_transfers_tickets_and_threads_and_frees_the_port() -> None
     receiver = start_receiver()
     waiting, arriving = receiver.issue(CACHE, "waiting"), receiver.issue(CACHE, "arriving")
     with receiver.dial() as sock:
-        sock.sendall(stream(header_for(arriving), parts_of(CACHE))[:-50])
+        introduce(sock, arriving.ticket, stream(header_for(arriving), parts_of(CACHE))[:-50])
         until(lambda: receiver.held_bytes > 0)
         with ends_by_itself():
             receiver.server.close()
@@ -540,7 +564,7 @@ def test_a_defect_in_the_receiver_reaches_the_owner_and_frees_the_bytes(
     slot = receiver.issue(CACHE)
     with monkeypatch.context() as patch:
         patch.setattr("disagg.kv.receive.assemble.Assembly.place", defective)
-        receiver.exchange(stream(header_for(slot), parts_of(CACHE)))
+        receiver.exchange(stream(header_for(slot), parts_of(CACHE)), slot.ticket)
     error = receiver.result(slot)
     assert isinstance(error, DisaggError) and "internal error of the KV receiver in request r1" in error.message
     until(lambda: [type(b.exc_value) for b in broken] == [ZeroDivisionError])
@@ -558,10 +582,10 @@ def test_a_peer_that_never_reads_its_reply_is_left_after_the_linger_time() -> No
 
 def test_the_reply_to_a_hostile_header_stays_small(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
-    body = json.loads(frames.encode_header(header_for(slot))[PREAMBLE.size :])
+    body = json.loads(frames.encode_header(header_for(slot)))
     body["fingerprint"]["tokenizer"] = "\u0001" * 40_000
     raw = json.dumps(body).encode()
-    (refused,) = receiver.exchange(encode_preamble(slot.ticket, len(raw)) + raw)
+    (refused,) = receiver.exchange(opened(raw), slot.ticket)
     assert len(refused["error"]["message"]) <= frames.MAX_ERROR_CHARS
     receiver.require_serving()
 
@@ -578,7 +602,7 @@ def test_a_connection_whose_ticket_cannot_be_looked_up_is_closed(
     slot = receiver.issue(CACHE)
     with monkeypatch.context() as patch:
         patch.setattr(receiver.tickets, "claim", no_memory)
-        assert receiver.exchange(frames.encode_header(header_for(slot))) == []
+        assert receiver.exchange(opened(header_for(slot)), slot.ticket) == []
     assert len(failed) == 1
     receiver.tickets.revoke(slot.ticket)
     receiver.require_serving()
@@ -594,7 +618,7 @@ def test_a_host_out_of_threads_rejects_a_peer_and_goes_on(
     slot = receiver.issue(CACHE)
     with monkeypatch.context() as patch:
         patch.setattr("threading.Thread.start", no_thread)
-        (refused,) = receiver.exchange(frames.encode_header(header_for(slot)))
+        (refused,) = receiver.exchange(opened(header_for(slot)), slot.ticket)
     assert refused["error"]["code"] == "HandoffError"
     receiver.tickets.revoke(slot.ticket)
     receiver.require_serving()
@@ -603,6 +627,6 @@ def test_a_host_out_of_threads_rejects_a_peer_and_goes_on(
 def test_kinds_beyond_keys_and_values_of_a_state_layer_are_refused(receiver: Receiver) -> None:
     slot = receiver.issue(CACHE)
     extra = (frames.Frame(Kind.KEYS, 2, 0, 0, 1, 4), b"1234")
-    receiver.exchange(stream(header_for(slot), [extra, *parts_of(CACHE)]))
+    receiver.exchange(stream(header_for(slot), [extra, *parts_of(CACHE)]), slot.ticket)
     assert isinstance(receiver.result(slot), ProtocolError)
     receiver.require_serving()

@@ -36,10 +36,11 @@ def nothing() -> None:
 def test_a_ticket_is_good_once() -> None:
     tickets = Tickets()
     slot, _ = issue(tickets)
-    assert tickets.claim(ticket_digest(slot.ticket), nothing) is slot
+    assert tickets.find(ticket_digest(slot.ticket)) == slot.ticket
+    assert tickets.claim(slot.ticket, nothing) is slot
     slot.incoming.join(header_for(slot))
     with pytest.raises(TicketRefused):
-        tickets.claim(ticket_digest(slot.ticket), nothing)
+        tickets.claim(slot.ticket, nothing)
 
 
 @pytest.mark.parametrize("ticket", ["", "x", "é"])
@@ -47,14 +48,16 @@ def test_an_unknown_ticket_is_refused(ticket: str) -> None:
     tickets = Tickets()
     issue(tickets)
     with pytest.raises(TicketRefused, match="unknown, already used or expired"):
-        tickets.claim(ticket_digest(ticket), nothing)
+        tickets.claim(ticket, nothing)
+    with pytest.raises(TicketRefused, match="unknown, already used or expired"):
+        tickets.find(ticket_digest(ticket))
 
 
 def test_an_expired_ticket_is_refused_and_its_callback_called_once() -> None:
     tickets = Tickets()
     slot, results = issue(tickets, lasts_s=-1)
     with pytest.raises(TicketRefused):
-        tickets.claim(ticket_digest(slot.ticket), nothing)
+        tickets.claim(slot.ticket, nothing)
     tickets.expire()
     tickets.expire()
     assert [type(r) for r in results] == [PeerLost]
@@ -82,7 +85,7 @@ def test_revoking_calls_the_callback_and_aborts_the_connection() -> None:
     tickets = Tickets()
     slot, results = issue(tickets)
     cut: list[str] = []
-    tickets.claim(ticket_digest(slot.ticket), lambda: cut.append("cut"))
+    tickets.claim(slot.ticket, lambda: cut.append("cut"))
     assert tickets.revoke(slot.ticket)
     assert not tickets.revoke(slot.ticket)
     assert [type(r) for r in results] == [Cancelled]

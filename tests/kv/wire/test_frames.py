@@ -13,11 +13,14 @@ from disagg.kv.wire.preamble import (
     MAX_HEADER_BYTES,
     OPENING,
     PREAMBLE,
-    VERSION,
     check_opening,
     decode_preamble,
+    decode_proof,
+    encode_preamble,
+    encode_proof,
     ticket_digest,
 )
+from disagg.kv.wire.proof import PROOF_BYTES, End, Nonces, proof, proves
 from tests.kv.kv_parts import FINGERPRINT, Cache, groups_layout, mixed_layout
 
 HEADER = frames.Header(
@@ -33,26 +36,55 @@ HEADER = frames.Header(
     parts=3,
 )
 
+NONCES = Nonces(bytes(range(16)), bytes(range(16, 32)))
+
 
 def test_a_header_survives_the_wire() -> None:
-    raw = frames.encode_header(HEADER)
-    preamble = decode_preamble(raw[: PREAMBLE.size])
-    assert preamble == (ticket_digest("ticket"), len(raw) - PREAMBLE.size)
-    assert frames.decode_header(raw[PREAMBLE.size :], "ticket") == HEADER
+    assert frames.decode_header(frames.encode_header(HEADER), "ticket") == HEADER
+
+
+def test_what_a_sender_sends_first_names_its_ticket_and_contains_no_part_of_it() -> None:
+    raw = encode_preamble("one-time-ticket", bytes(range(16)))
+    assert len(raw) == PREAMBLE.size and b"one-time" not in raw
+    assert decode_preamble(raw) == (ticket_digest("one-time-ticket"), bytes(range(16)))
+
+
+@pytest.mark.parametrize(
+    ("ticket", "end", "nonces", "valid"),
+    [
+        ("ticket", "sender", NONCES, True),
+        ("ticket", "receiver", NONCES, False),
+        ("ticke", "sender", NONCES, False),
+        ("ticket", "sender", Nonces(NONCES.receiver, NONCES.sender), False),
+        ("ticket", "sender", NONCES._replace(receiver=bytes(16)), False),
+    ],
+)
+def test_a_proof_holds_for_one_ticket_one_end_and_one_pair_of_nonces(
+    ticket: str, end: End, nonces: Nonces, valid: bool
+) -> None:
+    assert proves(proof("ticket", "sender", NONCES), ticket, end, nonces) is valid
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"nonce": "00" * 16}, {"nonce": "00" * 15, "proof": "00"}, {"nonce": "zz", "proof": 1}]
+)
+def test_a_receivers_first_reply_without_nonce_and_proof_is_a_protocol_error(body: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="no nonce or no proof"):
+        frames.decode_identity(body)
 
 
 def test_a_header_over_the_bound_is_neither_sent_nor_read() -> None:
     with pytest.raises(ProtocolError, match="at most"):
         frames.encode_header(frames.Header("t", "r" * MAX_HEADER_BYTES, FINGERPRINT, mixed_layout(), "x", 1))
     with pytest.raises(ProtocolError, match="at most"):
-        decode_preamble(PREAMBLE.pack(MAGIC, VERSION, bytes(32), MAX_HEADER_BYTES + 1))
+        decode_proof(encode_proof(bytes(PROOF_BYTES), MAX_HEADER_BYTES + 1))
 
 
 def test_wrong_magic_and_wrong_version_are_different_errors() -> None:
     with pytest.raises(ProtocolError, match="not a KV transfer"):
         check_opening(b"GET / HTTP/1"[: OPENING.size])
-    with pytest.raises(ProtocolError, match="version 2, the receiver version 3") as caught:
-        check_opening(OPENING.pack(MAGIC, 2))
+    with pytest.raises(ProtocolError, match="version 3, the receiver version 4") as caught:
+        check_opening(OPENING.pack(MAGIC, 3))
     assert caught.value.hint == "install the same disagg version on both hosts"
 
 
@@ -96,7 +128,7 @@ def test_wrong_magic_and_wrong_version_are_different_errors() -> None:
     ],
 )
 def test_each_malformed_header_field_is_a_protocol_error(field: str, value: Any) -> None:
-    body = json.loads(frames.encode_header(HEADER)[PREAMBLE.size :])
+    body = json.loads(frames.encode_header(HEADER))
     with pytest.raises(ProtocolError):
         frames.decode_header(json.dumps({**body, field: value}).encode(), "ticket")
 
