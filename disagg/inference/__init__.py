@@ -1,6 +1,6 @@
 """Runs requests on the servers of a fleet. `Client` and `AsyncClient` are the public API.
 
-client    the public API for asyncio; sync_client: for synchronous code
+client    the public API for asyncio; sync_client: for synchronous code; base: what both share
 options   the options of a request, and its body
 stream    an answer while it arrives
 several   one prompt to several models

@@ -8,7 +8,6 @@ with disagg.Client("hosts.toml") as client:
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,8 +16,7 @@ from typing import Any, Self, TypeVar, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from disagg.config import Fleet
-from disagg.inference.client import AsyncClient
-from disagg.inference.hosts.route import Ranking
+from disagg.inference.base import BaseClient
 from disagg.inference.options import RequestOptions
 from disagg.inference.several import Together
 from disagg.inference.stream import Stream
@@ -27,24 +25,19 @@ from disagg.inference.types import Completion
 T = TypeVar("T")
 
 
-class Client:
+class Client(BaseClient):
     """AsyncClient for synchronous code: the same calls, on an event loop in a thread of its own."""
 
     def __init__(self, fleet: Fleet | str | Path | None = None, *, token: str | None = None) -> None:
-        self._async = AsyncClient(fleet, token=token)
-        self.fleet = self._async.fleet
+        super().__init__(fleet, token=token)
         self._stack = ExitStack()
         self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
-        self._stack.callback(lambda: self._portal.call(self._async.aclose))
+        self._stack.callback(lambda: self._portal.call(self._driver.close))
 
     def connect(self, *models: str) -> None:
         """Open connections to the hosts of these models, or of all; see AsyncClient.connect."""
-        self._async._require_usable()
-        self._portal.call(self._async.connect, *models)
-
-    def explain(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Ranking:
-        """Which hosts this request would try if it were sent now; see AsyncClient.explain."""
-        return self._async.explain(model, prompt, **options)
+        self._require_usable()
+        self._portal.call(self._connect, *models)
 
     def generate(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer; see AsyncClient.generate."""
@@ -55,20 +48,19 @@ class Client:
 
     def generate_all(self, requests: Sequence[Mapping[str, Any]]) -> Together:
         """Send several requests at the same time; see AsyncClient.generate_all."""
-        return self._run(functools.partial(self._async.generate_all, requests))
+        return self._run(functools.partial(self._generate_all, requests))
 
     def count_tokens(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> int:
         """How many tokens the prompt of this request has; see AsyncClient.count_tokens."""
-        call = functools.partial(self._async.count_tokens, model, prompt, **options)
-        return self._run(call)
+        return self._run(functools.partial(self._count, model, prompt, options))
 
     def stream(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Stream:
         """Send the request; its answer can be read while it arrives. See AsyncClient.stream."""
-        return Stream(self._portal, self._async._perform(model, prompt, options))
+        return Stream(self._portal, self._perform(model, prompt, options))
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The call's result. Whatever interrupts the wait for it, such as Ctrl-C, cancels it."""
-        self._async._require_usable()
+        self._require_usable()
         running = self._portal.start_task_soon(call)
         try:
             result: T = running.result()
@@ -79,7 +71,7 @@ class Client:
 
     def close(self) -> None:
         """Close all connections and stop the event loop. In a forked child there is neither."""
-        if os.getpid() == self._async._process:
+        if not self._forked:
             self._stack.close()
 
     def __enter__(self) -> Self:

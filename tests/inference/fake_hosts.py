@@ -86,12 +86,12 @@ def start_at(client: Client, name: str) -> None:
     """Make equal hosts be ranked beginning with this one, of its role."""
     like = client.fleet.hosts[name].roles
     names = [host.name for host in client.fleet.hosts.values() if host.roles == like]
-    client._async._next_start = names.index(name)
+    client._next_start = names.index(name)
 
 
 def change_timeouts(client: Client, **seconds: float) -> None:
     """Change the timeouts of this client."""
-    driver = client._async._driver
+    driver = client._driver
     driver.policy = dataclasses.replace(driver.policy, timeouts=dataclasses.replace(Timeouts(), **seconds))
 
 
@@ -101,4 +101,4 @@ def be_patient(client: Client) -> None:
     async def ask(host: Host) -> None: ...
 
     change_timeouts(client, silence=60.0, stall=60.0, note=60.0, slow_transfer=60.0)
-    client._async._driver.refresher._ask = ask  # type: ignore[method-assign]
+    client._driver.refresher._ask = ask  # type: ignore[method-assign]
