@@ -40,9 +40,15 @@ def choose_place(rest: int, offer: PrefillOffer | None, local_tokens_s: float | 
     here = rest / local_tokens_s
     sending = rest_bytes / offer.link_bytes_s if offer.link_bytes_s else 0.0
     there = offer.wait_s + OVERHEAD_S + max(rest / offer.tokens_s, sending)
-    return PrefillPlace(
-        here <= there, f"{_tokens(rest)} left to compute: {here:.2g} s here, {there:.2g} s on a prefill host"
-    )
+    times = f"{_duration(here)} here, {_duration(there)} on a prefill host"
+    return PrefillPlace(here <= there, f"{_tokens(rest)} left to compute: {times}")
+
+
+def _duration(seconds: float) -> str:
+    """0.6 ms, 42 ms, 1.2 s."""
+    if seconds >= 0.9995:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.00995 else f"{seconds * 1e3:.1f} ms"
 
 
 def _tokens(count: int) -> str:
