@@ -46,7 +46,8 @@ def chat(
 
     Answers are shown as Markdown while they arrive; Ctrl-C stops one, Ctrl-D leaves. Each turn goes on from the KV that
     the decode host holds, and says how much that was. Enter sends, Alt-Enter begins a new line, as does Enter between
-    triple quotes. /help lists the commands. A pipe's text is one message: its answer is printed, and that is all.
+    triple quotes. /help lists the commands. A pipe's text is one message: its answer, of at most --max-tokens, is
+    printed, and that is all.
     """
     fleet = settings(context).fleet()
     (name,) = choose_models(fleet, [model] if model else (), "name one: disagg chat -m NAME")
@@ -54,7 +55,7 @@ def chat(
     if not piped and not stdout().is_terminal:
         raise UsageError("a conversation needs a terminal", f'disagg generate --chat {name} "message" > FILE')
     message = read_prompt("-", None, fleet.model(name).context) if piped else None
-    _run(fleet, name, system, {**options, "fit_context": True}, message, plain=plain or piped)
+    _run(fleet, name, system, {**options, "fit_context": True}, message, plain=plain)
 
 
 def _run(fleet: Fleet, model: str, system: str, options: dict[str, Any], message: str | None, *, plain: bool) -> None:
@@ -70,7 +71,7 @@ def _run(fleet: Fleet, model: str, system: str, options: dict[str, Any], message
         async with AsyncClient(fleet) as client:
             _require_valid(client, model, options)
             await client.connect(model)
-            view = ChatView(stdout(), stderr(), plain=plain)
+            view = ChatView(stdout(), stderr(), plain=plain, piped=message is not None)
             session = Session(client, Conversation(model, system), options, view)
             if message is None:
                 await _talk(session, fleet)

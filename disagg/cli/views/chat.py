@@ -54,14 +54,16 @@ def figures_line(metrics: Metrics) -> str:
     return f"{prompt}; TTFT {seconds(metrics.ttft)}; {counted(metrics.completion_tokens, 'token')}{rate}"
 
 
-def context_note(completion: Completion, context: int) -> str:
-    """What to know about the context, in tokens, after an answer; empty if nothing."""
-    used = completion.metrics.total_tokens
-    if used >= context:
-        return f"The context of {context:,} tokens is full: /clear begins a new conversation."
-    if completion.finish_reason == "length":
-        return 'The answer reached its token limit: write "go on", or set a higher --max-tokens.'
-    if used >= _NEARLY_FULL * context:
+def context_note(completion: Completion, context: int, *, piped: bool = False) -> str:
+    """What to know about the context, in tokens, after an answer; empty if nothing. piped: no other turn follows."""
+    used, cut = completion.metrics.total_tokens, completion.finish_reason == "length"
+    if used >= context and (cut or not piped):
+        full = f"The context of {context:,} tokens is full"
+        return f"{full}: the answer is cut." if piped else f"{full}: /clear begins a new conversation."
+    if cut:
+        go_on = "" if piped else 'write "go on", or '
+        return f"The answer reached its token limit: {go_on}set a higher --max-tokens."
+    if used >= _NEARLY_FULL * context and not piped:
         return f"{used:,} of the {context:,} tokens of the context are used."
     return ""
 
@@ -185,10 +187,11 @@ class _Tail:
 
 
 class ChatView:
-    """What a conversation shows: answers on stdout, everything else on stderr. plain: answers are no Markdown."""
+    """What a conversation shows: answers on stdout, everything else on stderr. plain: answers are no Markdown. piped:
+    its one message came from a pipe."""
 
-    def __init__(self, out: Console, notes: Console, *, plain: bool) -> None:
-        self._out, self._notes, self._plain = out, notes, plain
+    def __init__(self, out: Console, notes: Console, *, plain: bool, piped: bool = False) -> None:
+        self._out, self._notes, self._plain, self._piped = out, notes, plain or piped, piped
 
     def begin(self, model: str) -> None:
         """The conversation begins."""
@@ -209,7 +212,7 @@ class ChatView:
         for warning in completion.warnings:
             self._notes.print(Text.assemble(("warning: ", "bold yellow"), warning))
         self.note(figures_line(completion.metrics))
-        if text := context_note(completion, context):
+        if text := context_note(completion, context, piped=self._piped):
             self._notes.print(Text(text, "yellow"))
         self._notes.print()
 

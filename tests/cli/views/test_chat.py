@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 
@@ -108,6 +109,14 @@ def test_a_context_that_is_full_or_nearly_so_is_noted_with_what_to_do() -> None:
     assert "/clear" in context_note(answer, 100)
     note = context_note(answer, 1000)
     assert note == 'The answer reached its token limit: write "go on", or set a higher --max-tokens.'
+
+
+def test_after_the_answer_to_a_pipe_nothing_is_suggested_that_needs_another_turn() -> None:
+    answer = completion("m", total_tokens=100)
+    assert context_note(answer, 1000, piped=True) == "The answer reached its token limit: set a higher --max-tokens."
+    assert context_note(answer, 100, piped=True) == "The context of 100 tokens is full: the answer is cut."
+    whole = dataclasses.replace(answer, finish_reason="stop")
+    assert context_note(whole, 100, piped=True) == context_note(whole, 110, piped=True) == ""
 
 
 def test_an_error_is_one_line_with_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
