@@ -9,6 +9,8 @@ from typing import Any
 from disagg.errors import DisaggError
 from disagg.fleet.machine.output import last_lines
 
+_FATAL = "Fatal Python error"  # faulthandler's first line, before the traces of all threads
+
 
 def entry(line: str) -> dict[str, Any] | None:
     """The JSON object of a log line; None for any other line."""
@@ -33,6 +35,24 @@ def last_error(lines: Sequence[str]) -> DisaggError | None:
 def last_plain_line(lines: Sequence[str]) -> str:
     """The last line that is not JSON, such as the interpreter's last error message."""
     return next((last_lines(line, 1) for line in reversed(lines) if line.strip() and entry(line) is None), "").strip()
+
+
+def end_of_run(lines: Sequence[str]) -> str:
+    """Why a server that disagg did not stop has ended, by its log: the last error, or what was printed last. Empty if
+    the log does not tell, as after SIGKILL."""
+    own = since_start(lines)
+    if (error := last_error(own)) is not None:
+        return error.message
+    if stopped(lines):
+        return "it got a signal to stop, not from disagg"
+    printed = _after_last_entry(own)
+    fatal = [line for line in printed if line.startswith(_FATAL)]
+    return last_plain_line(fatal or printed)
+
+
+def _after_last_entry(lines: Sequence[str]) -> Sequence[str]:
+    count = next((index for index, line in enumerate(reversed(lines)) if entry(line) is not None), len(lines))
+    return lines[len(lines) - count :]
 
 
 def since_start(lines: Sequence[str]) -> list[str]:

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from disagg.config import Fleet
-from disagg.errors import ConfigError, DisaggError, FleetError
-from disagg.fleet.lifecycle.loglines import last_error
+from disagg.errors import ConfigError, FleetError
+from disagg.fleet.lifecycle.loglines import end_of_run
 from disagg.token import (
     TOKEN_FILE_VARIABLE,
     earlier_token_paths,
@@ -178,9 +178,9 @@ class State:
         """The last lines of the host's log."""
         return _tail(self.log_file(host))[-lines:]
 
-    def last_error(self, host: str) -> DisaggError | None:
-        """The last error in the log that `log_with_reason` names, None if there is none."""
-        return last_error(_tail(self.log_with_reason(host)))
+    def end_of_run(self, host: str) -> str:
+        """Why the host's server has ended, by the log that `log_with_reason` names; empty if it does not tell."""
+        return end_of_run(_tail(self.log_with_reason(host)))
 
     def log_with_reason(self, host: str) -> Path:
         """The file that has the last lines of the host's server: its log, or the one before if its log is empty. A log

@@ -14,7 +14,6 @@ from disagg.errors import ConfigError, FleetError
 from disagg.fleet.lifecycle.state import ProcessRecord, State
 from disagg.token import TOKEN_FILE_VARIABLE
 from tests.fleet.farm import make_fleet
-from tests.values import present
 
 
 def mode(path: Path) -> int:
@@ -144,13 +143,13 @@ def test_records_survive_and_a_damaged_one_says_what_to_do(fleet: Fleet, tmp_pat
     assert state.recorded("a") is None
 
 
-def test_the_last_error_of_a_log_is_found_among_other_lines(fleet: Fleet, tmp_path: Path) -> None:
+def test_the_reason_of_a_servers_end_is_found_among_the_other_lines_of_its_log(fleet: Fleet, tmp_path: Path) -> None:
     state = State.of(fleet, tmp_path / "state")
     state.prepare(fleet)
-    assert state.last_error("a") is None
+    assert state.end_of_run("a") == ""
     lines = ['{"level": "error", "code": "PortInUse", "message": "first"}', '{"level": "error", "message": "second"}']
     state.log_file("a").write_text("\n".join(["warning: x", *lines, '{"level": "info", "message": "bye"}', "end"]))
-    assert present(state.last_error("a")).message == "second"
+    assert state.end_of_run("a") == "second"
     assert state.log_tail("a", 1) == ["end"]
 
 

@@ -220,8 +220,8 @@ def _recorded(blank: HostStatus, host: Host, state: State, error: OSError, timeo
         return None
     if local.identity(record.pid) == record.identity:
         return _running(replace(blank, pid=record.pid), error, timeout_s)
-    logged = state.last_error(host.name)
-    why = f"its process ended by itself: {logged.message if logged else 'see ' + _log(host, state)}"
+    reason, log = state.end_of_run(host.name), _log(host, state)
+    why = f"its process has ended: {reason}; see {log}" if reason else f"its process was killed: no reason in {log}"
     return replace(blank, state="failed", why=why, hint=_start_command(host, "start"))
 
 

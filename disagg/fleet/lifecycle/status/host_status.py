@@ -5,7 +5,7 @@
     silent        its process runs, but does not answer in time
     stalled       answers, but its engine has work and makes no progress
     draining      finishes its requests, then ends
-    failed        runs but cannot serve, or ended by itself
+    failed        runs but cannot serve, or has ended and was not stopped by disagg
     unauthorised  does not accept this fleet's token
     foreign       another program, or another host's server, answers on its port
     not running   the machine answers, nothing listens there

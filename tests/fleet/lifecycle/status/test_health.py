@@ -72,9 +72,10 @@ def test_a_server_killed_from_outside_is_failed_with_its_last_error(farm: Farm) 
     pid = present(farm.state.recorded("a")).pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: local.identity(pid) is None)
-    assert states(farm)["a"].why.startswith("its process ended by itself: see ")
-    farm.state.log_file("a").write_text('{"level": "error", "code": "ModelError", "message": "out of memory"}\n')
-    assert states(farm)["a"].why == "its process ended by itself: out of memory"
+    log = farm.state.log_file("a")
+    assert states(farm)["a"].why == f"its process was killed: no reason in {log}"
+    log.write_text('{"level": "error", "code": "ModelError", "message": "out of memory"}\n')
+    assert states(farm)["a"].why == f"its process has ended: out of memory; see {log}"
     assert states(farm)["a"].hint == "disagg start --host a"
 
 
@@ -87,9 +88,9 @@ def test_after_an_end_on_a_full_disk_the_log_with_the_reason_is_named(farm: Farm
     before = log.with_name("a.log.1")
     before.write_text("plain words\n")
     log.write_text("")
-    assert states(farm)["a"].why == f"its process ended by itself: see {before}"
+    assert states(farm)["a"].why == f"its process has ended: plain words; see {before}"
     before.write_text('{"level": "error", "code": "FleetError", "message": "No space left on device"}\n')
-    assert states(farm)["a"].why == "its process ended by itself: No space left on device"
+    assert states(farm)["a"].why == f"its process has ended: No space left on device; see {before}"
 
 
 def test_a_stalled_server_is_shown_as_such(farm: Farm) -> None:
