@@ -75,7 +75,8 @@ class Coverage:
             heads, states = part.heads_of(self._layout, layer), part.has_states(self._layout, layer)
             bits = (1 << heads.stop) - (1 << heads.start)
             if self._heads[layer] & bits:
-                raise ProtocolError(f"two parts carry KV heads [{heads.start}, {heads.stop}) of layer {layer}, or some")
+                which = f"KV heads [{heads.start}, {heads.stop}) of layer {layer}"
+                raise ProtocolError(f"two parts carry {which}, or some of them")
             if self._states[layer] and states:
                 raise ProtocolError(f"two parts carry the states of layer {layer}")
             self._heads[layer] |= bits

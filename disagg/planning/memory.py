@@ -60,14 +60,14 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of memory. one_request: KV of one request of the whole context. held: the form of the weights. to_send: the
-    most KV that has been copied out of a paged cache and waits to be sent, if it takes the same memory."""
+    """Bytes of memory. one_request: KV of one request of the whole context. form: of the weights, in words. to_send:
+    the most KV that has been copied out of a paged cache and waits to be sent, if it takes the same memory."""
 
     weights: int
     kv: int
     workspace: int
     one_request: int
-    held: str = "as stored"
+    form: str = "as stored"
     to_send: int = 0
 
     @property
@@ -96,7 +96,7 @@ def packing(config: Mapping[str, Any]) -> Packing:
 def need(stored: Checkpoint, serving: Serving) -> Need:
     """The memory that one host takes to serve a checkpoint."""
     how = weights(stored.packing, serving)
-    shape = held(stored.shape, how, serving.dtype)
+    shape = in_memory(stored.shape, how, serving.dtype)
     one_request = stored.shape.kv.nbytes(serving.context, serving.dtype)
     scale = stored.nbytes / stored.shape.weight_bytes if stored.nbytes else 1.0
     ranks = serving.tensor_parallel
@@ -111,7 +111,7 @@ def need(stored: Checkpoint, serving: Serving) -> Need:
 
 
 def weights(packing: Packing, serving: Serving) -> Weights:
-    """The form in which an engine holds the weights of a checkpoint.
+    """The form that the weights of a checkpoint have in an engine's memory.
 
     transformers dequantises MXFP4 unless hosts.toml states `quantization = "mxfp4"`, and FP8 without a CUDA device.
     """
@@ -126,8 +126,8 @@ def weights(packing: Packing, serving: Serving) -> Weights:
     return "as stored"
 
 
-def held(shape: ModelShape, how: Weights, dtype: str) -> ModelShape:
-    """The shape with the bits per parameter that are held in memory.
+def in_memory(shape: ModelShape, how: Weights, dtype: str) -> ModelShape:
+    """The shape with the bits per parameter that the weights have in memory.
 
     torchao converts linear layers only: embeddings, output head and the fused experts of a mixture keep `dtype`.
     """

@@ -16,7 +16,7 @@ GB = 1e9
 
 
 @pytest.mark.parametrize(
-    ("config", "changes", "weights", "held"),
+    ("config", "changes", "weights", "form"),
     [
         (QWEN, {}, 61.1, "as stored"),
         (QWEN, {"quantization": "int8"}, 60.1, "int8, experts and embeddings bfloat16"),
@@ -32,11 +32,11 @@ GB = 1e9
     ],
 )
 def test_weights_take_what_their_form_in_this_engine_takes(
-    config: dict[str, Any], changes: dict[str, Any], weights: float, held: str
+    config: dict[str, Any], changes: dict[str, Any], weights: float, form: str
 ) -> None:
     found = need(checkpoint(config, "m"), replace(CUDA, **changes))
     assert found.weights / GB == pytest.approx(weights, abs=0.1)
-    assert found.held == held
+    assert found.form == form
 
 
 def test_the_size_of_the_files_corrects_what_the_config_says() -> None:

@@ -14,6 +14,7 @@ from disagg.errors import ConfigError
 T = TypeVar("T")
 L = TypeVar("L", bound=str)
 
+# All types that TOML has.
 _KINDS: dict[type, str] = {
     str: "a string",
     bool: "true or false",
@@ -145,4 +146,4 @@ def _hint(key: str, value: Any, known: Collection[str]) -> str:
 
 
 def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), "this")
+    return _KINDS[type(value)]

@@ -64,9 +64,10 @@ def snapshot(caches: Sequence[Any], tokens: int) -> LayerSnapshot | None:
     layers = tuple(_fixed(cache) for cache in caches)
     arrays = [array for layer in layers for array in layer or ()]
     mx.eval(arrays)
-    return (
-        LayerSnapshot(layers, tokens if any(_has_dropped(cache, tokens) for cache in caches) else 0) if arrays else None
-    )
+    if not arrays:
+        return None
+    dropped = any(_has_dropped(cache, tokens) for cache in caches)
+    return LayerSnapshot(layers, usable_from=tokens if dropped else 0)
 
 
 def rows(caches: Sequence[Any], start: int, end: int) -> Rows:
@@ -95,6 +96,7 @@ def _has_dropped(cache: Any, tokens: int) -> bool:
 
 
 def _fixed(cache: Any) -> Layer | None:
+    """Copies of a state's arrays, or of a sliding layer's rows; None for a layer that keeps every row."""
     if isinstance(cache, ArraysCache):
         return tuple(mx.concatenate([array[:0], array]) for array in cache.cache)
     if isinstance(cache, RotatingKVCache):

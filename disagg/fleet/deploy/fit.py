@@ -35,7 +35,7 @@ class Fit:
         """`needs 38.1 GiB: weights 29.6 GiB (FP8), KV 3 GiB, workspace 5.5 GiB`."""
         to_send = f"KV to send {_size(self.need.to_send)}, " if self.need.to_send else ""
         parts = (
-            f"weights {_size(self.need.weights)} ({self.need.held}), KV {_size(self.need.kv)}, "
+            f"weights {_size(self.need.weights)} ({self.need.form}), KV {_size(self.need.kv)}, "
             f"{to_send}workspace {_size(self.need.workspace)}"
         )
         return f"{self.host.model} needs {_size(self.need.total)}: {parts}"
@@ -160,8 +160,8 @@ def _hint(found: Fit, table: str) -> str:
     host, needed = found.host, found.need
     if _kv_that_fits(found) >= needed.one_request:
         return f"kv_cache_memory_bytes = {_kv_that_fits(found)} in {table}"
-    if "dequantised" in needed.held:
-        with_transformers = '; with transformers on CUDA: quantization = "mxfp4"' if "MXFP4" in needed.held else ""
+    if "dequantised" in needed.form:
+        with_transformers = '; with transformers on CUDA: quantization = "mxfp4"' if "MXFP4" in needed.form else ""
         return f'name = "vllm" in {table} holds the weights as stored{with_transformers}'
     if host.engine.name == "transformers" and host.engine.quantization != "mxfp4":
         return f'name = "vllm" in {table} and a `vllm` source with FP8 or MXFP4 weights; or a larger machine'

@@ -152,10 +152,8 @@ def _by_name(fleet: Fleet, host: Host) -> float | None:
     """KV bytes per token of a model whose files the host does not have, from its name or its files on this machine."""
     model = fleet.models[host.model]
     try:
-        return (
-            read_size(size_source(model.name, model.sources.values())).kv.nbytes(model.context, host.engine.dtype)
-            / model.context
-        )
+        size = read_size(size_source(model.name, model.sources.values()))
+        return size.kv.nbytes(model.context, host.engine.dtype) / model.context
     except DisaggError:  # the size is unknown; the rate is useful without it
         return None
 

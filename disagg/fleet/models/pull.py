@@ -92,7 +92,7 @@ class Models:
             if one.value is not None
         }
         sources = list(dict.fromkeys(one.source for one in required.values()))
-        readers = {
+        readers = {  # by machine and source: the host whose running server uses these files
             (same_machine(one.host.address), required[name].source): name
             for name, one in facts.items()
             if one.value is not None and one.value.serving is not None and one.value.serving.alive

@@ -25,8 +25,8 @@ class LayerArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerSnapshot(LayerArrays):
-    """What sliding and state layers hold after some token. layers: None for those that keep every row. usable_from: see
-    tree.Snapshot."""
+    """What sliding and state layers hold after some token. layers: None for those that keep every row. usable_from: the
+    least number of tokens that a request can go on from with it."""
 
     usable_from: int
 
