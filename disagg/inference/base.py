@@ -7,10 +7,9 @@ import os
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from disagg.config import Fleet, load
 from disagg.config.search import find_hosts_file
@@ -21,8 +20,7 @@ from disagg.inference.hosts.affinity import prompt_of
 from disagg.inference.hosts.route import Ranking, candidates
 from disagg.inference.http.connections import Connections
 from disagg.inference.options import RequestOptions, request_body
-from disagg.inference.several import ModelAnswer, Together, ask_each, figures
-from disagg.inference.stream import AsyncStream, Perform
+from disagg.inference.stream import Perform
 from disagg.inference.types import Watch, unwatched
 from disagg.token import Tokens
 
@@ -50,15 +48,6 @@ class BaseClient:
         names = {self.fleet.model(model).name for model in models} or self.fleet.models.keys()
         hosts = [host for host in self.fleet.hosts.values() if host.model in names]
         await self._driver.refresher.read(hosts, CONNECT_S)
-
-    async def _generate_all(self, requests: Sequence[Mapping[str, Any]]) -> Together:
-        answers = [ModelAnswer(str(request.get("model", ""))) for request in requests]
-        given = [{name: value for name, value in request.items() if name != "model"} for request in requests]
-        await ask_each(self._open_stream, list(zip(answers, given, strict=True)))
-        return Together(tuple(answers), figures(answers))
-
-    def _open_stream(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> AsyncStream:
-        return AsyncStream(self._perform(model, prompt, options))
 
     async def _count(self, model: str, prompt: str | None, options: RequestOptions) -> int:
         return await count.count(self._driver, self._request(model, prompt, options))

@@ -14,7 +14,7 @@ from typing import Any, Self, Unpack
 from disagg.inference.base import BaseClient
 from disagg.inference.hosts.view import FleetView
 from disagg.inference.options import RequestOptions
-from disagg.inference.several import Together
+from disagg.inference.several import Together, generate_all
 from disagg.inference.stream import AsyncStream
 from disagg.inference.types import Completion, Watch, unwatched
 
@@ -46,7 +46,7 @@ class AsyncClient(BaseClient):
         """Send several requests at the same time; each has the arguments of `generate`, by name. One that fails has its
         error in its answer, and the others go on."""
         self._require_usable()
-        return await self._generate_all(requests)
+        return await generate_all(self.stream, requests)
 
     async def count_tokens(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> int:
         """How many tokens the prompt of this request has. A host tokenises it and computes nothing."""

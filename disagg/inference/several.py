@@ -103,6 +103,14 @@ async def ask_each(
     return time.monotonic() - began
 
 
+async def generate_all(stream: OpenStream, requests: Sequence[Mapping[str, Any]]) -> Together:
+    """The answers to requests with the arguments of `generate`, by name."""
+    answers = [ModelAnswer(str(request.get("model", ""))) for request in requests]
+    given = [{name: value for name, value in request.items() if name != "model"} for request in requests]
+    await ask_each(stream, list(zip(answers, given, strict=True)))
+    return Together(tuple(answers), figures(answers))
+
+
 def figures(answers: Sequence[ModelAnswer]) -> ParallelFigures:
     """What it was worth to ask for these answers at the same time."""
     return ParallelFigures.of([answer.wall for answer in answers if answer.completion is not None])

@@ -18,8 +18,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from disagg.config import Fleet
 from disagg.inference.base import BaseClient
 from disagg.inference.options import RequestOptions
-from disagg.inference.several import Together
-from disagg.inference.stream import Stream
+from disagg.inference.several import Together, generate_all
+from disagg.inference.stream import AsyncStream, Stream
 from disagg.inference.types import Completion
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Client(BaseClient):
 
     def generate_all(self, requests: Sequence[Mapping[str, Any]]) -> Together:
         """Send several requests at the same time; see AsyncClient.generate_all."""
-        return self._run(functools.partial(self._generate_all, requests))
+        return self._run(functools.partial(generate_all, self._open, requests))
 
     def count_tokens(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> int:
         """How many tokens the prompt of this request has; see AsyncClient.count_tokens."""
@@ -57,6 +57,10 @@ class Client(BaseClient):
     def stream(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Stream:
         """Send the request; its answer can be read while it arrives. See AsyncClient.stream."""
         return Stream(self._portal, self._perform(model, prompt, options))
+
+    def _open(self, model: str, prompt: str | None = None, **options: Unpack[RequestOptions]) -> AsyncStream:
+        """A stream for the event loop's thread."""
+        return AsyncStream(self._perform(model, prompt, options))
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The call's result. Whatever interrupts the wait for it, such as Ctrl-C, cancels it."""
