@@ -86,8 +86,8 @@ async def test_a_gateway_of_a_fleet_shows_its_whole_health_to_the_fleet_alone(tm
     async with fake_client.http(build(client, access, GatewayHealth(client, member))) as http:
         bare = await http.get("/health")
         wrong = await http.get("/health", headers={"Authorization": "Bearer wrong"})
-        whole = await http.get("/health", headers={"Authorization": f"Bearer {member.token}"})
-        models = await http.get("/v1/models", headers={"Authorization": f"Bearer {member.token}"})
+        whole = await http.get("/health", headers={"Authorization": f"Bearer {member.tokens.current}"})
+        models = await http.get("/v1/models", headers={"Authorization": f"Bearer {member.tokens.current}"})
     assert bare.json() == wrong.json() == {"status": "ok"}
     health = Health.from_bytes(whole.content)
     assert (health.role, health.host, health.model) == ("gateway", "front", "")
