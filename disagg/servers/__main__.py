@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from typing import Final
 
 from disagg.config import Fleet, Host
 from disagg.engines.exit import exit_without_cleanup
 from disagg.http.program import run_host
+
+MAX_ARENAS: Final = 2
+"""Areas of memory that glibc's malloc divides among threads; by default eight per core. On two cores a decode host
+had 377 to 387 MB with the default, 355 to 373 MB with two, over 20,000 short requests."""
+_M_ARENA_MAX: Final = -8  # of glibc's malloc.h
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,6 +23,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _serve(fleet: Fleet, host: Host) -> int:
     _limit_threads(host)
+    limit_arenas()
     from disagg.servers.run import serve
 
     return serve(fleet, host)
@@ -26,6 +34,13 @@ def _limit_threads(host: Host) -> None:
     if host.engine.threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
             os.environ[variable] = str(host.engine.threads)
+
+
+def limit_arenas() -> None:
+    """Keep this process's threads to MAX_ARENAS of glibc's arenas. Other C libraries have none."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, MAX_ARENAS)
 
 
 if __name__ == "__main__":
