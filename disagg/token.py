@@ -22,7 +22,6 @@ from disagg.errors import ConfigError
 
 TOKEN_FILE_VARIABLE = "DISAGG_TOKEN_FILE"
 GATEWAY_FOLDER_VARIABLE = "DISAGG_GATEWAY_FOLDER"
-RELEASE_VARIABLE = "DISAGG_RELEASE"  # names the release that a deployed server runs
 
 
 def state_folder(fleet: Fleet) -> Path:
@@ -39,19 +38,6 @@ def gateway_folder(fleet: Fleet) -> Path:
 def keys_path(fleet: Fleet) -> Path:
     """The file that holds the hashes of the keys of the gateway's clients."""
     return gateway_folder(fleet) / "keys.json"
-
-
-def pending_release() -> tuple[str, float] | None:
-    """On a deployed host: the release that was deployed since this server started, and when, in seconds since 1970."""
-    folder, runs = os.environ.get(GATEWAY_FOLDER_VARIABLE), os.environ.get(RELEASE_VARIABLE)
-    if not folder or not runs:
-        return None
-    link = Path(folder) / "current"
-    try:
-        release, since = link.readlink().name, link.lstat().st_mtime
-    except OSError:  # there is no such link
-        return None
-    return None if release == runs else (release, since)
 
 
 def token_path(fleet: Fleet) -> Path:

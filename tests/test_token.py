@@ -8,12 +8,9 @@ import pytest
 from disagg.config import load
 from disagg.errors import ConfigError
 from disagg.token import (
-    GATEWAY_FOLDER_VARIABLE,
-    RELEASE_VARIABLE,
     TOKEN_FILE_VARIABLE,
     Tokens,
     fleet_token,
-    pending_release,
     read_tokens,
 )
 from tests.cli.commandline import write_fleet
@@ -97,17 +94,3 @@ def test_a_fleet_that_was_never_started_here_is_the_stated_cause(
     with pytest.raises(ConfigError, match="this fleet was never deployed or started here") as caught:
         fleet_token(load(write_fleet(tmp_path)))
     assert "`disagg start`" in caught.value.hint
-
-
-def test_a_deployed_server_reports_the_release_that_was_deployed_since_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert pending_release() is None
-    monkeypatch.setenv(GATEWAY_FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setenv(RELEASE_VARIABLE, "a" * 16)
-    assert pending_release() is None
-    (tmp_path / "current").symlink_to(f"releases/{'a' * 16}")
-    assert pending_release() is None
-    (tmp_path / "current").unlink()
-    (tmp_path / "current").symlink_to(f"releases/{'b' * 16}")
-    assert pending_release() == ("b" * 16, (tmp_path / "current").lstat().st_mtime)

@@ -20,7 +20,7 @@ from disagg.cli.common.context import CommandOutput, note_interrupt, print_error
 from disagg.cli.common.options import Command, CommandGroup
 from disagg.cli.common.signals import terminating
 from disagg.cli.common.usage import usage_message
-from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, trust
+from disagg.cli.fleet import deploy, doctor, lifecycle, logs, models, remote, status, token, trust
 from disagg.cli.gateway import endpoints, history, keys, serve, top
 from disagg.errors import Cancelled, DisaggError, UsageError
 from disagg.version import VERSION
@@ -78,6 +78,7 @@ app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.plan)
 app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.deploy)
 app.add_typer(models.models, rich_help_panel=_SET_UP)
 app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.rollback)
+app.add_typer(token.token, rich_help_panel=_SET_UP)
 app.command(cls=Command, rich_help_panel=_SET_UP)(deploy.uninstall)
 app.command(cls=Command, rich_help_panel=_OPERATE)(lifecycle.start)
 app.command(cls=Command, rich_help_panel=_OPERATE)(status.status)

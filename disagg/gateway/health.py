@@ -14,8 +14,8 @@ from disagg.config import Fleet, Host, served_digest
 from disagg.http.requests import bearer
 from disagg.inference.client import AsyncClient
 from disagg.inference.hosts.view import FleetView
-from disagg.token import RELEASE_VARIABLE, Tokens, pending_release
-from disagg.version import VERSION, code_hash
+from disagg.token import Tokens
+from disagg.version import RELEASE_VARIABLE, VERSION, code_hash, pending_release
 
 
 def live_models(fleet: Fleet, view: FleetView, now: float) -> list[str]:

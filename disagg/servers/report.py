@@ -32,8 +32,7 @@ from disagg.servers.admission import Admission, retry_after
 from disagg.servers.caller import Caller
 from disagg.servers.health.engine import EngineHealth
 from disagg.servers.health.progress import EngineProgress
-from disagg.token import RELEASE_VARIABLE, pending_release
-from disagg.version import VERSION, code_hash
+from disagg.version import RELEASE_VARIABLE, VERSION, code_hash, pending_release
 
 COMPUTED = frozenset({"sending KV", "generating"})
 """Phases in which a request's prompt is computed."""

@@ -79,7 +79,7 @@ def deploy(
     hosts = _choose(fleet, host, role, model)
     if not dry_run:
         _require_answer("deploy", "changes", yes=yes, as_json=as_json)
-    adopted = _adoptable(fleet, hosts, refused=dry_run or replace_token) if adopt_token else ""
+    adopted = _adoptable(fleet, hosts, refused=dry_run or replace_token) if adopt_token else ()
     decide = _deploying(fleet, adopted=adopted, dry=dry_run, replace_token=replace_token)
     if dry_run:
         _show_plan(fleet, _plan_only(hosts, decide), as_json)
@@ -156,8 +156,8 @@ def _held_tokens(fleet: Fleet) -> HeldTokens:
         return held_tokens([host for host in fleet.hosts.values() if host.placement.deployed], connect.machine_for)
 
 
-def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> str:
-    """The hosts' token, if it can be made this machine's. refused: another option forbids it."""
+def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> tuple[str, ...]:
+    """The hosts' tokens, if they can be made this machine's. refused: another option forbids it."""
     from disagg.errors import UsageError
     from disagg.fleet.changes.tokens import adoptable
     from disagg.fleet.lifecycle.state import State
@@ -166,33 +166,37 @@ def _adoptable(fleet: Fleet, hosts: Sequence[Host], refused: bool) -> str:
         raise UsageError("--adopt-token cannot be combined with --replace-token or --dry-run", "leave one of them out")
     state = State.of(fleet)
     state.require_own_file()
-    return adoptable(hosts, _held_tokens(fleet), state.token() if state.has_token() else "")
+    return adoptable(hosts, _held_tokens(fleet), state.tokens() if state.has_token() else ())
 
 
-def _deploying(fleet: Fleet, *, adopted: str = "", dry: bool = False, replace_token: bool = False) -> Planner:
-    """The planner, with this machine's token, or the one to adopt. Makes none: without one it plans with ""."""
+def _deploying(
+    fleet: Fleet, *, adopted: tuple[str, ...] = (), dry: bool = False, replace_token: bool = False
+) -> Planner:
+    """The planner, with this machine's tokens, or those to adopt. Makes none: without any it plans with none."""
     from disagg.fleet.deploy.deployment import planner
     from disagg.fleet.deploy.release import Installation
     from disagg.fleet.lifecycle.state import State
 
     state = State.of(fleet)
     none = not state.has_token() and (dry or (state.makes_token and not state.has_earlier_token))
-    return planner(Installation.current(fleet, adopted or ("" if none else state.ensure_token())), replace_token)
+    return planner(Installation.current(fleet, adopted or (() if none else state.ensure_tokens())), replace_token)
 
 
-def _with_token(fleet: Fleet, decide: Planner, *, adopted: str, needed: bool, replace_token: bool) -> Planner:
-    """After the question: keep the adopted token, or make one if it is needed. The planner with it. UsageError if this
+def _with_token(
+    fleet: Fleet, decide: Planner, *, adopted: tuple[str, ...], needed: bool, replace_token: bool
+) -> Planner:
+    """After the question: keep the adopted tokens, or make one if it is needed. The planner with it. UsageError if this
     machine has none and the fleet has."""
     from disagg.fleet.changes.tokens import require_none
     from disagg.fleet.lifecycle.state import State
 
     state = State.of(fleet)
     if adopted:
-        state.adopt_tokens((adopted,))
+        state.adopt_tokens(adopted)
     elif needed and not state.has_token():
         if not replace_token:
             require_none(_held_tokens(fleet))
-        state.ensure_token()
+        state.ensure_tokens()
         return _deploying(fleet, replace_token=replace_token)
     return decide
 

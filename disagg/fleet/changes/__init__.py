@@ -2,5 +2,6 @@
 
 lock          one command at a time per host, whichever machine it comes from
 tokens        whose token a host has
+links         which release is deployed, runs, and ran before
 pending       a release that was deployed and does not run yet
 """

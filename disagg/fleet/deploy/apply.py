@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from disagg.errors import CommandFailed, DisaggError
+from disagg.fleet.deploy.pace import UploadPace
 from disagg.fleet.deploy.steps import Plan, PutTree, RunScript, Step, WriteFile
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
@@ -56,8 +57,8 @@ def apply(machine: Machine, plan: Plan, report: OnStep = ignore) -> int:
 def _perform(machine: Machine, step: Step, on_line: Callable[[str], None]) -> int:
     """Carry out one step; returns the bytes sent."""
     match step.action:
-        case PutTree(target, files):
-            return machine.put_tree(files, target)
+        case PutTree(target, files, parts):
+            return machine.put_tree(files, target, parts=parts, on_moved=UploadPace(on_line).moved)
         case WriteFile(path, content, mode):
             machine.write(path, content, mode=mode)
             return len(content)

@@ -77,7 +77,7 @@ def planner(installation: Installation, replace_token: bool = False) -> Planner:
     def make_plan(host: Host, facts: HostFacts) -> Plan:
         found = _fit(installation.fleet, host, facts)
         cards = fit.too_few_cards(host, facts.hardware, facts.os)
-        foreign = () if replace_token else tuple(another_token(installation.token, facts))
+        foreign = () if replace_token else tuple(another_token(installation.tokens, facts))
         reasons = (*refusals(host, facts), *cards, *(fit.refusals(found) if found else ()), *foreign)
         wanted = target_state(installation, host, facts)
         if isinstance(wanted, Refusal):
@@ -138,7 +138,7 @@ class Deployment:
 
     def carry_out(self, planned: Sequence[DeployResult], break_lock: bool = False) -> list[DeployResult]:
         """Carry out the plans. Hosts that failed or need nothing keep their result."""
-        pending = {report.host for report in planned if report.result == "planned"}
+        chosen = {report.host for report in planned if report.result == "planned"}
 
         def change(host: Host) -> DeployResult:
             where = self._machine(host)
@@ -149,7 +149,7 @@ class Deployment:
                 sent = apply(where, plan, self.report)
             return DeployResult(host.name, "changed" if plan.steps else "unchanged", plan, sent=sent)
 
-        changing = [host for host in self.hosts if host.name in pending]
+        changing = [host for host in self.hosts if host.name in chosen]
         before = {report.host: report for report in planned}
         done = {outcome.host.name: _reported(outcome) for outcome in each(changing, change)}
         for name, report in done.items():

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from disagg.config import Host
-from disagg.fleet.changes.pending import pending
+from disagg.fleet.changes.links import move_argv, service_moves, service_release, switch_moves
+from disagg.fleet.changes.pending import described
 from disagg.fleet.deploy.packages.environment import Environment
 from disagg.fleet.deploy.refusals import no_room
 from disagg.fleet.deploy.release import TargetState
-from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, PREPARE, SWITCH, TIDY
+from disagg.fleet.deploy.scripts import ADOPT, CHECK, ENVIRONMENT, INSTALL_DAEMONS, MOVE_LINKS, PREPARE, TIDY
 from disagg.fleet.deploy.steps import Plan, PutTree, Refusal, RunScript, ServiceAction, Step, WriteFile
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HASH
 from disagg.fleet.services import launchd, program, systemd
-from disagg.token import token_digest
+from disagg.token import token_digest, tokens_text
 
 _MODULES: Final = {
     "prefill": ("torch", "transformers"),
@@ -55,7 +56,7 @@ def refused(host: Host, *refusals: Refusal) -> Plan:
 def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     runs = facts.serving.release if facts.serving is not None and facts.serving.alive else ""
     if runs and runs != facts.current == desired.hash:
-        yield f"{pending(facts.current, runs, facts.switched)}: disagg restart --host {facts.host}"
+        yield f"{described(facts.current, runs, facts.switched)}: disagg restart --host {facts.host}"
     if desired.host.engine.device.startswith("cuda") and not facts.hardware.gpus:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
@@ -72,12 +73,12 @@ def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
 
 
 def _steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
-    steps = [*_preparation(desired, facts), *_content(desired, facts)]
+    steps = [*_service_link(facts), *_preparation(desired, facts), *_content(desired, facts)]
     switched = [*_service_steps(desired, facts)]
     if facts.current != desired.hash or desired.hash not in facts.whole_releases:
         switched.insert(0, _check(desired, facts))
     if facts.current != desired.hash:
-        switched.append(switch(facts, desired.hash, desired.environment.hash, "switch to the new release"))
+        switched.append(switch(facts, desired.hash, "switch to the new release"))
     surplus = list(_surplus(desired, facts))
     if steps or switched or surplus or facts.leftovers:
         yield _prepare(facts)
@@ -92,6 +93,13 @@ def _prepare(facts: HostFacts) -> Step:
     what = "remove what an interrupted deployment left" if leftovers else "make folders"
     argv = (paths.root, paths.folder, *leftovers)
     return Step("prepare", what, paths.folder, "folders, no leftovers", RunScript(PREPARE, argv))
+
+
+def _service_link(facts: HostFacts) -> Iterator[Step]:
+    """Before anything else changes: a deployment that breaks off must not change what a crash starts."""
+    if moves := service_moves(facts):
+        what = f"point the host's service at release {moves[0][1]}"
+        yield Step("link", what, facts.paths.running, "running", RunScript(MOVE_LINKS, move_argv(facts.paths, moves)))
 
 
 def _preparation(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
@@ -112,7 +120,13 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
     paths = facts.paths
     spec, target = f"{paths.incoming}/spec", paths.environment(environment.hash)
     wheels = f" and {len(environment.wheels)} wheels" if environment.wheels else ""
-    yield Step("requirements", f"send requirements{wheels}", spec, "environment", PutTree(spec, environment.files))
+    yield Step(
+        "requirements",
+        f"send requirements{wheels}",
+        spec,
+        "environment",
+        PutTree(spec, environment.files, paths.uploads),
+    )
     python = environment.python.path if environment.python is not None else environment.version
     tool = "uv" if environment.uv else "pip"
     argv = (
@@ -149,14 +163,13 @@ def _content(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if name and name not in facts.carried:
         place, target = f"{paths.incoming}/model", paths.carried(name)
         files = desired.source.files
-        yield Step("model", f"send the model {name}", place, "carried", PutTree(place, files))
+        yield Step("model", f"send the model {name}", place, "carried", PutTree(place, files, paths.uploads))
         yield Step("adopt", f"move the model {name} into place", target, "carried", RunScript(ADOPT, (place, target)))
-    token = token_digest(desired.token)
-    if (facts.token_digest, facts.token_mode) != (token, "-rw-------"):
-        write = WriteFile(paths.token, f"{desired.token}\n".encode(), 0o600)
-        replaced = facts.token_digest not in ("", token)
-        what = f"replace the token {facts.token_digest[:8]}" if replaced else "write the fleet's token"
-        yield Step("token", what, paths.token, "token_digest", write)
+    ours, there = set(map(token_digest, desired.tokens)), facts.token_digests
+    if not ours.issubset(there) or facts.token_mode != "-rw-------":  # it may have more while tokens are rotated
+        write = WriteFile(paths.token, tokens_text(desired.tokens).encode(), 0o600)
+        what = "write the fleet's token" if _shared(desired, facts) else f"replace the token {there[0][:8]}"
+        yield Step("token", what, paths.token, "token_digests", write)
     if desired.keys and not facts.keys_digest:  # from then on they change there: `disagg keys`
         keys = WriteFile(paths.keys, desired.keys, 0o600)
         yield Step("keys", "write the keys of the gateway's clients", paths.keys, "keys_digest", keys)
@@ -211,16 +224,15 @@ def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[s
     ]
 
 
-def switch(facts: HostFacts, release: str, environment: str, what: str) -> Step:
+def switch(facts: HostFacts, release: str, what: str) -> Step:
     """The step that makes a release current."""
-    python = f"{facts.paths.environment(environment)}/bin/python"
-    action = RunScript(SWITCH, (python, facts.paths.folder, release, facts.ran))
+    action = RunScript(MOVE_LINKS, move_argv(facts.paths, switch_moves(facts, release)))
     return Step("switch", what, facts.paths.current, "current", action)
 
 
 def _tidy(facts: HostFacts, surplus: list[str]) -> Step:
     what = f"remove {len(surplus)} old releases and environments" if surplus else "remove temporary files"
-    argv = (facts.paths.incoming, *surplus)
+    argv = (facts.paths.incoming, facts.paths.uploads, *surplus)
     return Step("tidy", what, facts.paths.root, "releases", RunScript(TIDY, argv, 600.0))
 
 
@@ -231,7 +243,7 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     ran = facts.ran if facts.ran in facts.own_releases - {desired.hash} else ""
     kept = {desired.hash, facts.previous if facts.current == desired.hash else ran or facts.current}
     if facts.ran:  # its service manager starts it again after a crash
-        kept.add(facts.running)
+        kept.add(service_release(facts))
     if facts.serving is not None and facts.serving.alive:
         kept.add(facts.serving.release)
     for hash in sorted(facts.own_releases - kept):
@@ -249,11 +261,15 @@ def _surplus(desired: TargetState, facts: HostFacts) -> Iterator[str]:
 
 
 def _needs(desired: TargetState, facts: HostFacts) -> ServiceAction:
-    token = token_digest(desired.token)
-    outdated = desired.hash in facts.damaged or facts.token_digest not in ("", token)
+    outdated = desired.hash in facts.damaged or not _shared(desired, facts)
     if facts.serving is not None and facts.serving.alive and outdated:
         return "restart"
     return needed_after(facts, desired.hash)
+
+
+def _shared(desired: TargetState, facts: HostFacts) -> bool:
+    """Whether the host has no token yet, or one of this machine's."""
+    return not facts.token_digests or not set(facts.token_digests).isdisjoint(map(token_digest, desired.tokens))
 
 
 def needed_after(facts: HostFacts, release: str) -> ServiceAction:

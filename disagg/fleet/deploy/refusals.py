@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,9 +39,9 @@ def no_room(desired: TargetState, facts: HostFacts) -> Iterator[Refusal]:
         )
 
 
-def another_token(token: str, facts: HostFacts) -> Iterator[Refusal]:
-    """A Refusal if the host has a token that is not this machine's. token: empty if this machine has none."""
-    if (found := another(token, facts.token_digest, facts.host)) is not None:
+def another_token(tokens: Sequence[str], facts: HostFacts) -> Iterator[Refusal]:
+    """A Refusal if the host has tokens, and none of them is this machine's."""
+    if (found := another(tokens, facts.token_digests, facts.host)) is not None:
         yield Refusal(*found)
 
 

@@ -65,15 +65,15 @@ class Installation:
     fleet: Fleet
     package: Mapping[str, bytes] = field(repr=False)
     requirements: PackageRequirements = field(repr=False)
-    token: str = field(repr=False)
+    tokens: tuple[str, ...] = field(repr=False)
     keys: bytes = field(default=b"", repr=False)
 
     @staticmethod
-    def current(fleet: Fleet, token: str) -> Installation:
+    def current(fleet: Fleet, tokens: tuple[str, ...]) -> Installation:
         """This installation of disagg."""
         keys = keys_path(fleet)
         known = keys.read_bytes() if keys.exists() else b""
-        return Installation(fleet, package_files(), installed_requirements(), token, known)
+        return Installation(fleet, package_files(), installed_requirements(), tokens, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class TargetState:
     source: ModelSource
     files: Mapping[str, bytes] = field(repr=False)
     hash: str
-    token: str = field(repr=False)
+    tokens: tuple[str, ...] = field(repr=False)
     definitions: tuple[Definition, ...] = ()
     keys: bytes = field(default=b"", repr=False)
     key_files: Mapping[str, str] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def target_state(installation: Installation, host: Host, facts: HostFacts) -> Ta
     asked = [one for one in installation.fleet.hosts.values() if one.whole] if host.gateway else [host]
     key_files = {one.name: one.engine.key_file for one in asked if one.engine.key_file}
     return TargetState(
-        host, made, model_source, files, release_hash(files), installation.token, defined, keys, key_files
+        host, made, model_source, files, release_hash(files), installation.tokens, defined, keys, key_files
     )
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from disagg.fleet.changes.links import MOVE_LINKS
+
+__all__ = ["ADOPT", "CHECK", "ENVIRONMENT", "INSTALL_DAEMONS", "MOVE_LINKS", "PREPARE", "TIDY", "UNINSTALL"]
+
 ENVIRONMENT: Final = Path(__file__).with_name("environment.sh").read_text(encoding="utf-8")
 
 PREPARE: Final = """\
@@ -49,32 +53,6 @@ if ! sudo -n true 2>/dev/null; then
     exit 77
 fi
 exec sudo -n /bin/sh "$1"
-"""
-
-SWITCH: Final = """\
-# $1: python. $2: this host's folder. $3: the release that becomes current. $4: the one that ran last, or nothing.
-exec "$1" -I -c 'import os, sys
-folder, release, ran = sys.argv[1:]
-os.chdir(folder)
-def point(name, target):
-    part = f".{name}.new"
-    if os.path.lexists(part):
-        os.unlink(part)
-    os.symlink(target, part)
-    os.replace(part, name)
-new, old = f"releases/{release}", os.readlink("current") if os.path.islink("current") else None
-if not os.path.isfile(f"{new}/run"):
-    sys.exit(f"{new} is incomplete")
-last = f"releases/{ran}" if ran and os.path.isfile(f"releases/{ran}/run") else old
-if not ran:
-    point("running", new)
-elif not os.path.exists("running"):
-    point("running", last or new)
-if old != new:
-    if old is not None:
-        point("previous", last if last != new else old)
-    point("current", new)
-' "$2" "$3" "$4"
 """
 
 TIDY: Final = """\

@@ -12,10 +12,11 @@ ServiceAction = Literal["", "start", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class PutTree:
-    """Write a folder of files atomically."""
+    """Write a folder of files atomically. parts: where large ones are gathered, see Machine.put_tree."""
 
     target: str
     files: Mapping[str, bytes | Path] = field(repr=False)
+    parts: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def rollback(host: Host, facts: HostFacts) -> Plan:
     if target in facts.damaged:
         cause = f"the files of release {target} have changed"
         return refused(host, Refusal(cause, f"disagg deploy --host {host.name}"))
-    step = switch(facts, target, environment, f"go back to release {target}")
+    step = switch(facts, target, f"go back to release {target}")
     return Plan(host.name, target, (step,), needs=needed_after(facts, target), notes=(_what_runs(facts, target),))
 
 

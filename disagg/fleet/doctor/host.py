@@ -118,7 +118,7 @@ def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
     facts, deploy = readings.facts, f"disagg deploy --host {readings.host.name}"
     if not facts.current or token is None:
         return
-    if not facts.token_digest:
+    if not facts.token_digests:
         yield fault("token", "the fleet's token is not there", deploy)
     elif facts.token_mode != "-rw-------":
         path = facts.paths.token
@@ -127,7 +127,7 @@ def _token(readings: HostReadings, token: str | None) -> Iterator[Finding]:
             f"others can read {path} ({facts.token_mode})",
             f"disagg exec --host {readings.host.name} -- chmod 600 {path}",
         )
-    elif facts.token_digest != token_digest(token):
+    elif token_digest(token) not in facts.token_digests:
         yield fault(
             "token",
             "its token differs from the one on this machine",

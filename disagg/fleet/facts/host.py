@@ -91,7 +91,7 @@ class HostFacts:
     damaged: frozenset[str] = frozenset()  # own releases whose content does not match their name
     environments: dict[str, bool] = field(default_factory=dict)  # hash -> complete
     carried: tuple[str, ...] = ()  # folders of models that came with a deployment
-    token_digest: str = ""
+    token_digests: tuple[str, ...] = ()  # the current one first
     token_mode: str = ""
     keys_digest: str = ""  # of the clients' keys, on a gateway
     folder: bool = False  # whether anything was ever deployed
@@ -143,7 +143,6 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
     """The facts in what the probe printed. A missing line leaves the default."""
     os, arch, user, uid = probe.first("machine", 4)
     home, writable = probe.first("home", 2)
-    token_digest, token_mode = probe.first("token", 2)
     return HostFacts(
         host=host,
         os=os,
@@ -170,8 +169,8 @@ def parse(host: str, probe: ProbeOutput) -> HostFacts:
         damaged=frozenset(name for (name,) in probe.all("damaged", 1)),
         environments={name: complete == "1" for name, complete in probe.all("environment", 2)},
         carried=tuple(name for (name,) in probe.all("carried", 1)),
-        token_digest=token_digest,
-        token_mode=token_mode,
+        token_digests=tuple(digest for (digest,) in probe.all("token", 1)),
+        token_mode=probe.first("token", 2)[1],
         keys_digest=probe.text("keys"),
         folder=probe.has("deployed"),
         others_deploy=probe.has("others_deploy"),

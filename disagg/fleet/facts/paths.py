@@ -9,6 +9,7 @@
         running -> releases/...   the release that the service manager runs, also after a crash or a reboot
         previous -> releases/...  the release of `disagg rollback`
         incoming/                 unfinished files; may be deleted
+        uploads/                  parts of large files, with which an upload that broke off goes on
         token                     the fleet's secret, 0600
         keys.json                 on a gateway: the hashes of its clients' keys, 0600
         serving                   "pid release" of the server that was started last
@@ -57,6 +58,11 @@ class HostPaths:
     @property
     def incoming(self) -> str:
         return f"{self.folder}/incoming"
+
+    @property
+    def uploads(self) -> str:
+        """Parts of large files whose upload broke off."""
+        return f"{self.folder}/uploads"
 
     @property
     def token(self) -> str:

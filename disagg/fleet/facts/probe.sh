@@ -64,7 +64,12 @@ emit_server() { # host: its releases, its token, its server
     token=$HOME/.disagg/hosts/$1/token
     keys=$HOME/.disagg/hosts/$1/keys.json
     if test -f "$keys"; then emit keys "$(digest "$keys")"; fi
-    if test -f "$token"; then emit token "$(digest "$token")" "$(ls -ld "$token" 2>/dev/null | cut -c1-10)"; fi
+    if test -f "$token"; then
+        mode=$(ls -ld "$token" 2>/dev/null | cut -c1-10)
+        while IFS= read -r line || [ -n "$line" ]; do # a token each, the current one first
+            if [ -n "$line" ]; then emit token "$(printf '%s\n' "$line" | $sum | cut -c1-64)" "$mode"; fi
+        done <"$token"
+    fi
     if test -f "$HOME/.disagg/hosts/$1/serving"; then
         read -r pid release <"$HOME/.disagg/hosts/$1/serving"
         alive=0

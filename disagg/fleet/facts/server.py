@@ -30,7 +30,8 @@ class ServerFacts:
 
     pid: of its process, None if none runs. release: what it runs, or ran last. current: the deployed release, "" if
     none is. managers: those that have a definition of this host, and whether each supervises a running server.
-    restarts: how often the manager restarted it. ports: who listens on the host's ports. log: its last 50 lines.
+    restarts: how often the manager restarted it. token_digests: of the tokens it accepts, the current one first. ports:
+    who listens on the host's ports. log: its last 50 lines.
     """
 
     home: str
@@ -39,7 +40,7 @@ class ServerFacts:
     pid: int | None = None
     managers: Mapping[ServiceManager, bool] = field(default_factory=dict)
     restarts: int = 0
-    token_digest: str = ""
+    token_digests: tuple[str, ...] = ()
     ports: Mapping[int, PortHolder] = field(default_factory=dict)
     log: tuple[str, ...] = ()
 
@@ -78,7 +79,7 @@ def parse(probe: ProbeOutput) -> ServerFacts:
         pid=number(pid) if alive == "1" else None,
         managers={name: active == "1" for name, (_, active, _) in managers.items()},
         restarts=max((number(restarts) or 0 for _, _, restarts in managers.values()), default=0),
-        token_digest=probe.first("token", 2)[0],
+        token_digests=tuple(digest for (digest,) in probe.all("token", 1)),
         ports={int(port): PortHolder(number(pid), name) for port, pid, name in probe.all("port", 3)},
         log=tuple(line for (line,) in probe.all("log", 1)),
     )

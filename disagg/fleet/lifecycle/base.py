@@ -29,13 +29,13 @@ did not come back."""
 @dataclass(frozen=True, slots=True)
 class ProcessState:
     """A server's process. pid: None if it does not run. stale: why it is not what should run, "" if it is.
-    earlier_release: it runs an earlier release, to which `disagg rollback` can return. token_digest: of its machine's
-    token, "" if it has none of its own."""
+    earlier_release: it runs an earlier release, to which `disagg rollback` can return. token_digests: of its machine's
+    tokens, if it has its own."""
 
     pid: int | None = None
     stale: str = ""
     earlier_release: bool = False
-    token_digest: str = ""
+    token_digests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Final
 from disagg.config import Host, ServiceManager
 from disagg.errors import CommandFailed, FleetError, PortInUse, StartFailed
 from disagg.fleet import services
+from disagg.fleet.changes.links import move_links
 from disagg.fleet.changes.lock import locked
 from disagg.fleet.facts.host import HostFacts
 from disagg.fleet.facts.paths import HostPaths
@@ -31,16 +32,6 @@ _BRIEF_S: Final = 1.5
 _INSPECT_EVERY_S: Final = 1.0
 _NEEDS_ROOT: Final = 77
 
-_RUN_CURRENT: Final = """\
-# $1: a host's folder. From now on its service manager runs the deployed release, also after a crash.
-cd "$1" || exit 1
-release=$(readlink current) || exit 0
-if [ "$(readlink running)" = "$release" ]; then exit 0; fi
-rm -f .running.new
-ln -s "$release" .running.new || exit 1
-# -T (GNU, which has --version) and -h (BSD, macOS): do not move it into the folder that the old link points to
-if mv --version >/dev/null 2>&1; then mv -fT .running.new running; else mv -fh .running.new running; fi
-"""
 _HOSTS: Final = f"""\
 cd "{HostPaths("$HOME", "").hosts}" 2>/dev/null || exit 0
 for one in *; do if test -d "$one"; then echo "$one"; fi; done
@@ -74,12 +65,12 @@ class DeployedServer:
             raise FleetError(f"{self.host.name}: nothing is deployed there", f"disagg deploy --host {self.host.name}")
         self._pid = facts.pid
         if facts.pid is None:
-            return ProcessState(token_digest=facts.token_digest)
+            return ProcessState(token_digests=facts.token_digests)
         if facts.release != facts.current:
             stale = f"still runs release {facts.release[:8]}, and {facts.current[:8]} is deployed"
-            return ProcessState(facts.pid, stale, earlier_release=True, token_digest=facts.token_digest)
+            return ProcessState(facts.pid, stale, earlier_release=True, token_digests=facts.token_digests)
         alone = "" if facts.supervised else "runs without its supervisor, so nothing would restart it"
-        return ProcessState(facts.pid, alone, token_digest=facts.token_digest)
+        return ProcessState(facts.pid, alone, token_digests=facts.token_digests)
 
     def running(self) -> bool | None:
         """See Server."""
@@ -95,7 +86,8 @@ class DeployedServer:
                 f"{self.host.name}: port {port} there is in use by {holder}",
                 f"stop it: disagg ssh {self.host.name}; or give {self.host.name} another port, then: disagg deploy",
             )
-        _run_current(self.machine, self.host.name, before.home)
+        if before.current:
+            move_links(self.machine, HostPaths(before.home, self.host.name), [("running", before.current)])
         # "restart" also ends a manager's pause before its next try, so that a repaired host starts at once.
         _manage(
             self.machine, self.host.name, before.home, self.host.service, "restart" if before.supervised else "start"
@@ -187,13 +179,6 @@ def before_restart(log: Sequence[str], pid: int | None) -> list[str]:
         if '"event": "starting"' in lines[index] and lines[index].rstrip().endswith(f'"pid": {pid}}}'):
             return lines[:index]
     return lines
-
-
-def _run_current(machine: Machine, name: str, home: str) -> None:
-    result = machine.run([HostPaths(home, name).folder], script=_RUN_CURRENT)
-    if not result.ok:
-        words = last_lines(result.stderr, 3) or f"exit code {result.code}"
-        raise FleetError(f"{name}: cannot point its service at the deployed release: {words}", f"disagg ssh {name}")
 
 
 def _manage(machine: Machine, name: str, home: str, manager: ServiceManager, verb: services.Verb) -> None:

@@ -19,6 +19,7 @@ from disagg.errors import ConfigError, DisaggError, FleetError, HostUnreachable,
 from disagg.fleet.changes.tokens import require_own
 from disagg.fleet.lifecycle.base import ProcessState, Server, ServerOutcome, ServerResult
 from disagg.fleet.lifecycle.deployed import DeployedServer
+from disagg.fleet.lifecycle.held import HeldServers
 from disagg.fleet.lifecycle.local import Argv, LocalServer, server_argv
 from disagg.fleet.lifecycle.other_servers import stop_other_fleet, stop_other_hosts, stop_recorded
 from disagg.fleet.lifecycle.state import State
@@ -59,7 +60,11 @@ class FleetServers:
     break_lock: bool = False
     _begun: list[Host] = field(default_factory=list)
     _down: list[Host] = field(default_factory=list)
+    _held: HeldServers = field(init=False)
     _guard: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self._held = HeldServers(self._server)
 
     def start(self, names: Sequence[str] = (), timeout_s: float = 300.0) -> list[ServerResult]:
         """Start every named host that does not run, and wait until each is healthy, failed or slow.
@@ -130,9 +135,12 @@ class FleetServers:
 
     def _undo(self, hosts: Sequence[Host], why: str, action: Callable[[Server], ServerResult]) -> None:
         """Clean up after an interruption. The command then has no results, so a failure is reported as progress."""
-        for result in self._all(list(hosts), why, action):
-            if result.error is not None:
-                self.report(result.host, f"failed: {result.error}")
+        try:
+            for result in self._all(list(hosts), why, action):
+                if result.error is not None:
+                    self.report(result.host, f"failed: {result.error}")
+        finally:
+            self._held.release()
 
     def _prepare(self, hosts: Sequence[Host]) -> None:
         """Create or check the token before any server is touched."""
@@ -158,7 +166,10 @@ class FleetServers:
         began = time.monotonic()
         try:
             # Stopping needs no room on the host's disk.
-            with self._server(host) as server, server.changing(why, self.break_lock, if_full=action == self._stop):
+            full = action == self._stop
+            with self._held.changing(
+                host, why, break_lock=self.break_lock, if_full=full, keep=self._needs_undoing
+            ) as server:
                 return action(server)
         except DisaggError as error:
             return ServerResult(host.name, "failed", time.monotonic() - began, error)
@@ -189,7 +200,7 @@ class FleetServers:
     def _inspected(self, server: Server) -> ProcessState:
         """The server's process. FleetError before anything is stopped or started if its token is not this machine's."""
         process = server.inspect()
-        require_own(self.state.token(), process.token_digest, server.host.name)
+        require_own(self.state.tokens(), process.token_digests, server.host.name)
         return process
 
     def _start(self, server: Server, timeout_s: float) -> ServerResult:
@@ -219,6 +230,10 @@ class FleetServers:
         if process.earlier_release and result.outcome == "failed" and result.error is not None:
             result.error.hint = _with_rollback(result.error.hint, server.host)
         return result
+
+    def _needs_undoing(self, host: Host) -> bool:
+        with self._guard:
+            return host in (*self._begun, *self._down)
 
     def _not_down(self, host: Host) -> None:
         """Remove the host from those that an interruption starts again."""

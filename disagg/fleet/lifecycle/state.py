@@ -71,20 +71,20 @@ class State:
         self._make()
         with suppress(FleetError):  # on a full disk, a fleet without its path still works
             _write_private(self._path_file, f"{fleet.path.resolve()}\n")
-        self.ensure_token()
+        self.ensure_tokens()
 
-    def ensure_token(self) -> str:
-        """The fleet's current token; created first unless it exists or a setting names a file for it. ConfigError if
-        other users can read it."""
+    def ensure_tokens(self) -> tuple[str, ...]:
+        """The fleet's tokens; one is made first unless there is one or a setting names a file for it. ConfigError if
+        other users can read them."""
         if self.makes_token and not self.has_token():
             earlier = earlier_token_paths(self.token_file)
             # Several may be of different fleets that have this name.
             self._keep(read_tokens(earlier[0]) if len(earlier) == 1 else (secrets.token_hex(32),), once=True)
-        return self.token()
+        return self.tokens()
 
     @property
     def has_earlier_token(self) -> bool:
-        """Whether `ensure_token` takes the token of an earlier version instead of making one."""
+        """Whether `ensure_tokens` takes the token of an earlier version instead of making one."""
         return self.makes_token and len(earlier_token_paths(self.token_file)) == 1
 
     def require_own_file(self) -> None:
@@ -107,6 +107,31 @@ class State:
     def write_tokens(self, tokens: Sequence[str]) -> None:
         """Replace the tokens on this machine, the current one first."""
         self._keep(tokens, once=False)
+
+    @property
+    def _next_token_file(self) -> Path:
+        return self.token_file.with_name(f"{self.token_file.name}.next")
+
+    def next_token(self) -> str | None:
+        """The token that a rotation is about to make current, if one has begun and has not come so far."""
+        return read_tokens(self._next_token_file)[0] if self._next_token_file.exists() else None
+
+    def ensure_next_token(self) -> str | None:
+        """The token that a rotation makes current; a new one if none has begun. None if it is current already, and the
+        one before has only to be removed."""
+        tokens, new = self.tokens(), self.next_token()
+        if new == tokens[0]:
+            self.drop_next_token()
+            return None
+        if new is None and len(tokens) == 1:
+            _write_private(self._next_token_file, f"{secrets.token_hex(32)}\n", once=True)
+            return self.next_token()
+        return new
+
+    def drop_next_token(self) -> None:
+        """The next token is current now."""
+        with _reported(self._next_token_file):
+            self._next_token_file.unlink(missing_ok=True)
 
     def _keep(self, tokens: Sequence[str], once: bool) -> None:
         with _reported(self.token_file):

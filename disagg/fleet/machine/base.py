@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from disagg.fleet.machine.upload import OnMoved
+
 MAX_OUTPUT: Final = 1 << 18
 """Bytes kept of the start and of the end of a command's output, per stream."""
 
@@ -59,8 +61,19 @@ class Machine(Protocol):
         """
         ...
 
-    def put_tree(self, files: Mapping[str, bytes | Path], target: str, *, timeout: float = 600.0) -> int:
-        """Write files (relative POSIX path -> content) into the folder `target`, in one stream. Returns bytes sent.
+    def put_tree(
+        self,
+        files: Mapping[str, bytes | Path],
+        target: str,
+        *,
+        parts: str = "",
+        timeout: float = 600.0,
+        on_moved: OnMoved = lambda moved, total: None,
+    ) -> int:
+        """Write files (relative POSIX path -> content) into the folder `target`. Returns the bytes sent.
+
+        parts: a folder beside it, in which large files are gathered: an upload that broke off goes on where it stopped.
+        Whoever names it removes it. timeout: seconds from the last bytes that the machine has taken.
 
         Atomic: the folder is filled under another name and renamed, replacing an existing one. Modes are 0644, or 0755
         for an executable Path; parents are created. Raises CommandFailed with the machine's error: disk full,

@@ -51,7 +51,7 @@ class LocalMachine(ShellMachine):
             feeder = Thread(target=_feed, args=(process, invocation), daemon=True)
             feeder.start()
             try:
-                _collect(process, invocation, began + invocation.timeout)
+                _collect(process, invocation, began)
             except BaseException:  # also an interruption: leave nothing running
                 _kill(process)
                 raise
@@ -80,7 +80,7 @@ def _feed(process: subprocess.Popen[bytes], invocation: Invocation) -> None:
         process.stdin.close()
 
 
-def _collect(process: subprocess.Popen[bytes], invocation: Invocation, deadline: float) -> None:
+def _collect(process: subprocess.Popen[bytes], invocation: Invocation, began: float) -> None:
     """Read output until both streams end, or the process has ended and nothing arrives any more."""
     assert process.stdout is not None and process.stderr is not None
     streams: list[tuple[IO[bytes], OutputStream]] = [
@@ -99,13 +99,13 @@ def _collect(process: subprocess.Popen[bytes], invocation: Invocation, deadline:
                 else:
                     selector.unregister(key.fileobj)
             interruption.check()
-            if time.monotonic() > deadline:
+            if time.monotonic() > invocation.due(began):
                 raise TimeoutError
             if process.poll() is not None and time.monotonic() - last > _DRAIN_S:
                 break
         while process.poll() is None:  # it closed its output and still runs
             interruption.check()
-            if time.monotonic() > deadline:
+            if time.monotonic() > invocation.due(began):
                 raise TimeoutError
             with suppress(subprocess.TimeoutExpired):
                 process.wait(interruption.POLL_S)

@@ -7,29 +7,36 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from disagg.errors import CommandFailed, FleetError, HostUnreachable
 from disagg.fleet.machine import shell
 from disagg.fleet.machine.base import MAX_OUTPUT, CommandResult
 from disagg.fleet.machine.output import OutputStream, last_lines
 from disagg.fleet.machine.tree import packed
+from disagg.fleet.machine.upload import LargeFile, Moved, OnMoved, Payload, held, split
 
 _SMALL_S = 30.0
 """For reading and writing one file."""
+_STALLED_S = 60.0
+"""For the next piece of a large file."""
 _QUOTED_LINES = 5
 """Lines of a command's output that an error message quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One run of `shell.BOOTSTRAP`. program: from `shell.program`. timeout: seconds. payload: the program's input."""
+    """One run of `shell.BOOTSTRAP`. program: from `shell.program`. payload: the program's input. timeout: seconds; they
+    begin anew whenever the machine takes more of the payload."""
 
     program: bytes
     stdout: OutputStream
     stderr: OutputStream
     timeout: float
-    payload: IO[bytes] | None = None
+    payload: Payload | None = None
+
+    def due(self, began: float) -> float:
+        """When it is too late, by time.monotonic(). began: when it began."""
+        return (max(began, self.payload.at) if self.payload is not None else began) + self.timeout
 
 
 class ShellMachine(ABC):
@@ -67,18 +74,50 @@ class ShellMachine(ABC):
         program = shell.program(argv, script, environment)
         return self._run(tuple(argv), Invocation(program, OutputStream(on_line), OutputStream(on_line), timeout))
 
-    def put_tree(self, files: Mapping[str, bytes | Path], target: str, *, timeout: float = 600.0) -> int:
+    def put_tree(
+        self,
+        files: Mapping[str, bytes | Path],
+        target: str,
+        *,
+        parts: str = "",
+        timeout: float = 600.0,
+        on_moved: OnMoved = lambda moved, total: None,
+    ) -> int:
         """See Machine."""
-        with packed(files) as archive:
-            program = shell.program((target,), shell.PUT_TREE, takes_input=True)
-            invocation = Invocation(program, OutputStream(), OutputStream(), timeout, archive.stream)
+        small, large = split(files) if parts else (dict(files), [])
+        with packed(small) as archive:
+            moved = Moved(archive.size + sum(file.size for file in large), on_moved)
+            sent = self._send_parts(parts, large, moved) if large else 0
+            words = [word for file in large for word in (file.part, file.digest(), file.mode, file.name)]
+            argv = (target, parts, *words) if large else (target,)
+            program = shell.program(argv, shell.PUT_TREE, takes_input=True)
+            payload = Payload(archive.stream, moved.add)
+            invocation = Invocation(program, OutputStream(), OutputStream(), timeout, payload)
             self._require(self._run(("put_tree", target), invocation), f"cannot put {len(files)} files into {target}")
-            return archive.size
+            return archive.size + sent
+
+    def _send_parts(self, parts: str, large: Sequence[LargeFile], moved: Moved) -> int:
+        """Send what the machine does not have of these files; returns the bytes sent."""
+        found = self.run([parts, *(file.part for file in large)], script=shell.PARTS, timeout=_SMALL_S)
+        self._require(found, f"cannot use {parts}")
+        there, sent = held(found.stdout, large), 0
+        for file in large:
+            offset = there[file.part]
+            moved.add(offset)
+            if offset == file.size:
+                continue
+            with file.after(offset) as rest:
+                argv = (f"{parts}/{file.part}", str(offset))
+                program, payload = shell.program(argv, shell.APPEND, takes_input=True), Payload(rest, moved.add)
+                invocation = Invocation(program, OutputStream(), OutputStream(), _STALLED_S, payload)
+                self._require(self._run(("put_tree", file.name), invocation), f"cannot send {file.name}")
+            sent += file.size - offset
+        return sent
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """See Machine."""
         program = shell.program((path, f"{mode:o}", str(len(content))), shell.WRITE, takes_input=True)
-        invocation = Invocation(program, OutputStream(), OutputStream(), _SMALL_S, io.BytesIO(content))
+        invocation = Invocation(program, OutputStream(), OutputStream(), _SMALL_S, Payload(io.BytesIO(content)))
         self._require(self._run(("write", path), invocation), f"cannot write {path}")
 
     def read(self, path: str, *, limit: int = 1 << 20) -> bytes | None:

@@ -102,6 +102,17 @@ mkdir "$t" || exit 1
   [ "${free:-64}" -ge 64 ] || echo "No space left on device" >&2
   fail "the files could not be unpacked"
 }
+q=$2
+[ $# -lt 2 ] || shift 2
+case $q in "~/"*) q=$HOME/${q#"~/"} ;; /* | "") ;; *) q=./$q ;; esac
+while [ $# -gt 3 ]; do
+  if command -v sha256sum >/dev/null 2>&1; then s=$(sha256sum <"$q/$1"); else s=$(shasum -a 256 <"$q/$1"); fi
+  [ "${s%% *}" = "$2" ] || { rm -f "$q/$1"; fail "$4: what arrived is not what was sent"; }
+  case $4 in */*) mkdir -p "$t/${4%/*}" || exit 1 ;; esac
+  ln "$q/$1" "$t/$4" 2>/dev/null || cp "$q/$1" "$t/$4" || exit 1
+  chmod "$3" "$t/$4" || exit 1
+  shift 4
+done
 if [ -e "$p" ] || [ -L "$p" ]; then
   mv -f "$p" "$o" || exit 1
   mv "$t" "$p" || exit 1
@@ -111,7 +122,29 @@ else
 fi
 """
 )
-"""$1: the folder. Standard input: a tar.gz; tar and gzip fail if it is cut short."""
+"""$1: the folder. Standard input: a tar.gz; tar and gzip fail if it is cut short. $2: a folder of parts, then four
+parameters for each file that is there: its part, SHA-256, mode and path below the folder."""
+
+PARTS = (
+    _PLACE
+    + r"""
+umask 077
+mkdir -p "$p" && cd "$p" || exit 1
+shift
+for part; do if [ -f "$part" ]; then echo "$part $(($(wc -c <"$part")))"; fi; done
+"""
+)
+"""$1: the folder of parts. $2...: parts. Prints `PART BYTES` for each that is there."""
+
+APPEND = (
+    _PLACE
+    + r"""
+if [ "$2" = 0 ]; then : >"$p" || exit 1; fi
+[ "$(wc -c <"$p")" -eq "$2" ] || fail "another upload has changed it"
+exec cat >>"$p"
+"""
+)
+"""$1: the part. $2: how many bytes of it are there. Standard input: the rest."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -119,7 +119,7 @@ class Site:
 
     @property
     def here(self) -> Installation:
-        return Installation(self.fleet, self.package, PackageRequirements(self.declared, ""), self.token)
+        return Installation(self.fleet, self.package, PackageRequirements(self.declared, ""), (self.token,))
 
     def fleet_on_host(self) -> Fleet:
         """What the current release's own hosts.toml says."""
@@ -163,8 +163,8 @@ class Saboteur:
             return self.inner.run(argv, **options)
         return self._change(lambda: self.inner.run(argv, **options))
 
-    def put_tree(self, files: Mapping[str, bytes | Path], target: str, *, timeout: float = 600.0) -> int:
-        sent = self._change(lambda: self.inner.put_tree(files, target, timeout=timeout))
+    def put_tree(self, files: Mapping[str, bytes | Path], target: str, **options: Any) -> int:
+        sent = self._change(lambda: self.inner.put_tree(files, target, **options))
         self.trees[target] = sent
         return sent
 

@@ -139,6 +139,19 @@ def test_a_release_that_never_ran_is_not_what_rollback_goes_back_to(site: Site) 
     assert links(site) == {"current": first, "previous": third, "running": first}
 
 
+@pytest.mark.parametrize("broken_at", ["link", "release", "check", "switch"])
+def test_a_host_of_an_earlier_disagg_starts_what_ran_though_its_upgrade_broke_off(site: Site, broken_at: str) -> None:
+    first = next_release(site, 1)
+    (site.own / "serving").write_text(f"1 {first}\n")  # it was started
+    (site.own / "running").unlink()  # by a disagg that knew no such link
+    site.package = NEW_CODE
+    number = ["prepare", "link", "release", "check", "switch"].index(broken_at) + 1
+    assert site.deploy(Saboteur(LocalMachine("spark"), number, broken_at == "link", CommandFailed("x"))).error
+    assert (site.own / "running/run").samefile(site.own / "releases" / first / "run")
+    assert site.deploy().error is None
+    assert links(site) == {"current": site.current(), "previous": first, "running": first}
+
+
 def test_before_its_first_start_a_host_runs_what_was_deployed_last(site: Site) -> None:
     next_release(site, 1)
     last = next_release(site, 2)

@@ -26,10 +26,11 @@ def done(made: TargetState, before: HostFacts) -> HostFacts:
         before,
         folder=True,
         current=made.hash,
+        running=made.hash,
         previous=before.current,
         releases=(*before.releases, Release(made.host.name, made.hash, made.environment.hash)),
         environments={**before.environments, made.environment.hash: True},
-        token_digest=token_digest(made.token),
+        token_digests=tuple(map(token_digest, made.tokens)),
         token_mode="-rw-------",
         installed={one.key: InstalledService(one.digest, True) for one in made.definitions},
         leftovers=(),
@@ -132,7 +133,7 @@ def test_old_releases_and_environments_of_no_release_go_but_two_releases_stay() 
     tidy = plan.steps[-1].action
     assert isinstance(tidy, RunScript)
     folder = "/home/nvidia/.disagg"
-    assert set(tidy.argv[1:]) == {
+    assert set(tidy.argv[2:]) == {
         f"{folder}/hosts/dgx-spark-1/releases/{'2' * 16}",
         f"{folder}/envs/{'b' * 16}",
         f"{folder}/envs/{'d' * 16}",
@@ -146,7 +147,7 @@ def test_what_a_server_still_runs_stays_however_often_was_deployed_since() -> No
     assert isinstance(tidy, RunScript)
     root = "/home/nvidia/.disagg"
     never_ran = (f"{root}/hosts/dgx-spark-1/releases/{'1' * 16}", f"{root}/envs/{'a' * 16}")
-    assert tidy.argv[1:] == (*never_ran, f"{root}/envs/{'d' * 16}")
+    assert tidy.argv[2:] == (*never_ran, f"{root}/envs/{'d' * 16}")
 
 
 def test_environments_stay_while_another_host_of_the_machine_is_deployed() -> None:
@@ -225,7 +226,7 @@ def test_rollback_switches_to_the_previous_release_and_nothing_else() -> None:
     assert plan.needs == "", "that very release is still being served"
     action = plan.steps[0].action
     assert isinstance(action, RunScript)
-    assert action.argv[0] == f"/home/nvidia/.disagg/envs/{'b' * 16}/bin/python"
+    assert action.argv[-2:] == ("current", "2" * 16)
 
 
 def test_a_plan_and_a_rollback_state_which_release_runs_and_which_is_pending() -> None:

@@ -66,7 +66,7 @@ def test_a_prefill_host_knows_where_it_may_deliver_kv(tmp_path: Path) -> None:
 
 def test_the_token_and_a_new_version_of_a_service_file_have_their_part() -> None:
     local = here(fleet(spark()))
-    assert made(local, spark()).hash == made(replace(local, token="another"), spark()).hash, "never in a release"
+    assert made(local, spark()).hash == made(replace(local, tokens=("another",)), spark()).hash, "never in a release"
     assert "service/disagg-dgx-spark-1.service" in made(local, spark()).files
     assert "supervise" in made(local, spark(service="systemd")).files, "a supervisor from before must be stopped by it"
 

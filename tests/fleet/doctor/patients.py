@@ -49,7 +49,7 @@ def spark(name: str = "dgx-spark-1", **changes: Any) -> Any:
         current=RELEASE,
         releases=(Release(name, RELEASE, ENVIRONMENT),),
         environments={ENVIRONMENT: True},
-        token_digest=token_digest(TOKEN),
+        token_digests=(token_digest(TOKEN),),
         token_mode="-rw-------",
         serving=Serving(4711, RELEASE, True),
     )
@@ -79,7 +79,7 @@ def mac(name: str = "mac-studio-2", **changes: Any) -> Any:
         current=RELEASE,
         releases=(Release(name, RELEASE, ENVIRONMENT),),
         environments={ENVIRONMENT: True},
-        token_digest=token_digest(TOKEN),
+        token_digests=(token_digest(TOKEN),),
         token_mode="-rw-------",
         serving=Serving(815, RELEASE, True),
     )

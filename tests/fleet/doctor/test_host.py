@@ -242,21 +242,21 @@ def test_sudo_with_a_password_is_a_warning_on_a_mac() -> None:
 
 
 @pytest.mark.parametrize(("facts", "text"), [
-    ({"token_digest": ""}, "the fleet's token is not there"),
+    ({"token_digests": ()}, "the fleet's token is not there"),
     ({"token_mode": "-rw-r--r--"}, "others can read /home/ubuntu/.disagg/hosts/dgx-spark-1/token (-rw-r--r--)"),
-    ({"token_digest": "0" * 64}, "its token differs from the one on this machine"),
+    ({"token_digests": ("0" * 64,)}, "its token differs from the one on this machine"),
 ])  # fmt: skip
 def test_a_token_that_is_missing_readable_or_wrong_is_a_fault(facts: dict[str, Any], text: str) -> None:
     assert only(spark(facts=facts))[:3] == ("token", "fault", text)
 
 
 def test_a_bare_host_is_to_be_deployed() -> None:
-    bare = spark(facts={"folder": False, "current": "", "serving": None, "token_digest": ""})
+    bare = spark(facts={"folder": False, "current": "", "serving": None, "token_digests": ()})
     assert only(bare, None) == ("disagg", "warning", "nothing is deployed", "disagg deploy --host dgx-spark-1")
 
 
 def test_a_deployment_that_was_broken_off_before_its_token_is_no_fault_of_the_token() -> None:
-    begun = spark(facts={"folder": True, "current": "", "serving": None, "token_digest": ""})
+    begun = spark(facts={"folder": True, "current": "", "serving": None, "token_digests": ()})
     assert only(begun, None)[:3] == ("disagg", "warning", "nothing is deployed")
 
 

@@ -54,7 +54,7 @@ def fleet(*hosts: Host, deploy: Deploy | None = None) -> Fleet:
 
 
 def here(of: Fleet, package: dict[str, bytes] | None = None, token: str = "secret-of-the-fleet") -> Installation:
-    return Installation(of, package or {"disagg/__init__.py": b""}, NEEDS, token)
+    return Installation(of, package or {"disagg/__init__.py": b""}, NEEDS, (token,))
 
 
 def wanted(host: Host, facts: HostFacts, deploy: Deploy | None = None) -> TargetState:

@@ -119,7 +119,7 @@ def test_what_is_deployed_is_read_from_the_folders(tmp_path: Path) -> None:
     assert (found.current, found.previous, found.own_releases) == ("1" * 16, "", frozenset({"1" * 16}))
     assert found.damaged == {"1" * 16}, "the name is not that of its content"
     assert found.environments == {"a" * 16: False}, "no stamp yet"
-    assert found.token_mode == "-rw-------" and len(found.token_digest) == 64
+    assert found.token_mode == "-rw-------" and [len(one) for one in found.token_digests] == [64]
     assert set(found.leftovers) == {"incoming", "releases/.2222222222222222.part.9", ".serving.12"}
     (environment / ".complete").touch()
     (environment / "bin/python").symlink_to("/nowhere/python")

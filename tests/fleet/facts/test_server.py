@@ -52,7 +52,7 @@ def test_a_running_server_shows_pid_release_and_token(home: Path) -> None:
         facts = seen()
         process.communicate()
     assert (facts.pid, facts.release, facts.current) == (process.pid, "fedcba9876543210", "0123456789abcdef")
-    assert facts.token_digest == hashlib.sha256(b"secret\n").hexdigest()
+    assert facts.token_digests == (hashlib.sha256(b"secret\n").hexdigest(),)
     assert seen().pid is None, "it has ended"
 
 

@@ -4,90 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from disagg.config import Fleet
 from disagg.errors import Cancelled, ConfigError, HostLocked, HostUnreachable, PortInUse, StartFailed
 from disagg.fleet.changes.lock import LockHolder
-from disagg.fleet.deploy.release import run_script
 from disagg.fleet.facts.host import read_host_facts
-from disagg.fleet.facts.paths import HostPaths
 from disagg.fleet.facts.server import read_server_facts
+from disagg.fleet.lifecycle import fleet_servers
 from disagg.fleet.lifecycle.base import ServerResult, start_failed
+from disagg.fleet.lifecycle.deployed import DeployedServer
 from disagg.fleet.lifecycle.fleet_servers import FleetServers, exit_code
 from disagg.fleet.lifecycle.state import State
-from disagg.fleet.lifecycle.status.health import poll
 from disagg.fleet.machine import interruption
 from disagg.fleet.machine.base import Machine
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.services import supervise
 from disagg.token import token_digest
 from tests.deadlines import LONG_S
-from tests.fleet.farm import FAKE, make_fleet, wait_until
+from tests.fleet.farm import wait_until
+from tests.fleet.lifecycle.yard import Yard
 from tests.values import of_type, present
-
-
-class Yard:
-    """A fleet of deployed fakes, all on this machine; `deploy` makes a release that behaves as told."""
-
-    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
-        self.home = folder / "home"
-        self.home.mkdir()
-        self.fleet = make_fleet(folder, names, connector="ssh")
-        self.state = State.of(self.fleet, folder / "state")
-        self.state.ensure_token()
-        self.progress: list[tuple[str, str]] = []
-
-    def lifecycle(self, fleet: Fleet | None = None) -> FleetServers:
-        told = lambda host, doing: self.progress.append((host, doing))  # noqa: E731
-        return FleetServers(fleet or self.fleet, self.state, report=told, connect=lambda host: LocalMachine(host.name))
-
-    def own(self, name: str) -> Path:
-        return self.home / ".disagg/hosts" / name
-
-    def deploy(self, name: str, behaviour: str = "serve", release: str = "a" * 16) -> None:
-        host, own = self.fleet.hosts[name], self.own(name)
-        paths = HostPaths(str(self.home), name)
-        folder = own / "releases" / release
-        folder.mkdir(parents=True)
-        (own / "logs").mkdir(exist_ok=True)
-        (own / "token").write_text(self.state.token() + "\n")
-        script = run_script(paths, host, sys.executable)
-        fake = [sys.executable, str(FAKE), name, host.model, host.address, str(host.port), behaviour]
-        fake += ["--config", f"{folder}/hosts.toml", "--host", name]  # as a real server's command line ends
-        (folder / "run").write_text(script[: script.rindex("exec ")] + f"unset PYTHONPATH\nexec {shlex.join(fake)}\n")
-        start = f'exec {sys.executable} {supervise.__file__} "$1" {shlex.quote(str(own))}\n'
-        (folder / "supervise").write_text(start)
-        link = own / "current"
-        link.unlink(missing_ok=True)
-        link.symlink_to(f"releases/{release}")
-
-    def pid(self, name: str) -> int | None:
-        return read_server_facts(LocalMachine(name), name, None).pid
-
-    def states(self) -> dict[str, str]:
-        return {status.host: status.state for status in poll(self.fleet, self.state.token(), self.state)}
-
-
-@pytest.fixture
-def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
-    yard = Yard(tmp_path, ("a", "b"))
-    monkeypatch.setenv("HOME", str(yard.home))
-    yield yard
-    for folder in (yard.home / ".disagg/hosts").glob("*"):
-        supervise.stop(folder)
 
 
 def outcomes(results: list[ServerResult]) -> dict[str, str]:
@@ -366,6 +311,40 @@ def test_an_interrupted_restart_leaves_no_host_without_the_server_it_had(yard: Y
     assert ("a", "starting again") in yard.progress
     wait_until(lambda: yard.states()["a"] == "healthy")
     assert yard.pid("a") != before
+
+
+@pytest.mark.parametrize(("command", "moment"), [(FleetServers.restart, "stopping"), (FleetServers.start, "starting")])
+def test_the_lock_is_not_free_between_an_interruption_and_its_undoing(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, command: Callable[..., object], moment: str
+) -> None:
+    yard.deploy("a")
+    if command is FleetServers.restart:
+        yard.lifecycle().start(["a"])
+    taken: list[bool] = []
+
+    class Noted(DeployedServer):
+        @contextmanager
+        def changing(self, *given: Any, **options: Any) -> Iterator[None]:
+            taken.append((yard.own("a") / "lock").exists())
+            with super().changing(*given, **options):
+                yield
+
+    def interrupt(host: str, doing: str) -> None:
+        if doing == moment and threading.current_thread() is not threading.main_thread() and not interrupted:
+            interrupted.append(doing)
+            signal.pthread_kill(present(threading.main_thread().ident), signal.SIGINT)
+            with suppress(Cancelled):
+                interruption.sleep(LONG_S)  # this thread goes on only when it is to give up
+
+    interrupted: list[str] = []
+    lifecycle = yard.lifecycle()
+    lifecycle.report = interrupt
+    monkeypatch.setattr(fleet_servers, "DeployedServer", Noted)
+    with pytest.raises(KeyboardInterrupt):
+        command(lifecycle, ["a"])
+    assert taken == [False], "the lock was taken once, and kept"
+    assert not (yard.own("a") / "lock").exists()
+    assert (yard.pid("a") is None) == (command is FleetServers.start)
 
 
 def test_a_pid_that_now_is_another_hosts_server_is_not_taken_for_ones_own(yard: Yard) -> None:

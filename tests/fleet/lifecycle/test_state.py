@@ -42,22 +42,22 @@ def test_of_two_first_commands_at_once_both_have_the_token_that_was_made_first(
 
     def make_while_another_does(size: int) -> str:
         monkeypatch.undo()
-        assert state.ensure_token() == state.token()
+        assert state.ensure_tokens()[0] == state.token()
         return "f" * 2 * size
 
     monkeypatch.setattr(secrets, "token_hex", make_while_another_does)
-    assert state.ensure_token() == state.token() != "f" * 64
+    assert state.ensure_tokens()[0] == state.token() != "f" * 64
     assert [path.name for path in state.token_file.parent.iterdir()] == ["token"]
 
 
 def test_the_token_follows_the_fleets_name_and_not_the_path_of_its_file(fleet: Fleet, tmp_path: Path) -> None:
     state = State.of(fleet, tmp_path / "state")
     clone = State.of(replace(fleet, path=tmp_path / "clone/hosts.toml"), tmp_path / "state")
-    assert clone.ensure_token() == state.ensure_token() and clone.folder != state.folder
+    assert clone.ensure_tokens()[0] == state.ensure_tokens()[0] and clone.folder != state.folder
     clone.adopt_tokens(("the-token-of-the-hosts",))
     assert state.token() == "the-token-of-the-hosts" and mode(state.token_file) == 0o600
     other = State.of(replace(fleet, name="other"), tmp_path / "state")
-    assert other.ensure_token() != state.token()
+    assert other.ensure_tokens()[0] != state.token()
 
 
 def test_a_token_that_an_earlier_version_made_is_used_on(fleet: Fleet, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_token_that_an_earlier_version_made_is_used_on(fleet: Fleet, tmp_path:
     earlier.parent.mkdir(parents=True)
     earlier.write_text("made-by-an-earlier-version\n")
     earlier.chmod(0o600)
-    assert State.of(fleet, tmp_path / "state").ensure_token() == "made-by-an-earlier-version"
+    assert State.of(fleet, tmp_path / "state").ensure_tokens()[0] == "made-by-an-earlier-version"
 
 
 def test_a_second_clone_takes_the_token_that_an_earlier_version_made_unless_there_are_several(
@@ -77,10 +77,10 @@ def test_a_second_clone_takes_the_token_that_an_earlier_version_made_unless_ther
         folder.mkdir(parents=True)
         (folder / "token").write_text(f"made-by-an-earlier-version-in-{folder.name}\n")
         (folder / "token").chmod(0o600)
-    assert clone.ensure_token() == f"made-by-an-earlier-version-in-{first.name}" and mode(clone.token_file) == 0o600
+    assert clone.ensure_tokens()[0] == f"made-by-an-earlier-version-in-{first.name}" and mode(clone.token_file) == 0o600
     clone.token_file.unlink()
     first.with_name(f"{fleet.name}-2-{'b' * 8}").rename(first.with_name(f"{fleet.name}-{'b' * 8}"))
-    assert "earlier" not in clone.ensure_token()
+    assert "earlier" not in clone.ensure_tokens()[0]
 
 
 @pytest.mark.parametrize("by", ["setting", "variable"])
@@ -93,7 +93,7 @@ def test_a_named_token_file_beside_the_made_ones_is_not_made_either(
         monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(named))
     state = State.of(fleet if by == "variable" else replace(fleet, token_file=named))
     with pytest.raises(ConfigError, match="cannot read the fleet token"):
-        state.ensure_token()
+        state.ensure_tokens()[0]
     assert not named.exists()
 
 

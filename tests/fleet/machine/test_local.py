@@ -21,6 +21,7 @@ from disagg.fleet.machine.fan_out import each
 from disagg.fleet.machine.local import LocalMachine
 from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
+from disagg.fleet.machine.upload import Payload
 from tests.deadlines import LONG_S, ends_by_itself
 from tests.fleet.farm import wait_until
 
@@ -88,9 +89,8 @@ def test_content_that_ends_early_changes_nothing(here: LocalMachine, tmp_path: P
     content = whole.getvalue()
     for length in (*range(0, len(content), 20), len(content) - 1):
         program = shell.program(("target", "644", str(len(content))), script, takes_input=True)
-        code, _ = here.execute(
-            Invocation(program, OutputStream(), OutputStream(), LONG_S, io.BytesIO(content[:length]))
-        )
+        payload = Payload(io.BytesIO(content[:length]))
+        code, _ = here.execute(Invocation(program, OutputStream(), OutputStream(), LONG_S, payload))
         assert code != 0 and list(tmp_path.iterdir()) == [], f"{length} of {len(content)} bytes"
 
 

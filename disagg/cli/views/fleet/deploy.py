@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType, TracebackType
 
@@ -21,6 +22,8 @@ from disagg.errors import printable
 from disagg.fleet.deploy.apply import StepProgress
 from disagg.fleet.deploy.deployment import DeployResult
 
+LINE_EVERY_S = 10.0
+"""Without a terminal, the least time between two lines of what one host's steps print."""
 _STYLE = {"changed": "green", "unchanged": "dim", "planned": "cyan", "failed": "bold red"}
 
 
@@ -110,10 +113,12 @@ class DeployProgress:
     `report` may be called from several threads.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
         self._lock = Lock()
         self._events: dict[str, StepProgress] = {}
+        self._printed: dict[str, float] = {}
         self._spinner = Spinner("dots", style="cyan")
         self._live = Live(self, console=console, transient=True, refresh_per_second=10) if console.is_terminal else None
 
@@ -132,10 +137,15 @@ class DeployProgress:
         """Show the event of a host; thread-safe."""
         with self._lock:
             self._events[event.host] = event
-            if self._live is None and not event.line:
-                where = f"[{event.number}/{event.total}]"
-                line = Text.assemble((f"{event.host}: ", "bold"), (f"{where} ", "dim"), event.what)
+            if self._live is None and self._is_due(event):
+                self._printed[event.host] = self._clock()
+                where, what = f"[{event.number}/{event.total}]", printable(event.line.strip()) or event.what
+                line = Text.assemble((f"{event.host}: ", "bold"), (f"{where} ", "dim"), what)
                 self._console.print(line, soft_wrap=True)
+
+    def _is_due(self, event: StepProgress) -> bool:
+        """Without a terminal: every step, and of what it prints a line now and then."""
+        return not event.line or self._clock() - self._printed.get(event.host, 0.0) >= LINE_EVERY_S
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # A terminal writes "^C" where the cursor is; a full line would then be two, and one be left on the screen.

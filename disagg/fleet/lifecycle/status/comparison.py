@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from disagg.config import Fleet, served_digest
-from disagg.fleet.changes.pending import pending
+from disagg.fleet.changes.pending import described
 from disagg.fleet.lifecycle.status.host_status import HostStatus
 from disagg.version import code_hash
 
@@ -40,7 +40,7 @@ def with_remarks(fleet: Fleet, statuses: Sequence[HostStatus]) -> list[HostStatu
         host = fleet.hosts[status.host]
         restart = f"disagg restart --host {host.name}"
         if (newer := status.pending) is not None:
-            return replace(status, why=pending(newer.release, status.release or "", newer.since), hint=restart)
+            return replace(status, why=described(newer.release, status.release or "", newer.since), hint=restart)
         parts = ((status.code, code_hash(), "code"), (status.config, served_digest(fleet, host), fleet.path.name))
         other = [what for there, here, what in parts if there and there != here]
         if not other:

@@ -78,7 +78,7 @@ def explained(status: HostStatus, host: Host, server: ServerFacts | DisaggError,
 def _token(status: HostStatus, host: Host, server: ServerFacts, token: str | None) -> HostStatus:
     ours = token_digest(token) if token else None
     restart = f"disagg restart --host {host.name}"
-    if ours == server.token_digest:
+    if ours in server.token_digests:
         return replace(status, why="it was started with an earlier token than the deployed one", hint=restart)
     why = "its token differs from the one here" if ours else "there is no token here"
     adopt = f"disagg deploy --adopt-token --host {host.name} uses its token here"

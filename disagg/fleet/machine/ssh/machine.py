@@ -72,7 +72,7 @@ class SSHMachine(ShellMachine):
         try:
             transport = self._transport()
             with self._open(transport) as channel:
-                code = _Execution(self, channel, invocation, began + invocation.timeout).run()
+                code = _Execution(self, channel, invocation, began).run()
         except (OSError, EOFError, paramiko.SSHException) as error:
             if isinstance(error, TimeoutError):
                 raise
@@ -180,8 +180,8 @@ class SSHMachine(ShellMachine):
 class _Execution:
     """One invocation on one channel."""
 
-    def __init__(self, machine: SSHMachine, channel: paramiko.Channel, invocation: Invocation, deadline: float) -> None:
-        self._machine, self._channel, self._invocation, self._deadline = machine, channel, invocation, deadline
+    def __init__(self, machine: SSHMachine, channel: paramiko.Channel, invocation: Invocation, began: float) -> None:
+        self._machine, self._channel, self._invocation, self._began = machine, channel, invocation, began
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self._last_data = time.monotonic()
 
@@ -216,7 +216,7 @@ class _Execution:
         self._drain()
         interruption.check()
         now = time.monotonic()
-        if now > self._deadline:
+        if now > self._invocation.due(self._began):
             raise TimeoutError
         if now > self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_S

@@ -90,7 +90,7 @@ ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2
         ),
         (
             "unauthorised",
-            replace(DEPLOYED, pid=5, token_digest="other"),
+            replace(DEPLOYED, pid=5, token_digests=("other",)),
             "unauthorised",
             "its token differs from the one here",
             "disagg deploy --adopt-token --host spark uses its token here; or --replace-token, then "
@@ -98,7 +98,7 @@ ENDED = line("server_ended", level="error", exit=3, restart_in_s=2.0, restarts=2
         ),
         (
             "unauthorised",
-            replace(DEPLOYED, pid=5, token_digest=hashlib.sha256(b"a-token\n").hexdigest()),
+            replace(DEPLOYED, pid=5, token_digests=(hashlib.sha256(b"a-token\n").hexdigest(),)),
             "unauthorised",
             "it was started with an earlier token than the deployed one",
             "disagg restart --host spark",

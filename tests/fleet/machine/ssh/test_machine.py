@@ -23,10 +23,12 @@ from disagg.errors import Cancelled, CommandFailed, FleetError, HostKeyRefused, 
 from disagg.fleet.machine.base import MAX_OUTPUT, Machine
 from disagg.fleet.machine.connect import machine_for
 from disagg.fleet.machine.fan_out import each
+from disagg.fleet.machine.interruption import interrupted_by
 from disagg.fleet.machine.output import OutputStream
 from disagg.fleet.machine.posix import Invocation
 from disagg.fleet.machine.ssh.machine import SSHMachine, _Execution
 from disagg.fleet.machine.ssh.settings import SSHTimeouts
+from disagg.fleet.machine.upload import Payload
 from tests.deadlines import LONG_S, ends_by_itself
 from tests.fleet.farm import wait_until
 from tests.testbed.bed import Bed, BedHost
@@ -548,8 +550,11 @@ def test_a_cut_link_ends_an_upload_and_leaves_no_half_tree(make: Make, bed: Bed,
 def test_an_interrupted_upload_leaves_no_half_tree(spark: SSHMachine, there: BedHost, bed: Bed) -> None:
     bed.need_links()
     spark.put_tree({"version": b"old"}, "tree")
-    with bed.limited("dgx-spark-1", 8), pytest.raises(FleetError, match="was killed"):
-        spark.put_tree({"version": b"new", "noise": os.urandom(4 << 20)}, "tree", timeout=1)
+    stop = threading.Event()
+    with bed.limited("dgx-spark-1", 8), interrupted_by(stop), pytest.raises(Cancelled):
+        spark.put_tree(
+            {"version": b"new", "noise": os.urandom(4 << 20)}, "tree", on_moved=lambda moved, total: stop.set()
+        )
     assert sorted(path.name for path in there.home.iterdir()) == [".ssh", "tree"]
     assert spark.read("tree/version") == b"old"
 
@@ -560,7 +565,7 @@ def test_an_upload_whose_command_has_ended_reads_no_closed_file() -> None:
 
     payload = io.BytesIO(b"rest")
     payload.close()
-    invocation = Invocation(b"", OutputStream(), OutputStream(), 1.0, payload)
+    invocation = Invocation(b"", OutputStream(), OutputStream(), 1.0, Payload(payload))
     _Execution(cast(SSHMachine, None), Taking(), invocation, 0.0)._feed()
 
 

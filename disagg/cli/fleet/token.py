@@ -1,0 +1,111 @@
+"""`disagg token show | rotate`: the fleet's secret, on this machine and on the hosts."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from disagg.cli.common.context import confirm, error_console, print_json, settings, stderr, stdout
+from disagg.cli.common.options import AsJson, BreakLock, Command, CommandGroup, Yes
+
+if TYPE_CHECKING:
+    from disagg.config import Fleet
+    from disagg.fleet.changes.tokens import HeldTokens
+
+token = typer.Typer(
+    name="token",
+    cls=CommandGroup,
+    help="Show and replace the secret that the fleet's servers need.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@token.command(cls=Command)
+def show(
+    context: typer.Context,
+    *,
+    reveal: Annotated[
+        bool, typer.Option("--reveal", help="Print this machine's token itself, and nothing else.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which token this machine and the hosts have, by the first 8 digits of its hash.
+
+    Exit code 1: a host has none of this machine's; 4: a host cannot be reached.
+    """
+    from disagg.fleet.changes.tokens import another, shown
+    from disagg.fleet.lifecycle.state import State
+    from disagg.token import token_digest
+
+    fleet = settings(context).fleet()
+    state = State.of(fleet)
+    if reveal:
+        typer.echo(state.token())
+        return
+    ours, held = state.tokens(), _held(fleet)
+    theirs = {name: [token_digest(one) for one in tokens] for name, tokens in held.by_host.items()}
+    foreign = [name for name, digests in theirs.items() if another(ours, digests, name)]
+    if as_json:
+        print_json(_body(fleet, [token_digest(one) for one in ours], theirs, held))
+    else:
+        print_line = stdout().print
+        print_line(f"this machine: {shown(ours)}  {state.token_file}", soft_wrap=True, highlight=False)
+        for name in (host.name for host in fleet.hosts.values() if host.placement.deployed):
+            tokens = held.by_host.get(name, ())
+            what = held.missing[name].message if name in held.missing else shown(tokens) or "none"
+            note = "  not this machine's" if name in foreign else ""
+            print_line(f"{name}: {what}{note}", soft_wrap=True, highlight=False)
+        if len(ours) > 1 or state.next_token() is not None:
+            stderr().print("a rotation has begun: disagg token rotate")
+    if held.missing or foreign:
+        raise typer.Exit(4 if held.missing else 1)
+
+
+@token.command(cls=Command)
+def rotate(context: typer.Context, *, yes: Yes = False, break_lock: BreakLock = False, as_json: AsJson = False) -> None:
+    """Replace the fleet's token while it serves: both are valid until every host and caller has the new one.
+
+    All hosts must answer. An interrupted rotation goes on with the next call. Other machines that have the old token
+    need the new one: `disagg deploy --adopt-token` there.
+    """
+    from disagg.errors import UsageError
+    from disagg.fleet.lifecycle.rotation import Rotation
+    from disagg.fleet.lifecycle.state import State
+    from disagg.token import token_digest
+
+    fleet = settings(context).fleet()
+    state = State.of(fleet)
+    before = token_digest(state.token())
+    rotation = Rotation(
+        fleet, state, lambda host, done: stderr().print(f"{host}: {done}", highlight=False), break_lock=break_lock
+    )
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            reason = "--json prints no question" if as_json else "stdin is not a terminal"
+            raise UsageError(f"token rotate asks before it changes anything, and {reason}", "disagg token rotate --yes")
+        question = "Go on with the rotation?" if rotation.begun else f"Replace the token {before[:8]} of {fleet.name}?"
+        if not confirm(question, error_console()):
+            stderr().print("nothing was changed")
+            raise typer.Exit(1)
+    after = token_digest(rotation.run())
+    if as_json:
+        print_json({"fleet": fleet.name, "before": before, "token": after})
+    else:
+        stdout().print(f"the token is {after[:8]} now, and {before[:8]} is no longer accepted", highlight=False)
+
+
+def _held(fleet: Fleet) -> HeldTokens:
+    """The tokens of all deployed hosts."""
+    from disagg.fleet.changes.tokens import held_tokens
+    from disagg.fleet.machine import connect
+
+    with stderr().status("reading tokens …"):
+        return held_tokens([host for host in fleet.hosts.values() if host.placement.deployed], connect.machine_for)
+
+
+def _body(fleet: Fleet, ours: list[str], theirs: dict[str, list[str]], held: HeldTokens) -> dict[str, Any]:
+    errors = {name: error.to_json() for name, error in held.missing.items()}
+    return {"fleet": fleet.name, "here": ours, "hosts": theirs, "errors": errors}

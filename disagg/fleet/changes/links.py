@@ -1,0 +1,85 @@
+"""The links of a host's folder to its releases, and the script that moves them.
+
+current    the release that was deployed last: `disagg start` and `restart` run it
+running    the release that the service manager runs, also after a crash or a reboot
+previous   the release of `disagg rollback`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from disagg.errors import FleetError
+from disagg.fleet.facts.host import HostFacts
+from disagg.fleet.facts.paths import HostPaths
+from disagg.fleet.machine.base import Machine
+from disagg.fleet.machine.output import last_lines
+
+Link = Literal["current", "running", "previous"]
+Move = tuple[Link, str]
+"""A link, and the hash of the release that it is to point at."""
+
+MOVE_LINKS: Final = """\
+# $1: a host's folder. Then pairs: a link, and the release that it points at from now on. They are moved in this order.
+cd "$1" || exit 1
+shift
+while [ $# -gt 1 ]; do
+    if [ "$(readlink "$1")" != "releases/$2" ]; then
+        if ! test -f "releases/$2/run"; then
+            echo "release $2 is incomplete" >&2
+            exit 1
+        fi
+        rm -f ".$1.new"
+        ln -s "releases/$2" ".$1.new" || exit 1
+        # -T (GNU, which has --version) and -h (BSD, macOS): do not move it into the folder that the old link points to
+        if mv --version >/dev/null 2>&1; then flags=-fT; else flags=-fh; fi
+        mv "$flags" ".$1.new" "$1" || exit 1
+    fi
+    shift 2
+done
+"""
+
+
+def move_argv(paths: HostPaths, moves: Sequence[Move]) -> tuple[str, ...]:
+    """The parameters of MOVE_LINKS."""
+    return (paths.folder, *(word for move in moves for word in move))
+
+
+def move_links(machine: Machine, paths: HostPaths, moves: Sequence[Move]) -> None:
+    """Move links on a machine. FleetError names the first that cannot be moved."""
+    result = machine.run(move_argv(paths, moves), script=MOVE_LINKS)
+    if not result.ok:
+        words = last_lines(result.stderr, 3) or f"exit code {result.code}"
+        raise FleetError(f"{paths.host}: cannot point its service at a release: {words}", f"disagg ssh {paths.host}")
+
+
+def service_release(facts: HostFacts) -> str:
+    """The release that a host's service manager must start after a crash or a reboot, until the next `disagg start`.
+
+    That is what runs. If nothing does, it is what `running` points at; without one, the release that ran last, or else
+    the deployed one. Earlier versions of disagg have no such link, and do not move one that is there.
+    """
+    alive = facts.serving is not None and facts.serving.alive
+    candidates = (facts.ran, facts.running) if alive else (facts.running, facts.ran)
+    return next((one for one in (*candidates, facts.current) if one in facts.own_releases), "")
+
+
+def service_moves(facts: HostFacts) -> tuple[Move, ...]:
+    """The move of `running` that a host needs, whatever else changes there. Not to files that have changed, which may
+    lack what starts them."""
+    wanted = service_release(facts)
+    return (("running", wanted),) if wanted in facts.whole_releases - {facts.running} else ()
+
+
+def switch_moves(facts: HostFacts, release: str) -> tuple[Move, ...]:
+    """The moves that make a release current. A host on which none ever ran starts with it."""
+    moves: list[Move] = []
+    if not facts.ran and facts.running != release:
+        moves.append(("running", release))
+    if facts.current != release:
+        last = facts.ran if facts.ran in facts.own_releases - {release} else facts.current
+        if last in facts.whole_releases:
+            moves.append(("previous", last))
+        moves.append(("current", release))
+    return tuple(moves)

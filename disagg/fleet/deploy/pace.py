@@ -1,0 +1,44 @@
+"""How far an upload has come, as a line: bytes, rate, and the time that is left."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+EVERY_S = 1.0
+"""Between two lines."""
+OVER_S = 15.0
+"""The rate is that of the last so many seconds."""
+
+
+class UploadPace:
+    """Makes lines of the progress of one upload. clock: in seconds."""
+
+    def __init__(self, on_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_line, self._clock = on_line, clock
+        self._seen: deque[tuple[float, int]] = deque()
+        self._shown = clock()
+
+    def moved(self, moved: int, total: int) -> None:
+        """So many of all bytes are there. See OnMoved."""
+        now = self._clock()
+        self._seen.append((now, moved))
+        while now - self._seen[0][0] > OVER_S:
+            self._seen.popleft()
+        if now - self._shown >= EVERY_S:
+            self._shown = now
+            began, before = self._seen[0]
+            self._on_line(line(moved, total, (moved - before) / (now - began) if now > began else 0.0))
+
+
+def line(moved: int, total: int, rate: float) -> str:
+    """`12 of 242 MB, 1.1 MB/s, 3 min left`. rate: bytes per second."""
+    done = f"{moved / 1e6:.0f} of {total / 1e6:.0f} MB"
+    if rate <= 0:
+        return done
+    left_s = (total - moved) / rate
+    left = (
+        f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min" if left_s < 6000 else f"{left_s / 3600:.1f} h"
+    )
+    return f"{done}, {rate / 1e6:.1f} MB/s, {left} left"

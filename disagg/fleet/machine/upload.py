@@ -1,0 +1,113 @@
+"""Files to a machine: how far an upload has come, and which parts of it a broken-off one has left there."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from disagg.errors import FleetError
+
+RESUMED_FROM: Final = 4 << 20
+"""Bytes. Smaller files are sent again as a whole, in one archive."""
+
+OnMoved = Callable[[int, int], None]
+"""Called with the bytes of an upload that are on their way or there, and the bytes of all of it."""
+
+
+class Payload:
+    """A command's input that notes when it was read last: the machine has taken what was read before."""
+
+    def __init__(self, stream: IO[bytes], on_read: Callable[[int], None] = lambda count: None) -> None:
+        """on_read: called with the number of bytes of each piece, on the thread that sends it."""
+        self.at = time.monotonic()
+        self._stream = stream
+        self._on_read = on_read
+
+    def read(self, count: int) -> bytes:
+        """The next piece, empty at the end."""
+        self.at = time.monotonic()
+        piece = self._stream.read(count)
+        self._on_read(len(piece))
+        return piece
+
+
+class Moved:
+    """Adds up the pieces of one upload. at: of the last report."""
+
+    def __init__(self, total: int, report: OnMoved) -> None:
+        self._total, self._report = total, report
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        """More bytes were taken, or found there already."""
+        self._count += count
+        if count:
+            self._report(min(self._count, self._total), self._total)
+
+
+@dataclass(frozen=True, slots=True)
+class LargeFile:
+    """One file that is sent by itself. name: below the folder. part: its name among the parts on the machine."""
+
+    name: str
+    path: Path
+    size: int
+    mode: str
+    part: str
+
+    @staticmethod
+    def of(name: str, path: Path) -> LargeFile:
+        """FleetError if it cannot be read."""
+        with _readable(path):
+            found = path.stat()
+        key = f"{name}\0{found.st_size}\0{found.st_mtime_ns}"
+        part = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        return LargeFile(name, path, found.st_size, "755" if found.st_mode & 0o100 else "644", part)
+
+    def digest(self) -> str:
+        """The SHA-256 of its content."""
+        with _readable(self.path), self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    @contextmanager
+    def after(self, offset: int) -> Iterator[IO[bytes]]:
+        """Its content from an offset on."""
+        with _readable(self.path):
+            file = self.path.open("rb")
+        with file:
+            file.seek(offset)
+            yield file
+
+
+def split(files: Mapping[str, bytes | Path]) -> tuple[dict[str, bytes | Path], list[LargeFile]]:
+    """The small files, and the large ones."""
+    small: dict[str, bytes | Path] = {}
+    large: list[LargeFile] = []
+    for name, content in files.items():
+        found = LargeFile.of(name, content) if isinstance(content, Path) else None
+        if found is not None and found.size >= RESUMED_FROM:
+            large.append(found)
+        else:
+            small[name] = content
+    return small, large
+
+
+def held(output: str, large: Sequence[LargeFile]) -> dict[str, int]:
+    """How many bytes of each part a machine has, from the lines `PART BYTES`. One that is too long counts as none."""
+    sizes = {
+        part: int(size) for part, _, size in (line.partition(" ") for line in output.splitlines()) if size.isdigit()
+    }
+    return {file.part: size if (size := sizes.get(file.part, 0)) <= file.size else 0 for file in large}
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FleetError(f"cannot read {path}: {error.strerror or error}", f"ls -l {path}") from error

@@ -1,0 +1,22 @@
+"""Which release a deployed server runs, and which one was deployed since."""
+
+from pathlib import Path
+
+import pytest
+
+from disagg.version import RELEASE_VARIABLE, pending_release
+
+
+def test_a_deployed_server_reports_the_release_that_was_deployed_since_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, link = tmp_path / "releases" / ("a" * 16) / "disagg", tmp_path / "current"
+    monkeypatch.delenv(RELEASE_VARIABLE, raising=False)
+    assert pending_release() is None
+    monkeypatch.setenv(RELEASE_VARIABLE, "a" * 16)
+    assert pending_release(package) is None
+    link.symlink_to(f"releases/{'a' * 16}")
+    assert pending_release(package) is None
+    link.unlink()
+    link.symlink_to(f"releases/{'b' * 16}")
+    assert pending_release(package) == ("b" * 16, link.lstat().st_mtime)
