@@ -24,6 +24,11 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 
+_UNSENT_BYTES = 1 << 17
+"""The most that waits in the kernel. A message to the guard waits behind an upload, and must not come too late for it:
+on a link of 10 kB/s this is 13 s."""
+
+
 def open_connection(name: str, settings: HopSettings, timeouts: SSHTimeouts = DEFAULT_TIMEOUTS) -> fabric.Connection:
     """Connect and log in. `name`: the host's name in hosts.toml, for messages.
 
@@ -144,6 +149,7 @@ def _tune(sock: socket.socket, dead_link_s: float) -> None:
     paramiko's own keepalive does not notice a dead peer; the kernel's does.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_KEEPIDLE", int(dead_link_s // 2)),  # Linux
