@@ -6,7 +6,9 @@ their content, and the `current` link is switched to them in one step near the e
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from disagg.config import Host
@@ -57,6 +59,8 @@ def _notes(desired: TargetState, facts: HostFacts) -> Iterator[str]:
     runs = facts.serving.release if facts.serving is not None and facts.serving.alive else ""
     if runs and runs != facts.current == desired.hash:
         yield f"{described(facts.current, runs, facts.switched)}: disagg restart --host {facts.host}"
+    if desired.host.service == "process" and desired.hash != facts.current:
+        yield 'its server does not start by itself after a reboot: service = "systemd" or "launchd" does'
     if desired.host.engine.device.startswith("cuda") and not facts.hardware.gpus:
         yield "nvidia-smi finds no GPU there: disagg doctor"
     if desired.host.service == "launchd" and not facts.sudo and _missing_definitions(desired, facts):
@@ -137,6 +141,7 @@ def _build(environment: Environment, facts: HostFacts) -> Iterator[Step]:
         environment.uv,
         "1" if environment.site_packages else "0",
         *environment.options,
+        *(("--find-links", f"{spec}/wheels") if environment.wheels else ()),  # a path of this host: not in the hash
     )
     platform = {"MACOSX_DEPLOYMENT_TARGET": "14.0"} if facts.os == "Darwin" else {}
     yield Step(
@@ -201,7 +206,7 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     if desired.host.service == "launchd":
         script = f"{facts.paths.release(desired.hash)}/service/install"
         path = ", ".join(path for _, path in missing)
-        hint = f"run this, then deploy again: ssh -t {desired.host.address} \"sudo sh '{script}'\""
+        hint = f"run this, then deploy again: {_ssh(desired.host)} \"sudo sh '{script}'\""
         install = RunScript(INSTALL_DAEMONS, (script,))
         yield Step("service", "install the launchd daemon", path, "installed", install, hint)
         return
@@ -211,6 +216,14 @@ def _service_steps(desired: TargetState, facts: HostFacts) -> Iterator[Step]:
     enable = RunScript(systemd.ENABLE, (systemd.unit_name(desired.host.name),))
     hint = f"look there: systemctl --user status; does {facts.user} linger? loginctl show-user {facts.user}"
     yield Step("service", "enable the systemd unit", desired.definitions[0].path, "enabled", enable, hint)
+
+
+def _ssh(host: Host) -> str:
+    """The ssh command to the host with a terminal, for a hint: with what hosts.toml states about it."""
+    port = ["-p", str(host.ssh_port)] if host.ssh_port is not None else []
+    key = ["-i", str(Path(host.key).expanduser())] if host.key is not None else []
+    place = f"{host.user}@{host.address}" if host.user is not None else host.address
+    return " ".join(["ssh", "-t", *map(shlex.quote, (*port, *key, place))])
 
 
 def _missing_definitions(desired: TargetState, facts: HostFacts) -> list[tuple[str, str]]:

@@ -28,14 +28,15 @@ class PortHolder:
 class ServerFacts:
     """One host's server.
 
-    pid: of its process, None if none runs. release: what it runs, or ran last. current: the deployed release, "" if
-    none is. managers: those that have a definition of this host, and whether each supervises a running server.
-    restarts: how often the manager restarted it. token_digests: of the tokens it accepts, the current one first. ports:
-    who listens on the host's ports. log: its last 50 lines.
+    pid: of its process, None if none runs. release: what it runs, or ran last. model: of the deployed release, "" if
+    unknown. current: the deployed release, "" if none is. managers: those that have a definition of this host, and
+    whether each supervises a running server. restarts: how often the manager restarted it. token_digests: of the tokens
+    it accepts, the current one first. ports: who listens on the host's ports. log: its last 50 lines.
     """
 
     home: str
     current: str = ""
+    model: str = ""
     release: str = ""
     pid: int | None = None
     managers: Mapping[ServiceManager, bool] = field(default_factory=dict)
@@ -75,6 +76,7 @@ def parse(probe: ProbeOutput) -> ServerFacts:
     return ServerFacts(
         home=probe.text("home"),
         current=probe.text("current"),
+        model=probe.text("model"),
         release=release,
         pid=number(pid) if alive == "1" else None,
         managers={name: active == "1" for name, (_, active, _) in managers.items()},

@@ -7,6 +7,10 @@ mine=$HOME/.disagg/hosts/$host
 
 emit home "$HOME"
 emit_server "$host"
+model=$(awk -v plain="[hosts.$host]" -v quoted="[hosts.\"$host\"]" '
+    /^\[/ { here = $0 == plain || $0 == quoted }
+    here && /^model = "/ { sub(/^model = "/, ""); sub(/"$/, ""); print; exit }' "$mine/current/hosts.toml" 2>/dev/null)
+if [ -n "$model" ]; then emit model "$model"; fi
 
 # The service managers that have a definition of this host: whether the service is active, how often it was restarted
 

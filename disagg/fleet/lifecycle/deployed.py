@@ -63,6 +63,16 @@ class DeployedServer:
         facts = self._facts()
         if not facts.current:
             raise FleetError(f"{self.host.name}: nothing is deployed there", f"disagg deploy --host {self.host.name}")
+        if self.host.service != "process" and self.host.service not in facts.managers:
+            raise FleetError(
+                f"{self.host.name}: hosts.toml names {self.host.service}, which has no service of it there",
+                f"disagg deploy --host {self.host.name}",
+            )
+        if facts.model not in ("", self.host.model):
+            raise FleetError(
+                f"{self.host.name}: hosts.toml names the model {self.host.model}, and {facts.model} is deployed there",
+                f"deploy first: disagg deploy --host {self.host.name}",
+            )
         self._pid = facts.pid
         if facts.pid is None:
             return ProcessState(token_digests=facts.token_digests)

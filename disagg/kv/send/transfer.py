@@ -16,7 +16,7 @@ from disagg.kv.limits import SendLimits
 from disagg.kv.send.outbox import FramedBlock, Outbox
 from disagg.kv.send.result import Span, TransferResult
 from disagg.kv.wire import frames
-from disagg.kv.wire.channel import Channel, OnPiece
+from disagg.kv.wire.channel import Channel, OnPiece, give_up_unacknowledged
 from disagg.kv.wire.preamble import NONCE_BYTES, encode_preamble, encode_proof
 from disagg.kv.wire.proof import Nonces, proof, proves
 
@@ -187,6 +187,7 @@ def _connect(address: tuple[str, int], peer: str, deadline: float, limits: SendL
             f"cannot connect to {peer}: {error}", "check that it runs and that its KV port is open"
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    give_up_unacknowledged(sock, limits.stall_s)
     with contextlib.suppress(OSError):  # optional: some kernels refuse a size over their maximum instead of capping it
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return Channel(sock, peer, deadline=deadline, idle_s=limits.answer_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -139,6 +140,15 @@ class Channel:
 
     def _lost(self, error: OSError) -> PeerLost:
         return PeerLost(f"the connection to {self.peer} broke: {error}", "check the host and the link to it")
+
+
+def give_up_unacknowledged(sock: socket.socket, seconds: float) -> None:
+    """Let the kernel break the connection if the peer acknowledges nothing of what was sent for so long: while a prompt
+    is computed only small frames are sent, which a cut link would otherwise take for a quarter of an hour."""
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+    elif sys.platform == "darwin":  # TCP_RXT_CONNDROPTIME of <netinet/tcp.h>, which Python does not define; in seconds
+        sock.setsockopt(socket.IPPROTO_TCP, 0x80, max(1, int(seconds)))
 
 
 def _batch(todo: list[memoryview], first: int) -> list[memoryview]:

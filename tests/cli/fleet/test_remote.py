@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from disagg.cli.views.fleet.remote import Prefixed
 from disagg.errors import UsageError
 from disagg.fleet.machine.ssh.command import ssh_command
 from tests.cli.commandline import ROOT, run
@@ -24,6 +27,13 @@ def test_exec_runs_everywhere_and_marks_each_line_with_its_host(bed: Bed, capsys
 def test_exec_gives_several_words_to_no_shell(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--config", HOSTS_TOML, "exec", "--host", "dgx-spark-1", "--", "echo", "$(id)", "x  y") == 0
     assert capsys.readouterr().out == "dgx-spark-1 │ $(id) x  y\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_exec_passes_no_escape_sequence_on(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None)
+    Prefixed(console, ["spark"]).line("spark", "\x1b]0;title\x07 red \x1b[31m")
+    assert "\x1b" not in console.file.getvalue() and "\x07" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_exec_fails_where_one_host_fails_and_the_others_finish(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:

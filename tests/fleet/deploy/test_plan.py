@@ -72,6 +72,20 @@ def test_a_bare_studio_installs_a_daemon_and_is_told_about_sudo() -> None:
     assert wanted(studio(wired_limit_mb=400_000), found).files["service/disagg.mac-studio-1.wired-limit.plist"]
 
 
+def test_the_command_for_root_has_user_port_and_key_of_hosts_toml() -> None:
+    host = studio(user="studio", ssh_port=2222, key="/keys/of mine")
+    service = next(one for one in planned(facts("studio_bare", "mac-studio-1"), host).steps if one.name == "service")
+    assert "ssh -t -p 2222 -i '/keys/of mine' studio@10.0.0.1 \"sudo sh '" in service.hint
+
+
+def test_a_plan_states_that_a_plain_process_does_not_survive_a_reboot() -> None:
+    before = facts("spark_bare")
+    (note,) = planned(before, spark(service="process")).notes
+    assert "after a reboot" in note
+    after = done(wanted(spark(service="process"), before), before)
+    assert planned(after, spark(service="process")).notes == ()
+
+
 def test_a_host_that_has_everything_has_no_steps() -> None:
     for host, name in ((spark(), "spark_bare"), (studio(), "studio_bare"), (spark(service="process"), "spark_bare")):
         before = facts(name, host.name)

@@ -253,6 +253,24 @@ def test_a_crash_starts_the_release_again_that_ran_and_not_the_one_deployed_sinc
     assert read_server_facts(LocalMachine("a"), "a", None).release == "a" * 16
 
 
+def test_a_server_is_not_stopped_for_what_hosts_toml_names_and_nobody_deployed(yard: Yard) -> None:
+    yard.deploy("a")
+    yard.lifecycle().start(["a"])
+    before, host = yard.pid("a"), yard.fleet.hosts["a"]
+    other = replace(yard.fleet, hosts={"a": replace(host, service="systemd")})
+    (refused,) = yard.lifecycle(other).restart(["a"])
+    assert "a: hosts.toml names systemd, which has no service of it" in present(refused.error).message
+    assert present(refused.error).hint == "disagg deploy --host a"
+    (yard.own("a") / "current/hosts.toml").write_text(
+        '[hosts.a]\nport = 1\nmodel = "older"\n\n[hosts.b]\nmodel = "x"\n'
+    )
+    for command in (FleetServers.restart, FleetServers.start):
+        (refused,) = command(yard.lifecycle(), ["a"])
+        assert "names the model tiny, and older is deployed" in present(refused.error).message
+        assert present(refused.error).hint == "deploy first: disagg deploy --host a"
+    assert yard.pid("a") == before
+
+
 def test_a_restart_rolls_and_stops_at_the_first_that_does_not_come_back(yard: Yard) -> None:
     yard.deploy("a")
     yard.deploy("b")

@@ -1,4 +1,5 @@
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -6,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from disagg.errors import PeerLost
-from disagg.kv.wire.channel import IOV_MAX, PIECE_BYTES, Channel
+from disagg.kv.wire.channel import IOV_MAX, PIECE_BYTES, Channel, give_up_unacknowledged
 from tests.deadlines import ends_by_itself
 from tests.kv.kv_parts import PATIENCE_S
 
@@ -19,6 +20,14 @@ def pair() -> Iterator[tuple[Channel, socket.socket]]:
     yield channel, theirs
     channel.close()
     theirs.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads an option of Linux")
+def test_a_sender_gives_up_what_nobody_acknowledges_after_its_limit() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as sock:
+        sock.connect(listener.getsockname())
+        give_up_unacknowledged(sock, 5.0)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
 
 
 def test_more_views_than_one_call_takes_and_views_over_a_piece_arrive_in_order() -> None:

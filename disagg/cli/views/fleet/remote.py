@@ -25,7 +25,6 @@ class Prefixed:
         }
 
     def line(self, host: str, text: str) -> None:
-        """One line of a host's output. Its control characters reach files and pipes as they are, but no terminal."""
-        shown = printable(text) if self._console.is_terminal else text
+        """One line of a host's output, without control characters: what a file has is shown on a terminal later."""
         with self._lock:
-            self._console.print(Text.assemble(self._names[host], shown), soft_wrap=True)
+            self._console.print(Text.assemble(self._names[host], printable(text)), soft_wrap=True)

@@ -94,7 +94,6 @@ def _environment(
         if isinstance(found, Refusal):
             return found
         wheels = found
-        options += ["--find-links", f"{facts.paths.incoming}/spec/wheels"]
         if deploy.index_url is None and not deploy.extra_index_urls:
             options.append("--no-index")
     uv = facts.uv if deploy.installer != "pip" and not host.site_packages else ""

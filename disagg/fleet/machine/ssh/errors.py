@@ -32,13 +32,7 @@ def explain(name: str, settings: HopSettings, error: BaseException) -> DisaggErr
         return _refused(name, settings, str(error))
     if isinstance(error, OSError):
         return _socket_error(name, settings, error)
-    text = str(error) or type(error).__name__
-    if any(part in text for part in _SILENT):
-        return HostUnreachable(
-            f"{name}: {_where(settings)} accepts connections, but sshd sends nothing: hung, overloaded, or no sshd",
-            f"on this machine: {_ssh(settings)} -v; on that one: restart sshd",
-        )
-    return HostUnreachable(f"{name}: the connection to {_where(settings)} broke: {text}", f"{_ssh(settings)} -v")
+    return _protocol_error(name, settings, error)
 
 
 def refused_key(
@@ -63,6 +57,21 @@ def refused_key(
         "the machine was reinstalled, or the connection is intercepted",
         f"only if it was reinstalled: {remove_commands(entries, settings.known_as)}; then: disagg trust {name}",
     )
+
+
+def _protocol_error(name: str, settings: HopSettings, error: BaseException) -> HostUnreachable:
+    text = str(error) or type(error).__name__
+    if isinstance(error, paramiko.ChannelException):
+        return HostUnreachable(
+            f"{name}: sshd at {_where(settings)} allows too few sessions on one connection: {error.text}",
+            "disagg needs up to 4: in its /etc/ssh/sshd_config, MaxSessions 10 (the default), then restart sshd",
+        )
+    if any(part in text for part in _SILENT):
+        return HostUnreachable(
+            f"{name}: {_where(settings)} accepts connections, but sshd sends nothing: hung, overloaded, or no sshd",
+            f"on this machine: {_ssh(settings)} -v; on that one: restart sshd",
+        )
+    return HostUnreachable(f"{name}: the connection to {_where(settings)} broke: {text}", f"{_ssh(settings)} -v")
 
 
 def _socket_error(name: str, settings: HopSettings, error: OSError) -> HostUnreachable:

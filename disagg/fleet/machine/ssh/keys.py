@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,10 @@ class Keys(AuthStrategy):  # type: ignore[misc]
 
     def _load(self, path: Path) -> paramiko.PKey | None:
         try:
+            found = path.stat()
+            if found.st_uid == os.getuid() and found.st_mode & 0o077:  # as ssh itself does
+                self.unusable.append(f"others can read {path}: chmod 600 {path}")
+                return None
             return paramiko.PKey.from_path(path)
         except FileNotFoundError:
             if path == self.settings.explicit:

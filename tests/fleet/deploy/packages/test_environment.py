@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,16 @@ def test_a_host_without_a_usable_python_is_refused_with_its_mend(
     refusal = refused(host, facts("spark_bare", **changes), deploy)
     assert cause in refusal.cause
     assert hint in refusal.hint
+
+
+def test_hosts_of_one_machine_share_an_environment_of_local_wheels(tmp_path: Path) -> None:
+    for name in ("anyio-4.16.0", "torch-2.13.0"):
+        with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}.dist-info/METADATA", "Metadata-Version: 2.1\n")
+    found = facts("spark_bare")
+    hosts = [(spark(name=name), replace(found, host=name)) for name in ("a", "b")]
+    first, second = (made(host, there, Deploy(wheels=tmp_path)) for host, there in hosts)
+    assert len(first.wheels) == 2 and first.hash == second.hash
 
 
 def test_missing_wheels_are_named_with_the_kind_of_machine_they_are_for(tmp_path: Path) -> None:
