@@ -10,6 +10,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Container
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ SLOW_PATHS = {
     "cli/common/test_completion.py",
     "cli/test_app.py",
     "cli/test_demo.py",
+    "cli/test_generate_processes.py",
     "cli/common/test_signals.py",
     "demo",
     "engines/mlx",
@@ -147,10 +149,12 @@ def _starts_servers(item: pytest.Item) -> bool:
     return any(getattr(module.get(name), "__module__", "") == "tests.fleets" for name in ("running", "RunningFleet"))
 
 
+@cache
 def _is_slow_path(path: Path) -> bool:
-    return bool(SLOW_PATHS & {_below_tests(path), _below_tests(path.parent)})
+    return any(_below_tests(place) in SLOW_PATHS for place in (path, *path.parents))
 
 
+@cache
 def _below_tests(path: Path) -> str:
     """The path below tests/."""
     return path.relative_to(_TESTS).as_posix() if path.is_relative_to(_TESTS) else ""

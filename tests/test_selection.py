@@ -19,6 +19,7 @@ def test_the_longest_files_run_first() -> None:
 
 def test_files_of_slow_folders_and_slow_files_are_slow() -> None:
     assert selection._is_slow_path(selection._TESTS / "integration/test_any.py")
+    assert selection._is_slow_path(selection._TESTS / "fleet/lifecycle/status/test_any.py")
     assert selection._is_slow_path(selection._TESTS / "cli/test_demo.py")
     assert not selection._is_slow_path(selection._TESTS / "kv/wire/test_frames.py")
 

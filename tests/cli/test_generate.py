@@ -6,9 +6,7 @@ import json
 import os
 import pty
 import signal
-import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -299,14 +297,6 @@ def test_the_largest_context_of_the_models_bounds_the_prompt(
     assert "more than a request may have" in capsys.readouterr().err and FakeClient.requests == []
 
 
-def test_an_interruption_ends_the_stream_and_exits_130(one: Path, tmp_path: Path) -> None:
-    signalled = str(Path(__file__).with_name("signalled.py"))
-    command = [sys.executable, signalled, str(signal.SIGINT.value), str(tmp_path / "pids"), "--config", str(one)]
-    done = subprocess.run([*command, "generate", "x"], check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 130, done.stderr
-    assert "closed tiny" in done.stderr and "Traceback" not in done.stderr
-
-
 def test_a_terminal_gets_panels_and_no_control_characters(
     two: Path, fake_client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,31 +309,6 @@ def test_a_terminal_gets_panels_and_no_control_characters(
         shown = os.read(reader, 100_000).decode()
     os.close(reader)
     assert "╭─" in shown and "other" in shown and "\x1b]0;title" not in shown
-
-
-def test_the_panels_keep_the_terminal_from_echoing_ctrl_c_and_restore_it() -> None:
-    script = """
-import sys, termios
-from disagg.cli.common.context import stdout
-from disagg.cli.views.stream import Panels
-from disagg.inference.several import ModelAnswer
-
-def echoes():
-    return bool(termios.tcgetattr(1)[3] & termios.ECHOCTL)
-
-before = echoes()
-with Panels([ModelAnswer("a"), ModelAnswer("b")], "p", stdout()):
-    during = echoes()
-sys.exit(0 if (before, during, echoes()) == (True, False, True) else 1)
-"""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-c", script])
-    with suppress(OSError):  # Linux ends a terminal without readers this way
-        while os.read(terminal, 100_000):
-            pass
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("models", [["-m", "tiny"], ["-m", "tiny", "-m", "other"], ["-m", "tiny", "--json"]])
@@ -460,24 +425,6 @@ def test_an_error_about_a_field_names_the_option(
     fake_client.on_stream = staticmethod(fail)
     assert run("--config", one, "generate", "x") == 2
     assert capsys.readouterr().err == "error: --top-k: expected int <= 1048576 (got 2000000)\n"
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_ctrl_c_during_two_models_keeps_both_partial_answers(two: Path, tmp_path: Path, as_json: bool) -> None:
-    signalled = str(Path(__file__).with_name("signalled.py"))
-    command = [sys.executable, signalled, str(signal.SIGINT.value), str(tmp_path / "pids"), "--config", str(two)]
-    words = ["generate", "-m", "tiny", "-m", "other", *(["--json"] if as_json else []), "x"]
-    done = subprocess.run([*command, *words], check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 130 and done.stderr.endswith("interrupted\n"), done.stderr
-    if as_json:
-        results = json.loads(done.stdout)["results"]
-        assert [(one["text"], one["error"]["code"]) for one in results] == [
-            ("begun by tiny", "Cancelled"),
-            ("begun by other", "Cancelled"),
-        ]
-    else:
-        assert "== tiny (incomplete) ==\nbegun by tiny\n" in done.stdout
-        assert "== other (incomplete) ==\nbegun by other\n" in done.stdout
 
 
 def test_a_single_answer_is_not_said_to_have_run_together_with_others(
